@@ -1,0 +1,147 @@
+# shellcheck shell=bash
+# Sourced by the scripts beside it, under `set -euo pipefail`. `ensure_env` leaves a working .venv in the checkout, whatever
+# was there before: a first run installs, later runs only check and need no network.
+# Sets ROOT (the checkout) and VENV. The variable PYTHON, if set, names the Python to build on.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+VENV="$ROOT/.venv"
+STAMP="$VENV/.installed"       # what the environment was built from; written last
+UNFINISHED="$VENV/.installing" # present from before the first package until after the last
+EXTRAS="test"                  # small beside JAX, so one environment serves every script
+
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0 # a user's pip.conf may ask for --user
+unset PYTHONHOME
+
+say() { printf 'spec-jax: %s\n' "$*" >&2; }
+die() {
+  say "$*"
+  exit 1
+}
+
+# A candidate must run and be in range: a version manager's shims can exist and still fail.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python; do
+    if "$candidate" -I -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+      2>/dev/null; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.11, 3.12 or 3.13 found. On Debian 12 or later: apt-get install python3 python3-venv"
+}
+
+# Prints "HASH VERSION PLACE". Another version or place means that the environment's scripts point
+# elsewhere and it must be rebuilt; another hash, that it lacks packages. Fails if it cannot run.
+fingerprint() {
+  "$VENV/bin/python" -I - "$ROOT" "$EXTRAS" 2>/dev/null <<'PY'
+import hashlib, pathlib, sys
+
+root, extras = pathlib.Path(sys.argv[1]), sys.argv[2]
+if pathlib.Path(sys.prefix).resolve() != (root / ".venv").resolve():
+    sys.exit("this Python is not the environment's own")
+built_from = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+digest = hashlib.sha256(b"\0".join([*built_from, extras.encode()])).hexdigest()
+print(digest, "%d.%d" % sys.version_info[:2], sys.prefix)
+PY
+}
+
+# For a Python without ensurepip and without pip: takes pip's own wheel from the index that the
+# caller named for pip.
+download_pip() {
+  "$VENV/bin/python" -I - "$VENV" <<'PY'
+import hashlib, os, pathlib, re, ssl, subprocess, sys, urllib.parse, urllib.request
+
+WHEEL = "pip-26.3-py3-none-any.whl"
+SHA256 = "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
+index = os.environ["PIP_INDEX_URL"].rstrip("/") + "/pip/"
+tls = ssl.create_default_context(cafile=os.environ.get("PIP_CERT"))
+
+
+def fetch(url: str, accept: str) -> bytes:
+    request = urllib.request.Request(url, headers={"Accept": accept})
+    return urllib.request.urlopen(request, timeout=60, context=tls).read()
+
+
+try:
+    page = fetch(index, "text/html").decode()
+    links = re.findall(r'href="([^"#]*/' + re.escape(WHEEL) + ')[#"]', page)
+    wheel = fetch(urllib.parse.urljoin(index, links[0]), "*/*")
+except (OSError, IndexError, ValueError) as error:
+    sys.exit(f"spec-jax: could not download {WHEEL}: {error}")
+if hashlib.sha256(wheel).hexdigest() != SHA256:
+    sys.exit(f"spec-jax: {WHEEL} is not the file it should be (checksum differs)")
+path = pathlib.Path(sys.argv[1], WHEEL)
+path.write_bytes(wheel)
+# A wheel is a zip file, and Python runs what lies in one.
+command = [sys.executable, f"{path}/pip", "install", "--quiet", "--no-index", str(path)]
+sys.exit(subprocess.run(command).returncode)
+PY
+}
+
+make_venv() {
+  local python version
+  python="$(find_python)" || exit 1
+  version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+  say "making .venv with Python $version"
+  "$python" -m venv "$VENV" >/dev/null 2>&1 && return
+  # Debian keeps ensurepip in a package of its own, so pip has to come another way.
+  rm -rf "$VENV"
+  if "$python" -m venv --without-pip "$VENV"; then
+    "$python" -m pip --python "$VENV/bin/python" install --quiet pip 2>/dev/null && return
+    [ -n "${PIP_INDEX_URL-}" ] && download_pip && return
+  fi
+  rm -rf "$VENV"
+  say "this Python has neither ensurepip nor pip. On Debian: apt-get install python$version-venv"
+  die "or set PIP_INDEX_URL to the address of a package index, and pip is taken from there"
+}
+
+# Shows the large downloads, which are what one waits for, and keeps everything else in a log.
+install() {
+  local line log="$VENV/install.log"
+  : >"$log"
+  if ! (cd "$ROOT" && "$VENV/bin/python" -m pip install --progress-bar off "$@" 2>&1) |
+    while IFS= read -r line; do
+      printf '%s\n' "$line" >>"$log"
+      if [[ $line =~ Downloading\ ([^-]+)-([^-]+)-.*\(([0-9.]+\ MB)\) ]]; then
+        say "  ${BASH_REMATCH[1]} ${BASH_REMATCH[2]}, ${BASH_REMATCH[3]}"
+      fi
+    done; then
+    tail -n 15 "$log" >&2
+    die "the installation failed (it needs a network); all of its output is in $log"
+  fi
+}
+
+# Succeeds if a virtual environment lies there that packages can be added to.
+usable() { # FINGERPRINT-NOW FINGERPRINT-BUILT
+  [ -n "$1" ] && [ ! -e "$UNFINISHED" ] && { [ -z "$2" ] || [ "${1#* }" = "${2#* }" ]; } &&
+    "$VENV/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+ensure_env() {
+  local now built
+  # Two scripts started together must not install into one directory at once.
+  if command -v flock >/dev/null; then
+    exec 9>"$ROOT/.venv.lock"
+    flock --nonblock 9 || { say "waiting for another script to set up .venv" && flock 9; }
+  fi
+  now="$(fingerprint)" || now=""
+  built="$(cat "$STAMP" 2>/dev/null)" || built=""
+  if [ -z "$now" ] || [ "$now" != "$built" ] || [ ! -x "$VENV/bin/spec-jax" ]; then
+    if [ -e "$VENV" ] || [ -L "$VENV" ]; then
+      if ! usable "$now" "$built"; then
+        say ".venv was moved, broken or left half-made: starting over"
+        rm -rf "$VENV"
+      fi
+    fi
+    [ -e "$VENV" ] || make_venv
+    : >"$UNFINISHED"
+    rm -f "$STAMP"
+    say "installing spec-jax and what it needs (once; a minute or two)"
+    install -c constraints.txt -e ".[$EXTRAS]"
+    fingerprint >"$STAMP.new"
+    mv "$STAMP.new" "$STAMP"
+    rm -f "$UNFINISHED"
+  fi
+  exec 9>&- # or the lock would be held for as long as the command that follows runs
+}

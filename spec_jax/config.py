@@ -1,0 +1,166 @@
+"""What a user may choose: frozen, validated, with a suggestion for every misspelt key."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar, dataclass_transform
+
+from spec_jax.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+METHODS = ("none", "draft_model", "prompt_lookup")
+LOOKAHEADS = ("constant",)
+VERIFICATIONS = ("token", "greedy")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def _config(cls: type[T]) -> type[T]:
+    """A frozen keyword-only dataclass whose unknown keys raise `ConfigError` with a suggestion."""
+    data_class = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    names = {field.name for field in dataclasses.fields(data_class)}
+    plain_init = data_class.__init__
+
+    @functools.wraps(plain_init)
+    def checked_init(self: Any, **values: Any) -> None:
+        for name in values:
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise ConfigError(f"{cls.__name__} has no option {name!r}.{hint}")
+        plain_init(self, **values)
+
+    data_class.__init__ = checked_init
+    return data_class
+
+
+def _number(name: str, value: Any, *, low: float, high: float = math.inf, open_low=False) -> None:
+    """Refuses anything but a finite number in [low, high], or (low, high] with `open_low`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < low or value > high:
+        in_range = False
+    else:
+        in_range = value > low or not open_low
+    if not in_range:
+        top = "inf)" if high == math.inf else f"{high:g}]"
+        bounds = f"{'(' if open_low or low == -math.inf else '['}{low:g}, {top}"
+        raise ConfigError(f"{name} is {value!r}; give a number in {bounds}.")
+
+
+def _integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < low or (high is not None and value > high):
+        top = "" if high is None else f" and at most {high}"
+        raise ConfigError(f"{name} is {value!r}; give a whole number of at least {low}{top}.")
+
+
+def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}.{did_you_mean(str(value), known)}")
+
+
+@_config
+class SamplingParams:
+    """How one request is sampled and when it stops.
+
+    The logits pass through logit bias, repetition penalty, presence and frequency penalty,
+    temperature, top-k, top-p and min-p, in that order: Hugging Face transformers' order and
+    semantics, with the two additive penalties of the OpenAI API, which see generated tokens only.
+
+    Attributes:
+      max_tokens: most tokens to generate, at least 1.
+      temperature: 0 is greedy decoding; otherwise logits are divided by it.
+      top_k: keep the k likeliest tokens (ties at the k-th are kept); 0 keeps all.
+      top_p: keep the smallest set of likeliest tokens whose probability reaches it; in (0, 1].
+      min_p: drop tokens less likely than this fraction of the likeliest one; in [0, 1].
+      repetition_penalty: divides positive and multiplies negative logits of tokens seen in
+        prompt or output (Keskar et al. 2019, arXiv 1909.05858); 1 is off.
+      presence_penalty: subtracted once from the logit of each generated token; 0 is off.
+      frequency_penalty: subtracted per occurrence among the generated tokens; 0 is off.
+      logit_bias: token id -> value added to its logit; -inf bans the token.
+      seed: makes the request's randomness reproducible, whatever else shares its batch.
+        None takes the next seed of the `LLM`.
+      stop: strings that end the text; the text is cut before the string.
+      stop_token_ids: tokens that end the request, besides the model's end-of-sequence tokens.
+      ignore_eos: decode past the model's end-of-sequence tokens.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _integer("max_tokens", self.max_tokens, low=1)
+        _number("temperature", self.temperature, low=0.0)
+        _integer("top_k", self.top_k, low=0)
+        _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
+        _number("min_p", self.min_p, low=0.0, high=1.0)
+        _number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
+        _number("presence_penalty", self.presence_penalty, low=-math.inf)
+        _number("frequency_penalty", self.frequency_penalty, low=-math.inf)
+        if self.seed is not None:
+            _integer("seed", self.seed, low=0, high=2**64 - 1)
+        for token, bias in self.logit_bias.items():
+            _integer("a logit_bias token id", token, low=0)
+            if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+                raise ConfigError(
+                    f"logit_bias of token {token} is {bias!r}; give a finite number, or -inf to "
+                    "ban the token."
+                )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise ConfigError(f"stop holds {text!r}; give non-empty strings.")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for token in self.stop_token_ids:
+            _integer("a stop token id", token, low=0)
+
+
+@_config
+class SpeculativeConfig:
+    """How tokens are drafted and verified.
+
+    Attributes:
+      method: `none` decodes plainly; `draft_model` drafts with a second, smaller model (Chen et
+        al. 2023, arXiv 2302.01318); `prompt_lookup` copies what followed the latest n-gram
+        earlier in prompt or output (Saxena 2023; semantics of Hugging Face transformers).
+      draft: the draft model's reference (directory, .gguf file, recipe or hub id).
+      num_speculative_tokens: the lookahead K, tokens drafted per round, at least 1.
+      lookahead: how K changes from round to round; `constant` keeps it.
+      verification: `token` is modified rejection sampling, exact at every temperature; `greedy`
+        keeps the longest prefix equal to the target's argmax, and needs temperature 0.
+      prompt_lookup_max: longest n-gram that `prompt_lookup` looks for; shorter ones follow.
+    """
+
+    method: str = "none"
+    draft: str | None = None
+    num_speculative_tokens: int = 4
+    lookahead: str = "constant"
+    verification: str = "token"
+    prompt_lookup_max: int = 3
+
+    def __post_init__(self) -> None:
+        _choice("method", self.method, METHODS)
+        _choice("lookahead", self.lookahead, LOOKAHEADS)
+        _choice("verification", self.verification, VERIFICATIONS)
+        _integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
+        _integer("prompt_lookup_max", self.prompt_lookup_max, low=1)
+        if self.method == "draft_model" and not self.draft:
+            raise ConfigError("method 'draft_model' needs draft=... (--draft): the draft model.")
+        if self.method != "draft_model" and self.draft:
+            raise ConfigError(
+                f"draft is {self.draft!r} but method is {self.method!r}; "
+                "use method 'draft_model' or leave the draft out."
+            )

@@ -1,0 +1,1 @@
+"""The algorithm: pure functions on device; no I/O, no tokenizer."""

@@ -1,0 +1,175 @@
+"""The loop: propose, score, verify, commit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, UInt32
+
+from spec_jax.decoding.cache import KVCache, prefill
+from spec_jax.decoding.lookahead import Lookahead
+from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.score import score
+from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
+from spec_jax.decoding.verify import RULES, Verdict, verify
+from spec_jax.drafters.base import Context, Draft, Drafter
+from spec_jax.models.transformer import Model
+
+
+def start(
+    target: Model,
+    drafter: Drafter,
+    lookahead: Lookahead,
+    *,
+    tokens: Int[Array, "batch length"],
+    lengths: Int[Array, " batch"],
+    max_lengths: Int[Array, " batch"],
+    stop_token_ids: Int[Array, "batch stops"],
+    keys: UInt32[Array, "batch 2"],
+    block: int,
+) -> DecodeState:
+    """Reads the prompts into both caches and returns the state before the first round.
+
+    A row whose `max_lengths` does not exceed its length starts finished, which is how a batch
+    is padded. `block` (static) is the width that prompts are read in; it divides the capacity.
+    """
+    batch, capacity = tokens.shape
+    cache = prefill(target.extend, tokens, lengths, target.new_cache(batch, capacity), block)
+    return DecodeState(
+        tokens=tokens,
+        lengths=lengths,
+        prompt_lengths=lengths + 0,  # a buffer of its own: donated buffers must not be shared
+        max_lengths=max_lengths,
+        stop_token_ids=stop_token_ids,
+        finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
+        keys=keys,
+        cache=cache,
+        drafter=drafter.init(tokens, lengths, block),
+        lookahead=lookahead.init(batch),
+        counters=Counters.zeros(batch, drafter.lookahead),
+    )
+
+
+def decode(
+    target: Model,
+    drafter: Drafter,
+    lookahead: Lookahead,
+    verification: str,
+    state: DecodeState,
+    sampling: BatchSampling,
+    max_rounds: Int[Array, ""],
+) -> DecodeState:
+    """Decodes until every row has finished, or for `max_rounds` (dynamic) rounds.
+
+    `lookahead` and `verification` are static. Donate `state`: the caches are updated in place.
+    """
+
+    def go_on(carry: tuple[Array, DecodeState]) -> Array:
+        rounds, state = carry
+        return (rounds < max_rounds) & (state.finish == RUNNING).any()
+
+    def one_round(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+        rounds, state = carry
+        return rounds + 1, decode_round(target, drafter, lookahead, verification, state, sampling)
+
+    return jax.lax.while_loop(go_on, one_round, (jnp.int32(0), state))[1]
+
+
+def decode_round(
+    target: Model,
+    drafter: Drafter,
+    lookahead: Lookahead,
+    verification: str,
+    state: DecodeState,
+    sampling: BatchSampling,
+) -> DecodeState:
+    """One round: every running row emits between 1 and K + 1 tokens."""
+    draft_keys, verify_keys = _round_keys(state)
+    context = Context(state.tokens, state.lengths, state.prompt_lengths, draft_keys, sampling)
+
+    draft, drafter_state = drafter.propose(state.drafter, context)
+    draft = _limit(draft, lookahead, state)
+    p, cache = score(target, state, draft, sampling)
+    verdict = verify(RULES[verification], p, draft, verify_keys, sampling.random)
+    return commit(state, draft, verdict, drafter, drafter_state, lookahead, cache)
+
+
+def _round_keys(state: DecodeState) -> tuple[Array, Array]:
+    """Fresh keys for drafting and for verification.
+
+    They depend on the row's own key and length only, so neither its neighbours nor the way the
+    rounds are cut into calls can change its tokens.
+    """
+    keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")
+    both = jax.vmap(lambda key, n: jax.random.split(jax.random.fold_in(key, n)))(
+        keys, state.lengths
+    )
+    return both[:, 0], both[:, 1]
+
+
+def _limit(draft: Draft, lookahead: Lookahead, state: DecodeState) -> Draft:
+    """Cuts the draft to the lookahead and to what the row can still emit besides one token."""
+    room = state.max_lengths - state.lengths - 1
+    allowed = jnp.minimum(lookahead.limits(state.lookahead, draft.tokens.shape[0]), room)
+    return dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, jnp.maximum(allowed, 0)))
+
+
+def commit(
+    state: DecodeState,
+    draft: Draft,
+    verdict: Verdict,
+    drafter: Drafter,
+    drafter_state: object,
+    lookahead: Lookahead,
+    cache: KVCache,
+) -> DecodeState:
+    """Writes the emitted tokens, finds stops inside them, and rolls both caches back.
+
+    Finished rows emit nothing. A row stops right after the first stop token among its emitted
+    tokens, as a token-by-token decoder would; a stop token in the last allowed place counts as
+    a stop. A row whose next token has no distribution keeps its accepted tokens and ends.
+    """
+    batch, width = draft.tokens.shape
+    places = jnp.arange(width + 1, dtype=jnp.int32)[None]
+    accepted, drafted = verdict.accepted[:, None], draft.lengths
+    padded = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+    block = jnp.where(places < accepted, padded, verdict.token[:, None])
+
+    offered = verdict.accepted + verdict.valid.astype(jnp.int32)
+    is_stop = (block[..., None] == state.stop_token_ids[:, None]).any(-1)
+    is_stop = is_stop & (places < offered[:, None])
+    stops = is_stop.any(-1)
+    emitted = jnp.where(stops, jnp.argmax(is_stop, -1).astype(jnp.int32) + 1, offered)
+    running = state.finish == RUNNING
+    emitted = jnp.where(running, emitted, 0)
+    lengths = state.lengths + emitted
+
+    finish = jnp.where(lengths >= state.max_lengths, LENGTH, RUNNING)
+    finish = jnp.where(verdict.valid, finish, ERROR)
+    finish = jnp.where(stops, STOP, finish)
+    finish = jnp.where(running, finish, state.finish)
+
+    def write(row: Array, new: Array, at: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
+
+    # Past a stop nothing that was drafted counts, neither as drafted nor as accepted.
+    drafted = jnp.where(running, jnp.where(stops, jnp.minimum(drafted, emitted), drafted), 0)
+    kept = jnp.minimum(jnp.where(running, verdict.accepted, 0), emitted)
+    counters = state.counters
+    counters = Counters(
+        rounds=counters.rounds + running.astype(jnp.int32),
+        drafted=counters.drafted + drafted,
+        accepted=counters.accepted + kept,
+        accepted_per_position=counters.accepted_per_position
+        + (places[:, :width] < kept[:, None]).astype(jnp.int32),
+    )
+    return dataclasses.replace(
+        state,
+        tokens=jax.vmap(write)(state.tokens, block, state.lengths),
+        lengths=lengths,
+        finish=finish.astype(jnp.int32),
+        cache=cache.with_lengths(lengths - 1),
+        drafter=drafter.commit(drafter_state, lengths),
+        lookahead=lookahead.update(state.lookahead, drafted, kept),
+        counters=counters,
+    )

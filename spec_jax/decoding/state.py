@@ -1,0 +1,68 @@
+"""The loop's state: one documented pytree."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, UInt32
+
+from spec_jax.decoding.cache import KVCache
+
+RUNNING, STOP, LENGTH, ERROR = range(4)
+"""Values of `DecodeState.finish`: running; stop token; max_tokens or context edge; no valid p."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """What each row's rounds did; tokens drafted past a stop are not counted."""
+
+    rounds: Int[Array, " batch"]
+    drafted: Int[Array, " batch"]
+    accepted: Int[Array, " batch"]
+    accepted_per_position: Int[Array, "batch lookahead"]
+
+    @classmethod
+    def zeros(cls, batch: int, lookahead: int) -> "Counters":
+        """Before the first round."""
+        # Arrays of their own: donated buffers must not be shared.
+        rounds, drafted, accepted = (jnp.zeros((batch,), jnp.int32) for _ in range(3))
+        return cls(rounds, drafted, accepted, jnp.zeros((batch, lookahead), jnp.int32))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+    """Everything that changes while a batch is decoded.
+
+    Between rounds the target's cache holds all tokens of a row but the last, which the next
+    round scores in front of the draft.
+
+    Attributes:
+      tokens: prompt and output; entries at or past a row's length mean nothing. The capacity
+        leaves room for K + 1 tokens past the longest a row may grow.
+      lengths: tokens known of each row.
+      prompt_lengths: how many of them are the prompt's.
+      max_lengths: where each row must end: its max_tokens or the context's edge.
+      stop_token_ids: tokens that end each row, padded with -1.
+      finish: RUNNING, or why the row ended; finished rows are frozen.
+      keys: each row's PRNG key data; a round's randomness is a function of it and the row's
+        length alone.
+      cache: the target's cache.
+      drafter: the drafter's state.
+      lookahead: the lookahead policy's state.
+      counters: what the rounds did.
+    """
+
+    tokens: Int[Array, "batch length"]
+    lengths: Int[Array, " batch"]
+    prompt_lengths: Int[Array, " batch"]
+    max_lengths: Int[Array, " batch"]
+    stop_token_ids: Int[Array, "batch stops"]
+    finish: Int[Array, " batch"]
+    keys: UInt32[Array, "batch 2"]
+    cache: KVCache
+    drafter: Any
+    lookahead: Any
+    counters: Counters

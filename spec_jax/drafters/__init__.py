@@ -1,0 +1,1 @@
+"""Drafting methods, one per file, behind the protocol in `base`."""

@@ -1,0 +1,35 @@
+"""The empty draft: plain autoregressive decoding by the same loop."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from spec_jax.drafters.base import Context, Draft
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NoDraft:
+    """Proposes nothing, so that every round scores one token."""
+
+    lookahead: int = dataclasses.field(default=0, metadata={"static": True})
+
+    def init(self, tokens: Array, lengths: Array, block: int) -> None:
+        """No state."""
+
+    def propose(self, state: None, context: Context) -> tuple[Draft, None]:
+        """An empty draft for each row."""
+        batch = context.lengths.shape[0]
+        return (
+            Draft(
+                tokens=jnp.zeros((batch, 0), jnp.int32),
+                probs=None,
+                lengths=jnp.zeros((batch,), jnp.int32),
+            ),
+            state,
+        )
+
+    def commit(self, state: None, lengths: Int[Array, " batch"]) -> None:
+        """No state."""

@@ -1,0 +1,375 @@
+"""`LLM`: text in, text out."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from spec_jax import checkpoints
+from spec_jax.config import DTYPES, SamplingParams, SpeculativeConfig
+from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
+from spec_jax.drafters.base import Drafter
+from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.none import NoDraft
+from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.engine import Batch, Engine, Request
+from spec_jax.errors import ConfigError, RequestError, VocabularyMismatchError
+from spec_jax.outputs import FinishReason, RequestOutput, SpeculativeMetrics, StreamChunk, Usage
+from spec_jax.tokenizer import StreamDecoder, Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, str]
+
+ROUNDS_PER_CALL = 64
+"""Rounds between host exchanges when nobody waits for the text."""
+ROUNDS_PER_CHUNK = 4
+"""Rounds between host exchanges when streaming, or when the host looks for stop strings."""
+
+
+class LLM:
+    """A target model, decoded with or without speculation.
+
+    Args:
+      target: the model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a
+        hub id `org/name[@revision]`.
+      speculative_config: how to draft and verify; plain decoding if None.
+      dtype: `float32` or `bfloat16`, of weights and caches.
+      max_model_len: longest prompt plus completion in tokens; the model's own by default.
+      max_num_seqs: most requests decoded as one batch; more are decoded batch after batch.
+      seed: where requests without a seed of their own draw theirs from.
+      on_progress: called with a line of text while loading and compiling.
+
+    Raises:
+      ConfigError: a value is out of range, or two contradict each other.
+      CheckpointError: a model cannot be loaded.
+      VocabularyMismatchError: the draft model's token ids mean other text than the target's.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        speculative_config: SpeculativeConfig | None = None,
+        dtype: str = "float32",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        seed: int = 0,
+        on_progress: Callable[[str], None] | None = None,
+    ):
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; give at least 1.")
+        if not 0 <= seed < 2**64:
+            raise ConfigError(f"seed is {seed}; give a whole number in [0, 2**64).")
+        self.speculative_config = speculative_config or SpeculativeConfig()
+        checkpoint = checkpoints.load(target, dtype=dtype, on_progress=on_progress)
+        self.tokenizer: Tokenizer = checkpoint.tokenizer
+        self.eos_token_ids = checkpoint.eos_token_ids
+        context = checkpoint.model.config.max_position
+        if max_model_len is not None and max_model_len > context:
+            raise ConfigError(
+                f"max_model_len is {max_model_len}, but {checkpoint.name} was made for a context "
+                f"of {context} tokens; give at most {context}."
+            )
+        self.max_model_len = max_model_len or context
+        self.max_num_seqs = max_num_seqs
+        self._seed, self._unseeded_requests = seed, 0
+        drafter = _make_drafter(self.speculative_config, target, checkpoint, dtype, on_progress)
+        self.engine = Engine(
+            checkpoint.model,
+            drafter,
+            Constant(self.speculative_config.num_speculative_tokens),
+            self.speculative_config.verification,
+            max_model_len=self.max_model_len,
+            on_progress=on_progress,
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes prompts.
+
+        Args:
+          prompts: one prompt or several; each is text, or token ids.
+          sampling_params: one for all prompts, or one for each.
+
+        Returns:
+          One result per prompt, in order. A request that fails alone (NaN logits, every token
+          masked) has `finish_reason` "error" and says why in `error`.
+
+        Raises:
+          RequestError: a prompt is empty, too long, or not text; nothing was decoded.
+          ConfigError: the parameters do not fit the prompts or the verification.
+        """
+        outputs: dict[int, RequestOutput] = {}
+        for chunk in self._run(prompts, sampling_params, ROUNDS_PER_CALL):
+            if chunk.output is not None:
+                outputs[chunk.index] = chunk.output
+        return [outputs[i] for i in sorted(outputs)]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamChunk]:
+        """Completes prompts and yields the text as it comes; arguments as for `generate`.
+
+        The concatenated texts of a prompt's chunks are its output's text, and its last chunk
+        carries the output. Batches follow each other when there are more prompts than
+        `max_num_seqs`.
+        """
+        return self._run(prompts, sampling_params, ROUNDS_PER_CHUNK)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several through the model's chat template.
+
+        Args:
+          messages: `{"role": ..., "content": ...}` of one conversation, or a list of such lists.
+          sampling_params: one for all conversations, or one for each.
+        """
+        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        texts = [self.tokenizer.apply_chat_template(list(each)) for each in several]  # type: ignore[arg-type]
+        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        outputs = self.generate(ids, sampling_params)
+        pairs = zip(outputs, texts, strict=True)
+        return [dataclasses.replace(output, prompt=text) for output, text in pairs]
+
+    def _run(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        rounds_per_call: int,
+    ) -> Iterator[StreamChunk]:
+        several = _as_list(prompts)
+        params = _match_params(sampling_params, len(several))
+        rows = [
+            self._row(i, prompt, each)
+            for i, (prompt, each) in enumerate(zip(several, params, strict=True))
+        ]
+        return self._decode_rows(rows, rounds_per_call)
+
+    def _decode_rows(self, rows: list["_Row"], rounds_per_call: int) -> Iterator[StreamChunk]:
+        for first in range(0, len(rows), self.max_num_seqs):
+            group = rows[first : first + self.max_num_seqs]
+            if any(row.request.sampling.stop for row in group):
+                rounds_per_call = min(rounds_per_call, ROUNDS_PER_CHUNK)
+            batch = self.engine.start([row.request for row in group])
+            while batch.running:
+                batch.advance(rounds_per_call)
+                yield from _collect(group, batch)
+
+    def _row(self, index: int, prompt: Prompt, sampling: SamplingParams) -> "_Row":
+        """Checks one request and turns it into token ids."""
+        if self.speculative_config.verification == "greedy" and sampling.temperature > 0:
+            raise ConfigError(
+                f"verification 'greedy' is exact at temperature 0 only, but prompt {index} asks "
+                f"for temperature {sampling.temperature}; use verification 'token'."
+            )
+        ids = self._token_ids(index, prompt)
+        if len(ids) >= self.max_model_len:
+            raise RequestError(
+                f"prompt {index} has {len(ids)} tokens, which leaves no room in a context of "
+                f"{self.max_model_len}; shorten it or raise max_model_len."
+            )
+        vocab = self.engine.target.config.vocab_size
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(sampling, name):
+                if token >= vocab:
+                    raise ConfigError(
+                        f"{name} names token {token}; the vocabulary's ids end at {vocab - 1}."
+                    )
+        if sampling.seed is not None:
+            key = np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
+        else:
+            entropy = (self._seed, self._unseeded_requests)
+            key = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
+            self._unseeded_requests += 1
+        eos = () if sampling.ignore_eos else self.eos_token_ids
+        request = Request(
+            prompt_token_ids=ids,
+            sampling=sampling,
+            key=key,
+            stop_token_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
+            max_length=min(len(ids) + sampling.max_tokens, self.max_model_len),
+        )
+        text = prompt if isinstance(prompt, str) else None
+        return _Row(index, text, request, self.tokenizer.stream())
+
+    def _token_ids(self, index: int, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError(f"prompt {index} is empty; give at least one character.")
+            return self.tokenizer.encode(prompt)
+        ids = list(prompt)
+        if not ids:
+            raise RequestError(f"prompt {index} is empty; give at least one token id.")
+        vocab = self.engine.target.config.vocab_size
+        for token in ids:
+            if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
+                raise RequestError(
+                    f"prompt {index} holds {token!r}; token ids are whole numbers in [0, {vocab})."
+                )
+        return [int(token) for token in ids]
+
+
+def _make_drafter(
+    config: SpeculativeConfig,
+    target_reference: str,
+    target: checkpoints.Checkpoint,
+    dtype: str,
+    on_progress: Callable[[str], None] | None,
+) -> Drafter:
+    if config.method == "none":
+        return NoDraft()
+    if config.method == "prompt_lookup":
+        return PromptLookup(config.num_speculative_tokens, config.prompt_lookup_max)
+    assert config.draft is not None  # SpeculativeConfig has checked it
+    if config.draft == target_reference:
+        return DraftModel(target.model, config.num_speculative_tokens)
+    draft = checkpoints.load(config.draft, dtype=dtype, on_progress=on_progress)
+    difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
+    if difference is not None:
+        raise VocabularyMismatchError(
+            f"the draft {draft.name} does not share the vocabulary of {target.name}: {difference} "
+            "Use a draft of the same tokenizer, or method 'prompt_lookup', which needs none."
+        )
+    return DraftModel(draft.model, config.num_speculative_tokens)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    several: list[Any] = list(prompts)
+    if several and all(isinstance(each, int | np.integer) for each in several):
+        return [several]
+    for i, prompt in enumerate(several):
+        if not isinstance(prompt, str | Sequence | np.ndarray):
+            raise RequestError(f"prompt {i} is {prompt!r}; give text or a list of token ids.")
+    return several
+
+
+def _match_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(f"{len(params)} sampling_params for {count} prompts; give one for each.")
+    return list(params)
+
+
+def _collect(rows: list["_Row"], batch: Batch) -> Iterator[StreamChunk]:
+    """Hands each row its new tokens, ends those whose stop string came up, and yields chunks."""
+    tokens, lengths, finish = (
+        np.asarray(array) for array in (batch.state.tokens, batch.state.lengths, batch.state.finish)
+    )
+    cut = []
+    for i, row in enumerate(rows):
+        if row.finish_reason is not None:
+            continue
+        known = len(row.request.prompt_token_ids) + len(row.token_ids)
+        text, new = row.take(tokens[i, known : lengths[i]].tolist(), int(finish[i]))
+        if row.finish_reason is None:
+            if new:
+                yield StreamChunk(row.index, text, tuple(new))
+            continue
+        if finish[i] == RUNNING:
+            cut.append(i)
+        yield StreamChunk(row.index, text, tuple(new), row.output(i, batch))
+    if cut:
+        batch.stop(cut)
+
+
+class _Row:
+    """The host's side of one request: detokenization, stop strings, the result."""
+
+    def __init__(self, index: int, prompt: str | None, request: Request, decoder: StreamDecoder):
+        self.index, self.prompt, self.request = index, prompt, request
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._decoder = decoder
+        self._text = ""
+        self._shown = 0
+
+    def take(self, new: list[int], finish: int) -> tuple[str, list[int]]:
+        """Adds tokens up to a stop string; returns the text to show and the tokens that count."""
+        for i, token in enumerate(new):
+            self.token_ids.append(token)
+            if self._add_text(self._decoder.push([token])):
+                return self._show(), new[: i + 1]
+        if finish != RUNNING and not self._add_text(self._decoder.flush()):
+            reasons: dict[int, FinishReason] = {LENGTH: "length", ERROR: "error"}
+            self.finish_reason = reasons.get(finish, "stop")
+        return self._show(), new
+
+    def _add_text(self, text: str) -> bool:
+        """Appends text; true if that completed a stop string, which is then cut off."""
+        stops = self.request.sampling.stop
+        # A stop string may have begun in the text before.
+        begin = max(0, len(self._text) - max(map(len, stops), default=0) + 1)
+        self._text += text
+        found = [at for stop in stops if (at := self._text.find(stop, begin)) >= 0]
+        if not found:
+            return False
+        self._text = self._text[: min(found)]
+        self.finish_reason = "stop"
+        return True
+
+    def _show(self) -> str:
+        """The text not shown yet, but for an end that may become a stop string."""
+        end = len(self._text)
+        if self.finish_reason is None:
+            end -= max(
+                (
+                    size
+                    for stop in self.request.sampling.stop
+                    for size in range(1, len(stop))
+                    if self._text.endswith(stop[:size])
+                ),
+                default=0,
+            )
+        text = self._text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return text
+
+    def output(self, row: int, batch: Batch) -> RequestOutput:
+        """The result, once the row has finished."""
+        assert self.finish_reason is not None
+        counters = batch.state.counters
+        error = None
+        if self.finish_reason == "error":
+            error = (
+                f"prompt {self.index}: the target gave no distribution after "
+                f"{len(self.token_ids)} tokens: its logits hold a NaN, or logit_bias masks every "
+                "token."
+            )
+        return RequestOutput(
+            prompt=self.prompt,
+            text=self._text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            usage=Usage(len(self.request.prompt_token_ids), len(self.token_ids)),
+            metrics=SpeculativeMetrics(
+                rounds=int(counters.rounds[row]),
+                draft_tokens=int(counters.drafted[row]),
+                accepted_tokens=int(counters.accepted[row]),
+                accepted_per_position=tuple(
+                    int(n) for n in np.asarray(counters.accepted_per_position)[row]
+                ),
+                prefill_seconds=batch.prefill_seconds,
+                decode_seconds=batch.decode_seconds,
+                compile_seconds=batch.compile_seconds,
+                completion_tokens=len(self.token_ids),
+            ),
+            error=error,
+        )

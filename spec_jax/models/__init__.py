@@ -1,0 +1,1 @@
+"""The model stack, and one small file per family."""

@@ -1,0 +1,90 @@
+"""The shape of a decoder, as orthogonal choices: a family is a translation table into this."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from spec_jax.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3 frequency scaling of rotary embeddings (Llama 3.1, `rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Everything that decides a decoder's computation; static under jit.
+
+    Attributes:
+      vocab_size: rows of the embedding table, padding rows included.
+      embed_size: width of the residual stream.
+      num_layers: blocks.
+      num_heads: query heads.
+      num_kv_heads: key and value heads; divides `num_heads` (GQA).
+      head_dim: width of one head.
+      mlp_size: hidden width of the MLP.
+      max_position: longest context the weights were trained for.
+      norm: root-mean-square norm, or layer norm with a bias.
+      norm_eps: the norm's epsilon.
+      activation: of the MLP.
+      gated_mlp: `down(act(gate(x)) * up(x))` rather than `down(act(up(x)))`.
+      rope_theta: base of the rotary embedding.
+      rope_fraction: the leading part of each head that is rotated.
+      rope_scaling: long-context scaling of the rotary frequencies.
+      qkv_bias: biases on query, key and value projections.
+      output_bias: bias on the attention's output projection.
+      mlp_bias: biases in the MLP.
+      qk_norm: an RMS norm over each query and key head before the rotation.
+      parallel_residual: attention and MLP both read the block's input (GPT-NeoX).
+      tied_head: the embedding table is the output head.
+    """
+
+    vocab_size: int
+    embed_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_size: int
+    max_position: int
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-5
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    gated_mlp: bool = True
+    rope_theta: float = 10000.0
+    rope_fraction: float = 1.0
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    parallel_residual: bool = False
+    tied_head: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size embed_size num_layers num_heads num_kv_heads head_dim mlp_size max_position"
+        ).split():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise CheckpointError(f"model config: {name} is {value!r}; expected an int >= 1.")
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"model config: {self.num_kv_heads} KV heads do not divide {self.num_heads} "
+                "query heads."
+            )
+        if self.rotary_size % 2:
+            raise CheckpointError(
+                f"model config: {self.rotary_size} rotated dimensions per head; expected an "
+                "even number."
+            )
+
+    @property
+    def rotary_size(self) -> int:
+        """Dimensions of each head that are rotated."""
+        return int(self.head_dim * self.rope_fraction)

@@ -1,0 +1,176 @@
+"""What a model family is, and the helpers that its few translation functions share."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from spec_jax.errors import CheckpointError
+from spec_jax.models.config import RopeScaling, TransformerConfig
+
+Config = Mapping[str, Any]
+"""A checkpoint's own description of its shape: config.json, or the metadata of a GGUF file."""
+
+HF_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""Hugging Face's names of activations -> ours."""
+
+
+class TensorStore(Protocol):
+    """The tensors of a checkpoint, by name, read one at a time."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor; matrices are [out, in]."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor as a floating-point array."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a checkpoint keeps a weight that is not simply there under a name of its own.
+
+    Attributes:
+      name: the module in the checkpoint, with `{}` for the layer's number.
+      take: takes the stored tensor (output features first) and gives our weight's part of it.
+      pieces: how many weights of our weight's size the stored tensor fuses.
+    """
+
+    name: str
+    take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
+    pieces: int = 1
+
+
+WeightTable = Mapping[str, str | Part]
+"""Our modules -> the checkpoint's modules, `{}` standing for the layer's number.
+
+A module's `weight` and `bias` are called so on both sides. Matrices lie [out, in] in
+checkpoints and [in, out] here; the loader transposes them.
+"""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model architecture: its config's translation and where its weights lie.
+
+    Attributes:
+      model_type: `model_type` in config.json.
+      config_from_hf: translates config.json.
+      hf_weights: modules in safetensors files.
+      gguf_architecture: `general.architecture` in GGUF files, if this family reads them.
+      config_from_gguf: translates GGUF metadata; the tensors tell what metadata leaves out.
+      gguf_weights: modules in GGUF files.
+      buffers: endings of tensors that hold no weights and are skipped.
+    """
+
+    model_type: str
+    config_from_hf: Callable[[Config], TransformerConfig]
+    hf_weights: WeightTable
+    gguf_architecture: str | None = None
+    config_from_gguf: Callable[[Config, TensorStore], TransformerConfig] | None = None
+    gguf_weights: WeightTable | None = None
+    buffers: tuple[str, ...] = ("rotary_emb.inv_freq", "rope_freqs.weight")
+
+
+def get(config: Config, name: str, default: Any = None) -> Any:
+    """A value of a checkpoint's config; null counts as absent, and no default as required."""
+    value = config.get(name)
+    if value is None:
+        if default is None:
+            raise CheckpointError(f"the checkpoint's config has no {name!r}, which is required.")
+        return default
+    # A one-for-all value is translated; a list has one value per layer.
+    if isinstance(value, list | tuple) and not isinstance(default, list | tuple):
+        raise CheckpointError(
+            f"the checkpoint's config has {name} = {value!r}, one value per layer; every layer "
+            "must have the same."
+        )
+    return value
+
+
+def number(config: Config, name: str, default: float | None = None) -> float:
+    """A number of a checkpoint's config."""
+    value = get(config, name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise CheckpointError(f"the checkpoint's config has {name} = {value!r}; expected a number.")
+    return float(value)
+
+
+def require(config: Config, name: str, supported: Any, default: Any) -> None:
+    """Refuses a config whose `name` is neither absent nor the one supported value."""
+    value = config.get(name, default)
+    if value is not None and value != supported:
+        raise CheckpointError(
+            f"the checkpoint's config has {name} = {value!r}; spec-jax supports {supported!r} only."
+        )
+
+
+def hf_activation(config: Config, default: str) -> str:
+    """The MLP's activation under our name."""
+    name = get(config, "hidden_act", default)
+    if name not in HF_ACTIVATIONS:
+        raise CheckpointError(
+            f"the checkpoint's config has hidden_act = {name!r}; supported: "
+            f"{', '.join(HF_ACTIVATIONS)}."
+        )
+    return HF_ACTIVATIONS[name]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A checkpoint's rotary embedding, as keyword arguments of `TransformerConfig`."""
+
+    rope_theta: float
+    rope_fraction: float
+    rope_scaling: RopeScaling | None
+
+
+def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
+    """Rotary settings from `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
+
+    Args:
+      config: config.json.
+      theta: the base if the config names none.
+      fraction: the rotated part of each head if the config names none.
+
+    Returns:
+      `rope_theta`, `rope_fraction` and `rope_scaling` of `TransformerConfig`.
+
+    Raises:
+      CheckpointError: the positions are scaled in a way that is not supported.
+    """
+    rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaling = None
+    if kind == "llama3":
+        scaling = RopeScaling(
+            factor=number(rope, "factor"),
+            low_freq_factor=number(rope, "low_freq_factor"),
+            high_freq_factor=number(rope, "high_freq_factor"),
+            original_max_position=int(number(rope, "original_max_position_embeddings")),
+        )
+    elif kind != "default" or any(isinstance(value, dict) for value in _own(config).values()):
+        raise CheckpointError(
+            f"the checkpoint's config scales rotary positions by {_own(config) or kind!r}; "
+            "supported rope types: default, llama3, the same in every layer."
+        )
+    return {
+        "rope_theta": number(rope, "rope_theta", theta),
+        "rope_fraction": number(rope, "partial_rotary_factor", fraction),
+        "rope_scaling": scaling,
+    }
+
+
+def _own(config: Config) -> dict[str, Any]:
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}

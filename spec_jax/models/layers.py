@@ -1,0 +1,137 @@
+"""Weights (Flax NNX modules that hold arrays only) and the pure functions that apply them.
+
+Activations are float32; the inputs of a matrix product are rounded to its weight's dtype and its
+sums are float32. Weights are stored [in, out]: on CPU, products of two and more rows with
+[out, in] weights repack the whole weight at every call (benchmarks/LOG.md has the figures).
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from spec_jax.models.config import RopeScaling
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def matmul(x: Float[Array, "*lead in"], weight: Float[Array, "in out"]) -> Float[Array, "*lead out"]:
+    """`x @ weight` with inputs in the weight's dtype, float32 sums and a float32 result."""
+    return jax.lax.dot_general(
+        x.astype(weight.dtype),
+        weight,
+        (((x.ndim - 1,), (0,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _over_lead(vector: Float[Array, " size"], like: Float[Array, "*lead size"]) -> Array:
+    """The vector in float32 with the leading axes of `like`, since rank promotion is strict."""
+    return vector.astype(jnp.float32).reshape((1,) * (like.ndim - 1) + (-1,))
+
+
+class Linear(nnx.Module):
+    """`x @ weight + bias`; the weight is [in, out]."""
+
+    def __init__(
+        self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike, rngs: nnx.Rngs
+    ):
+        weight = jax.random.normal(rngs.params(), (in_size, out_size)) / math.sqrt(in_size)
+        self.weight = nnx.Param(weight.astype(dtype))
+        self.bias = nnx.Param(jnp.zeros((out_size,), dtype)) if bias else None
+
+    def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
+        out = matmul(x, self.weight[...])
+        return out if self.bias is None else out + _over_lead(self.bias[...], out)
+
+
+class Norm(nnx.Module):
+    """RMS norm (`kind="rms"`) or layer norm with a bias (`kind="layer"`), in float32."""
+
+    def __init__(self, size: int, *, kind: str, eps: float, dtype: DTypeLike):
+        self.kind, self.eps = kind, eps
+        self.weight = nnx.Param(jnp.ones((size,), dtype))
+        self.bias = nnx.Param(jnp.zeros((size,), dtype)) if kind == "layer" else None
+
+    def __call__(self, x: Float[Array, "*lead size"]) -> Float[Array, "*lead size"]:
+        x = x.astype(jnp.float32)
+        if self.kind == "layer":
+            x = x - x.mean(-1, keepdims=True)
+        variance = jnp.square(x).mean(-1, keepdims=True)
+        out = x * jax.lax.rsqrt(variance + self.eps) * _over_lead(self.weight[...], x)
+        return out if self.bias is None else out + _over_lead(self.bias[...], out)
+
+
+class Embedding(nnx.Module):
+    """The token table, stored [embed, vocab] so that a tied head is a product like any other."""
+
+    def __init__(self, vocab_size: int, embed_size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        table = jax.random.normal(rngs.params(), (embed_size, vocab_size)) * 0.02
+        self.weight = nnx.Param(table.astype(dtype))
+
+    def __call__(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
+        table = self.weight[...]
+        if table.dtype == jnp.bfloat16:
+            # XLA:CPU would widen the whole table to float32 for a bfloat16 gather; bits it
+            # gathers as they are.
+            bits = jnp.take(jax.lax.bitcast_convert_type(table, jnp.uint16), tokens, axis=1)
+            columns = jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
+        else:
+            columns = jnp.take(table, tokens, axis=1)
+        return jnp.moveaxis(columns, 0, -1).astype(jnp.float32)
+
+
+def rope_frequencies(
+    rotary_size: int, theta: float, scaling: RopeScaling | None
+) -> Float[Array, " half"]:
+    """Rotary frequencies in radians per position (Su et al. 2021, arXiv 2104.09864).
+
+    `scaling` stretches long wavelengths as Llama 3.1 does.
+    """
+    exponents = jnp.arange(0, rotary_size, 2, dtype=jnp.float32) / rotary_size
+    frequencies = 1.0 / (theta**exponents)
+    if scaling is None:
+        return frequencies
+    wavelengths = 2 * math.pi / frequencies
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = jnp.clip((scaling.original_max_position / wavelengths - low) / (high - low), 0.0, 1.0)
+    return frequencies * ((1 - keep) / scaling.factor + keep)
+
+
+def rotate(
+    x: Float[Array, "batch tokens heads head_dim"], angles: Float[Array, "batch tokens half"]
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """Rotates the leading `2 * half` dimensions of each head, first half against second."""
+    half = angles.shape[-1]
+    cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate([*rotated, x[..., 2 * half :]], axis=-1)
+
+
+def attend(
+    queries: Float[Array, "batch tokens heads head_dim"],
+    keys: Float[Array, "batch kv_heads length head_dim"],
+    values: Float[Array, "batch kv_heads length head_dim"],
+    visible: Bool[Array, "batch tokens length"],
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """Grouped-query attention of new tokens over the cache, in float32."""
+    batch, tokens, heads, head_dim = queries.shape
+    kv_heads = keys.shape[1]
+    grouped = queries.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim)
+    grouped = grouped * (1.0 / math.sqrt(head_dim))
+    scores = jnp.einsum("btkgd,bksd->bkgts", grouped, keys.astype(jnp.float32))
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
+    # A weight of zero does not silence a NaN left behind past a row's length; a zero value does.
+    ever_visible = visible.any(axis=1)[:, None, :, None]
+    values = jnp.where(ever_visible, values.astype(jnp.float32), 0.0)
+    out = jnp.einsum("bkgts,bksd->btkgd", weights, values)
+    return out.reshape(batch, tokens, heads, head_dim)

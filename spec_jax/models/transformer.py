@@ -1,0 +1,225 @@
+"""One composable decoder stack. Flax NNX holds its weights; the forward is a pure function."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from spec_jax.decoding.cache import KVCache, write_rows
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.layers import (
+    ACTIVATIONS,
+    Embedding,
+    Linear,
+    Norm,
+    attend,
+    matmul,
+    rope_frequencies,
+    rotate,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What every block of one forward call shares: where tokens stand and what they may see."""
+
+    start: Int[Array, " batch"]
+    angles: Float[Array, "batch tokens half"]
+    visible: Bool[Array, "batch tokens length"]
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions over a cache."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.head_dim = head_dim = config.head_dim
+        width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
+
+        def linear(in_size: int, out_size: int, bias: bool) -> Linear:
+            return Linear(in_size, out_size, bias=bias, dtype=dtype, rngs=rngs)
+
+        self.query = linear(config.embed_size, width, config.qkv_bias)
+        self.key = linear(config.embed_size, kv_width, config.qkv_bias)
+        self.value = linear(config.embed_size, kv_width, config.qkv_bias)
+        self.output = linear(width, config.embed_size, config.output_bias)
+
+        def head_norm() -> Norm | None:
+            if not config.qk_norm:
+                return None
+            return Norm(head_dim, kind="rms", eps=config.norm_eps, dtype=dtype)
+
+        self.query_norm, self.key_norm = head_norm(), head_norm()
+
+    def __call__(
+        self, x: Float[Array, "batch tokens embed"], keys: Array, values: Array, call: _Call
+    ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
+        lead = x.shape[:2]
+        q, k, v = (
+            project(x).reshape(*lead, -1, self.head_dim)
+            for project in (self.query, self.key, self.value)
+        )
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k = rotate(q, call.angles), rotate(k, call.angles)
+        keys = write_rows(keys, k.swapaxes(1, 2), call.start)
+        values = write_rows(values, v.swapaxes(1, 2), call.start)
+        out = attend(q, keys, values, call.visible)
+        return self.output(out.reshape(*lead, -1)), keys, values
+
+
+class Mlp(nnx.Module):
+    """A two- or, when gated, three-matrix MLP."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.activation = config.activation
+
+        def linear(in_size: int, out_size: int) -> Linear:
+            return Linear(in_size, out_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+
+        self.gate = linear(config.embed_size, config.mlp_size) if config.gated_mlp else None
+        self.up = linear(config.embed_size, config.mlp_size)
+        self.down = linear(config.mlp_size, config.embed_size)
+
+    def __call__(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens embed"]:
+        activate = ACTIVATIONS[self.activation]
+        if self.gate is None:
+            return self.down(activate(self.up(x)))
+        return self.down(activate(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """Norm, attention, norm, MLP; in sequence, or both reading the block's input."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.parallel_residual = config.parallel_residual
+
+        def norm() -> Norm:
+            return Norm(config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype)
+
+        self.attention_norm = norm()
+        self.attention = Attention(config, dtype=dtype, rngs=rngs)
+        self.mlp_norm = norm()
+        self.mlp = Mlp(config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "batch tokens embed"], keys: Array, values: Array, call: _Call
+    ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
+        attended, keys, values = self.attention(self.attention_norm(x), keys, values, call)
+        mlp_input = x if self.parallel_residual else x + attended
+        return x + attended + self.mlp(self.mlp_norm(mlp_input)), keys, values
+
+
+class Transformer(nnx.Module):
+    """A decoder-only language model; its cache and positions live outside of it."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = Embedding(config.vocab_size, config.embed_size, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List(
+            [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
+        )
+        self.final_norm = Norm(
+            config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype
+        )
+        self.head = None
+        if not config.tied_head:
+            self.head = Linear(
+                config.embed_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs
+            )
+
+    def __call__(
+        self, tokens: Int[Array, "batch tokens"], cache: KVCache
+    ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
+        """Runs new tokens that stand at each row's cache length, and writes their entries.
+
+        Args:
+          tokens: token ids.
+          cache: entries of everything before the tokens; the caller leaves room for them.
+
+        Returns:
+          The final hidden states, and the cache with the entries written but `lengths`
+          unmoved: the loop's commit decides how many count.
+        """
+        config = self.config
+        positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        frequencies = rope_frequencies(config.rotary_size, config.rope_theta, config.rope_scaling)
+        entries = jnp.arange(cache.capacity, dtype=jnp.int32)
+        call = _Call(
+            start=cache.lengths,
+            angles=positions[..., None].astype(jnp.float32) * frequencies[None, None],
+            visible=entries[None, None] <= positions[..., None],
+        )
+        x = self.embed(tokens)
+        keys, values = list(cache.keys), list(cache.values)
+        for i, block in enumerate(self.blocks):
+            x, keys[i], values[i] = block(x, keys[i], values[i], call)
+        return self.final_norm(x), dataclasses.replace(
+            cache, keys=tuple(keys), values=tuple(values)
+        )
+
+    def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
+        """Float32 logits of final hidden states."""
+        return matmul(hidden, self.embed.weight[...]) if self.head is None else self.head(hidden)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as the loop sees it: a static graph definition and a pytree of arrays.
+
+    Attributes:
+      graphdef: structure of the NNX module; static under jit.
+      params: its arrays.
+      config: its shape; static under jit.
+    """
+
+    graphdef: Any = dataclasses.field(metadata={"static": True})
+    params: Any
+    config: TransformerConfig = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def random(cls, config: TransformerConfig, *, seed: int = 0, dtype: DTypeLike = jnp.float32):
+        """A model with random weights."""
+        graphdef, params = nnx.split(Transformer(config, dtype=dtype, rngs=nnx.Rngs(seed)))
+        return cls(graphdef=graphdef, params=params, config=config)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The weights' dtype."""
+        return jax.tree.leaves(self.params)[0].dtype
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache of the model's shape and dtype."""
+        return KVCache.zeros(
+            num_layers=self.config.num_layers,
+            batch=batch,
+            num_kv_heads=self.config.num_kv_heads,
+            capacity=capacity,
+            head_dim=self.config.head_dim,
+            dtype=self.dtype,
+        )
+
+    def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
+        """Writes the tokens' cache entries, without logits: what a prompt needs."""
+        _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache)
+        return cache
+
+    def score(
+        self, tokens: Int[Array, "batch tokens"], cache: KVCache
+    ) -> tuple[Float[Array, "batch tokens vocab"], KVCache]:
+        """Float32 logits after each of the new tokens, and the cache with their entries.
+
+        A single bfloat16 row is scored beside a throw-away token: XLA:CPU has no one-row
+        bfloat16 product, and widens every weight to float32 for it.
+        """
+        module = nnx.merge(self.graphdef, self.params)
+        one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
+        if one_row and jax.default_backend() == "cpu":
+            hidden, cache = module(jnp.pad(tokens, ((0, 0), (0, 1))), cache)
+            return module.logits(hidden)[:, :1], cache
+        hidden, cache = module(tokens, cache)
+        return module.logits(hidden), cache

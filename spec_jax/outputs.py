@@ -1,0 +1,136 @@
+"""What a request returns: text, ids, why it ended, and how the speculation went."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class SpeculativeMetrics:
+    """How one request was decoded; names as in vLLM.
+
+    Counts belong to the request alone; tokens drafted past a stop are not counted. Seconds are
+    wall time of the batch that the request shared, compilation apart.
+
+    Attributes:
+      rounds: target calls after the prompt.
+      draft_tokens: tokens proposed.
+      accepted_tokens: proposed tokens that verification kept.
+      accepted_per_position: for each draft position, how often its token was kept.
+      prefill_seconds: from the request to the first round.
+      decode_seconds: all rounds.
+      compile_seconds: compilation that this call had to wait for; 0 after warm-up.
+      completion_tokens: tokens generated.
+    """
+
+    rounds: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_per_position: tuple[int, ...]
+    prefill_seconds: float
+    decode_seconds: float
+    compile_seconds: float
+    completion_tokens: int
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; 0 if nothing was drafted."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted tokens per round: the bonus token is included; 0 without a round."""
+        return 1.0 + self.accepted_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The request's tokens per second of decoding, prompt and compilation apart."""
+        return self.completion_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The metrics as JSON-ready values."""
+        return {
+            "rounds": self.rounds,
+            "draft_tokens": self.draft_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "accepted_per_position": list(self.accepted_per_position),
+            "decode_seconds": self.decode_seconds,
+            "prefill_seconds": self.prefill_seconds,
+            "compile_seconds": self.compile_seconds,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The result of one prompt.
+
+    Attributes:
+      prompt: the prompt's text as it was tokenized, or None if token ids were given.
+      text: the completion, cut before a stop string, without special tokens.
+      token_ids: the completion's tokens, the stop token or the token that completed a stop
+        string included.
+      finish_reason: `stop` (end-of-sequence, stop token or stop string), `length` (max_tokens or
+        the context's edge) or `error` (see `error`).
+      usage: token counts.
+      metrics: speculation and timing.
+      error: what went wrong in this request alone, such as a row of NaN logits.
+    """
+
+    prompt: str | None
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    metrics: SpeculativeMetrics
+    error: str | None = field(default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as one JSON-ready object, as `spec-jax generate --json` prints it."""
+        result: dict[str, Any] = {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "usage": {
+                "prompt_tokens": self.usage.prompt_tokens,
+                "completion_tokens": self.usage.completion_tokens,
+                "total_tokens": self.usage.total_tokens,
+            },
+            "metrics": self.metrics.as_dict(),
+        }
+        if self.error is not None:
+            result["error"] = self.error
+        return result
+
+
+@dataclass(frozen=True)
+class StreamChunk:
+    """A piece of one streamed request: the new text and tokens since the chunk before.
+
+    Attributes:
+      index: which prompt of the call it belongs to.
+      text: new text; text that could still become a stop string is held back.
+      token_ids: new tokens.
+      output: the whole result, in the request's last chunk only.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    output: RequestOutput | None = None

@@ -1,0 +1,45 @@
+"""The strict room that every test runs in. This file is imported before `spec_jax` is."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Tests prove correctness, which needs no accelerator; set JAX_PLATFORMS to run them on one.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# PyTorch and the tokenizers start a thread for each core; pytest-xdist already uses the cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import jax
+import pytest
+from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Compiled programs outlive a run, so that the next one is quick. A bounded cache is also a locked
+# one: without a bound JAX lets parallel workers read entries that are still being written.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
+    jax.config.update("jax_compilation_cache_max_size", 2 * 1024**3)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+# Shapes and types in annotations are checked at every call.
+install_import_hook("spec_jax", "beartype.beartype")
+
+# The same examples in every run: a failure is then the change's own. Compiling takes longer than
+# any deadline.
+settings.register_profile(
+    "spec-jax",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("spec-jax")
+
+
+@pytest.fixture(scope="session")
+def demo_recipe() -> Path:
+    """The recipe of the demo model, SmolLM2-135M-Instruct."""
+    return ROOT / "checkpoints" / "smollm2-135m-instruct.toml"

@@ -1,0 +1,77 @@
+"""What gets installed: one package, typed, with pinned requirements that satisfy its own."""
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Heavy or private to this checkout; none of it may matter to the wheel.
+NOT_SOURCES = shutil.ignore_patterns(
+    ".*", "__pycache__", "build", "dist", "*.egg-info", "*.safetensors", "*.gguf"
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built without network from a copy, as building leaves files beside the sources."""
+    source = tmp_path_factory.mktemp("source") / "checkout"
+    target = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, source, ignore=NOT_SOURCES)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    command += ["--no-index", "--wheel-dir", str(target), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = target.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_wheel_contains_spec_jax_alone(wheel):
+    info = f"spec_jax-{PROJECT['version']}.dist-info"
+    assert {name.split("/")[0] for name in wheel.namelist()} == {"spec_jax", info}
+
+
+def test_wheel_contains_every_module_and_the_type_marker(wheel):
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "spec_jax").rglob("*.py")}
+    assert modules <= set(wheel.namelist())
+    assert "spec_jax/py.typed" in wheel.namelist()
+
+
+def test_wheel_metadata(wheel):
+    info = f"spec_jax-{PROJECT['version']}.dist-info"
+    metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+    assert metadata["Name"] == "spec-jax"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+    entry_points = wheel.read(f"{info}/entry_points.txt").decode()
+    assert "spec-jax = spec_jax.cli:main" in entry_points
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_constraints_pin_every_direct_requirement(python):
+    def applies(requirement: Requirement) -> bool:
+        marker = requirement.marker
+        return marker is None or marker.evaluate({"python_version": python})
+
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pinned = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins if applies(pin)}
+    extras = PROJECT["optional-dependencies"].values()
+    for requirement in map(Requirement, itertools.chain(PROJECT["dependencies"], *extras)):
+        if requirement.name == PROJECT["name"] or not applies(requirement):
+            continue
+        assert requirement.name in pinned, f"constraints.txt does not pin {requirement.name}"
+        assert requirement.specifier.contains(pinned[requirement.name]), str(requirement)
+
+
+def test_constraints_name_no_address():
+    assert not re.search(r"://|--", (ROOT / "constraints.txt").read_text())
