@@ -1,15 +1,21 @@
 """spec-jax: lossless speculative decoding in JAX."""
 
-from spec_jax.config import SamplingParams, SpeculativeConfig
-from spec_jax.errors import (
-    CheckpointError,
-    ConfigError,
-    RequestError,
-    SpecJaxError,
-    VocabularyMismatchError,
-)
-from spec_jax.llm import LLM
-from spec_jax.outputs import RequestOutput, SpeculativeMetrics, StreamChunk, Usage
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spec_jax.config import SamplingParams, SpeculativeConfig
+    from spec_jax.errors import (
+        CheckpointError,
+        ConfigError,
+        RequestError,
+        SpecJaxError,
+        VocabularyMismatchError,
+    )
+    from spec_jax.llm import LLM
+    from spec_jax.outputs import RequestOutput, SpeculativeMetrics, StreamChunk, Usage
+
+__version__ = "0.1.0"
 
 __all__ = [
     "LLM",
@@ -26,4 +32,12 @@ __all__ = [
     "VocabularyMismatchError",
 ]
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used: JAX takes seconds, a usage error must not."""
+    for module in ("config", "errors", "outputs", "llm"):
+        if name in __all__ and hasattr(
+            found := importlib.import_module(f"spec_jax.{module}"), name
+        ):
+            return getattr(found, name)
+    raise AttributeError(f"module 'spec_jax' has no attribute {name!r}")

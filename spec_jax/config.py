@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 from spec_jax.errors import ConfigError, did_you_mean
@@ -53,6 +53,12 @@ def _integer(name: str, value: Any, *, low: int, high: int | None = None) -> Non
     if not is_integer or value < low or (high is not None and value > high):
         top = "" if high is None else f" and at most {high}"
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {low}{top}.")
+
+
+def _several(name: str, value: Any, of: str) -> tuple:
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"{name} is {value!r}; give a list of {of}.")
+    return tuple(value)
 
 
 def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
@@ -111,6 +117,10 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, low=-math.inf)
         if self.seed is not None:
             _integer("seed", self.seed, low=0, high=2**64 - 1)
+        if not isinstance(self.logit_bias, Mapping):
+            raise ConfigError(
+                f"logit_bias is {self.logit_bias!r}; give a mapping from token ids to numbers."
+            )
         for token, bias in self.logit_bias.items():
             _integer("a logit_bias token id", token, low=0)
             if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
@@ -118,12 +128,14 @@ class SamplingParams:
                     f"logit_bias of token {token} is {bias!r}; give a finite number, or -inf to "
                     "ban the token."
                 )
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        stop = _several("stop", stop, "strings")
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise ConfigError(f"stop holds {text!r}; give non-empty strings.")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop_token_ids = _several("stop_token_ids", self.stop_token_ids, "token ids")
+        object.__setattr__(self, "stop_token_ids", stop_token_ids)
         for token in self.stop_token_ids:
             _integer("a stop token id", token, low=0)
 

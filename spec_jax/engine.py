@@ -17,7 +17,7 @@ from spec_jax.decoding.state import RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Drafter
 from spec_jax.models.transformer import Model
 
-MIN_CAPACITY = 512
+MIN_CAPACITY = 256
 MIN_BLOCK, MAX_BLOCK = 32, 512
 
 
@@ -103,35 +103,27 @@ class Engine:
         prefill = self._program(
             ("prefill", bucket), self._start, (self.target, self.drafter, arrays), (bucket.block,)
         )
-        state_shape = jax.eval_shape(
-            lambda *args: self._start(*args, bucket.block, count=False),
-            self.target,
-            self.drafter,
-            arrays,
-        )
-        shape = (bucket.batch, bucket.capacity, bucket.stops)
-        decode = self._program(
-            ("decode", shape),
-            self._decode,
-            (self.target, self.drafter, state_shape, sampling, jnp.int32(0)),
-            donate=(2,),
-        )
         begin = time.perf_counter()
         state = jax.block_until_ready(prefill(self.target, self.drafter, arrays))
+        prefill_seconds = time.perf_counter() - begin
+        decode = self._program(
+            ("decode", (bucket.batch, bucket.capacity, bucket.stops)),
+            self._decode,
+            (self.target, self.drafter, state, sampling, jnp.int32(0)),
+            donate=(2,),
+        )
         return Batch(
             size=len(requests),
             state=state,
             _advance=lambda state, rounds: decode(
                 self.target, self.drafter, state, sampling, jnp.int32(rounds)
             ),
-            prefill_seconds=time.perf_counter() - begin,
+            prefill_seconds=prefill_seconds,
             compile_seconds=self.compile_seconds - compiled_before,
         )
 
-    def _start(
-        self, target: Model, drafter: Drafter, arrays: dict, block: int, count: bool = True
-    ) -> DecodeState:
-        self.traces += count
+    def _start(self, target: Model, drafter: Drafter, arrays: dict, block: int) -> DecodeState:
+        self.traces += 1
         return loop.start(target, drafter, self.lookahead, block=block, **arrays)
 
     def _decode(self, target: Model, drafter: Drafter, state, sampling, rounds) -> DecodeState:

@@ -1,5 +1,6 @@
 """`LLM`: text in, text out."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -65,7 +66,6 @@ class LLM:
                 raise ConfigError(f"{name} is {value}; give at least 1.")
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed}; give a whole number in [0, 2**64).")
-        self.speculative_config = speculative_config or SpeculativeConfig()
         checkpoint = checkpoints.load(target, dtype=dtype, on_progress=on_progress)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
@@ -78,12 +78,23 @@ class LLM:
         self.max_model_len = max_model_len or context
         self.max_num_seqs = max_num_seqs
         self._seed, self._unseeded_requests = seed, 0
-        drafter = _make_drafter(self.speculative_config, target, checkpoint, dtype, on_progress)
+        self._loaded = (target, checkpoint, dtype, on_progress)
+        self._speculate(speculative_config or SpeculativeConfig())
+
+    def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
+        """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
+        sibling = copy.copy(self)
+        sibling._speculate(speculative_config)
+        return sibling
+
+    def _speculate(self, config: SpeculativeConfig) -> None:
+        target, checkpoint, dtype, on_progress = self._loaded
+        self.speculative_config = config
         self.engine = Engine(
             checkpoint.model,
-            drafter,
-            Constant(self.speculative_config.num_speculative_tokens),
-            self.speculative_config.verification,
+            _make_drafter(config, target, checkpoint, dtype, on_progress),
+            Constant(config.num_speculative_tokens),
+            config.verification,
             max_model_len=self.max_model_len,
             on_progress=on_progress,
         )
@@ -230,7 +241,7 @@ def _make_drafter(
     on_progress: Callable[[str], None] | None,
 ) -> Drafter:
     if config.method == "none":
-        return NoDraft()
+        return NoDraft(lookahead=0)
     if config.method == "prompt_lookup":
         return PromptLookup(config.num_speculative_tokens, config.prompt_lookup_max)
     assert config.draft is not None  # SpeculativeConfig has checked it

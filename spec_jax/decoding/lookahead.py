@@ -1,12 +1,13 @@
 """Lookahead policies: how many tokens each row may draft in the next round."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 
+@runtime_checkable
 class Lookahead(Protocol):
     """Two pure functions around an explicit state; static under jit."""
 

@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.config import SamplingParams
+from spec_jax.pytree import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class BatchSampling:
     """The `SamplingParams` of each row as arrays; dynamic under jit."""
 
@@ -46,7 +46,8 @@ class BatchSampling:
                 bias[i, token] = value
         return cls(
             temperature=column("temperature", np.float32),
-            top_k=column("top_k", np.int32),
+            # A top_k past the vocabulary keeps all of it, however large the number.
+            top_k=jnp.asarray(np.array([min(row.top_k, vocab_size) for row in rows], np.int32)),
             top_p=column("top_p", np.float32),
             min_p=column("min_p", np.float32),
             repetition_penalty=column("repetition_penalty", np.float32),
@@ -71,8 +72,7 @@ class BatchSampling:
         return (~off).any()
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class TokenCounts:
     """How often each token stands in the prompt and among the generated tokens."""
 
@@ -217,7 +217,8 @@ def _keep_top(
         # The mean of two signed integers, rounded down, without overflow.
         middle = (low & high) + ((low ^ high) >> 1)
         above = jnp.where(order > middle, weights, 0.0).sum(-1, keepdims=True)
-        enough = above < bound
+        # A bound too small for the float type still keeps what nothing stands above.
+        enough = (above < bound) | (above == 0)
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
     start = jnp.full(shape, info.min, order.dtype), jnp.full(shape, info.max, order.dtype)
@@ -228,8 +229,8 @@ def _keep_top(
 def _ordered_bits(x: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
     """Integers that compare as the floats do (-0 counts as 0)."""
     integer = jnp.int64 if x.dtype == jnp.float64 else jnp.int32
-    bits = jax.lax.bitcast_convert_type(x + 0.0, integer)
-    return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
+    bits = jax.lax.bitcast_convert_type(x, integer)
+    return jnp.where(bits < 0, jnp.iinfo(integer).min - bits, bits)
 
 
 def draw(

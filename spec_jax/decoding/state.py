@@ -1,6 +1,5 @@
 """The loop's state: one documented pytree."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,13 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt32
 
 from spec_jax.decoding.cache import KVCache
+from spec_jax.pytree import pytree
 
 RUNNING, STOP, LENGTH, ERROR = range(4)
 """Values of `DecodeState.finish`: running; stop token; max_tokens or context edge; no valid p."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Counters:
     """What each row's rounds did; tokens drafted past a stop are not counted."""
 
@@ -31,8 +30,7 @@ class Counters:
         return cls(rounds, drafted, accepted, jnp.zeros((batch, lookahead), jnp.int32))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DecodeState:
     """Everything that changes while a batch is decoded.
 

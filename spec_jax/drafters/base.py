@@ -1,16 +1,15 @@
 """The protocol every drafter follows: two pure functions around one explicit state."""
 
-import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int, Key
 
 from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.pytree import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Context:
     """What a drafter may see of the rows it drafts for.
 
@@ -29,8 +28,7 @@ class Context:
     sampling: BatchSampling
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Draft:
     """Proposed continuations.
 
@@ -46,6 +44,7 @@ class Draft:
     lengths: Int[Array, " batch"]
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes tokens. A drafter is a pytree: its weights travel as arguments of the loop.
 

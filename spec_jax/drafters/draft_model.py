@@ -1,7 +1,5 @@
 """An independent draft model (Chen et al. 2023, arXiv 2302.01318, section 3)."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -10,10 +8,10 @@ from spec_jax.decoding.cache import KVCache, prefill
 from spec_jax.decoding.sampling import TokenCounts, draw, probabilities
 from spec_jax.drafters.base import Context, Draft
 from spec_jax.models.transformer import Model
+from spec_jax.pytree import pytree, static
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DraftModel:
     """Drafts with a second, smaller model that has its own cache.
 
@@ -23,7 +21,7 @@ class DraftModel:
     """
 
     model: Model
-    lookahead: int = dataclasses.field(metadata={"static": True})
+    lookahead: int = static()
 
     def init(
         self, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int

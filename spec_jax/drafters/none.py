@@ -1,20 +1,18 @@
 """The empty draft: plain autoregressive decoding by the same loop."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Context, Draft
+from spec_jax.pytree import pytree, static
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class NoDraft:
     """Proposes nothing, so that every round scores one token."""
 
-    lookahead: int = dataclasses.field(default=0, metadata={"static": True})
+    lookahead: int = static()
 
     def init(self, tokens: Array, lengths: Array, block: int) -> None:
         """No state."""

@@ -1,16 +1,14 @@
 """Prompt lookup: copy what followed the latest n-gram earlier in prompt or output."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Context, Draft
+from spec_jax.pytree import pytree, static
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class PromptLookup:
     """Drafts without a model, on device (Saxena 2023; Hugging Face's `prompt_lookup` semantics).
 
@@ -22,8 +20,8 @@ class PromptLookup:
       max_ngram: longest n-gram looked for.
     """
 
-    lookahead: int = dataclasses.field(metadata={"static": True})
-    max_ngram: int = dataclasses.field(metadata={"static": True})
+    lookahead: int = static()
+    max_ngram: int = static()
 
     def init(self, tokens: Array, lengths: Array, block: int) -> None:
         """No state: the context holds all there is to look up."""

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from spec_jax.models.config import RopeScaling, TransformerConfig
 Config = Mapping[str, Any]
 """A checkpoint's own description of its shape: config.json, or the metadata of a GGUF file."""
 
-HF_ACTIVATIONS = {
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+HF_ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -24,8 +27,14 @@ HF_ACTIVATIONS = {
 """Hugging Face's names of activations -> ours."""
 
 
+@runtime_checkable
 class TensorStore(Protocol):
     """The tensors of a checkpoint, by name, read one at a time."""
+
+    @property
+    def path(self) -> Path:
+        """The file or directory they lie in."""
+        ...
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -107,6 +116,16 @@ def number(config: Config, name: str, default: float | None = None) -> float:
     return float(value)
 
 
+def integer(config: Config, name: str, default: int | None = None) -> int:
+    """A size of a checkpoint's config."""
+    value = get(config, name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(
+            f"the checkpoint's config has {name} = {value!r}; expected a whole number >= 1."
+        )
+    return value
+
+
 def require(config: Config, name: str, supported: Any, default: Any) -> None:
     """Refuses a config whose `name` is neither absent nor the one supported value."""
     value = config.get(name, default)
@@ -116,7 +135,7 @@ def require(config: Config, name: str, supported: Any, default: Any) -> None:
         )
 
 
-def hf_activation(config: Config, default: str) -> str:
+def hf_activation(config: Config, default: str) -> Activation:
     """The MLP's activation under our name."""
     name = get(config, "hidden_act", default)
     if name not in HF_ACTIVATIONS:
@@ -125,15 +144,6 @@ def hf_activation(config: Config, default: str) -> str:
             f"{', '.join(HF_ACTIVATIONS)}."
         )
     return HF_ACTIVATIONS[name]
-
-
-@dataclass(frozen=True)
-class Rope:
-    """A checkpoint's rotary embedding, as keyword arguments of `TransformerConfig`."""
-
-    rope_theta: float
-    rope_fraction: float
-    rope_scaling: RopeScaling | None
 
 
 def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
@@ -150,8 +160,15 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     Raises:
       CheckpointError: the positions are scaled in a way that is not supported.
     """
-    rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    own = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = own.get("rope_type", own.get("type", "default"))
+    differ_by_layer = any(isinstance(value, Mapping) for value in own.values())
+    if kind not in ("default", "llama3") or differ_by_layer:
+        raise CheckpointError(
+            f"the checkpoint's config scales rotary positions by {dict(own)!r}; supported "
+            "rope types: default and llama3, the same in every layer."
+        )
+    rope = {**config, **own}
     scaling = None
     if kind == "llama3":
         scaling = RopeScaling(
@@ -160,17 +177,8 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
             high_freq_factor=number(rope, "high_freq_factor"),
             original_max_position=int(number(rope, "original_max_position_embeddings")),
         )
-    elif kind != "default" or any(isinstance(value, dict) for value in _own(config).values()):
-        raise CheckpointError(
-            f"the checkpoint's config scales rotary positions by {_own(config) or kind!r}; "
-            "supported rope types: default, llama3, the same in every layer."
-        )
     return {
         "rope_theta": number(rope, "rope_theta", theta),
         "rope_fraction": number(rope, "partial_rotary_factor", fraction),
         "rope_scaling": scaling,
     }
-
-
-def _own(config: Config) -> dict[str, Any]:
-    return config.get("rope_parameters") or config.get("rope_scaling") or {}

@@ -23,7 +23,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def matmul(x: Float[Array, "*lead in"], weight: Float[Array, "in out"]) -> Float[Array, "*lead out"]:
+def matmul(
+    x: Float[Array, "*lead in"], weight: Float[Array, "in out"]
+) -> Float[Array, "*lead out"]:
     """`x @ weight` with inputs in the weight's dtype, float32 sums and a float32 result."""
     return jax.lax.dot_general(
         x.astype(weight.dtype),
@@ -78,14 +80,10 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(table.astype(dtype))
 
     def __call__(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
-        table = self.weight[...]
-        if table.dtype == jnp.bfloat16:
-            # XLA:CPU would widen the whole table to float32 for a bfloat16 gather; bits it
-            # gathers as they are.
-            bits = jnp.take(jax.lax.bitcast_convert_type(table, jnp.uint16), tokens, axis=1)
-            columns = jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
-        else:
-            columns = jnp.take(table, tokens, axis=1)
+        # XLA:CPU widens a bfloat16 table to float32 before it gathers. The barrier keeps that next
+        # to the gather, where it fuses; hoisted out of the loop it would hold the whole table.
+        table, tokens = jax.lax.optimization_barrier((self.weight[...], tokens))
+        columns = jnp.take(table, tokens, axis=1)
         return jnp.moveaxis(columns, 0, -1).astype(jnp.float32)
 
 
@@ -126,12 +124,16 @@ def attend(
     """Grouped-query attention of new tokens over the cache, in float32."""
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[1]
-    grouped = queries.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim)
-    grouped = grouped * (1.0 / math.sqrt(head_dim))
-    scores = jnp.einsum("btkgd,bksd->bkgts", grouped, keys.astype(jnp.float32))
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
-    # A weight of zero does not silence a NaN left behind past a row's length; a zero value does.
+    group = heads // kv_heads
+    # The query heads of a group stand beside its tokens as rows of one product with its keys.
+    rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).swapaxes(1, 2)
+    rows = rows.reshape(batch, kv_heads, tokens * group, head_dim) / math.sqrt(head_dim)
+    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys.astype(jnp.float32))
+    seen = jnp.repeat(visible, group, axis=1)[:, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    # Whatever stands past a row's length is not read, be it a NaN.
     ever_visible = visible.any(axis=1)[:, None, :, None]
     values = jnp.where(ever_visible, values.astype(jnp.float32), 0.0)
-    out = jnp.einsum("bkgts,bksd->btkgd", weights, values)
+    out = jnp.einsum("bkrs,bksd->bkrd", weights, values)
+    out = out.reshape(batch, kv_heads, tokens, group, head_dim).swapaxes(1, 2)
     return out.reshape(batch, tokens, heads, head_dim)

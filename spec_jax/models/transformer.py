@@ -21,6 +21,7 @@ from spec_jax.models.layers import (
     rope_frequencies,
     rotate,
 )
+from spec_jax.pytree import pytree, static
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,10 @@ class Attention(nnx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, call.angles), rotate(k, call.angles)
+        # A NaN value would reach tokens that may not see it, since a weight of zero does not
+        # silence it. A NaN key does the same to exactly the tokens that see it.
+        broken = ~jnp.isfinite(v).all(-1, keepdims=True)
+        k, v = jnp.where(broken, jnp.nan, k), jnp.where(broken, 0.0, v)
         keys = write_rows(keys, k.swapaxes(1, 2), call.start)
         values = write_rows(values, v.swapaxes(1, 2), call.start)
         out = attend(q, keys, values, call.visible)
@@ -125,11 +130,11 @@ class Transformer(nnx.Module):
         self.final_norm = Norm(
             config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype
         )
-        self.head = None
-        if not config.tied_head:
-            self.head = Linear(
-                config.embed_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs
-            )
+        self.head = (
+            None
+            if config.tied_head
+            else Linear(config.embed_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+        )
 
     def __call__(
         self, tokens: Int[Array, "batch tokens"], cache: KVCache
@@ -166,8 +171,7 @@ class Transformer(nnx.Module):
         return matmul(hidden, self.embed.weight[...]) if self.head is None else self.head(hidden)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Model:
     """A model as the loop sees it: a static graph definition and a pytree of arrays.
 
@@ -177,9 +181,9 @@ class Model:
       config: its shape; static under jit.
     """
 
-    graphdef: Any = dataclasses.field(metadata={"static": True})
+    graphdef: Any = static()
     params: Any
-    config: TransformerConfig = dataclasses.field(metadata={"static": True})
+    config: TransformerConfig = static()
 
     @classmethod
     def random(cls, config: TransformerConfig, *, seed: int = 0, dtype: DTypeLike = jnp.float32):
@@ -200,7 +204,8 @@ class Model:
             num_kv_heads=self.config.num_kv_heads,
             capacity=capacity,
             head_dim=self.config.head_dim,
-            dtype=self.dtype,
+            # XLA:CPU updates a bfloat16 array by way of a float32 copy of all of it.
+            dtype=jnp.float32 if jax.default_backend() == "cpu" else self.dtype,
         )
 
     def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:

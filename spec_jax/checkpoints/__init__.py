@@ -1,0 +1,107 @@
+"""Models from files: Hugging Face directories, GGUF files, recipes and the hub.
+
+Weights are read from safetensors and GGUF only. Nothing is unpickled, and no code that comes
+with a checkpoint is run.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_jax.checkpoints.files import read_json
+from spec_jax.checkpoints.gguf_file import GgufFile
+from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
+from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
+from spec_jax.checkpoints.reference import locate
+from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
+from spec_jax.checkpoints.weights import build_model
+from spec_jax.config import DTYPES
+from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.models.registry import family_of_gguf, family_of_hf
+from spec_jax.models.transformer import Model
+from spec_jax.tokenizer import Tokenizer
+
+__all__ = ["Checkpoint", "load", "locate"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that is ready to run.
+
+    Attributes:
+      model: the weights and their shape.
+      tokenizer: text <-> token ids.
+      eos_token_ids: tokens that end a generation.
+      name: what to call it in messages.
+    """
+
+    model: Model
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    name: str
+
+
+def load(
+    reference: str | os.PathLike[str],
+    *,
+    dtype: str = "float32",
+    on_progress: Callable[[str], object] | None = None,
+) -> Checkpoint:
+    """Loads a model and its tokenizer.
+
+    Args:
+      reference: a Hugging Face directory, a .gguf file, a recipe (.toml), or a hub id
+        `org/name[@revision]`; the last two fetch what is not yet on this machine.
+      dtype: `float32` or `bfloat16`, which all weights are converted to.
+      on_progress: called with a line of text before each step that takes time.
+
+    Raises:
+      CheckpointError: it is missing, damaged, or of an architecture that is not supported.
+      ConfigError: the dtype is unknown.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+    progress = on_progress or (lambda line: None)
+    name, path = locate(reference, progress)
+    progress(f"loading {name}")
+    read = _load_directory if path.is_dir() else _load_gguf
+    try:
+        model, tokenizer = read(path, dtype)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name)
+
+
+def _load_directory(path: Path, dtype: str) -> tuple[Model, Tokenizer]:
+    config = read_json(path / "config.json")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(
+            f"{path}: the weights are quantized (quant_method {method!r}), which is not supported; "
+            "use the checkpoint it was made from, or a .gguf file."
+        )
+    family = family_of_hf(config.get("model_type"))
+    model = build_model(
+        family.config_from_hf(config),
+        family.hf_weights,
+        SafetensorsFiles(path),
+        buffers=family.buffers,
+        dtype=dtype,
+    )
+    return model, tokenizer_from_directory(path)
+
+
+def _load_gguf(path: Path, dtype: str) -> tuple[Model, Tokenizer]:
+    file = GgufFile(path)
+    family = family_of_gguf(file.metadata.get("general.architecture"))
+    assert family.config_from_gguf and family.gguf_weights  # it has an architecture's name
+    tokenizer = tokenizer_from_gguf(file.metadata)
+    model = build_model(
+        family.config_from_gguf(file.metadata, file),
+        family.gguf_weights,
+        file,
+        buffers=family.buffers,
+        dtype=dtype,
+    )
+    return model, tokenizer

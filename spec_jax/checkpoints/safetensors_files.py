@@ -1,0 +1,89 @@
+"""The safetensors files of a Hugging Face directory: one, or shards listed in an index."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from spec_jax.checkpoints.files import damaged, read_json
+from spec_jax.errors import CheckpointError
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""Endings of weight files that run code when opened."""
+
+_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+class SafetensorsFiles:
+    """All tensors of a directory's safetensors files; files stay mapped, tensors are read singly.
+
+    Attributes:
+      path: the directory.
+      shapes: shape of every tensor; matrices are [out, in].
+
+    Raises:
+      CheckpointError: a file is missing, truncated or damaged, or lacks what the index promises.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, tuple[Path, Any]] = {}
+        index = path / "model.safetensors.index.json"
+        single = path / "model.safetensors"
+        if index.is_file():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise damaged(index, "it has no 'weight_map'")
+            files = [path / name for name in sorted(set(weight_map.values()))]
+        elif single.is_file():
+            weight_map, files = {}, [single]
+        else:
+            raise CheckpointError(_no_weights(path))
+        for file in files:
+            self._open(file)
+        for name, shard in weight_map.items():
+            if name not in self.shapes:
+                raise CheckpointError(
+                    f"{path / shard} lacks tensor {name!r}, which {index.name} says it holds. "
+                    "Download both again."
+                )
+
+    def _open(self, file: Path) -> None:
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing, but the index lists it. Download it.")
+        try:
+            handle = safe_open(file, framework="numpy")
+        except SafetensorError as error:
+            raise damaged(file, str(error)) from None
+        for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
+            self._places[name] = file, handle
+            self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor in the file's own floating-point dtype.
+
+        Raises:
+          CheckpointError: its dtype is none of float64, float32, float16 and bfloat16.
+        """
+        file, handle = self._places[name]
+        dtype = handle.get_slice(name).get_dtype()
+        if dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is stored as {dtype}; supported: {', '.join(_DTYPES)}."
+            )
+        return handle.get_tensor(name)
+
+
+def _no_weights(path: Path) -> str:
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        return (
+            f"{path} holds its weights as {pickles[0]}, a pickle, which spec-jax does not open "
+            "because unpickling can run code; convert it to model.safetensors."
+        )
+    return (
+        f"{path} has neither model.safetensors nor model.safetensors.index.json. Is it a Hugging "
+        "Face model directory?"
+    )

@@ -1,0 +1,98 @@
+"""Fills a model with a checkpoint's tensors, one at a time."""
+
+import re
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from spec_jax.errors import CheckpointError
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import Part, TensorStore, WeightTable
+from spec_jax.models.transformer import Model, Transformer
+
+
+def build_model(
+    config: TransformerConfig,
+    table: WeightTable,
+    tensors: TensorStore,
+    *,
+    buffers: tuple[str, ...],
+    dtype: str,
+) -> Model:
+    """Makes a model of a checkpoint's tensors, all of which it must use.
+
+    Args:
+      config: the model's shape.
+      table: where the checkpoint keeps each module's weights.
+      tensors: the checkpoint's tensors.
+      buffers: endings of tensor names that are skipped.
+      dtype: what every weight is converted to.
+
+    Raises:
+      CheckpointError: a tensor is missing, unexpected, or of the wrong shape.
+    """
+    graphdef, params = nnx.split(
+        nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    )
+    leaves = nnx.to_flat_state(params)
+    places = [_Place(table, path, leaf.get_value().shape) for path, leaf in leaves]
+    # A checkpoint with a tied head may carry a copy of it.
+    head = table["head"]
+    skipped = (*buffers, f"{head.name if isinstance(head, Part) else head}.weight")
+    _check_names(tensors, {place.tensor: place.stored_shape for place in places}, skipped)
+    # The largest first: what reading takes on top is freed before the rest has come.
+    order = sorted(range(len(leaves)), key=lambda i: -leaves[i][1].get_value().size)
+    arrays = {i: places[i].read(tensors, config, dtype) for i in order}
+    filled = [(path, leaf.replace(arrays[i])) for i, (path, leaf) in enumerate(leaves)]
+    return Model(graphdef=graphdef, params=nnx.from_flat_state(filled), config=config)
+
+
+class _Place:
+    """Where one of our weights lies in a checkpoint, and how it gets here."""
+
+    def __init__(self, table: WeightTable, path: Iterable[object], shape: tuple[int, ...]):
+        *modules, leaf = map(str, path)
+        layer = next((part for part in modules if part.isdigit()), "")
+        entry = table[re.sub(r"\.\d+\.", ".{}.", ".".join(modules))]
+        self.part = entry if isinstance(entry, Part) else None
+        module = entry.name if isinstance(entry, Part) else entry
+        self.tensor = f"{module.format(layer)}.{leaf}"
+        first, *rest = reversed(shape)
+        self.stored_shape = (first * (self.part.pieces if self.part else 1), *rest)
+
+    def read(self, tensors: TensorStore, config: TransformerConfig, dtype: str) -> jax.Array:
+        stored = tensors.read(self.tensor)
+        if self.part:
+            stored = self.part.take(stored, config)
+        # One copy changes dtype and layout; it also detaches the array from the file.
+        return jax.device_put(np.array(stored.T, dtype=jnp.dtype(dtype), order="C"))
+
+
+def _check_names(
+    tensors: TensorStore, expected: dict[str, tuple[int, ...]], skipped: tuple[str, ...]
+) -> None:
+    """Compares names and shapes before anything is read, so that mistakes show at once."""
+    missing = [name for name in expected if name not in tensors.shapes]
+    if missing:
+        raise CheckpointError(
+            f"{tensors.path} lacks {len(missing)} of the {len(expected)} tensors that its config "
+            f"asks for, such as {missing[0]!r} of shape {expected[missing[0]]}."
+        )
+    for name, shape in expected.items():
+        if tensors.shapes[name] != shape:
+            raise CheckpointError(
+                f"{tensors.path}: tensor {name!r} has shape {tensors.shapes[name]}, but the config "
+                f"asks for {shape}."
+            )
+    surplus = [
+        name for name in tensors.shapes if name not in expected and not name.endswith(skipped)
+    ]
+    if surplus:
+        raise CheckpointError(
+            f"{tensors.path} holds {len(surplus)} tensors that its config has no use for, such as "
+            f"{surplus[0]!r} of shape {tensors.shapes[surplus[0]]}; computing without them would "
+            "give wrong results."
+        )

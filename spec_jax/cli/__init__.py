@@ -1,0 +1,84 @@
+"""The command line: flags -> config objects; the only place that prints."""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from spec_jax import __version__
+from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
+from spec_jax.cli.prompts import read_prompts
+from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean
+
+INTERRUPTED, BROKEN_PIPE = 130, 141
+"""Exit codes of a program that SIGINT or SIGPIPE ended, as shells report them."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `spec-jax` and returns its exit code.
+
+    Args:
+      argv: the arguments; those of the process by default.
+
+    Returns:
+      0; 2 after a mistake in a flag, a prompt or a checkpoint and if a request failed; 130 after
+      Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except SystemExit as exit:  # argparse, after --help
+        return exit.code if isinstance(exit.code, int) else 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return BROKEN_PIPE
+    except (SpecJaxError, OSError) as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        if isinstance(error, OSError):  # a full disk, say; Python would complain again at exit
+            _discard_stdout()
+        print(f"spec-jax: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments:
+        print(OVERVIEW, file=sys.stderr)
+        return 2
+    command, *rest = arguments
+    if command in ("-h", "--help"):
+        print(OVERVIEW)
+        return 0
+    if command == "--version":
+        print(f"spec-jax {__version__}")
+        return 0
+    if command not in COMMANDS:
+        if command.startswith("-"):
+            raise ConfigError(f"the command comes first: spec-jax generate {command} ...")
+        raise ConfigError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)}")
+    # JAX takes seconds to import: whatever can be refused without it is refused first.
+    if command == "env":
+        options = parse_env(rest)
+        from spec_jax.cli import environment
+
+        return environment.run(options)
+    options = parse_model_command(command, rest)
+    if command == "chat":
+        from spec_jax.cli import chat
+
+        return chat.run(options)
+    prompts = read_prompts(options.sources)
+    from spec_jax.cli import generate
+
+    return generate.run(options, prompts)
+
+
+def _discard_stdout() -> None:
+    """Lets Python's own flush at exit succeed when nobody reads, or nothing can be written."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

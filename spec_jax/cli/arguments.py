@@ -1,0 +1,306 @@
+"""Flags, and the config objects that they become. Imports no JAX."""
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from spec_jax.config import (
+    DTYPES,
+    LOOKAHEADS,
+    METHODS,
+    VERIFICATIONS,
+    SamplingParams,
+    SpeculativeConfig,
+)
+from spec_jax.errors import ConfigError, did_you_mean
+
+COMMANDS = ("generate", "chat", "env")
+
+OVERVIEW = """\
+usage: spec-jax COMMAND [options]
+
+Decode language models faster without changing what they say.
+
+  spec-jax generate   complete prompts
+  spec-jax chat       hold a conversation
+  spec-jax env        show versions and devices, for bug reports
+
+  spec-jax COMMAND --help   options of a command
+  spec-jax --version        the version
+
+for example:
+  spec-jax generate --target checkpoints/smollm2-135m-instruct.toml \\
+    --method prompt_lookup --chat "Name three rivers." """.rstrip()
+
+_GENERATE_EPILOG = """\
+Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order. With
+no prompt at all, standard input is the prompt. One line break at the end of a file is dropped.
+
+--json prints, for each prompt, the keys text, token_ids, finish_reason, usage and metrics, and
+error if the request failed; with --compare also plain (the metrics of plain decoding) and
+identical (whether it gave the same tokens; null if sampled).
+"""
+
+
+class Source(NamedTuple):
+    """Where a prompt comes from: text as given, or a file."""
+
+    kind: str
+    value: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `generate` and `chat` were asked to do.
+
+    Attributes:
+      target: the target model's reference.
+      speculative: how to draft and verify.
+      sampling: how to sample.
+      llm: further arguments of `LLM`.
+      sources: where the prompts come from, in order.
+      chat: whether prompts go through the chat template.
+      json: print JSON lines.
+      compare: decode plainly as well.
+    """
+
+    target: str
+    speculative: SpeculativeConfig
+    sampling: SamplingParams
+    llm: dict[str, Any]
+    sources: tuple[Source, ...] = ()
+    chat: bool = False
+    json: bool = False
+    compare: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvOptions:
+    """What `env` was asked to do.
+
+    Attributes:
+      json: print one JSON object.
+    """
+
+    json: bool
+
+
+def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
+    """Parses and checks the arguments of `generate` or `chat`.
+
+    Raises:
+      ConfigError: an argument is unknown, malformed or out of range, or two contradict each other.
+    """
+    parser = _Parser(command, "[PROMPT] --target REF" if command == "generate" else "--target REF")
+    _add_model(parser)
+    _add_speculation(parser)
+    _add_sampling(parser)
+    if command == "generate":
+        _add_generate(parser)
+    else:
+        _add_debug(parser)
+    given = parser.parse(arguments)
+    if not given.get("target"):
+        raise ConfigError(
+            "no target given; name the model with --target: a Hugging Face directory, a .gguf "
+            "file, a recipe (.toml) or a hub id."
+        )
+    if given.get("draft") and "method" not in given:
+        given["method"] = "draft_model"
+    if given.get("dtype", DTYPES[0]) not in DTYPES:
+        raise ConfigError(f"dtype is {given['dtype']!r}.{did_you_mean(given['dtype'], DTYPES)}")
+    for name in ("max_model_len", "max_num_seqs"):
+        if given.get(name, 1) < 1:
+            raise ConfigError(f"{name} is {given[name]}; give at least 1.")
+    options = Options(
+        target=given["target"],
+        speculative=SpeculativeConfig(**_fields(SpeculativeConfig, given)),
+        sampling=SamplingParams(**_fields(SamplingParams, given)),
+        llm={
+            name: given[name]
+            for name in ("dtype", "max_model_len", "max_num_seqs")
+            if name in given
+        },
+        sources=(
+            *([Source("text", given["positional"])] if given.get("positional") is not None else []),
+            *given.get("sources", ()),
+        ),
+        **{name: given[name] for name in ("chat", "json", "compare") if name in given},
+    )
+    if options.speculative.verification == "greedy" and options.sampling.temperature > 0:
+        raise ConfigError(
+            "verification 'greedy' is exact at temperature 0 only, but temperature is "
+            f"{options.sampling.temperature}; use verification 'token'."
+        )
+    return options
+
+
+def parse_env(arguments: Sequence[str]) -> EnvOptions:
+    """Parses the arguments of `env`."""
+    parser = _Parser("env", "")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_debug(parser)
+    return EnvOptions(json="json" in parser.parse(arguments))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises `ConfigError` instead of exiting, and suggests what a misspelt flag may have meant."""
+
+    def __init__(self, command: str, operands: str):
+        super().__init__(
+            prog=f"spec-jax {command}",
+            usage=" ".join(f"spec-jax {command} {operands} [options]".split()),
+            epilog=_GENERATE_EPILOG if command == "generate" else None,
+            formatter_class=functools.partial(
+                argparse.RawDescriptionHelpFormatter, max_help_position=36
+            ),
+            argument_default=argparse.SUPPRESS,  # what is not given is left to the config objects
+            allow_abbrev=False,  # an abbreviation would break when a flag is added
+        )
+
+    def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """The values that were given, by destination."""
+        namespace, unknown = self.parse_known_args(arguments)
+        for argument in unknown:
+            if not argument.startswith("-"):
+                raise ConfigError(
+                    f"unexpected argument {argument!r}; quote a prompt that holds spaces, and "
+                    "repeat --prompt for several."
+                )
+            name = argument.split("=")[0]
+            flags = list(self._option_string_actions)
+            hints = [f" Did you mean {flag!r}?" for flag in flags if flag.startswith(name)]
+            hint = (hints or [did_you_mean(name, flags)])[0]
+            if not hint.startswith(" Did you mean"):
+                hint = f" `{self.prog} --help` lists the options."
+            raise ConfigError(f"unknown option {name!r}.{hint}")
+        return vars(namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Reports argparse's own complaints in the same way as all others."""
+        raise ConfigError(f"{message.removeprefix('argument ')}.")
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _fields(config: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the given values that are fields of a config class."""
+    names = {field.name for field in dataclasses.fields(config)}
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _add(group: Any, config: type, name: str, help: str, **how: Any) -> None:
+    """Adds the flag of a config field, with the field's default in its help."""
+    default = {field.name: field.default for field in dataclasses.fields(config)}[name]
+    note = "" if default is None or default is False or default == () else f" (default: {default})"
+    group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--target",
+        metavar="REF",
+        help="model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a hub "
+        "id org/name[@revision]",
+    )
+    group.add_argument(
+        "--dtype", metavar="|".join(DTYPES), help="of weights and caches (default: float32)"
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=_whole,
+        metavar="N",
+        help="longest prompt and completion together (default: the model's context)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=_whole,
+        metavar="N",
+        help="most prompts decoded as one batch (default: 8)",
+    )
+
+
+def _add_speculation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("speculation")
+    add = functools.partial(_add, group, SpeculativeConfig)
+    add("method", "how to draft; draft_model if --draft is given", metavar="|".join(METHODS))
+    add("draft", "draft model of the same tokenizer, named like the target", metavar="REF")
+    add("num_speculative_tokens", "tokens drafted in a round", type=_whole, metavar="K")
+    add("lookahead", "how K changes from round to round", metavar="|".join(LOOKAHEADS))
+    add(
+        "verification",
+        "which drafted tokens to keep; greedy needs temperature 0",
+        metavar="|".join(sorted(VERIFICATIONS)),
+    )
+    add("prompt_lookup_max", "longest n-gram looked up", type=_whole, metavar="N")
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    add = functools.partial(_add, group, SamplingParams)
+    add("max_tokens", "most tokens to generate", type=_whole, metavar="N")
+    add("temperature", "0 is greedy", type=_number, metavar="T")
+    add("top_k", "keep the K likeliest tokens; 0 keeps all", type=_whole, metavar="K")
+    add("top_p", "keep the likeliest tokens that reach probability P", type=_number, metavar="P")
+    add("min_p", "drop tokens below P times the likeliest", type=_number, metavar="P")
+    add("repetition_penalty", "on tokens seen; 1 is off", type=_number, metavar="X")
+    add("presence_penalty", "on tokens generated; 0 is off", type=_number, metavar="X")
+    add("frequency_penalty", "per time generated; 0 is off", type=_number, metavar="X")
+    add("stop", "end before this text (repeatable)", action="append", metavar="TEXT")
+    add("ignore_eos", "decode past the end of sequence", action="store_true")
+    add("seed", "make sampling reproducible (default: random)", type=_whole, metavar="N")
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prompts")
+    group.add_argument("positional", nargs="?", metavar="PROMPT", help="a prompt")
+    group.add_argument(
+        "--prompt",
+        dest="sources",
+        action="append",
+        type=functools.partial(Source, "text"),
+        metavar="TEXT",
+        help="a prompt (repeatable)",
+    )
+    group.add_argument(
+        "--prompt-file",
+        dest="sources",
+        action="append",
+        type=functools.partial(Source, "file"),
+        metavar="FILE",
+        help='.jsonl: one object with the key "prompt" a line; any other file is one prompt; '
+        "- is standard input (repeatable)",
+    )
+    group.add_argument(
+        "--chat", action="store_true", help="put prompts through the model's chat template"
+    )
+    group.add_argument(
+        "--raw", dest="chat", action="store_false", help="complete prompts as they are (default)"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--compare", action="store_true", help="decode plainly as well and show both speeds"
+    )
+    group.add_argument(
+        "--json", action="store_true", help="print one JSON object per prompt, one a line"
+    )
+    _add_debug(group)
+
+
+def _add_debug(group: Any) -> None:
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")

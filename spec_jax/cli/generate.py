@@ -1,0 +1,109 @@
+"""`spec-jax generate`: completes prompts."""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from spec_jax.cli.arguments import Options
+from spec_jax.cli.loading import load
+from spec_jax.cli.screen import Screen
+from spec_jax.cli.statistics import Run, same_tokens, table
+from spec_jax.config import SpeculativeConfig
+from spec_jax.llm import LLM, Prompt
+from spec_jax.outputs import RequestOutput, StreamChunk
+
+HEADING_WIDTH = 60
+"""Characters of a prompt that the heading above its result shows."""
+
+
+def run(options: Options, texts: Sequence[str]) -> int:
+    """Completes prompts and prints the results; returns the exit code."""
+    compare = options.compare and options.speculative.method != "none"
+    with Screen(json_lines=options.json) as screen:
+        llm = load(options, screen)
+        if options.chat:
+            chats = [[{"role": "user", "content": text}] for text in texts]
+            prompts: list[Prompt] = [llm.tokenizer.encode_chat(chat) for chat in chats]
+        else:
+            prompts = list(texts)
+        if compare:
+            _warm_up(llm, prompts, options)
+        outputs = []
+        for output in _decode(llm, prompts, options, screen, None if options.json else texts):
+            outputs.append(output)
+            if options.json and not compare:
+                screen.record(output.as_dict())
+        ours = Run(options.speculative.method, outputs, llm)
+        plain = _compare(ours, prompts, options, screen) if compare else None
+        if not options.json:
+            screen.note("")
+            screen.note(table(ours, plain, greedy=options.sampling.temperature == 0))
+        if options.compare and not compare:
+            screen.note("nothing to compare: --method none is plain decoding")
+        errors = [output.error for output in outputs if output.error is not None]
+        for error in errors:
+            screen.error(error)
+    return 2 if errors else 0
+
+
+def _decode(
+    llm: LLM,
+    prompts: list[Prompt],
+    options: Options,
+    screen: Screen,
+    texts: Sequence[str] | None = None,
+) -> Iterator[RequestOutput]:
+    """Yields the results in order; prints the text of each as it comes if the prompts are given."""
+    last = -1
+    for chunk in _in_order(llm.stream(prompts, options.sampling)):
+        if texts is None:
+            screen.progress(f"decoding, {chunk.index} of {len(prompts)} prompts done")
+        else:
+            if len(texts) > 1 and chunk.index != last:
+                screen.heading(f"==> prompt {chunk.index}: {_shortened(texts[chunk.index])} <==")
+            screen.write(chunk.text)
+            last = chunk.index
+        if chunk.output is not None:
+            if texts is not None:
+                screen.end_line()
+            yield chunk.output
+
+
+def _in_order(chunks: Iterable[StreamChunk]) -> Iterator[StreamChunk]:
+    """Holds back the chunks of a prompt until all prompts before it have finished."""
+    held: dict[int, deque[StreamChunk]] = defaultdict(deque)
+    current = 0
+    for chunk in chunks:
+        held[chunk.index].append(chunk)
+        while held[current]:
+            ready = held[current].popleft()
+            yield ready
+            if ready.output is not None:
+                del held[current]
+                current += 1
+
+
+def _compare(ours: Run, prompts: list[Prompt], options: Options, screen: Screen) -> Run:
+    """Decodes the same prompts plainly, with the same weights."""
+    screen.progress("decoding plainly, to compare")
+    llm = ours.llm.with_speculation(SpeculativeConfig())
+    _warm_up(llm, prompts, options)
+    outputs = list(_decode(llm, prompts, options, screen))
+    plain = Run("plain", outputs, llm)
+    if options.json:
+        same = same_tokens(ours, plain)
+        for output, other, identical in zip(ours.outputs, outputs, same, strict=True):
+            identical = identical if options.sampling.temperature == 0 else None
+            comparison = {"plain": other.metrics.as_dict(), "identical": identical}
+            screen.record(output.as_dict() | comparison)
+    return plain
+
+
+def _warm_up(llm: LLM, prompts: list[Prompt], options: Options) -> None:
+    """Compiles and runs the first rounds, so that neither run is measured cold."""
+    for _ in llm.stream(prompts, options.sampling):
+        break
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= HEADING_WIDTH else line[: HEADING_WIDTH - 1] + "\u2026"

@@ -1,0 +1,79 @@
+"""Prompts from arguments, files and standard input. Imports no JAX."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spec_jax.cli.arguments import Source
+from spec_jax.errors import RequestError, did_you_mean
+
+
+def read_prompts(sources: Sequence[Source]) -> list[str]:
+    """All prompts, in order; standard input is the prompt if there is no source.
+
+    Raises:
+      RequestError: there is no prompt, one is empty, or a file cannot be read.
+    """
+    if not sources:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise RequestError(
+                "no prompt given; give one as an argument, with --prompt-file, or on standard "
+                "input."
+            )
+        sources = (Source("file", "-"),)
+    return [prompt for source in sources for prompt in _read(source)]
+
+
+def _read(source: Source) -> list[str]:
+    if source.kind == "text":
+        return [_checked(source.value, "a prompt")]
+    name = "standard input" if source.value == "-" else source.value
+    try:
+        raw = sys.stdin.buffer.read() if source.value == "-" else Path(source.value).read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read prompt file {name!r}: {error.strerror}.") from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{name} is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert "
+            "it, for example with iconv."
+        ) from error
+    if source.value.endswith(".jsonl"):
+        return _json_lines(text, name)
+    return [_checked(text.removesuffix("\n").removesuffix("\r"), name)]
+
+
+def _json_lines(text: str, name: str) -> list[str]:
+    prompts = []
+    # Not splitlines(): JSON strings may hold the other line separators of Unicode.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise RequestError(f"{where} is not JSON: {error}.") from error
+        if not isinstance(value, dict):
+            raise RequestError(f'{where} is {value!r}; expected an object {{"prompt": "..."}}.')
+        if "prompt" not in value:
+            hint = f" Found: {', '.join(value)}." if value else did_you_mean("", ["prompt"])
+            raise RequestError(f'{where} has no key "prompt".{hint}')
+        if not isinstance(value["prompt"], str):
+            raise RequestError(f"{where} has the prompt {value['prompt']!r}; give text.")
+        prompts.append(_checked(value["prompt"], where))
+    if not prompts:
+        raise RequestError(f'{name} holds no prompts; expected lines such as {{"prompt": "..."}}.')
+    return prompts
+
+
+def _checked(text: str, where: str) -> str:
+    if not text:
+        raise RequestError(f"{where} is empty ('{text}'); give at least one character.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # an argument that was not valid in the locale's encoding
+        raise RequestError(f"{where} is not valid text: {text!r}; give UTF-8.") from error
+    return text

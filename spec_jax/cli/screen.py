@@ -1,0 +1,113 @@
+"""What the user sees: the model's text on standard output, everything else on standard error."""
+
+import io
+import json
+import sys
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.status import Status
+from rich.text import Text
+
+# A model may write anything, and a terminal obeys what it is sent: control characters other than
+# tab and line feed become visible signs.
+_VISIBLE: dict[int, str] = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: "\u2421",
+    **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)},
+}
+
+
+def visible(text: str) -> str:
+    """The text with control characters made visible, ESC as the sign U+241B, say."""
+    return text.translate(_VISIBLE)
+
+
+class Screen:
+    """Writes results, progress and statistics, and knows where the cursor is.
+
+    Use it as a context manager: it leaves the terminal as it was.
+
+    Args:
+      json_lines: results are JSON, which is UTF-8 whatever the locale.
+    """
+
+    def __init__(self, *, json_lines: bool = False):
+        self._out = sys.stdout
+        self.is_terminal = self._out.isatty()
+        if isinstance(self._out, io.TextIOWrapper):
+            encoding = "utf-8" if json_lines else None
+            self._out.reconfigure(encoding=encoding, errors="backslashreplace")
+        self._errors = Console(stderr=True, highlight=False)
+        self._headings = Console(file=self._out, highlight=False)
+        self._status: Status | None = None
+        self._in_line = False
+
+    def __enter__(self) -> "Screen":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.settle()
+        if self.is_terminal:
+            self.end_line()
+
+    def progress(self, message: str) -> None:
+        """Shows what is being waited for, on a terminal and unless text is just being written."""
+        if not self._errors.is_terminal or (self._in_line and self.is_terminal):
+            return
+        text = Text(visible(message))
+        if self._status is None:
+            self._status = self._errors.status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+    def settle(self) -> None:
+        """Takes the progress away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def write(self, text: str) -> None:
+        """Writes text of the model, literally."""
+        if not text:
+            return
+        self.settle()
+        self._out.write(visible(text) if self.is_terminal else text)
+        self._out.flush()
+        self._in_line = not text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Ends the line of text, if one was begun."""
+        if self._in_line:
+            self.write("\n")
+
+    def heading(self, text: str) -> None:
+        """Writes a line above a result."""
+        self.settle()
+        self._headings.print(Text(visible(text), style="bold"), soft_wrap=True)
+
+    def record(self, value: dict[str, Any]) -> None:
+        """Writes one JSON line."""
+        self.settle()
+        self._out.write(json.dumps(value, ensure_ascii=False) + "\n")
+        self._out.flush()
+
+    def note(self, text: str | RenderableType) -> None:
+        """Writes a remark, or a table, on standard error."""
+        self.settle()
+        if self.is_terminal and self._errors.is_terminal:
+            self.end_line()
+        if isinstance(text, str):
+            text = Text(visible(text), style="dim")
+        self._errors.print(text, soft_wrap=isinstance(text, Text))
+
+    def error(self, message: str) -> None:
+        """Reports what went wrong without ending the program."""
+        self.note(Text(f"spec-jax: error: {visible(message)}"))

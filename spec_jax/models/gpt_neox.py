@@ -1,0 +1,76 @@
+"""GPT-NeoX and Pythia (arXiv 2204.06745, 2304.01373): layer norms, partial rotation, fused QKV."""
+
+import numpy as np
+
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import (
+    Config,
+    Family,
+    Part,
+    get,
+    hf_activation,
+    hf_rope,
+    integer,
+    number,
+)
+
+
+def config_from_hf(config: Config) -> TransformerConfig:
+    """Translates config.json of a `GPTNeoXForCausalLM`."""
+    attention_bias = bool(get(config, "attention_bias", True))
+    embed_size, num_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+    rope = hf_rope(
+        config,
+        theta=number(config, "rotary_emb_base", 10000.0),
+        fraction=number(config, "rotary_pct", 0.25),
+    )
+    return TransformerConfig(
+        vocab_size=integer(config, "vocab_size"),
+        embed_size=embed_size,
+        num_layers=integer(config, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=embed_size // num_heads,
+        mlp_size=integer(config, "intermediate_size"),
+        max_position=integer(config, "max_position_embeddings"),
+        norm="layer",
+        norm_eps=number(config, "layer_norm_eps", 1e-5),
+        activation=hf_activation(config, "gelu"),
+        gated_mlp=False,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=True,
+        parallel_residual=bool(get(config, "use_parallel_residual", True)),
+        tied_head=bool(get(config, "tie_word_embeddings", False)),
+        **rope,
+    )
+
+
+def _fused(which: int) -> Part:
+    """Query (0), key (1) or value (2), which lie next to each other within every head."""
+
+    def take(stored: np.ndarray, config: TransformerConfig) -> np.ndarray:
+        heads = stored.reshape(config.num_heads, 3, config.head_dim, *stored.shape[1:])
+        return heads[:, which].reshape(-1, *stored.shape[1:])
+
+    return Part("gpt_neox.layers.{}.attention.query_key_value", take, pieces=3)
+
+
+FAMILY = Family(
+    model_type="gpt_neox",
+    config_from_hf=config_from_hf,
+    hf_weights={
+        "embed": "gpt_neox.embed_in",
+        "blocks.{}.attention_norm": "gpt_neox.layers.{}.input_layernorm",
+        "blocks.{}.attention.query": _fused(0),
+        "blocks.{}.attention.key": _fused(1),
+        "blocks.{}.attention.value": _fused(2),
+        "blocks.{}.attention.output": "gpt_neox.layers.{}.attention.dense",
+        "blocks.{}.mlp_norm": "gpt_neox.layers.{}.post_attention_layernorm",
+        "blocks.{}.mlp.up": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+        "blocks.{}.mlp.down": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+        "final_norm": "gpt_neox.final_layer_norm",
+        "head": "embed_out",
+    },
+    buffers=("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"),
+)

@@ -1,0 +1,38 @@
+"""Qwen2 and Qwen2.5 (arXiv 2407.10671): Llama with biases on query, key and value."""
+
+from spec_jax.errors import CheckpointError
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import Config, Family, TensorStore, hf_rope, require
+from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape
+
+
+def config_from_hf(config: Config) -> TransformerConfig:
+    """Translates config.json of a `Qwen2ForCausalLM`."""
+    refuse_sliding_window(config)
+    return TransformerConfig(**hf_shape(config), **hf_rope(config), qkv_bias=True)
+
+
+def refuse_sliding_window(config: Config) -> None:
+    """Raises if some layers see only a window of the context."""
+    require(config, "use_sliding_window", False, default=False)
+    kinds = set(config.get("layer_types") or ())
+    if kinds - {"full_attention"}:
+        raise CheckpointError(
+            f"the checkpoint's config has layer_types {', '.join(sorted(kinds))}; supported: "
+            "full_attention."
+        )
+
+
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `qwen2`."""
+    return TransformerConfig(**gguf_shape(metadata, tensors, "qwen2"), qkv_bias=True)
+
+
+FAMILY = Family(
+    model_type="qwen2",
+    config_from_hf=config_from_hf,
+    hf_weights=HF_WEIGHTS,
+    gguf_architecture="qwen2",
+    config_from_gguf=config_from_gguf,
+    gguf_weights=GGUF_WEIGHTS,
+)

@@ -1,0 +1,39 @@
+"""Qwen3 (arXiv 2505.09388), dense: Llama with a norm on every query and key head."""
+
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import Config, Family, TensorStore, get, hf_rope
+from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape
+from spec_jax.models.qwen2 import refuse_sliding_window
+
+
+def config_from_hf(config: Config) -> TransformerConfig:
+    """Translates config.json of a `Qwen3ForCausalLM`."""
+    refuse_sliding_window(config)
+    bias = bool(get(config, "attention_bias", False))
+    shape = hf_shape({"head_dim": 128, **config})
+    return TransformerConfig(
+        **shape, **hf_rope(config), qk_norm=True, qkv_bias=bias, output_bias=bias
+    )
+
+
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `qwen3`."""
+    return TransformerConfig(**gguf_shape(metadata, tensors, "qwen3"), qk_norm=True)
+
+
+FAMILY = Family(
+    model_type="qwen3",
+    config_from_hf=config_from_hf,
+    hf_weights={
+        **HF_WEIGHTS,
+        "blocks.{}.attention.query_norm": "model.layers.{}.self_attn.q_norm",
+        "blocks.{}.attention.key_norm": "model.layers.{}.self_attn.k_norm",
+    },
+    gguf_architecture="qwen3",
+    config_from_gguf=config_from_gguf,
+    gguf_weights={
+        **GGUF_WEIGHTS,
+        "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
+        "blocks.{}.attention.key_norm": "blk.{}.attn_k_norm",
+    },
+)

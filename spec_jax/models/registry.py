@@ -1,0 +1,42 @@
+"""Every model family spec-jax knows: one row each."""
+
+from collections.abc import Callable
+
+from spec_jax.errors import CheckpointError
+from spec_jax.models import gpt_neox, llama, mistral, qwen2, qwen3
+from spec_jax.models.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    gpt_neox.FAMILY,
+    llama.FAMILY,
+    mistral.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+)
+
+
+def family_of_hf(model_type: str | None) -> Family:
+    """The family whose config.json has this `model_type`.
+
+    Raises:
+      CheckpointError: there is none; the message lists those there are.
+    """
+    return _find(model_type, "model_type", lambda family: family.model_type)
+
+
+def family_of_gguf(architecture: str | None) -> Family:
+    """The family whose GGUF files have this `general.architecture`.
+
+    Raises:
+      CheckpointError: there is none; the message lists those there are.
+    """
+    return _find(architecture, "general.architecture", lambda family: family.gguf_architecture)
+
+
+def _find(value: str | None, key: str, of: Callable[[Family], str | None]) -> Family:
+    known = {name: family for family in FAMILIES if (name := of(family)) is not None}
+    if value not in known:
+        raise CheckpointError(
+            f"unknown architecture: {key} is {value!r}; spec-jax knows {', '.join(sorted(known))}."
+        )
+    return known[value]

@@ -1,0 +1,39 @@
+"""Frozen dataclasses that are pytrees."""
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+T = TypeVar("T")
+
+
+def static() -> Any:
+    """A field that is part of the pytree's structure: hashable, and static under jit."""
+    return dataclasses.field(metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static,))
+def pytree(cls: type[T]) -> type[T]:
+    """Makes a class a frozen dataclass whose fields, but for `static()` ones, are pytree children.
+
+    JAX also rebuilds pytrees around placeholders that are no arrays. `jax.tree_util.register_dataclass`
+    calls the constructor for that, whose annotations the tests check; this one does not.
+    """
+    data_class: Any = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(data_class)
+    kept = [field.name for field in fields if field.metadata.get("static")]
+    children = [field.name for field in fields if field.name not in kept]
+
+    def flatten_with_keys(tree: Any):
+        keyed = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in children]
+        return keyed, tuple(getattr(tree, name) for name in kept)
+
+    def unflatten(static_values: tuple, child_values: Any) -> Any:
+        tree = object.__new__(data_class)
+        for name, value in zip((*kept, *children), (*static_values, *child_values), strict=True):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(data_class, flatten_with_keys, unflatten)
+    return data_class

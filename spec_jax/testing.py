@@ -1,0 +1,154 @@
+"""Public test tools: tiny models, and an exact decoder that shares no code with the loop.
+
+The reference is written for clarity: numpy, float64, sorts, one token at a time, no cache reuse.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from spec_jax.config import SamplingParams
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.transformer import Model
+
+
+def tiny_model(
+    seed: int = 0,
+    *,
+    vocab_size: int = 16,
+    embed_size: int = 32,
+    num_layers: int = 2,
+    sharpness: float = 1.0,
+    max_position: int = 1024,
+) -> Model:
+    """A Llama-like model with random float32 weights that decodes in milliseconds.
+
+    Args:
+      seed: weights of different seeds are independent.
+      vocab_size: number of tokens.
+      embed_size: width; heads have 8 dimensions.
+      num_layers: blocks.
+      sharpness: scales the logits; around 1 no token dominates.
+      max_position: longest context.
+    """
+    heads = embed_size // 8
+    config = TransformerConfig(
+        vocab_size=vocab_size,
+        embed_size=embed_size,
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=heads // 2,
+        head_dim=8,
+        mlp_size=2 * embed_size,
+        max_position=max_position,
+    )
+    model = Model.random(config, seed=seed)
+    # The residual stream starts at unit size, so that attention and MLP matter.
+    scale = {"embed": 50.0, "head": sharpness}
+
+    def rescale(path, leaf):
+        return leaf * scale.get(getattr(path[0], "key", ""), 1.0)
+
+    params = jax.tree_util.tree_map_with_path(rescale, model.params)
+    return Model(graphdef=model.graphdef, params=params, config=config)
+
+
+def reference_probabilities(
+    logits: Float[np.ndarray, " vocab"],
+    context: Sequence[int],
+    prompt_length: int,
+    params: SamplingParams,
+) -> Float[np.ndarray, " vocab"]:
+    """The distribution of the next token, by sorting, in float64 (see `SamplingParams`)."""
+    x = np.asarray(logits, np.float64).copy()
+    for token, bias in params.logit_bias.items():
+        x[token] += bias
+    seen = sorted(set(context))
+    x[seen] = np.where(
+        x[seen] > 0, x[seen] / params.repetition_penalty, x[seen] * params.repetition_penalty
+    )
+    generated = np.bincount(np.asarray(context[prompt_length:], np.int64), minlength=len(x))
+    x -= params.presence_penalty * (generated > 0) + params.frequency_penalty * generated
+    if params.temperature == 0:
+        return np.eye(len(x))[int(np.argmax(x))]
+
+    def softmax(x: np.ndarray) -> np.ndarray:
+        weights = np.exp(x - x.max())
+        return weights / weights.sum()
+
+    x = x / params.temperature
+    if params.top_k:
+        kth = np.sort(x)[::-1][min(params.top_k, len(x)) - 1]
+        x = np.where(x < kth, -np.inf, x)
+    if params.top_p < 1:
+        probs = softmax(x)
+        order = np.argsort(-probs, kind="stable")
+        above = np.cumsum(probs[order]) - probs[order]
+        x[order[above >= params.top_p]] = -np.inf
+    probs = softmax(x)
+    return softmax(np.where(probs < params.min_p * probs.max(), -np.inf, x))
+
+
+class ReferenceDecoder:
+    """Decodes a model one token at a time from scratch: slow, simple, and what is true."""
+
+    def __init__(self, model: Model):
+        self.model = model
+
+        def all_logits(model: Model, tokens: jax.Array) -> jax.Array:
+            return model.score(tokens, model.new_cache(*tokens.shape))[0][0]
+
+        self._all_logits = jax.jit(all_logits)
+
+    def logits(self, context: Sequence[int]) -> Float[np.ndarray, " vocab"]:
+        """The model's logits after a context."""
+        # Padded to few shapes; what stands after a token cannot change its logits.
+        tokens = np.zeros((1, -(-len(context) // 64) * 64), np.int32)
+        tokens[0, : len(context)] = context
+        return np.asarray(self._all_logits(self.model, jnp.asarray(tokens)))[len(context) - 1]
+
+    def distribution(
+        self, context: Sequence[int], prompt_length: int, params: SamplingParams
+    ) -> Float[np.ndarray, " vocab"]:
+        """The exact distribution of the token after a context."""
+        return reference_probabilities(self.logits(context), context, prompt_length, params)
+
+    def joint(
+        self, prompt: Sequence[int], length: int, params: SamplingParams
+    ) -> Float[np.ndarray, "..."]:
+        """The exact joint distribution of the first `length` tokens, one axis per token."""
+
+        def extend(context: list[int], left: int) -> np.ndarray:
+            first = self.distribution(context, len(prompt), params)
+            if left == 1:
+                return first
+            zeros = np.zeros((len(first),) * (left - 1))
+            rest = [
+                probability * extend([*context, token], left - 1) if probability else zeros
+                for token, probability in enumerate(first)
+            ]
+            return np.stack(rest)
+
+        return extend(list(prompt), length)
+
+    def greedy(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        max_length: int | None = None,
+    ) -> tuple[list[int], str]:
+        """Greedy tokens and finish reason, stopping exactly where the definition says."""
+        context = list(prompt)
+        while True:
+            token = int(np.argmax(self.distribution(context, len(prompt), params)))
+            context.append(token)
+            generated = len(context) - len(prompt)
+            if token in stop_token_ids:
+                return context[len(prompt) :], "stop"
+            if generated == params.max_tokens or len(context) == max_length:
+                return context[len(prompt) :], "length"

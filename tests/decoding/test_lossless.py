@@ -1,0 +1,201 @@
+"""The proof: over every draft, the joint distribution of what is emitted is the target's own.
+
+Rounds are enumerated through the very functions that the loop calls, in float64: for each context
+and each possible draft, every outcome of the verification with its probability, then the rounds
+that fill the rest of the first K + 1 tokens.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_jax.decoding.verify import RULES, accepted_length
+
+TOLERANCE = 1e-12
+
+
+@partial(jax.jit, static_argnames="rule")
+def outcomes(p, tokens, q, lengths, *, rule):
+    """For each row: P(n accepted) for n = 0..k, and the distribution of the token after them."""
+
+    def row(p, tokens, q, length):
+        k = tokens.shape[0]
+        accept = RULES[rule].acceptance(p, tokens, q)
+        accept = jnp.where(jnp.arange(k, dtype=jnp.int32) < length, accept, 0.0)
+        reached = jnp.concatenate([jnp.ones(1, p.dtype), jnp.cumprod(accept)])
+        left = jnp.concatenate([1.0 - accept, jnp.ones(1, p.dtype)])
+        counts = jnp.arange(k + 1, dtype=jnp.int32)
+        after = jax.vmap(lambda n: RULES[rule].following(p, tokens, q, n, length))(counts)
+        return reached * left, after
+
+    return jax.vmap(row, (0, 0, None if q is None else 0, 0))(p, tokens, q, lengths)
+
+
+def emitted_joint(p, q, stops, *, rule="token", deterministic=False):
+    """The joint distribution [V] * (K + 1) of the first K + 1 tokens that rounds emit.
+
+    Args:
+      p: p[c] is [V**c, V]: the target after each context of c tokens, c = 0..K.
+      q: likewise the draft's, c = 0..K - 1.
+      stops: stops[c] is bool [V**c]: the drafter stops drafting at these contexts, so a draft's
+        length may depend on its own tokens.
+      rule: the verification rule.
+      deterministic: hand the rule None for q, as a drafter with one-hot q does.
+    """
+    vocab, horizon = p[0].shape[1], len(p)
+    joint = [np.ones((vocab**horizon, 1))]  # joint[-1 - c]: after c tokens, over the rest
+    for c in reversed(range(horizon)):
+        k = horizon - 1 - c  # the loop drafts no more than can still be emitted besides one token
+        contexts, drafts = vocab**c, vocab**k
+        rows = np.arange(contexts * drafts)
+        prefixes = [rows // vocab ** (k - j) for j in range(k + 1)]
+        tokens = np.zeros((len(rows), k), np.int32)
+        q_rows = np.zeros((len(rows), k, vocab))
+        p_rows = np.stack([p[c + j][prefixes[j]] for j in range(k + 1)], 1)
+        going = np.ones(len(rows), bool)
+        lengths = np.zeros(len(rows), np.int32)
+        chance = np.ones(len(rows))
+        for j in range(k):
+            tokens[:, j], q_rows[:, j] = prefixes[j + 1] % vocab, q[c + j][prefixes[j]]
+            going &= ~stops[c + j][prefixes[j]]
+            lengths += going
+            chance *= q_rows[np.arange(len(rows)), j, tokens[:, j]]
+        count_probs, after = outcomes(
+            jnp.asarray(p_rows),
+            jnp.asarray(tokens),
+            None if deterministic else jnp.asarray(q_rows),
+            jnp.asarray(lengths),
+            rule=rule,
+        )
+        assert after.dtype == jnp.float64
+        here = np.zeros((contexts, vocab ** (k + 1)))
+        for n in range(k + 1):
+            weight = (chance * np.asarray(count_probs)[:, n])[:, None] * np.asarray(after)[:, n]
+            # Draft tokens past the accepted ones were thrown away: sum over them.
+            emitted = weight.reshape(contexts * vocab**n, vocab ** (k - n), vocab).sum(1)
+            rest = joint[n].reshape(contexts * vocab**n, vocab, -1)
+            here += (emitted[:, :, None] * rest).reshape(contexts, -1)
+        joint.insert(0, here)
+    return joint[0].reshape((vocab,) * horizon)
+
+
+def target_joint(p):
+    vocab = p[0].shape[1]
+    joint = np.ones((1, 1))
+    for table in p:
+        joint = joint.reshape(-1, 1) * table
+    return joint.reshape((vocab,) * len(p))
+
+
+def table(rng, rows, vocab, *, zeros):
+    weights = rng.dirichlet(np.full(vocab, 0.7), rows)
+    if zeros:
+        weights = weights * (rng.random((rows, vocab)) < 0.6)
+        weights[np.arange(rows), rng.integers(vocab, size=rows)] += 0.1
+    return weights / weights.sum(1, keepdims=True)
+
+
+def one_hot(rng, rows, vocab):
+    return np.eye(vocab)[rng.integers(vocab, size=rows)]
+
+
+@st.composite
+def problems(draw):
+    vocab, lookahead = draw(st.integers(2, 5)), draw(st.integers(1, 3))
+    kind = draw(st.sampled_from(["any", "zeros", "equal", "disjoint", "nearly equal"]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    zeros = kind == "zeros"
+    p = [table(rng, vocab**c, vocab, zeros=zeros) for c in range(lookahead + 1)]
+    q = [table(rng, vocab**c, vocab, zeros=zeros) for c in range(lookahead)]
+    if kind == "equal":
+        q = p[:-1]
+    if kind == "nearly equal":
+        q = [t * (1 + 1e-9 * rng.standard_normal(t.shape)) for t in p[:-1]]
+        q = [t / t.sum(1, keepdims=True) for t in q]
+    if kind == "disjoint":
+        side = np.arange(vocab) < vocab // 2
+        p = [t * side / (t * side).sum(1, keepdims=True) for t in p]
+        q = [t * ~side / (t * ~side).sum(1, keepdims=True) for t in q]
+    early = draw(st.sampled_from([0.0, 0.3]))
+    stops = [rng.random(vocab**c) < early for c in range(lookahead)]
+    return p, q, stops, rng
+
+
+@settings(max_examples=500)
+@given(problems())
+def test_token_verification_emits_the_targets_joint_distribution(problem):
+    p, q, stops, _ = problem
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(
+            emitted_joint(p, q, stops), target_joint(p), rtol=0, atol=TOLERANCE
+        )
+
+
+@settings(max_examples=100)
+@given(problems())
+def test_a_deterministic_drafter_is_lossless_too(problem):
+    p, q, stops, rng = problem
+    q = [one_hot(rng, *t.shape) for t in q]
+    with jax.enable_x64(True):
+        emitted = emitted_joint(p, q, stops, deterministic=True)
+        np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(emitted_joint(p, q, stops), emitted, rtol=0, atol=TOLERANCE)
+
+
+@settings(max_examples=100)
+@given(problems(), st.sampled_from(["token", "greedy"]), st.booleans())
+def test_greedy_rows_emit_the_targets_argmax_under_both_rules(problem, rule, deterministic):
+    p, q, stops, rng = problem
+    p = [one_hot(rng, *t.shape) for t in p]
+    q = [one_hot(rng, *t.shape) for t in q]
+    with jax.enable_x64(True):
+        emitted = emitted_joint(p, q, stops, rule=rule, deterministic=deterministic)
+        np.testing.assert_array_equal(emitted, target_joint(p))
+
+
+@pytest.mark.parametrize("wrong", ["unclamped", "wrong row", "argmax draft"])
+def test_the_enumeration_notices_a_wrong_rule(wrong, monkeypatch):
+    """The proof would be worth nothing if a broken rule passed it."""
+    rng = np.random.default_rng(0)
+    p = [table(rng, 3**c, 3, zeros=False) for c in range(3)]
+    q = [table(rng, 3**c, 3, zeros=False) for c in range(2)]
+    right = RULES["token"]
+
+    def following(p, tokens, q, n, length):
+        if wrong == "wrong row":
+            return right.following(jnp.roll(p, 1, axis=0), tokens, q, n, length)
+        residual = p[n] - q[jnp.minimum(n, q.shape[0] - 1)] if q.shape[0] else p[n]
+        return jnp.where(n < length, residual / jnp.abs(residual).sum(), p[n])
+
+    if wrong == "argmax draft":  # drafts its likeliest token but reports a softmax q
+        drawn = [np.eye(3)[t.argmax(1)] for t in q]
+        acceptance = lambda p, tokens, _: right.acceptance(p, tokens, None) * 1.2  # noqa: E731
+        rule, q = right._replace(acceptance=acceptance), drawn
+    else:
+        rule = right._replace(following=following)
+    monkeypatch.setitem(RULES, wrong, rule)
+    with jax.enable_x64(True):
+        difference = emitted_joint(p, q, [np.zeros(3**c, bool) for c in range(2)], rule=wrong)
+        assert np.abs(difference - target_joint(p)).max() > 1e-3
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.3, 0.999]), st.sampled_from([0.0, 0.3, 0.5, 1.0])),
+        max_size=6,
+    ),
+    st.integers(0, 6),
+)
+def test_the_accepted_prefix_ends_at_the_first_uniform_not_below_its_acceptance(pairs, length):
+    length = min(length, len(pairs))
+    expected = 0
+    while expected < length and pairs[expected][0] < pairs[expected][1]:
+        expected += 1
+    uniforms, acceptance = np.array(pairs, np.float32).reshape(-1, 2).T
+    got = accepted_length(jnp.asarray(uniforms), jnp.asarray(acceptance), jnp.int32(length))
+    assert int(got) == expected

@@ -1,0 +1,133 @@
+"""Prompt lookup copies what Hugging Face's prompt lookup would copy, on device and in batches."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spec_jax.config import SamplingParams
+from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.drafters.base import Context
+from spec_jax.drafters.prompt_lookup import PromptLookup
+
+BATCH, CAPACITY = 4, 24
+SETTINGS = [(1, 1), (3, 1), (4, 2), (2, 3), (10, 2), (5, 9), (30, 3)]
+each_setting = pytest.mark.parametrize(("lookahead", "max_ngram"), SETTINGS)
+
+tokens_of_few_words = st.one_of(
+    *[st.lists(st.integers(0, top), min_size=1, max_size=CAPACITY) for top in (1, 2, 5)]
+)
+
+
+def _look_up(known: Sequence[int], lookahead: int, max_ngram: int) -> list[int]:
+    """The draft for one row, in plain Python."""
+    length = len(known)
+    for size in range(min(max_ngram, length - 1), 0, -1):
+        wanted = known[length - size :]
+        for start in range(length - size):  # leftmost first; the last place has no continuation
+            if known[start : start + size] == wanted:
+                return list(known[start + size : start + size + lookahead])
+    return []
+
+
+@jax.jit
+def _propose(drafter: PromptLookup, context: Context):
+    return drafter.propose(drafter.init(context.tokens, context.lengths, 1), context)[0]
+
+
+def _drafts(
+    rows: Sequence[Sequence[int]], lookahead: int, max_ngram: int, junk: np.ndarray | int = 0
+) -> list[list[int]]:
+    """The drafter's proposals for a batch whose buffers hold junk past each row's end."""
+    tokens = np.broadcast_to(np.asarray(junk, np.int32), (len(rows), CAPACITY)).copy()
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    lengths = jnp.asarray([len(row) for row in rows], jnp.int32)
+    draft = _propose(
+        PromptLookup(lookahead, max_ngram),
+        Context(
+            tokens=jnp.asarray(tokens),
+            lengths=lengths,
+            prompt_lengths=jnp.minimum(lengths, 2),
+            keys=jax.random.split(jax.random.key(0), len(rows)),
+            sampling=BatchSampling.stack([SamplingParams()] * len(rows), 6),
+        ),
+    )
+    assert draft.probs is None  # deterministic: q is one-hot
+    assert draft.tokens.shape == (len(rows), lookahead)
+    assert ((draft.lengths >= 0) & (draft.lengths <= lookahead)).all()
+    pairs = zip(np.asarray(draft.tokens), np.asarray(draft.lengths), strict=True)
+    return [row[:length].tolist() for row, length in pairs]
+
+
+@each_setting
+@given(rows=st.lists(tokens_of_few_words, min_size=BATCH, max_size=BATCH))
+def test_ragged_batches_agree_with_plain_python(lookahead, max_ngram, rows):
+    expected = [_look_up(row, lookahead, max_ngram) for row in rows]
+    assert _drafts(rows, lookahead, max_ngram) == expected
+
+
+@each_setting
+@given(row=tokens_of_few_words, data=st.data())
+def test_tokens_past_the_end_of_a_row_are_never_used(lookahead, max_ngram, row, data):
+    # Rows of junk that look like continuations: copies of the row, of its end, and anything.
+    repeated = np.resize(row, CAPACITY)
+    end = np.resize(row[-max_ngram:], CAPACITY)
+    shifted = np.resize(np.roll(row, 1), CAPACITY)
+    anything = data.draw(st.lists(st.integers(0, 5), min_size=CAPACITY, max_size=CAPACITY))
+    junk = np.stack([repeated, end, shifted, anything])
+    expected = _look_up(row, lookahead, max_ngram)
+    assert _drafts([row] * BATCH, lookahead, max_ngram, junk) == [expected] * BATCH
+
+
+@pytest.mark.parametrize(
+    ("known", "lookahead", "max_ngram", "expected"),
+    [
+        pytest.param([1, 2, 3, 9, 2, 5, 1, 2], 2, 2, [3, 9], id="longest n-gram before leftmost"),
+        pytest.param([2, 5, 1, 2, 3, 9, 1, 2], 2, 2, [3, 9], id="longest although further right"),
+        pytest.param([1, 2, 3, 1, 2, 4, 1, 2], 2, 2, [3, 1], id="leftmost of equal matches"),
+        pytest.param([7, 1, 8, 2, 9, 5, 2], 3, 2, [9, 5, 2], id="shorter n-gram if none longer"),
+        pytest.param([1, 2, 1], 5, 2, [2, 1], id="cut at the end of what is known"),
+        pytest.param([4, 4], 5, 3, [4], id="overlap with the end itself"),
+        pytest.param([4, 4, 4, 4, 4], 5, 3, [4, 4], id="a run matches itself, leftmost"),
+        pytest.param([1, 2, 3], 4, 3, [], id="nothing matches"),
+        pytest.param([5], 4, 3, [], id="one token has no earlier place"),
+        pytest.param([0, 0, 1, 0, 2, 3, 1, 0], 1, 3, [2], id="token zero is a token"),
+    ],
+)
+def test_worked_examples(known, lookahead, max_ngram, expected):
+    assert _look_up(known, lookahead, max_ngram) == expected
+    assert _drafts([known], lookahead, max_ngram, junk=known[-1]) == [expected]
+
+
+def test_a_row_that_fills_its_buffer_is_looked_up_whole():
+    row = [1, 2, 3, *[4] * (CAPACITY - 5), 1, 2]
+    assert len(row) == CAPACITY
+    assert _drafts([row, row[:-1]], 4, 2) == [[3, 4, 4, 4], [2, 3, 4, 4]]
+
+
+@pytest.mark.torch
+@each_setting
+def test_drafts_agree_with_transformers_own_generator(lookahead, max_ngram):
+    import torch
+    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+    theirs = PromptLookupCandidateGenerator(
+        num_output_tokens=lookahead, max_matching_ngram_size=max_ngram, max_length=10_000
+    )
+    rng = np.random.default_rng(lookahead * 100 + max_ngram)
+    rows = [
+        rng.integers(0, rng.choice([2, 4, 12]), rng.integers(1, CAPACITY + 1)).tolist()
+        for _ in range(200)
+    ]
+    expected = []
+    for row in rows:
+        candidate, _ = theirs.get_candidates(torch.tensor([row]))
+        expected.append(candidate[0, len(row) :].tolist())
+    assert _drafts(rows, lookahead, max_ngram, junk=1) == expected
+    assert sum(map(bool, expected)) > 100  # matches are common
+    assert not all(expected)  # and so is their absence

@@ -1,0 +1,178 @@
+"""Every family's translation of configs, and what it refuses to misread."""
+
+import numpy as np
+import pytest
+
+from spec_jax.errors import CheckpointError
+from spec_jax.models import gpt_neox, llama, mistral, qwen2, qwen3
+from spec_jax.models.config import RopeScaling
+from spec_jax.models.registry import FAMILIES, family_of_gguf, family_of_hf
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 4096,
+}
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+GGUF_METADATA = {
+    "block_count": 2,
+    "context_length": 4096,
+    "embedding_length": 32,
+    "feed_forward_length": 64,
+    "attention.head_count": 4,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+}
+FOLLOWERS = [llama, mistral, qwen2, qwen3]
+
+
+class Gguf:
+    """A GGUF file's tensors, as far as configs look at them."""
+
+    path = "tiny.gguf"
+
+    def __init__(self, **tensors):
+        self.tensors = {"token_embd.weight": np.zeros((100, 32))} | tensors
+
+    @property
+    def shapes(self):
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def read(self, name):
+        return self.tensors[name]
+
+
+def test_defaults_of_an_old_config():
+    config = llama.config_from_hf(LLAMA)
+    assert (config.num_kv_heads, config.head_dim) == (4, 8)
+    assert (config.norm_eps, config.activation, config.tied_head) == (1e-6, "silu", False)
+    assert (config.rope_theta, config.rope_fraction, config.rope_scaling) == (10000.0, 1.0, None)
+    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+
+
+def test_both_spellings_of_rotary_settings():
+    expected = RopeScaling(8.0, 1.0, 4.0, 8192)
+    new = dict(LLAMA, rope_parameters=dict(LLAMA3_SCALING, rope_theta=5e5))
+    old = dict(LLAMA, rope_theta=5e5, rope_scaling=LLAMA3_SCALING)
+    oldest = dict(old, rope_scaling=dict(LLAMA3_SCALING, type="llama3"))
+    del oldest["rope_scaling"]["rope_type"]
+    for config in map(llama.config_from_hf, (new, old, oldest)):
+        assert (config.rope_theta, config.rope_scaling) == (5e5, expected)
+    plain = dict(LLAMA, rope_theta=5e5, rope_scaling=None)
+    assert llama.config_from_hf(plain).rope_theta == 5e5
+    assert llama.config_from_hf(plain).rope_scaling is None
+
+
+def test_null_means_absent():
+    config = llama.config_from_hf(dict(LLAMA, head_dim=None, num_key_value_heads=None))
+    assert (config.num_kv_heads, config.head_dim) == (4, 8)
+
+
+def test_what_sets_the_families_apart():
+    mistral_config = mistral.config_from_hf(dict(LLAMA, sliding_window=None))
+    assert mistral_config == llama.config_from_hf(LLAMA)
+    assert mistral.config_from_hf(dict(LLAMA, sliding_window=4096)) == mistral_config
+    config = qwen2.config_from_hf(dict(LLAMA, use_sliding_window=False, sliding_window=8))
+    assert config.qkv_bias and not config.output_bias
+    config = qwen3.config_from_hf(LLAMA)
+    assert config.qk_norm and config.head_dim == 128 and not config.qkv_bias
+    config = llama.config_from_hf(dict(LLAMA, attention_bias=True, mlp_bias=True))
+    assert config.qkv_bias and config.output_bias and config.mlp_bias
+
+
+def test_gpt_neox():
+    config = gpt_neox.config_from_hf(LLAMA)
+    assert (config.norm, config.gated_mlp, config.activation) == ("layer", False, "gelu")
+    assert config.parallel_residual and config.mlp_bias and config.qkv_bias and config.output_bias
+    assert (config.rope_fraction, config.rotary_size) == (0.25, 2)
+    old = gpt_neox.config_from_hf(dict(LLAMA, rotary_pct=0.5, rotary_emb_base=500))
+    assert (old.rope_fraction, old.rope_theta) == (0.5, 500.0)
+    rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    assert gpt_neox.config_from_hf(dict(LLAMA, rope_parameters=rope)) == old
+
+
+@pytest.mark.parametrize("family", FOLLOWERS, ids=lambda family: family.FAMILY.model_type)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act = 'relu'; supported: silu"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "same in every layer"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "no 'factor'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"rope_theta": "1e4"}, "rope_theta = '1e4'; expected a number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan"),
+        ({"vocab_size": None}, "no 'vocab_size'"),
+        ({"hidden_size": "32"}, "hidden_size = '32'; expected a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"num_key_value_heads": 3}, "3 KV heads do not divide 4"),
+        ({"num_attention_heads": [4, 8]}, "one value per layer"),
+        ({"head_dim": 7}, "7 rotated dimensions"),
+    ],
+)
+def test_refused(family, changes, said):
+    config = dict(LLAMA, sliding_window=None) | changes
+    with pytest.raises(CheckpointError) as caught:
+        family.config_from_hf(config)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        (mistral, {"sliding_window": 1024}, "sliding_window = 1024, less than its context of 4096"),
+        (mistral, {"max_position_embeddings": 32768}, "sliding_window = 4096"),
+        (qwen2, {"use_sliding_window": True}, "use_sliding_window = True"),
+        (qwen3, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        (gpt_neox, {"hidden_act": "relu"}, "hidden_act = 'relu'"),
+    ],
+)
+def test_refused_by_one_family(family, changes, said):
+    with pytest.raises(CheckpointError) as caught:
+        family.config_from_hf(LLAMA | changes)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_gguf(architecture):
+    metadata = {f"{architecture}.{key}": value for key, value in GGUF_METADATA.items()}
+    family = family_of_gguf(architecture)
+    config = family.config_from_gguf(metadata, Gguf())
+    as_hf = dict(LLAMA, tie_word_embeddings=True, head_dim=8)
+    assert config == family.config_from_hf(as_hf)
+    config = family.config_from_gguf(metadata, Gguf(**{"output.weight": np.zeros((100, 32))}))
+    assert not config.tied_head
+    with pytest.raises(CheckpointError, match="token_embd"):
+        family.config_from_gguf(metadata, type("Empty", (Gguf,), {"shapes": {}})())
+    with pytest.raises(CheckpointError, match="one value per layer"):
+        metadata[f"{architecture}.attention.head_count"] = [4, 4]
+        family.config_from_gguf(metadata, Gguf())
+
+
+def test_gguf_biases_are_seen_in_the_tensors():
+    metadata = {f"llama.{key}": value for key, value in GGUF_METADATA.items()}
+    biases = {"blk.0.attn_q.bias": np.zeros(32), "blk.0.ffn_down.bias": np.zeros(32)}
+    config = llama.config_from_gguf(metadata, Gguf(**biases))
+    assert config.qkv_bias and config.mlp_bias and not config.output_bias
+
+
+def test_registry():
+    assert len({family.model_type for family in FAMILIES}) == len(FAMILIES)
+    for family in FAMILIES:
+        assert family_of_hf(family.model_type) is family
+    assert family_of_gguf("llama") is llama.FAMILY
+    for missing in ("gpt2", None):
+        with pytest.raises(CheckpointError, match="knows gpt_neox, llama, mistral, qwen2, qwen3"):
+            family_of_hf(missing)
+    with pytest.raises(CheckpointError, match="knows llama, qwen2, qwen3"):
+        family_of_gguf("gpt_neox")

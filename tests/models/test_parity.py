@@ -1,0 +1,124 @@
+"""Logits of every family agree with Hugging Face's torch model on the same weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax import checkpoints
+from spec_jax.models.registry import FAMILIES
+from spec_jax.models.transformer import Model
+from tests.checkpoints.tiny import write_tokenizer
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+
+SHAPE = dict(
+    vocab_size=300,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=128,
+)
+GQA = dict(SHAPE, num_key_value_heads=2)
+LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=500.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+MODELS: dict[str, tuple[str, dict]] = {
+    "llama": ("Llama", GQA),
+    "llama, tied": ("Llama", dict(GQA, tie_word_embeddings=True)),
+    "llama, scaled positions": ("Llama", dict(GQA, rope_parameters=LLAMA3_ROPE)),
+    "llama, biases and wide heads": (
+        "Llama",
+        dict(GQA, attention_bias=True, mlp_bias=True, head_dim=10, hidden_act="gelu"),
+    ),
+    "mistral": ("Mistral", dict(GQA, sliding_window=None, head_dim=12)),
+    "qwen2": ("Qwen2", dict(GQA, tie_word_embeddings=True)),
+    "qwen3": ("Qwen3", dict(GQA, head_dim=16)),
+    "gpt_neox": ("GPTNeoX", SHAPE),
+    "gpt_neox, sequential": ("GPTNeoX", dict(SHAPE, use_parallel_residual=False)),
+    "gpt_neox, half rotated, other gelu": (
+        "GPTNeoX",
+        dict(SHAPE, rotary_pct=0.5, hidden_act="gelu_new", attention_bias=False),
+    ),
+}
+TOLERANCE = 1e-4
+
+
+def make(name: str, path: Path) -> tuple["torch.nn.Module", Model]:
+    """A random torch model, saved, and ours loaded from what it saved."""
+    kind, options = MODELS[name]
+    torch.manual_seed(0)
+    reference = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**options)
+    )
+    reference.eval()
+    with torch.no_grad():  # norms and biases must matter too
+        for weight in reference.parameters():
+            weight.copy_(torch.randn_like(weight) * (0.25 if weight.ndim == 2 else 0.5))
+    reference.save_pretrained(path)
+    write_tokenizer(path)
+    return reference, checkpoints.load(path).model
+
+
+def test_every_family_is_compared():
+    assert {name.split(",")[0] for name in MODELS} == {family.model_type for family in FAMILIES}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompt_and_steps(name, tmp_path):
+    reference, model = make(name, tmp_path)
+    assert_parity(model, lambda rows: reference(torch.tensor(rows)).logits, lengths=(5, 9, 1))
+
+
+def assert_parity(model: Model, reference: Callable, *, lengths: tuple[int, ...]) -> None:
+    """Compares a whole prompt's logits, and those of steps from ragged lengths."""
+    total = max(lengths) + 8
+    random = np.random.default_rng(1)
+    rows = random.integers(0, min(model.config.vocab_size, 1000), (len(lengths), total))
+    with torch.no_grad():
+        expected = reference(rows).float().numpy()
+    assert expected.std() > 0.5, "the comparison means little with logits this small"
+    score = jax.jit(lambda model, tokens, cache: model.score(tokens, cache))
+
+    logits, _ = score(model, jnp.asarray(rows, jnp.int32), model.new_cache(len(lengths), total))
+    np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
+
+    # Every row starts from its own length; what was written past it must not be seen.
+    prompt = jnp.asarray(rows[:, : max(lengths)], jnp.int32)
+    _, cache = score(model, prompt, model.new_cache(len(lengths), total + 1))
+    at, which = np.asarray(lengths), np.arange(len(lengths))
+    while (at < total).any():
+        here = np.minimum(at, total - 1)
+        cache = cache.with_lengths(jnp.asarray(here, jnp.int32))
+        tokens = jnp.asarray(rows[which, here][:, None], jnp.int32)
+        logits, cache = score(model, tokens, cache)
+        np.testing.assert_allclose(logits[:, 0], expected[which, here], atol=TOLERANCE, rtol=0)
+        at = at + 1
+
+
+@pytest.mark.weights
+def test_demo_model(demo_recipe):
+    """SmolLM2-135M-Instruct: torch reads the same GGUF file."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    _, path = checkpoints.locate(demo_recipe, print)
+    # What from_pretrained(gguf_file=...) does, without the `accelerate` package it asks for.
+    config = transformers.LlamaConfig(**load_gguf_checkpoint(path)["config"])
+    reference = transformers.LlamaForCausalLM(config).eval()
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=reference)
+    lacking = reference.load_state_dict(read["tensors"], strict=False)
+    assert lacking.missing_keys == ["lm_head.weight"] and not lacking.unexpected_keys
+    reference.tie_weights()
+    model = checkpoints.load(demo_recipe).model
+    assert_parity(model, lambda rows: reference(torch.tensor(rows)).logits, lengths=(13, 40, 1))

@@ -1,0 +1,223 @@
+"""Every wrong value is refused with its name, itself and what to give instead."""
+
+import copy
+import dataclasses
+import math
+import pickle
+
+import pytest
+
+from spec_jax import ConfigError, SamplingParams, SpeculativeConfig
+from spec_jax.config import LOOKAHEADS, METHODS, VERIFICATIONS
+from spec_jax.errors import SpecJaxError
+
+INF, NAN = math.inf, math.nan
+
+BAD_SAMPLING = [
+    *[("max_tokens", bad, "at least 1") for bad in (0, -1, 1.0, "5", None, True, NAN)],
+    *[("temperature", bad, "[0, inf)") for bad in (-0.1, -INF, INF, NAN, "1", None, False)],
+    *[("top_k", bad, "at least 0") for bad in (-1, 1.5, "all", None, True)],
+    *[("top_p", bad, "(0, 1]") for bad in (0, 0.0, -0.5, 1.0001, 2, INF, NAN, "0.9", None, True)],
+    *[("min_p", bad, "[0, 1]") for bad in (-0.01, 1.5, INF, NAN, "0", None, False)],
+    *[("repetition_penalty", bad, "(0, inf)") for bad in (0, -1.0, INF, NAN, "1", None)],
+    *[("presence_penalty", bad, "(-inf, inf)") for bad in (INF, -INF, NAN, "1", None, True)],
+    *[("frequency_penalty", bad, "(-inf, inf)") for bad in (INF, -INF, NAN, "1", None, True)],
+    *[("seed", bad, "at least 0 and at most") for bad in (-1, 2**64, 1.0, "1", True)],
+    *[("logit_bias", bad, "a mapping") for bad in ([3, 4], 5, "5", None)],
+    *[("stop", bad, "strings") for bad in (5, None)],
+    *[("stop_token_ids", bad, "token ids") for bad in (5, None)],
+]
+
+BAD_SPECULATIVE = [
+    *[
+        ("method", bad, "Did you mean 'prompt_lookup'?")
+        for bad in ("prompt-lookup", "promptlookup")
+    ],
+    *[("method", bad, "Known: draft_model, none, prompt_lookup.") for bad in ("xyz", "", 3)],
+    ("lookahead", "constantly", "Did you mean 'constant'?"),
+    ("lookahead", 4, "Known: constant."),
+    ("verification", "tokens", "Did you mean 'token'?"),
+    ("verification", "xyz", "Known: greedy, token."),
+    *[("num_speculative_tokens", bad, "at least 1") for bad in (0, -4, 4.0, "4", None, True)],
+    *[("prompt_lookup_max", bad, "at least 1") for bad in (0, -1, 2.0, "2", None, True)],
+]
+
+
+@pytest.mark.parametrize(("name", "bad", "remedy"), BAD_SAMPLING)
+def test_a_bad_sampling_value_is_refused_by_name_with_a_remedy(name, bad, remedy):
+    with pytest.raises(ConfigError) as error:
+        SamplingParams(**{name: bad})
+    message = str(error.value)
+    assert message.startswith(f"{name} is {bad!r}")
+    assert remedy in message
+
+
+@pytest.mark.parametrize(("name", "bad", "remedy"), BAD_SPECULATIVE)
+def test_a_bad_speculative_value_is_refused_by_name_with_a_remedy(name, bad, remedy):
+    with pytest.raises(ConfigError) as error:
+        SpeculativeConfig(**{name: bad})
+    message = str(error.value)
+    assert message.startswith(f"{name} is {bad!r}")
+    assert remedy in message
+
+
+def test_every_field_is_either_validated_here_or_free():
+    tested = {name for name, *_ in BAD_SAMPLING}
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert fields - tested == {"ignore_eos"}
+    tested = {name for name, *_ in BAD_SPECULATIVE}
+    fields = {field.name for field in dataclasses.fields(SpeculativeConfig)}
+    assert fields - tested == {"draft"}  # tested below, together with the method
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "remedy"),
+    [
+        ({"logit_bias": {3: NAN}}, "token 3 is nan", "-inf to ban"),
+        ({"logit_bias": {3: INF}}, "token 3 is inf", "-inf to ban"),
+        ({"logit_bias": {3: "1"}}, "token 3 is '1'", "-inf to ban"),
+        ({"logit_bias": {1: 0.0, 4: None}}, "token 4 is None", "-inf to ban"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias token id is -1", "at least 0"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias token id is '5'", "at least 0"),
+        ({"stop": ""}, "stop holds ''", "non-empty strings"),
+        ({"stop": ("end", "")}, "stop holds ''", "non-empty strings"),
+        ({"stop": ["end", 5]}, "stop holds 5", "non-empty strings"),
+        ({"stop": [b"end"]}, "stop holds b'end'", "non-empty strings"),
+        ({"stop_token_ids": [2, -1]}, "stop token id is -1", "at least 0"),
+        ({"stop_token_ids": "2"}, "stop token id is '2'", "at least 0"),
+        ({"stop_token_ids": [1.0]}, "stop token id is 1.0", "at least 0"),
+    ],
+)
+def test_a_bad_value_inside_a_collection_is_named(options, value, remedy):
+    with pytest.raises(ConfigError) as error:
+        SamplingParams(**options)
+    assert value in str(error.value)
+    assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize("draft", [None, ""])
+def test_a_draft_model_without_a_draft_is_refused(draft):
+    with pytest.raises(ConfigError, match=r"'draft_model' needs draft=\.\.\. \(--draft\)"):
+        SpeculativeConfig(method="draft_model", draft=draft)
+
+
+@pytest.mark.parametrize("method", ["none", "prompt_lookup"])
+def test_a_draft_that_the_method_would_ignore_is_refused(method):
+    with pytest.raises(ConfigError) as error:
+        SpeculativeConfig(method=method, draft="some/model")
+    assert str(error.value) == (
+        f"draft is 'some/model' but method is '{method}'; "
+        "use method 'draft_model' or leave the draft out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "hint"),
+    [
+        (SamplingParams, "temprature", "Did you mean 'temperature'?"),
+        (SamplingParams, "top-p", "Did you mean 'top_p'?"),
+        (SamplingParams, "max_token", "Did you mean 'max_tokens'?"),
+        (SamplingParams, "stop_ids", "Did you mean 'stop_token_ids'?"),
+        (SpeculativeConfig, "num_speculative_token", "Did you mean 'num_speculative_tokens'?"),
+        (SpeculativeConfig, "verificaton", "Did you mean 'verification'?"),
+        (SpeculativeConfig, "zzz", "Known: draft, lookahead, method, num_speculative_tokens,"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(config, key, hint):
+    with pytest.raises(ConfigError) as error:
+        config(**{key: 1})
+    assert str(error.value).startswith(f"{config.__name__} has no option {key!r}. {hint}")
+
+
+def test_an_unknown_key_is_refused_beside_good_ones():
+    with pytest.raises(ConfigError, match="no option 'topk'"):
+        SamplingParams(temperature=1.0, topk=5)
+
+
+@pytest.mark.parametrize("config", [SamplingParams, SpeculativeConfig])
+def test_options_are_given_by_name_only(config):
+    with pytest.raises(TypeError):
+        config(1)
+
+
+@pytest.mark.parametrize("config", [SamplingParams, SpeculativeConfig])
+def test_no_field_can_be_changed_or_added(config):
+    made = config()
+    for field in dataclasses.fields(config):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, field.name, 1)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(made, field.name)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.another = 1
+    assert made == config()
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "bad"),
+    [
+        (SamplingParams, {"top_k": 5}, {"top_k": -1}),
+        (SpeculativeConfig, {"lookahead": "constant"}, {"num_speculative_tokens": 0}),
+    ],
+)
+def test_a_changed_copy_is_validated_again(config, change, bad):
+    changed = dataclasses.replace(config(), **change)
+    assert changed == config(**change)
+    with pytest.raises(ConfigError):
+        dataclasses.replace(changed, **bad)
+
+
+def test_copies_and_pickles_are_equal():
+    for made in (
+        SamplingParams(temperature=0.5, stop=["a"], logit_bias={1: -INF}, seed=2**64 - 1),
+        SpeculativeConfig(method="draft_model", draft="some/model"),
+    ):
+        assert copy.deepcopy(made) == made
+        assert pickle.loads(pickle.dumps(made)) == made
+
+
+def test_the_ends_of_every_range_are_accepted():
+    SamplingParams(
+        max_tokens=1,
+        temperature=0,
+        top_k=0,
+        top_p=1,
+        min_p=1,
+        repetition_penalty=1e-3,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logit_bias={0: -INF, 5: 2},
+        seed=0,
+        stop_token_ids=[0],
+    )
+    SamplingParams(top_p=1e-9, min_p=0, seed=2**64 - 1)
+    SpeculativeConfig(num_speculative_tokens=1, prompt_lookup_max=1)
+    for method in METHODS:
+        SpeculativeConfig(method=method, draft="a" if method == "draft_model" else None)
+    for lookahead in LOOKAHEADS:
+        SpeculativeConfig(lookahead=lookahead)
+    for verification in VERIFICATIONS:
+        SpeculativeConfig(verification=verification)
+
+
+def test_the_defaults_decode_greedily_and_change_nothing():
+    made = SamplingParams()
+    assert (made.temperature, made.top_k, made.top_p, made.min_p) == (0.0, 0, 1.0, 0.0)
+    assert (made.repetition_penalty, made.presence_penalty, made.frequency_penalty) == (1, 0, 0)
+    assert (made.logit_bias, made.seed, made.stop, made.stop_token_ids) == ({}, None, (), ())
+    assert SpeculativeConfig().method == "none"
+
+
+def test_stops_may_be_given_as_one_string_or_any_sequence_and_become_tuples():
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
+
+
+def test_two_defaults_do_not_share_their_collections():
+    assert SamplingParams().logit_bias is not SamplingParams().logit_bias
+
+
+def test_config_errors_are_typed_and_are_value_errors():
+    assert issubclass(ConfigError, SpecJaxError)
+    assert issubclass(ConfigError, ValueError)
