@@ -1,0 +1,35 @@
+"""Fixtures of the command line's tests."""
+
+import os
+
+import pytest
+
+from tests.checkpoints import tiny
+from tests.cli.harness import CONFIG, Scripted, Terminal
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> str:
+    """The directory of a tiny random model."""
+    return str(tiny.write_directory(tmp_path_factory.mktemp("model") / "target", CONFIG))
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Lets `spec-jax` run a script instead of a model."""
+
+    def use(*script) -> type[Scripted]:
+        chosen = type("Chosen", (Scripted,), {"script": script})
+        monkeypatch.setattr("spec_jax.cli.loading.LLM", chosen)
+        return chosen
+
+    return use
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    yield terminal
+    os.close(terminal.slave)
+    os.close(terminal.master)

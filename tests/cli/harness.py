@@ -1,0 +1,118 @@
+"""What the tests of the command line share: running it, scripted models, a terminal."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from types import SimpleNamespace
+
+import jax
+
+from spec_jax import LLM, RequestOutput
+from spec_jax.cli import main
+from spec_jax.outputs import SpeculativeMetrics, StreamChunk, Usage
+from tests.checkpoints import tiny
+
+CONFIG = {**tiny.CONFIG, "max_position_embeddings": 128}
+KEYS = {"text", "token_ids", "finish_reason", "usage", "metrics"}
+ESCAPE = "\x1b"
+
+
+def run(capsys, *argv) -> tuple[int, str, str]:
+    code = main([str(each) for each in argv])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return code, out, err
+
+
+def failure(capsys, *argv) -> str:
+    """The message of a run that must fail without printing a result."""
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("spec-jax: error: ") and err.count("\n") == 1
+    return err.removeprefix("spec-jax: error: ").strip()
+
+
+def spawn(*argv, env=None, **options) -> subprocess.Popen:
+    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs")
+    cache = {f"JAX_{name.upper()}": str(getattr(jax.config, f"jax_{name}")) for name in names}
+    command = [sys.executable, "-m", "spec_jax", *map(str, argv)]
+    return subprocess.Popen(command, env=os.environ | cache | (env or {}), **options)
+
+
+class Stdin(io.TextIOWrapper):
+    """Standard input that holds some bytes, from a pipe or from a terminal."""
+
+    def __init__(self, data: str | bytes, terminal: bool = False):
+        super().__init__(io.BytesIO(data if isinstance(data, bytes) else data.encode()), "utf-8")
+        self.isatty = lambda: terminal
+
+
+def output(text: str, finish_reason="stop", *, prompt_tokens=5, error=None) -> RequestOutput:
+    tokens = tuple(text.encode())
+    metrics = SpeculativeMetrics(2, 8, 3, (2, 1, 0, 0), 0.5, 0.25, 0.0, len(tokens))
+    usage = Usage(prompt_tokens, len(tokens))
+    return RequestOutput(None, text, tokens, finish_reason, usage, metrics, error)
+
+
+class Scripted(LLM):
+    """Answers from a script: pieces of text, exceptions to raise, results, functions to call."""
+
+    script: tuple = ()
+    loaded: tuple = ()
+    prompts: tuple = ()
+    tokenizer = SimpleNamespace(encode_chat=lambda messages: [len(m["content"]) for m in messages])
+
+    def __init__(self, target, **arguments):
+        type(self).loaded = (*self.loaded, (target, arguments))
+        self.max_num_seqs, self.max_model_len = 8, arguments.get("max_model_len", 100)
+        self.engine = SimpleNamespace(compile_seconds=1.5)
+
+    def stream(self, prompts, sampling_params=None):
+        type(self).prompts = (*self.prompts, prompts)
+        for step in self.script:
+            if isinstance(step, BaseException):
+                raise step
+            if callable(step):
+                step()
+            else:
+                index, text, result = (*step, None)[:3]
+                yield StreamChunk(index, text, tuple(text.encode()), result)
+
+
+def finished(count: int):
+    return [(i, f"<{i}>", output(f"<{i}>")) for i in range(count)]
+
+
+class Terminal:
+    """A pseudo-terminal and what was written to it."""
+
+    def __init__(self):
+        self.master, self.slave = pty.openpty()
+        os.set_blocking(self.master, False)
+        self.before = termios.tcgetattr(self.slave)
+        self.text = ""
+
+    def main(self, *argv) -> int:
+        """Runs the command in this process; what it writes goes to the terminal."""
+        with (
+            open(self.slave, "w", closefd=False) as stream,
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+        ):
+            return main(list(argv))
+
+    def read(self) -> str:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.master, 4096):
+                self.text += data.decode()
+        return self.text
+
+    def is_as_before(self) -> bool:
+        """Whether modes are unchanged, and the cursor is shown after it was last hidden."""
+        cursor = re.findall(r"\x1b\[\?25([lh])", self.read())
+        return termios.tcgetattr(self.slave) == self.before and cursor[-1:] != ["l"]

@@ -1,0 +1,158 @@
+"""Flags become config objects, and mistakes in them end at once."""
+
+import dataclasses
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from spec_jax import LLM, SamplingParams, SpeculativeConfig, __version__
+from spec_jax.cli import arguments, main
+from spec_jax.cli.arguments import parse_model_command
+from tests.cli.harness import failure, run
+
+ALL_FLAGS = shlex.split("""
+    --target t --draft d --method draft_model --num-speculative-tokens 7 --lookahead constant
+    --verification greedy --prompt-lookup-max 5 --max-tokens 9 --temperature 0.0 --top-k 3
+    --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty -0.5
+    --frequency-penalty 0.125 --stop a --stop b --ignore-eos --seed 11 --dtype bfloat16
+    --max-model-len 99 --max-num-seqs 2 --json --compare --debug --chat --prompt p
+    --prompt-file f positional
+""")
+
+
+def test_flags_become_config_objects():
+    options = parse_model_command("generate", ALL_FLAGS)
+    assert options.speculative == SpeculativeConfig(
+        method="draft_model",
+        draft="d",
+        num_speculative_tokens=7,
+        lookahead="constant",
+        verification="greedy",
+        prompt_lookup_max=5,
+    )
+    assert options.sampling == SamplingParams(
+        max_tokens=9,
+        temperature=0.0,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.125,
+        stop=("a", "b"),
+        ignore_eos=True,
+        seed=11,
+    )
+    assert options.llm == {"dtype": "bfloat16", "max_model_len": 99, "max_num_seqs": 2}
+    assert options.sources == (("text", "positional"), ("text", "p"), ("file", "f"))
+    assert (options.target, options.chat, options.json, options.compare) == ("t", True, True, True)
+
+
+def test_what_is_not_given_is_left_to_the_config_objects():
+    options = parse_model_command("generate", ["--target", "t"])
+    assert (options.speculative, options.sampling) == (SpeculativeConfig(), SamplingParams())
+    assert options == arguments.Options("t", SpeculativeConfig(), SamplingParams(), {})
+
+
+def test_a_draft_alone_chooses_the_method():
+    given = ["--target", "t", "--draft", "d"]
+    assert parse_model_command("generate", given).speculative.method == "draft_model"
+
+
+@pytest.mark.parametrize("flags, chat", [("--chat --raw", False), ("--raw --chat", True)])
+def test_the_last_of_chat_and_raw_wins(flags, chat):
+    assert parse_model_command("generate", ["--target", "t", *flags.split()]).chat is chat
+
+
+def test_help_names_every_flag_and_the_true_defaults(capsys):
+    code, out, _ = run(capsys, "generate", "--help")
+    assert code == 0
+    assert {flag for flag in ALL_FLAGS if flag.startswith("--")} <= set(
+        re.findall(r"--[\w-]+", out)
+    )
+    text = " ".join(out.split())
+    defaults = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
+    defaults |= {f.name: f.default for f in dataclasses.fields(SpeculativeConfig)}
+    llm = inspect.signature(LLM.__init__).parameters
+    llm_defaults = {name: llm[name].default for name in ("dtype", "max_num_seqs")}
+    defaults |= llm_defaults
+    for name in ("max_tokens", "top_p", "num_speculative_tokens", "method", *llm_defaults):
+        flag, value = f"--{name.replace('_', '-')}", re.escape(str(defaults[name]))
+        assert re.search(rf"{flag} .{{0,120}}\(default: {value}\)", text), name
+
+
+def test_overview_and_version(capsys):
+    assert run(capsys, "--version") == (0, f"spec-jax {__version__}\n", "")
+    code, out, err = run(capsys, "--help")
+    assert (code, err) == (0, "") and "spec-jax generate" in out
+    assert run(capsys) == (2, "", out)
+
+
+MISTAKES = [
+    ("--temperature -1", ["temperature is -1.0"]),
+    ("--temperature nan", ["temperature is nan"]),
+    ("--temperature warm", ["--temperature", "'warm' is not a number"]),
+    ("--top-p 0", ["top_p is 0.0", "(0, 1]"]),
+    ("--top-p 1.5", ["top_p is 1.5", "(0, 1]"]),
+    ("--min-p 2", ["min_p is 2.0"]),
+    ("--top-k 1.5", ["--top-k", "'1.5' is not a whole number"]),
+    ("--num-speculative-tokens 0", ["num_speculative_tokens is 0", "at least 1"]),
+    ("--max-tokens 0", ["max_tokens is 0"]),
+    ("--max-model-len 0", ["max_model_len is 0"]),
+    ("--max-num-seqs 0", ["max_num_seqs is 0"]),
+    ("--seed -1", ["seed is -1"]),
+    ("--repetition-penalty 0", ["repetition_penalty is 0.0"]),
+    ("--method lookup", ["method is 'lookup'", "prompt_lookup"]),
+    ("--method draft_model", ["--draft"]),
+    ("--method prompt_lookup --draft d", ["draft is 'd'", "draft_model"]),
+    ("--verification gredy", ["verification is 'gredy'", "Did you mean 'greedy'?"]),
+    ("--verification greedy --temperature 1", ["'greedy'", "temperature is 1.0", "'token'"]),
+    ("--lookahead constnt", ["lookahead is 'constnt'", "Did you mean 'constant'?"]),
+    ("--dtype float31", ["dtype is 'float31'", "Did you mean 'float32'?"]),
+    ("--tempratur 1", ["'--tempratur'", "Did you mean '--temperature'?"]),
+    ("--num-spec 1", ["'--num-spec'", "Did you mean '--num-speculative-tokens'?"]),
+    ("--zzz", ["'--zzz'", "spec-jax generate --help"]),
+    ("more words", ["'more'", "quote"]),
+    ("--top-k", ["--top-k", "expected one argument"]),
+    ("--prompt-file missing.txt", ["'missing.txt'", "No such file"]),
+]
+
+
+@pytest.mark.parametrize("flags, expected", MISTAKES, ids=[flags for flags, _ in MISTAKES])
+def test_a_mistake_names_the_value_before_anything_is_loaded(capsys, scripted, flags, expected):
+    llm = scripted()
+    message = failure(capsys, "generate", "--target", "t", "a prompt", *flags.split())
+    assert all(part in message for part in expected), message
+    assert not llm.loaded
+
+
+def test_other_mistakes_on_the_command_line(capsys):
+    assert "--target" in failure(capsys, "generate", "a prompt")
+    assert "Did you mean 'generate'?" in failure(capsys, "generat", "a prompt")
+    assert "'a prompt'" in failure(capsys, "a prompt")
+    assert "the command comes first" in failure(capsys, "--target", "t", "generate")
+    assert "stop holds ''" in failure(capsys, "chat", "--target", "t", "--stop", "")
+    assert "'--prompt'" in failure(capsys, "chat", "--target", "t", "--prompt", "hi")
+    assert "'--jsn'" in failure(capsys, "env", "--jsn")
+
+
+def test_mistakes_do_not_wait_for_jax():
+    code = (
+        "import sys; from spec_jax.cli import main;"
+        "code = main(['generate', '--target', 't', '--top-p', '2', 'hi']);"
+        "assert not {'jax', 'rich', 'transformers'} & set(sys.modules); sys.exit(code)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "spec-jax: error: top_p is 2.0; give a number in (0, 1].\n"
+
+
+def test_debug_shows_the_traceback(capsys):
+    code = main(["generate", "--target", "t", "--top-p", "2", "--debug", "hi"])
+    err = capsys.readouterr().err
+    assert code == 2
+    assert "Traceback" in err and err.endswith("error: top_p is 2.0; give a number in (0, 1].\n")

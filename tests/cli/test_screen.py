@@ -1,0 +1,77 @@
+"""Text, progress and Ctrl-C on a terminal."""
+
+import contextlib
+import re
+import signal
+import subprocess
+
+from spec_jax.cli.screen import visible
+from tests.cli.harness import (
+    ESCAPE,
+    output,
+    spawn,
+)
+
+
+def test_text_streams_and_cannot_command_the_terminal(scripted, terminal):
+    seen = []
+    look = lambda: seen.append(terminal.read())  # noqa: E731
+    end = (0, f"{ESCAPE}[2J\r\x9b\a\n", output("end"))
+    scripted((0, "first "), look, (0, "second"), look, end)
+    assert terminal.main("generate", "--target", "t", "hi") == 0
+    assert seen[0].endswith("first ") and seen[1].endswith("first second")
+    text = terminal.read()
+    assert "second\u241b[2J\u240d\\x9b\u2407\r\n" in text
+    assert re.search(r"tokens .*3", text)
+    assert terminal.is_as_before()
+
+
+def test_progress_goes_away_before_the_text(scripted, terminal, monkeypatch):
+    llm = scripted((0, "text", output("text")))
+    started = llm.__init__
+
+    def loading(self, target, *, on_progress, **arguments):
+        on_progress("loading [red]t[/red]")
+        started(self, target, **arguments)
+
+    monkeypatch.setattr(llm, "__init__", loading)
+    assert terminal.main("generate", "--target", "t", "hi") == 0
+    text = terminal.read()
+    assert "loading [red]t[/red]" in text
+    assert text.index("\x1b[?25h") < text.index("text")
+    assert terminal.is_as_before()
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(scripted, terminal):
+    scripted((0, "so far"), KeyboardInterrupt())
+    assert terminal.main("generate", "--target", "t", "hi") == 130
+    assert terminal.read().endswith("so far\r\n")
+    assert terminal.is_as_before()
+
+
+def test_a_process_on_a_terminal(model, terminal):
+    """A whole run in a process of its own; the second one is interrupted while it loads."""
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.slave)
+    argv = ["generate", "--target", model, "--max-tokens", 4, "--method", "prompt_lookup", "hi"]
+    process = spawn(*argv, **streams)
+    while process.poll() is None:
+        terminal.read()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    assert process.returncode == 0, terminal.read()
+    assert "loading" in terminal.read() and "finish reason" in terminal.text
+    assert terminal.is_as_before()
+
+    terminal.text = ""
+    process = spawn(*argv, **streams)
+    while "loading" not in terminal.read():
+        assert process.poll() is None, terminal.text
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert "Traceback" not in terminal.read()
+    assert terminal.is_as_before()
+
+
+def test_control_characters_become_visible():
+    assert visible("a\tb\nc") == "a\tb\nc"
+    assert visible("\x00\x1b\x7f\x9b") == "\u2400\u241b\u2421\\x9b"

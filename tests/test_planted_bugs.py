@@ -1,0 +1,107 @@
+"""Bugs that other systems shipped, planted one at a time: the suite must fail on each.
+
+Each runs the named tests in a process of its own, over a copy of the package with one edit.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROOF, LOOP, SAMPLED = (
+    f"tests/decoding/test_{name}.py" for name in ("lossless", "loop", "sampled")
+)
+
+BUGS = {
+    "temperature on one side only": (
+        "decoding/score.py",
+        "return probabilities(logits, sampling, counts, draft.tokens), cache",
+        "import dataclasses\n"
+        "    cold = dataclasses.replace(sampling, temperature=sampling.temperature * 0 + 1)\n"
+        "    return probabilities(logits, cold, counts, draft.tokens), cache",
+        [SAMPLED, "-k", "other-cool"],
+    ),
+    "accept uniform reused for the residual": (
+        "decoding/verify.py",
+        "draw(halves[:, 1], following, random)",
+        "draw(halves[:, 0], following, random)",
+        [SAMPLED, "-k", "other-plain"],
+    ),
+    "residual not clamped": (
+        "decoding/verify.py",
+        "jnp.maximum(wanted - proposed, 0.0)",
+        "wanted - proposed",
+        [PROOF, "-k", "joint_distribution"],
+    ),
+    "bonus token from the wrong row": (
+        "decoding/verify.py",
+        "wanted = p[accepted]\n    if tokens",
+        "wanted = p[jnp.maximum(accepted - 1, 0)]\n    if tokens",
+        [PROOF, "-k", "joint_distribution"],
+    ),
+    "argmax draft with softmax q": (
+        "drafters/draft_model.py",
+        "drawn = draw(keys, q, sampling.random)",
+        "drawn = jnp.argmax(q, -1).astype(jnp.int32)",
+        [SAMPLED, "-k", "other-plain"],
+    ),
+    "q taken before the processors": (
+        "drafters/draft_model.py",
+        "(drawn, q)\n",
+        "(drawn, jax.nn.softmax(_fit(last, vocab)))\n",
+        [SAMPLED, "-k", "other-cool"],
+    ),
+    "stale cache entry read after rollback": (
+        "decoding/loop.py",
+        "cache=cache.with_lengths(lengths - 1)",
+        "cache=cache.with_lengths(cache.lengths + width + 1)",
+        [LOOP, "-k", "targets_own and other-4-token"],
+    ),
+    "EOS inside a block ignored": (
+        "decoding/loop.py",
+        "is_stop = is_stop & (places < offered[:, None])",
+        "is_stop = is_stop & (places == offered[:, None] - 1)",
+        [LOOP, "-k", "stop_token and self"],
+    ),
+    "penalties blind to the draft": (
+        "decoding/sampling.py",
+        "generated = counts.generated[:, None] + jnp.cumsum(later, axis=1)",
+        "generated = counts.generated[:, None] + 0 * jnp.cumsum(later, axis=1)",
+        [LOOP, "-k", "every_processor and other"],
+    ),
+    "a row's randomness shared with its neighbours": (
+        "decoding/loop.py",
+        "keys, state.lengths\n    )\n    return",
+        "keys, jnp.broadcast_to(state.lengths.max(), state.lengths.shape)\n    )\n    return",
+        [LOOP, "-k", "neighbours and other"],
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
+    file, right, wrong, selection = BUGS[bug]
+    for name in ("spec_jax", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    path = tmp_path / "spec_jax" / file
+    source = path.read_text()
+    assert source.count(right) == 1, f"{file} no longer holds {right!r} once: plant the bug anew"
+    path.write_text(source.replace(right, wrong))
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *selection],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1, result.stdout + result.stderr
+    # It must be a test that failed, not the edit that broke the program.
+    assert re.search(r"^E +(AssertionError|assert|Arrays|Not equal)", result.stdout, re.M), (
+        result.stdout
+    )
