@@ -19,7 +19,7 @@ DTYPES = ("float32", "bfloat16")
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def _config(cls: type[T]) -> type[T]:
     """A frozen keyword-only dataclass whose unknown keys raise `ConfigError` with a suggestion."""
-    data_class = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    data_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     names = {field.name for field in dataclasses.fields(data_class)}
     plain_init = data_class.__init__
 

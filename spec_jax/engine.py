@@ -19,6 +19,8 @@ from spec_jax.models.transformer import Model
 
 MIN_CAPACITY = 256
 MIN_BLOCK, MAX_BLOCK = 32, 512
+PREFILL, DECODE = "the reading of prompts", "the decoding loop"
+"""The programs of a bucket, as progress names them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +103,13 @@ class Engine:
         sampling = BatchSampling.stack(params, self.target.config.vocab_size)
         compiled_before = self.compile_seconds
         prefill = self._program(
-            ("prefill", bucket), self._start, (self.target, self.drafter, arrays), (bucket.block,)
+            (PREFILL, bucket), self._start, (self.target, self.drafter, arrays), (bucket.block,)
         )
         begin = time.perf_counter()
         state = jax.block_until_ready(prefill(self.target, self.drafter, arrays))
         prefill_seconds = time.perf_counter() - begin
         decode = self._program(
-            ("decode", (bucket.batch, bucket.capacity, bucket.stops)),
+            (DECODE, (bucket.batch, bucket.capacity, bucket.stops)),
             self._decode,
             (self.target, self.drafter, state, sampling, jnp.int32(0)),
             donate=(2,),
@@ -122,6 +124,18 @@ class Engine:
             compile_seconds=self.compile_seconds - compiled_before,
         )
 
+    def memory(self) -> tuple[int, int]:
+        """(bytes of weights and caches, bytes that the largest decoding program takes in all)."""
+        needed = taken = 0
+        for (name, _), program in self._programs.items():
+            if name == DECODE:
+                size = program.memory_analysis()
+                outputs = size.output_size_in_bytes - size.alias_size_in_bytes
+                arguments = size.argument_size_in_bytes
+                taken = max(taken, arguments + outputs + size.temp_size_in_bytes)
+                needed = max(needed, arguments)
+        return needed, taken
+
     def _start(self, target: Model, drafter: Drafter, arrays: dict, block: int) -> DecodeState:
         self.traces += 1
         return loop.start(target, drafter, self.lookahead, block=block, **arrays)
@@ -135,8 +149,7 @@ class Engine:
     def _program(self, key: Any, function: Callable, args: tuple, static: tuple = (), donate=()):
         """The compiled program for `key`, compiled now if this is the first use."""
         if key not in self._programs:
-            name, detail = key
-            self._on_progress(f"compiling {name} for {detail}")
+            self._on_progress(f"compiling {key[0]}")
             begin = time.perf_counter()
             numbers = tuple(range(len(args), len(args) + len(static)))
             jitted = jax.jit(function, static_argnums=numbers, donate_argnums=donate)
@@ -206,7 +219,7 @@ def _pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, jax.Array]:
     return {name: jnp.asarray(array) for name, array in arrays.items()}
 
 
-def compiler_options(target: Model) -> dict[str, str] | None:
+def compiler_options(target: Model) -> dict[str, str | bool] | None:
     """Options that the measured programs want; see benchmarks/LOG.md.
 
     On CPU, XLA hands float32 products of several rows to YNNPACK, which repacks the weight at

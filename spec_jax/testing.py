@@ -3,16 +3,18 @@
 The reference is written for clarity: numpy, float64, sorts, one token at a time, no cache reuse.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Float
 
 from spec_jax.config import SamplingParams
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.transformer import Model
+from spec_jax.models.transformer import Model, Transformer
 
 
 def tiny_model(
@@ -152,3 +154,13 @@ class ReferenceDecoder:
                 return context[len(prompt) :], "stop"
             if generated == params.max_tokens or len(context) == max_length:
                 return context[len(prompt) :], "length"
+
+
+def first_layers(model: Model, count: int) -> Model:
+    """The model cut down to its first blocks: a draft that shares all its weights and is wrong."""
+    config = dataclasses.replace(model.config, num_layers=count)
+    shape = nnx.eval_shape(lambda: Transformer(config, dtype=model.dtype, rngs=nnx.Rngs(0)))
+    graphdef, wanted = nnx.split(shape)
+    leaves = dict(jax.tree_util.tree_flatten_with_path(model.params)[0])
+    params = jax.tree_util.tree_map_with_path(lambda path, _: leaves[path], wanted)
+    return Model(graphdef=graphdef, params=params, config=config)

@@ -17,7 +17,7 @@ METHODS = ("none", "self", "other", "prompt_lookup")
 """`self` drafts with the target itself, `other` with a model of other weights."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def shared_engine(method, lookahead=4, verification="token"):
     """An engine of the tests' tiny models; sharing it shares what it has compiled."""
     return make_engine(method, TARGET, DRAFT, lookahead=lookahead, verification=verification)

@@ -6,6 +6,7 @@ import sys
 
 from spec_jax.cli.arguments import Options
 from spec_jax.cli.loading import load
+from spec_jax.cli.prompts import checked
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.errors import RequestError, did_you_mean
@@ -66,7 +67,9 @@ class _Conversation:
                     self._screen.write("\n")
                 return None
             except UnicodeDecodeError as error:
-                raise RequestError(f"the input is not UTF-8 text: {error}.") from error
+                if not self._interactive:
+                    raise RequestError(f"the input is not UTF-8 text: {error}.") from error
+                self._screen.error(f"that is not UTF-8 text: {error}")
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
@@ -91,7 +94,7 @@ class _Conversation:
 
     def _turn(self, text: str) -> None:
         """Answers one message; the turn is forgotten if there was no answer."""
-        asked = [*self._messages, {"role": "user", "content": text}]
+        asked = [*self._messages, {"role": "user", "content": checked(text, "the message")}]
         ids = self._llm.tokenizer.encode_chat(asked)
         context = self._llm.max_model_len
         if len(ids) >= context:

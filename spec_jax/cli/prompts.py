@@ -27,8 +27,10 @@ def read_prompts(sources: Sequence[Source]) -> list[str]:
 
 def _read(source: Source) -> list[str]:
     if source.kind == "text":
-        return [_checked(source.value, "a prompt")]
+        return [checked(source.value, "a prompt")]
     name = "standard input" if source.value == "-" else source.value
+    if source.value == "-" and sys.stdin is None:
+        raise RequestError("standard input is closed; give a prompt as an argument.")
     try:
         raw = sys.stdin.buffer.read() if source.value == "-" else Path(source.value).read_bytes()
     except OSError as error:
@@ -42,7 +44,7 @@ def _read(source: Source) -> list[str]:
         ) from error
     if source.value.endswith(".jsonl"):
         return _json_lines(text, name)
-    return [_checked(text.removesuffix("\n").removesuffix("\r"), name)]
+    return [checked(text.removesuffix("\n").removesuffix("\r"), name)]
 
 
 def _json_lines(text: str, name: str) -> list[str]:
@@ -63,17 +65,23 @@ def _json_lines(text: str, name: str) -> list[str]:
             raise RequestError(f'{where} has no key "prompt".{hint}')
         if not isinstance(value["prompt"], str):
             raise RequestError(f"{where} has the prompt {value['prompt']!r}; give text.")
-        prompts.append(_checked(value["prompt"], where))
+        prompts.append(checked(value["prompt"], where))
     if not prompts:
         raise RequestError(f'{name} holds no prompts; expected lines such as {{"prompt": "..."}}.')
     return prompts
 
 
-def _checked(text: str, where: str) -> str:
+def checked(text: str, where: str) -> str:
+    """The text, unless it is empty or holds bytes that are no text in the locale's encoding.
+
+    Args:
+      text: what the user gave.
+      where: what to call it in a message.
+    """
     if not text:
         raise RequestError(f"{where} is empty ('{text}'); give at least one character.")
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # an argument that was not valid in the locale's encoding
+    except UnicodeEncodeError as error:
         raise RequestError(f"{where} is not valid text: {text!r}; give UTF-8.") from error
     return text

@@ -129,7 +129,7 @@ def commit(
     tokens, as a token-by-token decoder would; a stop token in the last allowed place counts as
     a stop. A row whose next token has no distribution keeps its accepted tokens and ends.
     """
-    batch, width = draft.tokens.shape
+    _batch, width = draft.tokens.shape
     places = jnp.arange(width + 1, dtype=jnp.int32)[None]
     accepted, drafted = verdict.accepted[:, None], draft.lengths
     padded = jnp.pad(draft.tokens, ((0, 0), (0, 1)))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt32
 

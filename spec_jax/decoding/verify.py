@@ -55,10 +55,7 @@ def _token_following(
     if tokens.shape[0] == 0:
         return wanted
     place = jnp.minimum(accepted, tokens.shape[0] - 1)
-    if q is None:
-        proposed = jax.nn.one_hot(tokens[place], p.shape[1], dtype=p.dtype)
-    else:
-        proposed = q[place]
+    proposed = jax.nn.one_hot(tokens[place], p.shape[1], dtype=p.dtype) if q is None else q[place]
     residual = jnp.maximum(wanted - proposed, 0.0)
     mass = residual.sum()
     rejected = (accepted < length) & (mass > 0)

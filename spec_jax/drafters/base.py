@@ -2,7 +2,6 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-import jax
 from jaxtyping import Array, Float, Int, Key
 
 from spec_jax.decoding.sampling import BatchSampling

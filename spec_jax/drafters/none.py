@@ -1,6 +1,5 @@
 """The empty draft: plain autoregressive decoding by the same loop."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 

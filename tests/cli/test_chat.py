@@ -45,6 +45,10 @@ def test_chat_refuses_what_is_not_text(capsys, scripted, monkeypatch):
     scripted()
     code, _, err = chat(capsys, monkeypatch, b"\xff\n")
     assert code == 2 and "not UTF-8" in err
+    monkeypatch.setattr("sys.stdin.readline", lambda: next(lines))
+    lines = iter(["a\udcff\n", ""])  # as Python reads stray bytes in the C locale
+    code, _, err = run(capsys, "chat", "--target", "t")
+    assert code == 2 and "the message is not valid text: 'a\\udcff'" in err
 
 
 def test_ctrl_c_interrupts_the_answer_only(scripted, terminal, monkeypatch):

@@ -191,10 +191,7 @@ def with_nan_row(model, token):
 def test_a_nan_fails_its_own_row_only_and_keeps_what_was_decoded(method, temperature):
     params = SamplingParams(max_tokens=40, temperature=temperature)
     expected = run(shared_engine("none"), [request(p, params) for p in PROMPTS[1:3]])
-    if temperature == 0:
-        bad = next(t for t in expected[0] if t not in expected[1])
-    else:
-        bad = 9
+    bad = next(t for t in expected[0] if t not in expected[1]) if temperature == 0 else 9
     broken = with_nan_row(TARGET, bad)
     requests = [request(p, params) for p in (*PROMPTS[1:3], [bad])]
     batch = finish(make_engine(method, broken, DRAFT).start(requests))

@@ -205,10 +205,12 @@ def test_a_top_k_of_the_vocabulary_or_more_keeps_every_token(top_k):
     assert wide.tobytes() == _probs(logits, [SamplingParams(temperature=1.0)]).tobytes()
 
 
-@pytest.mark.parametrize("top_p", [1e-6, 1e-30, 1e-40, 1e-60])
-def test_the_smallest_top_p_keeps_the_likeliest_token(top_p):
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_k", 1), ("min_p", 1.0), *[("top_p", 10.0**-n) for n in (6, 40, 60)]]
+)
+def test_the_narrowest_cut_keeps_the_likeliest_token(name, value):
     logits = np.array([[[1.0, 3.0, 2.0]]], np.float32)
-    probs = _probs(logits, [SamplingParams(temperature=1.0, top_p=top_p)])
+    probs = _probs(logits, [SamplingParams(temperature=1.0, **{name: value})])
     assert probs.tolist() == [[[0.0, 1.0, 0.0]]]
 
 

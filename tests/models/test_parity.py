@@ -124,5 +124,12 @@ def test_demo_model(demo_recipe):
     reference.tie_weights()
     checkpoint = checkpoints.load(demo_recipe)
     rows = np.array([checkpoint.tokenizer.encode(text)[:20] for text in COPY_PROMPTS[:3]])
-    # Against float64, torch's own float32 logits are off by up to 9e-5, and so are ours.
-    assert_parity(checkpoint.model, reference, rows, lengths=(5, 12, 1))
+    model, tokens = checkpoint.model, jnp.asarray(rows, jnp.int32)
+    ours = np.asarray(model.score(tokens, model.new_cache(*rows.shape))[0])
+    with torch.no_grad():
+        theirs = reference(torch.tensor(rows)).logits.numpy()
+    # This model's residual stream reaches 25,000, so that rounding it alone moves logits by up to
+    # 5e-5, and two float32 programs may both be right and 1e-4 apart. Float64 is the judge.
+    assert (np.abs(ours - theirs) < TOLERANCE).mean() > 0.9999
+    np.testing.assert_allclose(ours, theirs, atol=2 * TOLERANCE, rtol=0)
+    assert_parity(model, reference.double(), rows, lengths=(5, 12, 1))

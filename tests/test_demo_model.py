@@ -1,0 +1,115 @@
+"""The demo model, real weights: speculation changes nothing that it says."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from spec_jax import checkpoints
+from spec_jax.config import SamplingParams
+from spec_jax.decoding.lookahead import Constant
+from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.none import NoDraft
+from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.engine import Engine
+from spec_jax.testing import first_layers
+from tests.harness import completions, finish, request
+from tests.prompts import COPY_PROMPTS, PROMPTS
+
+pytestmark = pytest.mark.weights
+
+DRAFT_LAYERS = 3
+"""Of the target's 30: a draft that is often wrong, so that rounds accept every count."""
+
+
+@pytest.fixture(scope="session")
+def demo(demo_recipe):
+    return checkpoints.load(str(demo_recipe))
+
+
+@pytest.fixture(scope="session")
+def engine_of(demo):
+    drafters = {
+        "none": lambda _: NoDraft(0),
+        "draft_model": lambda k: DraftModel(first_layers(demo.model, DRAFT_LAYERS), k),
+        "prompt_lookup": lambda k: PromptLookup(k, 3),
+    }
+
+    @functools.cache
+    def engine(method, lookahead=1):
+        drafter = drafters[method](lookahead)
+        return Engine(demo.model, drafter, Constant(lookahead), "token", max_model_len=8192)
+
+    return engine
+
+
+FIFTY = [*PROMPTS[:40], *COPY_PROMPTS]
+
+
+def decode(engine, demo, prompts, *, batch, max_tokens):
+    """Greedy completions, `batch` prompts at a time."""
+    requests = []
+    for prompt in prompts:
+        ids = demo.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        params = SamplingParams(max_tokens=max_tokens)
+        requests.append(request(ids, params, stop_token_ids=demo.eos_token_ids, max_len=8192))
+    rows = []
+    for first in range(0, len(requests), batch):
+        group = requests[first : first + batch]
+        rows += completions(finish(engine.start(group)), group)
+    return rows
+
+
+@pytest.mark.parametrize("method", ["draft_model", "prompt_lookup"])
+def test_greedy_text_is_plain_decodings(demo, engine_of, method):
+    prompts = [*PROMPTS[:5], COPY_PROMPTS[0]]
+    plain = decode(engine_of("none"), demo, prompts, batch=3, max_tokens=24)
+    assert decode(engine_of(method, 4), demo, prompts, batch=3, max_tokens=24) == plain
+
+
+@pytest.fixture(scope="session")
+def fifty_plain(demo, engine_of):
+    """Plain completions of fifty prompts, each decoded alone."""
+    return decode(engine_of("none"), demo, FIFTY, batch=1, max_tokens=64)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("lookahead", range(1, 9))
+@pytest.mark.parametrize("method", ["draft_model", "prompt_lookup"])
+def test_fifty_greedy_texts_are_plain_decodings(
+    demo, engine_of, fifty_plain, method, lookahead, batch
+):
+    rows = decode(engine_of(method, lookahead), demo, FIFTY, batch=batch, max_tokens=64)
+    assert rows == fifty_plain
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_fifty_plain_texts_do_not_depend_on_the_batch(demo, engine_of, fifty_plain):
+    assert decode(engine_of("none"), demo, FIFTY, batch=3, max_tokens=64) == fifty_plain
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(1200)
+def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, engine_of):
+    """64 tokens on 20 prompts, float32, the same dequantized weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    _, path = checkpoints.locate(str(demo_recipe), lambda line: None)
+    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+    reference = reference.to(torch.float32).eval()
+    prompts = [*PROMPTS[:16], *COPY_PROMPTS[:4]]
+    ours = decode(engine_of("prompt_lookup", 4), demo, prompts, batch=1, max_tokens=64)
+    for prompt, tokens in zip(prompts, ours, strict=True):
+        ids = demo.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        with torch.inference_mode():
+            out = reference.generate(
+                torch.tensor([ids]),
+                do_sample=False,
+                max_new_tokens=64,
+                eos_token_id=list(demo.eos_token_ids),
+            )
+        assert np.asarray(out)[0, len(ids) :].tolist() == tokens
