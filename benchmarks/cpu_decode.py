@@ -291,9 +291,8 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     versions = f"jax {jax.__version__}, torch {torch.__version__}"
-    print(
-        f"{platform.machine()}, {THREADS} threads, {versions}, transformers {transformers.__version__}"
-    )
+    versions += f", transformers {transformers.__version__}"
+    print(f"{platform.machine()}, {THREADS} threads, {versions}")
     for dtype in options.dtype or ("float32", "bfloat16"):
         report(dtype, options.repeats)
 

@@ -17,8 +17,9 @@ def static() -> Any:
 def pytree(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass whose fields, but for `static()` ones, are pytree children.
 
-    JAX also rebuilds pytrees around placeholders that are no arrays. `jax.tree_util.register_dataclass`
-    calls the constructor for that, whose annotations the tests check; this one does not.
+    JAX also rebuilds pytrees around placeholders that are no arrays. For that
+    `jax.tree_util.register_dataclass` calls the constructor, whose annotations the tests check;
+    this one does not.
     """
     data_class: Any = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(data_class)

@@ -45,14 +45,12 @@ class Draft:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes tokens. A drafter is a pytree: its weights travel as arguments of the loop.
-
-    Attributes:
-      lookahead: most tokens it proposes per round (K); static.
-    """
+    """Proposes tokens. A drafter is a pytree: its weights travel as arguments of the loop."""
 
     @property
-    def lookahead(self) -> int: ...
+    def lookahead(self) -> int:
+        """Most tokens it proposes per round (K); static."""
+        ...
 
     def init(
         self, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int

@@ -67,16 +67,8 @@ class TransformerConfig:
     tied_head: bool = False
 
     def __post_init__(self) -> None:
-        for name in [
-            "vocab_size",
-            "embed_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "mlp_size",
-            "max_position",
-        ]:
+        sizes = ("vocab_size", "embed_size", "num_layers", "num_heads", "num_kv_heads")
+        for name in (*sizes, "head_dim", "mlp_size", "max_position"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise CheckpointError(f"model config: {name} is {value!r}; expected an int >= 1.")

@@ -357,10 +357,8 @@ def _check_keep_top(logits, weights, limit) -> None:
     # XLA may or may not treat denormals as zeros.
     tiny = np.finfo(logits.dtype).tiny
     flushed = np.where(np.abs(logits) < tiny, 0.0, logits).astype(logits.dtype)
-    answers = []
-    for x in (logits, flushed):
-        kept = _keep_top_by_sorting(x, weights, limit)
-        answers.append(np.where(kept, flushed, -np.inf).tolist())
+    kept = [_keep_top_by_sorting(x, weights, limit) for x in (logits, flushed)]
+    answers = [np.where(each, flushed, -np.inf).tolist() for each in kept]
     assert np.where(np.abs(found) < tiny, 0.0, found).tolist() in answers
 
 
