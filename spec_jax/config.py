@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import math
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
@@ -14,6 +14,8 @@ METHODS = ("none", "draft_model", "prompt_lookup")
 LOOKAHEADS = ("constant",)
 VERIFICATIONS = ("token", "greedy")
 DTYPES = ("float32", "bfloat16")
+FLOAT32_MAX = 3.4028234e38
+"""Parameters travel to the device as float32."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -35,22 +37,26 @@ def _config(cls: type[T]) -> type[T]:
     return data_class
 
 
-def _number(name: str, value: Any, *, low: float, high: float = math.inf, open_low=False) -> None:
-    """Refuses anything but a finite number in [low, high], or (low, high] with `open_low`."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < low or value > high:
-        in_range = False
-    else:
-        in_range = value > low or not open_low
-    if not in_range:
-        top = "inf)" if high == math.inf else f"{high:g}]"
-        bounds = f"{'(' if open_low or low == -math.inf else '['}{low:g}, {top}"
-        raise ConfigError(f"{name} is {value!r}; give a number in {bounds}.")
+def _number(
+    name: str,
+    value: Any,
+    *,
+    low: float,
+    high: float = FLOAT32_MAX,
+    open_low: bool = False,
+    otherwise: str = "",
+) -> None:
+    """Refuses anything but a float32 number in [low, high], or (low, high] with `open_low`."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (open_low and value == low):
+        left = "(-inf" if low == -FLOAT32_MAX else f"{'(' if open_low else '['}{low:g}"
+        right = "inf)" if high == FLOAT32_MAX else f"{high:g}]"
+        raise ConfigError(f"{name} is {value!r}; give a number in {left}, {right}{otherwise}.")
 
 
 def _integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or value < low or (high is not None and value > high):
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or int(value) < low or (high is not None and int(value) > high):
         top = "" if high is None else f" and at most {high}"
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {low}{top}.")
 
@@ -113,8 +119,8 @@ class SamplingParams:
         _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
         _number("min_p", self.min_p, low=0.0, high=1.0)
         _number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
-        _number("presence_penalty", self.presence_penalty, low=-math.inf)
-        _number("frequency_penalty", self.frequency_penalty, low=-math.inf)
+        _number("presence_penalty", self.presence_penalty, low=-FLOAT32_MAX)
+        _number("frequency_penalty", self.frequency_penalty, low=-FLOAT32_MAX)
         if self.seed is not None:
             _integer("seed", self.seed, low=0, high=2**64 - 1)
         if not isinstance(self.logit_bias, Mapping):
@@ -123,11 +129,11 @@ class SamplingParams:
             )
         for token, bias in self.logit_bias.items():
             _integer("a logit_bias token id", token, low=0)
-            if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
-                raise ConfigError(
-                    f"logit_bias of token {token} is {bias!r}; give a finite number, or -inf to "
-                    "ban the token."
-                )
+            if bias != float("-inf"):  # which bans the token
+                otherwise = ", or -inf to ban the token"
+                name = f"logit_bias of token {token}"
+                _number(name, bias, low=-FLOAT32_MAX, otherwise=otherwise)
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         stop = _several("stop", stop, "strings")
         for text in stop:

@@ -241,4 +241,4 @@ def test_gguf_of_another_version(tmp_path):
     whole = bytearray(file.read_bytes())
     whole[4:8] = (1).to_bytes(4, "little")
     file.write_bytes(bytes(whole))
-    assert_names(error_of(file), file, "version 1 is not supported", "2 and 3")
+    assert_names(error_of(file), file, "version 1")
