@@ -34,6 +34,7 @@ from spec_jax.decoding.lookahead import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine import Engine, compiler_options
 from tests.prompts import COPY_PROMPTS, PROMPTS
+from tests.torch_reference import load_llama
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = str(ROOT / "checkpoints" / "smollm2-135m-instruct.toml")
@@ -207,10 +208,9 @@ def report(dtype, repeats):
         chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
         return [plain.tokenizer.encode_chat(chat) for chat in chats]
 
-    chat, copy = encode(PROMPTS[:3]), encode(COPY_PROMPTS[:4])
+    chat, copy = encode(PROMPTS[:2]), encode(COPY_PROMPTS[:3])
     _, path = locate(RECIPE, lambda line: None)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-    reference = reference.to(getattr(torch, dtype)).eval()
+    reference = load_llama(path, getattr(torch, dtype))
 
     print(f"\n### {dtype}\n")
     show("prompts", "system", "tokens/s, median (range)", "ratio")

@@ -46,39 +46,6 @@ print(digest, "%d.%d" % sys.version_info[:2], sys.prefix)
 PY
 }
 
-# For a Python without ensurepip and without pip: takes pip's own wheel from the index that the
-# caller named for pip.
-download_pip() {
-  "$VENV/bin/python" -I - "$VENV" <<'PY'
-import hashlib, os, pathlib, re, ssl, subprocess, sys, urllib.parse, urllib.request
-
-WHEEL = "pip-26.3-py3-none-any.whl"
-SHA256 = "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
-index = os.environ["PIP_INDEX_URL"].rstrip("/") + "/pip/"
-tls = ssl.create_default_context(cafile=os.environ.get("PIP_CERT"))
-
-
-def fetch(url: str, accept: str) -> bytes:
-    request = urllib.request.Request(url, headers={"Accept": accept})
-    return urllib.request.urlopen(request, timeout=60, context=tls).read()
-
-
-try:
-    page = fetch(index, "text/html").decode()
-    links = re.findall(r'href="([^"#]*/' + re.escape(WHEEL) + ')[#"]', page)
-    wheel = fetch(urllib.parse.urljoin(index, links[0]), "*/*")
-except (OSError, IndexError, ValueError) as error:
-    sys.exit(f"spec-jax: could not download {WHEEL}: {error}")
-if hashlib.sha256(wheel).hexdigest() != SHA256:
-    sys.exit(f"spec-jax: {WHEEL} is not the file it should be (checksum differs)")
-path = pathlib.Path(sys.argv[1], WHEEL)
-path.write_bytes(wheel)
-# A wheel is a zip file, and Python runs what lies in one.
-command = [sys.executable, f"{path}/pip", "install", "--quiet", "--no-index", str(path)]
-sys.exit(subprocess.run(command).returncode)
-PY
-}
-
 make_venv() {
   local python version
   python="$(find_python)" || exit 1
@@ -87,13 +54,16 @@ make_venv() {
   "$python" -m venv "$VENV" >/dev/null 2>&1 && return
   # Debian keeps ensurepip in a package of its own, so pip has to come another way.
   rm -rf "$VENV"
-  if "$python" -m venv --without-pip "$VENV"; then
+  "$python" -m venv --without-pip "$VENV" &&
     "$python" -m pip --python "$VENV/bin/python" install --quiet pip 2>/dev/null && return
-    [ -n "${PIP_INDEX_URL-}" ] && download_pip && return
-  fi
   rm -rf "$VENV"
-  say "this Python has neither ensurepip nor pip. On Debian: apt-get install python$version-venv"
-  die "or set PIP_INDEX_URL to the address of a package index, and pip is taken from there"
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "installing python$version-venv, which Debian's Python comes without"
+    { apt-get -qq update && apt-get -qq install -y "python$version-venv"; } >&2 &&
+      "$python" -m venv "$VENV" >/dev/null && return
+    rm -rf "$VENV"
+  fi
+  die "this Python has neither ensurepip nor pip. On Debian: apt-get install python$version-venv"
 }
 
 # Shows the large downloads, which are what one waits for, and keeps everything else in a log.

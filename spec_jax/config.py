@@ -37,6 +37,11 @@ def _config(cls: type[T]) -> type[T]:
     return data_class
 
 
+def _is(kind: type, value: Any) -> bool:
+    """Whether it is such a number, NumPy's included; a bool is none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _number(
     name: str,
     value: Any,
@@ -47,16 +52,14 @@ def _number(
     otherwise: str = "",
 ) -> None:
     """Refuses anything but a float32 number in [low, high], or (low, high] with `open_low`."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (open_low and value == low):
+    if not _is(numbers.Real, value) or not low <= value <= high or (open_low and value == low):
         left = "(-inf" if low == -FLOAT32_MAX else f"{'(' if open_low else '['}{low:g}"
         right = "inf)" if high == FLOAT32_MAX else f"{high:g}]"
         raise ConfigError(f"{name} is {value!r}; give a number in {left}, {right}{otherwise}.")
 
 
 def _integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_integer or int(value) < low or (high is not None and int(value) > high):
+    if not _is(numbers.Integral, value) or value < low or (high is not None and value > high):
         top = "" if high is None else f" and at most {high}"
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {low}{top}.")
 

@@ -1,6 +1,7 @@
 """Text to token ids and back, whole or as a stream."""
 
 import codecs
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -11,6 +12,9 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
+
+# Else transformers reports, when first imported, that PyTorch is missing: nothing here needs it.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 ROLES = ("assistant", "developer", "system", "tool", "user")
 

@@ -96,11 +96,11 @@ def test_fifty_plain_texts_do_not_depend_on_the_batch(demo, engine_of, fifty_pla
 def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, engine_of):
     """64 tokens on 20 prompts, float32, the same dequantized weights."""
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from tests.torch_reference import load_llama
 
     _, path = checkpoints.locate(str(demo_recipe), lambda line: None)
-    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-    reference = reference.to(torch.float32).eval()
+    reference = load_llama(path)
     prompts = [*PROMPTS[:16], *COPY_PROMPTS[:4]]
     ours = decode(engine_of("prompt_lookup", 4), demo, prompts, batch=1, max_tokens=64)
     for prompt, tokens in zip(prompts, ours, strict=True):

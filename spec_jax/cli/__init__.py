@@ -1,10 +1,12 @@
 """The command line: flags -> config objects; the only place that prints."""
 
+import _thread
 import contextlib
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from spec_jax import __version__
 from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
@@ -27,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments)
+        with _interrupts_not_lost():
+            code = _run(arguments)
         sys.stdout.flush()
         return code
     except SystemExit as exit:  # argparse, after --help
@@ -44,6 +47,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             _discard_stdout()
         print(f"spec-jax: error: {error}", file=sys.stderr)
         return 2
+
+
+@contextlib.contextmanager
+def _interrupts_not_lost() -> Iterator[None]:
+    """Raises Ctrl-C again if it fell into a finalizer or a callback of the garbage collector.
+
+    Python only reports an exception there; JAX has such a callback, so that while a model loads
+    one interrupt in four would go unheard.
+    """
+    report = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            # From another thread and a moment later: raised in here it would be lost as well.
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
 
 
 def _run(arguments: list[str]) -> int:

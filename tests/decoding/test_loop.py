@@ -86,7 +86,10 @@ def test_a_sampled_row_depends_on_its_seed_and_not_on_its_neighbours(method):
     engine = shared_engine(method)
     alone = run(engine, [request(PROMPTS[1], warm, seed=7)])[0]
     row = request(PROMPTS[1], warm, seed=7)
-    first, second = (request(PROMPTS[i], each, seed=i) for i, each in enumerate(others))
+    # One neighbour is shorter and one is longer than the row.
+    first, second = (
+        request(PROMPTS[i], each, seed=i) for i, each in zip((0, 3), others, strict=True)
+    )
     assert run(engine, [row, first, second])[0] == alone
     assert run(engine, [second, first, row])[2] == alone
     assert run(engine, [request(PROMPTS[1], warm, seed=8)])[0] != alone

@@ -17,6 +17,7 @@ from tests.prompts import COPY_PROMPTS
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
+load_llama = pytest.importorskip("tests.torch_reference").load_llama
 
 SHAPE = dict(
     vocab_size=300,
@@ -112,16 +113,8 @@ def assert_parity(
 @pytest.mark.weights
 def test_demo_model(demo_recipe):
     """SmolLM2-135M-Instruct: torch reads the same GGUF file."""
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
     _, path = checkpoints.locate(demo_recipe, print)
-    # What from_pretrained(gguf_file=...) does, without the `accelerate` package it asks for.
-    config = transformers.LlamaConfig(**load_gguf_checkpoint(path)["config"])
-    reference = transformers.LlamaForCausalLM(config).eval()
-    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=reference)
-    lacking = reference.load_state_dict(read["tensors"], strict=False)
-    assert lacking.missing_keys == ["lm_head.weight"] and not lacking.unexpected_keys
-    reference.tie_weights()
+    reference = load_llama(path)
     checkpoint = checkpoints.load(demo_recipe)
     rows = np.array([checkpoint.tokenizer.encode(text)[:20] for text in COPY_PROMPTS[:3]])
     model, tokens = checkpoint.model, jnp.asarray(rows, jnp.int32)
