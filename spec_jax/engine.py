@@ -223,8 +223,12 @@ def compiler_options(target: Model) -> dict[str, str | bool] | None:
     """Options that the measured programs want; see benchmarks/LOG.md.
 
     On CPU, XLA hands float32 products of several rows to YNNPACK, which repacks the weight at
-    every call; Eigen's take the time of one row. For bfloat16 YNNPACK is the only native kernel.
+    every call; Eigen's take the time of one row. Products of one row are LLVM's, which takes
+    vectors of 256 bits unless told otherwise. For bfloat16 YNNPACK is the only native kernel.
     """
     if jax.default_backend() == "cpu" and target.dtype == jnp.float32:
-        return {"xla_cpu_experimental_ynn_fusion_type": ""}
+        return {
+            "xla_cpu_experimental_ynn_fusion_type": "",
+            "xla_cpu_prefer_vector_width": "512",
+        }
     return None

@@ -37,21 +37,21 @@ class DraftModel:
     def propose(self, state: KVCache, context: Context) -> tuple[Draft, KVCache]:
         """K tokens, each drawn from the draft's own processed distribution.
 
-        Every step reads the last two tokens. In the first step the earlier one is, after a full
-        acceptance, the token that the draft proposed last and never read, so the cache catches
-        up without a call of its own; otherwise reading it twice costs nothing that a decoding
-        step, bound by the weights' bandwidth, would notice.
+        The first step reads the last two tokens. The earlier one is, after a full acceptance, the
+        token that the draft proposed last and never read, so the cache catches up without a call
+        of its own; otherwise reading it twice costs nothing that a decoding step, bound by the
+        weights' bandwidth, would notice.
         """
         sampling = context.sampling
         vocab = sampling.logit_bias.shape[1]
         counts = TokenCounts.of(context.tokens, context.lengths, context.prompt_lengths, sampling)
         nothing = jnp.zeros((context.lengths.shape[0], 0), jnp.int32)
 
-        def step(carry: tuple[Array, KVCache, TokenCounts], i: Array):
+        def step(carry: tuple[Array, KVCache, TokenCounts], i: Array, width: int = 1):
             tokens, cache, counts = carry
             lengths = context.lengths + i
-            start = jnp.maximum(lengths - 2, 0)
-            window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, 2))
+            start = jnp.maximum(lengths - width, 0)
+            window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
             logits, cache = self.model.score(window(tokens, start), cache.with_lengths(start))
             last = jax.vmap(lambda row, at: row[at])(logits, lengths - 1 - start)
             q = probabilities(_fit(last, vocab)[:, None], sampling, counts, nothing)[:, 0]
@@ -60,8 +60,12 @@ class DraftModel:
             tokens = jax.vmap(lambda row, token, at: row.at[at].set(token))(tokens, drawn, lengths)
             return (tokens, cache, counts.add(drawn)), (drawn, q)
 
-        steps = jnp.arange(self.lookahead, dtype=jnp.int32)
-        (_, cache, _), (tokens, q) = jax.lax.scan(step, (context.tokens, state, counts), steps)
+        carry, first = step((context.tokens, state, counts), jnp.int32(0), width=2)
+        later = jnp.arange(1, self.lookahead, dtype=jnp.int32)
+        (_, cache, _), rest = jax.lax.scan(step, carry, later)
+        tokens, q = (
+            jnp.concatenate([one[None], more]) for one, more in zip(first, rest, strict=True)
+        )
         # A place without a distribution (NaN) ends the draft before it; the target goes on.
         usable = jnp.cumprod((q.sum(-1) > 0).astype(jnp.int32), axis=0).sum(0)
         draft = Draft(tokens=tokens.swapaxes(0, 1), probs=q.swapaxes(0, 1), lengths=usable)
