@@ -147,6 +147,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
         for token in self.stop_token_ids:
             _integer("a stop token id", token, low=0)
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos is {self.ignore_eos!r}; give True or False.")
 
 
 @_config
@@ -157,7 +159,8 @@ class SpeculativeConfig:
       method: `none` decodes plainly; `draft_model` drafts with a second, smaller model (Chen et
         al. 2023, arXiv 2302.01318); `prompt_lookup` copies what followed the latest n-gram
         earlier in prompt or output (Saxena 2023; semantics of Hugging Face transformers).
-      draft: the draft model's reference (directory, .gguf file, recipe or hub id).
+      draft: the draft model's reference (directory, .gguf file, recipe or hub id); the target's
+        own loads nothing twice.
       num_speculative_tokens: the lookahead K, tokens drafted per round, at least 1.
       lookahead: how K changes from round to round; `constant` keeps it.
       verification: `token` is modified rejection sampling, exact at every temperature; `greedy`
@@ -178,6 +181,8 @@ class SpeculativeConfig:
         _choice("verification", self.verification, VERIFICATIONS)
         _integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
         _integer("prompt_lookup_max", self.prompt_lookup_max, low=1)
+        if self.draft is not None and not isinstance(self.draft, str):
+            raise ConfigError(f"draft is {self.draft!r}; give the draft model's reference as text.")
         if self.method == "draft_model" and not self.draft:
             raise ConfigError("method 'draft_model' needs draft=... (--draft): the draft model.")
         if self.method != "draft_model" and self.draft:
