@@ -7,7 +7,8 @@ usage() {
 usage: launch/test.sh [--slow] [pytest arguments]
 
 Sets up .venv on the first run, fetches the demo model's weights and runs the tests. With --slow
-also the identity grid on real weights, which takes an hour or more. Tests that compare with PyTorch need torch: CONTRIBUTING.md.
+also the identity grid on real weights, which takes an hour or more. Tests that compare with
+PyTorch need torch: CONTRIBUTING.md.
 TEXT
 }
 
