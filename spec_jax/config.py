@@ -159,8 +159,8 @@ class SpeculativeConfig:
       method: `none` decodes plainly; `draft_model` drafts with a second, smaller model (Chen et
         al. 2023, arXiv 2302.01318); `prompt_lookup` copies what followed the latest n-gram
         earlier in prompt or output (Saxena 2023; semantics of Hugging Face transformers).
-      draft: the draft model's reference (directory, .gguf file, recipe or hub id); the target's
-        own loads nothing twice.
+      draft: the draft model's reference (directory, .gguf file, recipe or hub id); naming
+        the target again shares its weights.
       num_speculative_tokens: the lookahead K, tokens drafted per round, at least 1.
       lookahead: how K changes from round to round; `constant` keeps it.
       verification: `token` is modified rejection sampling, exact at every temperature; `greedy`

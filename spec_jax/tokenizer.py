@@ -1,5 +1,6 @@
 """Text to token ids and back, whole or as a stream."""
 
+import abc
 import codecs
 import os
 import re
@@ -143,20 +144,20 @@ class Tokenizer:
         return f"{len(differing)} of {len(pairs)} token ids differ: {', '.join(shown)}."
 
 
-class StreamDecoder:
+class StreamDecoder(abc.ABC):
     """Turns tokens into text as they come: all pieces together equal the decoded whole.
 
     Text is given out once no later token can change it, at a cost that does not grow with what
     came before.
     """
 
+    @abc.abstractmethod
     def push(self, ids: Sequence[int]) -> str:
         """Takes the next tokens and returns the text that has become certain."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def flush(self) -> str:
         """Ends the stream and returns what was held back."""
-        raise NotImplementedError
 
 
 def _byte_alphabet() -> dict[str, int]:

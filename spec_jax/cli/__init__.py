@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _interrupts_not_lost() -> Iterator[None]:
     """Raises Ctrl-C again if it fell into a finalizer or a callback of the garbage collector.
 
-    Python only reports an exception there; JAX has such a callback, so that while a model loads
-    one interrupt in four would go unheard.
+    Python only reports an exception there, and JAX has such a callback: while a model loads many
+    an interrupt would go unheard.
     """
     report = sys.unraisablehook
 

@@ -39,8 +39,8 @@ class DraftModel:
 
         The first step reads the last two tokens. The earlier one is, after a full acceptance, the
         token that the draft proposed last and never read, so the cache catches up without a call
-        of its own; otherwise reading it twice costs nothing that a decoding step, bound by the
-        weights' bandwidth, would notice.
+        of its own; otherwise it is read twice, which costs little where a step is bound by the
+        weights' bandwidth.
         """
         sampling = context.sampling
         vocab = sampling.logit_bias.shape[1]

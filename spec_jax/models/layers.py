@@ -128,13 +128,16 @@ def attend(
     # The query heads of a group stand beside its tokens as rows of one product with its keys.
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).swapaxes(1, 2)
     rows = rows.reshape(batch, kv_heads, tokens * group, head_dim) / math.sqrt(head_dim)
+    # Whatever stands past a row's length is not read, be it a NaN. For keys the mask below would
+    # do, but XLA:CPU then fuses the cache's update into this product and copies the whole buffer
+    # in every one-row step (tests/test_engine.py).
     ever_visible = visible.any(axis=1)[:, None, :, None]
-    keys = jnp.where(ever_visible, keys.astype(jnp.float32), 0.0)
+    keys, values = (
+        jnp.where(ever_visible, each.astype(jnp.float32), 0.0) for each in (keys, values)
+    )
     scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys)
     seen = jnp.repeat(visible, group, axis=1)[:, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    # Whatever stands past a row's length is not read, be it a NaN.
-    values = jnp.where(ever_visible, values.astype(jnp.float32), 0.0)
     out = jnp.einsum("bkrs,bksd->bkrd", weights, values)
     out = out.reshape(batch, kv_heads, tokens, group, head_dim).swapaxes(1, 2)
     return out.reshape(batch, tokens, heads, head_dim)
