@@ -1,15 +1,14 @@
 """The command line: flags -> config objects; the only place that prints."""
 
-import _thread
 import contextlib
 import os
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from spec_jax import __version__
 from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
+from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.prompts import read_prompts
 from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean
 
@@ -29,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _interrupts_not_lost():
+        with raised_until_heard():
             code = _run(arguments)
         sys.stdout.flush()
         return code
@@ -47,29 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             _discard_stdout()
         print(f"spec-jax: error: {error}", file=sys.stderr)
         return 2
-
-
-@contextlib.contextmanager
-def _interrupts_not_lost() -> Iterator[None]:
-    """Raises Ctrl-C again if it fell into a finalizer or a callback of the garbage collector.
-
-    Python only reports an exception there, and JAX has such a callback: while a model loads many
-    an interrupt would go unheard.
-    """
-    report = sys.unraisablehook
-
-    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        if unraisable.exc_type is KeyboardInterrupt:
-            # From another thread and a moment later: raised in here it would be lost as well.
-            threading.Timer(0.01, _thread.interrupt_main).start()
-        else:
-            report(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = report
 
 
 def _run(arguments: list[str]) -> int:

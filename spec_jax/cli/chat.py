@@ -5,6 +5,7 @@ import re
 import sys
 
 from spec_jax.cli.arguments import Options
+from spec_jax.cli.interrupts import heard
 from spec_jax.cli.loading import load
 from spec_jax.cli.prompts import checked
 from spec_jax.cli.screen import Screen
@@ -73,6 +74,7 @@ class _Conversation:
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
+                heard()
                 self._screen.note("\n(/exit or Ctrl-D ends)")
 
     def _read_line(self) -> str:
@@ -110,6 +112,7 @@ class _Conversation:
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
+            heard()
             self._screen.end_line()
             self._screen.note("(interrupted)")
         self._screen.end_line()

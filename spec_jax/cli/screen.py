@@ -10,6 +10,8 @@ from rich.console import Console, RenderableType
 from rich.status import Status
 from rich.text import Text
 
+from spec_jax.cli.interrupts import held_back
+
 # A model may write anything, and a terminal obeys what it is sent: control characters other than
 # tab and line feed become visible signs.
 _VISIBLE: dict[int, str] = {
@@ -53,9 +55,10 @@ class Screen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.settle()
-        if self.is_terminal:
-            self.end_line()
+        with held_back():
+            self.settle()
+            if self.is_terminal:
+                self.end_line()
 
     def progress(self, message: str) -> None:
         """Shows what is being waited for, on a terminal and unless text is just being written."""
@@ -63,16 +66,18 @@ class Screen:
             return
         text = Text(visible(message))
         if self._status is None:
-            self._status = self._errors.status(text)
-            self._status.start()
+            with held_back():
+                self._status = self._errors.status(text)
+                self._status.start()
         else:
             self._status.update(text)
 
     def settle(self) -> None:
         """Takes the progress away."""
         if self._status is not None:
-            self._status.stop()
-            self._status = None
+            with held_back():
+                self._status.stop()
+                self._status = None
 
     def write(self, text: str) -> None:
         """Writes text of the model, literally."""

@@ -5,6 +5,7 @@ import io
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -82,6 +83,11 @@ class Scripted(LLM):
             else:
                 index, text, result = (*step, None)[:3]
                 yield StreamChunk(index, text, tuple(text.encode()), result)
+
+
+def interrupt() -> None:
+    """What Ctrl-C does."""
+    signal.raise_signal(signal.SIGINT)
 
 
 def finished(count: int):

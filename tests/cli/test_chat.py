@@ -1,6 +1,9 @@
 """`spec-jax chat`: turns, commands, interruptions."""
 
-from tests.cli.harness import Stdin, output, run
+import time
+
+from spec_jax.cli.interrupts import AGAIN
+from tests.cli.harness import Stdin, interrupt, output, run
 
 
 def chat(capsys, monkeypatch, lines: str | bytes, *flags) -> tuple[int, str, str]:
@@ -52,22 +55,25 @@ def test_chat_refuses_what_is_not_text(capsys, scripted, monkeypatch):
 
 
 def test_ctrl_c_interrupts_the_answer_only(scripted, terminal, monkeypatch):
-    llm = scripted((0, "partial"), KeyboardInterrupt())
-    lines = iter(["Hello", KeyboardInterrupt(), "Go on"])
+    llm = scripted((0, "partial"), interrupt)
+    asked, lines = [], iter(["Hello", interrupt, "Go on", None])
 
     def ask(prompt):
         terminal.read()
-        line = next(lines, EOFError())
-        if isinstance(line, BaseException):
-            raise line
-        return line
+        asked.append(prompt)
+        assert len(asked) <= 4
+        time.sleep(1.5 * AGAIN)  # a Ctrl-C that was heard does not come back
+        line = next(lines)
+        if line is None:
+            raise EOFError
+        return line() if callable(line) else line
 
     monkeypatch.setattr("builtins.input", ask)
     monkeypatch.setattr("sys.stdin", Stdin("", terminal=True))
     assert terminal.main("chat", "--target", "t") == 0
     assert [prompts[0] for prompts in llm.prompts] == [[5], [5, 7, 5]]
     text = terminal.read()
-    assert text.count("(interrupted)") == 2 and "/exit or Ctrl-D ends" in text
+    assert text.count("(interrupted)") == 2 and text.count("(/exit or Ctrl-D ends)") == 1
     assert terminal.is_as_before()
 
 

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+from rich.live import Live
+
 from spec_jax.cli.screen import visible
-from tests.cli.harness import (
-    ESCAPE,
-    output,
-    spawn,
-)
+from tests.cli.harness import ESCAPE, interrupt, output, spawn
 
 
 def test_text_streams_and_cannot_command_the_terminal(scripted, terminal):
@@ -51,16 +50,50 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(scripted, terminal):
     assert terminal.is_as_before()
 
 
-def test_ctrl_c_in_a_finalizer_is_not_lost(scripted, terminal):
-    class Finalized:
-        def __del__(self):
-            raise KeyboardInterrupt
+class Finalized:
+    def __del__(self):
+        interrupt()
 
-    ignored = sys.unraisablehook
-    scripted(Finalized, lambda: time.sleep(20), (0, "text", output("text")))
+
+def cleared():
+    """What an extension module may do: it takes the exception for its own and goes on."""
+    with contextlib.suppress(KeyboardInterrupt):
+        interrupt()
+
+
+def broken():
+    """What Ctrl-C broke off fails in another way."""
+    with contextlib.suppress(KeyboardInterrupt):
+        interrupt()
+    raise SystemError("initialization failed")
+
+
+@pytest.mark.parametrize("event", [interrupt, Finalized, cleared, broken])
+def test_ctrl_c_is_not_lost(scripted, terminal, event):
+    ignored = sys.unraisablehook, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    scripted(event, lambda: time.sleep(20), (0, "text", output("text")))
     assert terminal.main("generate", "--target", "t", "hi") == 130
     assert "text" not in terminal.read()
-    assert sys.unraisablehook is ignored
+    after = sys.unraisablehook, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    assert after == ignored
+
+
+@pytest.mark.parametrize("change", ["start", "stop"])
+def test_ctrl_c_while_the_terminal_changes(scripted, terminal, monkeypatch, change):
+    """Half a change could not be undone: the cursor would stay hidden."""
+    changes = []
+
+    def interrupted(live, *args, **kwargs):
+        changes.append(change)
+        live.console.show_cursor(False)
+        interrupt()
+        return original(live, *args, **kwargs)
+
+    original = getattr(Live, change)
+    monkeypatch.setattr(Live, change, interrupted)
+    scripted((0, "text", output("text")))
+    assert terminal.main("generate", "--target", "t", "hi") == 130
+    assert changes and terminal.is_as_before()
 
 
 def test_a_process_on_a_terminal(model, terminal):

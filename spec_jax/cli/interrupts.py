@@ -1,0 +1,79 @@
+"""Ctrl-C that is never lost and never leaves a terminal half prepared."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+AGAIN = 0.25
+"""Seconds until a Ctrl-C that nobody heard is raised again."""
+
+_pending = False
+
+
+@contextlib.contextmanager
+def raised_until_heard() -> Iterator[None]:
+    """Raises KeyboardInterrupt at Ctrl-C, and again until `heard` is called.
+
+    Python drops an exception in a finalizer or in a callback of the garbage collector, of which
+    JAX has one, and extension modules clear some: while a model loads one in four was lost.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # ignored, as in a job in the background
+        return
+    report, threads = sys.unraisablehook, threading.enumerate()
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            report(unraisable)
+
+    sys.unraisablehook = hook
+    alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    except Exception as error:
+        if heard():  # what Ctrl-C broke off may fail in any way
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        heard()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, alarm)
+        sys.unraisablehook = report
+        # One that JAX had just started when it was interrupted would hold the process a minute.
+        for thread in set(threading.enumerate()) - set(threads):
+            if isinstance(thread, threading.Timer):
+                thread.cancel()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # A timer of the system: the thread of another might need a lock that this one holds.
+    global _pending
+    _pending = True
+    signal.setitimer(signal.ITIMER_REAL, AGAIN)
+    raise KeyboardInterrupt
+
+
+def heard() -> bool:
+    """Says that Ctrl-C, if there was one, has been heard; returns whether there was."""
+    global _pending
+    was, _pending = _pending, False
+    if was:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return was
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Raises a Ctrl-C of meanwhile at the end."""
+    numbers: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: numbers.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if numbers:
+            signal.raise_signal(signal.SIGINT)
