@@ -153,8 +153,8 @@ def streaming_bandwidth():
     return best / 1e9
 
 
-def step_seconds(model, rows, repeats, steps=16):
-    """Median seconds of one greedy step that scores `rows` tokens, in a loop on device."""
+def greedy_steps(model, rows, steps=16):
+    """A function that times greedy steps, each scoring `rows` tokens, in a loop on device."""
 
     def run(model, cache, tokens):
         def step(_, carry):
@@ -167,13 +167,14 @@ def step_seconds(model, rows, repeats, steps=16):
     tokens = jnp.ones((1, rows), jnp.int32)
     jitted = jax.jit(run, donate_argnums=1).lower(model, model.new_cache(1, 256), tokens)
     compiled = jitted.compile(compiler_options=compiler_options(model))
-    times = []
-    for _ in range(repeats):
+
+    def seconds_per_step():
         cache = jax.block_until_ready(model.new_cache(1, 256))
         begin = time.perf_counter()
         jax.block_until_ready(compiled(model, cache, tokens))
-        times.append((time.perf_counter() - begin) / steps)
-    return statistics.median(times)
+        return (time.perf_counter() - begin) / steps
+
+    return seconds_per_step
 
 
 def weight_bytes(model):
@@ -189,12 +190,26 @@ def round_seconds(llm, prompts):
     return tokens / rounds, sum(each.decode_seconds for each in metrics) / rounds
 
 
-def efficiency(llm, plain_step, ideal_round, prompts, repeats):
-    """Measured speed-up over the speed-up that the calls alone would allow."""
-    pairs = [round_seconds(llm, prompts) for _ in range(repeats + 1)][1:]
-    tokens, seconds = pairs[0][0], statistics.median(pair[1] for pair in pairs)
-    measured, ideal = tokens * plain_step / seconds, tokens * plain_step / ideal_round
-    return tokens, measured, ideal
+def efficiency(name, llm, prompts, one, block, drafting, repeats):
+    """Prints the measured speed-up over the one that the calls alone would allow.
+
+    Args:
+      one: times a step of one token.
+      block: times a step of the whole block.
+      drafting: steps of one token that a round spends on drafting.
+    """
+    figures = []
+    for repeat in range(repeats + 1):
+        plain = one()
+        calls = drafting * plain + block()
+        tokens, seconds = round_seconds(llm, prompts)
+        if repeat:  # the first one warms up
+            figures.append((tokens * plain / seconds, tokens * plain / calls, calls / seconds))
+    measured, ideal, ratio = (spread(values, 2) for values in zip(*figures, strict=True))
+    print(
+        f"{name}: {tokens:.2f} tokens per round, speed-up {measured} of {ideal}, "
+        f"loop efficiency {ratio}."
+    )
 
 
 def report(dtype, repeats):
@@ -246,7 +261,10 @@ def report(dtype, repeats):
 
     print()
     widths = (1, *range(2, 10), 17)
-    seconds = {rows: step_seconds(model, rows, repeats) for rows in widths}
+    steps = {rows: greedy_steps(model, rows) for rows in widths}
+    seconds = {
+        rows: statistics.median(step() for _ in range(repeats)) for rows, step in steps.items()
+    }
     show("rows scored", *widths)
     show("---", *["---"] * len(widths))
     show("ms", *(f"{seconds[rows] * 1e3:.1f}" for rows in widths))
@@ -255,11 +273,8 @@ def report(dtype, repeats):
     print(f"\nBandwidth of one step: {reached:.1f} GB/s of {possible:.1f} GB/s streaming.")
 
     # Both ideals are of the calls alone: no drafting cost but the draft's own steps.
-    tokens, measured, ideal = efficiency(lookup, seconds[1], seconds[LOOKAHEAD + 1], copy, repeats)
-    print(
-        f"Prompt lookup: {tokens:.2f} tokens per round, speed-up {measured:.2f} of {ideal:.2f}, "
-        f"loop efficiency {measured / ideal:.3f}."
-    )
+    calls = steps[1], steps[LOOKAHEAD + 1]
+    efficiency("Prompt lookup", lookup, copy, *calls, 0, repeats)
     mirror = plain.with_speculation(SpeculativeConfig())
     mirror.engine = Engine(
         model,
@@ -268,12 +283,7 @@ def report(dtype, repeats):
         "token",
         max_model_len=plain.max_model_len,
     )
-    ideal_round = LOOKAHEAD * seconds[1] + seconds[LOOKAHEAD + 1]
-    tokens, measured, ideal = efficiency(mirror, seconds[1], ideal_round, chat, repeats)
-    print(
-        f"Self-draft: {tokens:.2f} tokens per round, speed-up {measured:.2f} of {ideal:.2f}, "
-        f"loop efficiency {measured / ideal:.3f}."
-    )
+    efficiency("Self-draft", mirror, chat, *calls, LOOKAHEAD, repeats)
     for name, llm in (("plain", plain), ("prompt lookup", lookup)):
         print(f"Compilation, {name}: {llm.engine.compile_seconds:.1f} s.")
         needed, taken = llm.engine.memory()
