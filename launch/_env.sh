@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it, under `set -euo pipefail`. `ensure_env` leaves a working .venv in the checkout, whatever
-# was there before: a first run installs, later runs only check and need no network.
-# Sets ROOT (the checkout) and VENV. The variable PYTHON, if set, names the Python to build on.
+# Sourced by the scripts beside it, under `set -euo pipefail`. `ensure_env` leaves a working .venv
+# in the checkout, whatever was there before: a first run installs, later runs only check and need
+# no network. Sets ROOT (the checkout) and VENV. The variable PYTHON, if set, names the Python to
+# build on.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
