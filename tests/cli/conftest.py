@@ -1,11 +1,20 @@
 """Fixtures of the command line's tests."""
 
 import os
+import signal
 
 import pytest
 
 from tests.checkpoints import tiny
 from tests.cli.harness import CONFIG, Scripted, Terminal
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C does what it does in a shell, even if the tests were started where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from rich.live import Live
 
 from spec_jax.cli.screen import visible
-from tests.cli.harness import ESCAPE, interrupt, output, spawn
+from tests.cli.harness import ESCAPE, Terminal, interrupt, output, spawn
 
 
 def test_text_streams_and_cannot_command_the_terminal(scripted, terminal):
@@ -96,17 +96,29 @@ def test_ctrl_c_while_the_terminal_changes(scripted, terminal, monkeypatch, chan
     assert changes and terminal.is_as_before()
 
 
-def test_a_process_on_a_terminal(model, terminal):
-    """A whole run in a process of its own; the second one is interrupted while it loads."""
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.slave)
-    argv = ["generate", "--target", model, "--max-tokens", 4, "--method", "prompt_lookup", "hi"]
-    process = spawn(*argv, **streams)
+def test_an_ignored_ctrl_c_stays_ignored(scripted, terminal):
+    """As in a job that a script started in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    scripted(interrupt, (0, "text", output("text")))
+    assert terminal.main("generate", "--target", "t", "hi") == 0
+
+
+def exit_code(process: subprocess.Popen, terminal: Terminal) -> int:
+    """Waits for the end, and reads what the process writes lest it wait for us."""
     while process.poll() is None:
         terminal.read()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
-    assert process.returncode == 0, terminal.read()
-    assert "loading" in terminal.read() and "finish reason" in terminal.text
+    terminal.read()
+    return process.returncode
+
+
+def test_a_process_on_a_terminal(model, terminal):
+    """A whole run in a process of its own; the second one is interrupted while it loads."""
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.slave)
+    argv = ["generate", "--target", model, "--max-tokens", 4, "--method", "prompt_lookup", "hi"]
+    assert exit_code(spawn(*argv, **streams), terminal) == 0, terminal.text
+    assert "loading" in terminal.text and "finish reason" in terminal.text
     assert terminal.is_as_before()
 
     terminal.text = ""
@@ -115,8 +127,8 @@ def test_a_process_on_a_terminal(model, terminal):
         assert process.poll() is None, terminal.text
     process.send_signal(signal.SIGINT)
     # Both are 130 to a shell; an extension module decides which of them Python chooses.
-    assert process.wait(60) in (130, -signal.SIGINT)
-    assert "Traceback" not in terminal.read()
+    assert exit_code(process, terminal) in (130, -signal.SIGINT), terminal.text
+    assert "Traceback" not in terminal.text
     assert terminal.is_as_before()
 
 
