@@ -9,14 +9,13 @@ from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.errors import ConfigError, RequestError, VocabularyMismatchError
 from tests.checkpoints import tiny
 
-CONFIG = {**tiny.CONFIG, "max_position_embeddings": 128}
 PROMPTS = ["the thin thing in the", "a", "grüße \U0001f980 and then the end of the the the"]
 METHODS = ("none", "prompt_lookup", "draft_model")
 GREEDY = SamplingParams(max_tokens=32, ignore_eos=True)
 # A random model mostly speaks in halves of characters; these leave it letters.
 LETTERS_ONLY = {
     token: float("-inf")
-    for token in range(CONFIG["vocab_size"])
+    for token in range(tiny.CONFIG["vocab_size"])
     if token >= len(tiny.TOKENS) or not tiny.TOKENS[token].isascii() or len(tiny.TOKENS[token]) > 3
 }
 
@@ -25,11 +24,11 @@ LETTERS_ONLY = {
 def directories(tmp_path_factory):
     """A target, and a draft of other weights and the same tokenizer."""
     path = tmp_path_factory.mktemp("models")
-    tensors = tiny.llama_tensors(CONFIG)
+    tensors = tiny.llama_tensors(tiny.CONFIG)
     noise = np.random.default_rng(1)
     wrong = {n: t + noise.normal(0, 0.1, t.shape).astype(t.dtype) for n, t in tensors.items()}
-    tiny.write_directory(path / "target", CONFIG, tensors)
-    tiny.write_directory(path / "draft", CONFIG, wrong)
+    tiny.write_directory(path / "target", tiny.CONFIG, tensors)
+    tiny.write_directory(path / "draft", tiny.CONFIG, wrong)
     return path
 
 
@@ -177,7 +176,7 @@ def test_the_edge_of_the_context_ends_a_request(directories, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_request_without_a_distribution_fails_alone(llm_of, method):
     llm = llm_of(method)
-    nothing = dict.fromkeys(range(CONFIG["vocab_size"]), float("-inf"))
+    nothing = dict.fromkeys(range(tiny.CONFIG["vocab_size"]), float("-inf"))
     masked = SamplingParams(max_tokens=32, ignore_eos=True, logit_bias=nothing)
     broken, fine = llm.generate(PROMPTS[:2], [masked, GREEDY])
     assert (broken.finish_reason, broken.token_ids) == ("error", ())
@@ -245,7 +244,7 @@ def test_a_bad_argument_is_refused(directories, arguments, said):
 
 
 def test_a_draft_of_another_tokenizer_is_refused(plain, directories, tmp_path):
-    draft = tiny.write_directory(tmp_path / "draft", CONFIG)
+    draft = tiny.write_directory(tmp_path / "draft")
     swapped = [*tiny.TOKENS[:5], tiny.TOKENS[6], tiny.TOKENS[5], *tiny.TOKENS[7:]]
     tiny.write_tokenizer(draft, swapped)
     config = SpeculativeConfig(method="draft_model", draft=str(draft))

@@ -18,7 +18,7 @@ def raised_until_heard() -> Iterator[None]:
     """Raises KeyboardInterrupt at Ctrl-C, and again until `heard` is called.
 
     Python drops an exception in a finalizer or in a callback of the garbage collector, of which
-    JAX has one, and extension modules clear some: while a model loads one in four was lost.
+    JAX has one, and extension modules clear some; while a model loads neither is rare.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # ignored, as in a job in the background
@@ -44,8 +44,8 @@ def raised_until_heard() -> Iterator[None]:
         signal.signal(signal.SIGALRM, alarm)
         sys.unraisablehook = report
         # One that JAX had just started when it was interrupted would hold the process a minute.
-        for thread in set(threading.enumerate()) - set(threads):
-            if isinstance(thread, threading.Timer):
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer) and thread not in threads:
                 thread.cancel()
 
 
@@ -68,7 +68,7 @@ def heard() -> bool:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Raises a Ctrl-C of meanwhile at the end."""
+    """Holds Ctrl-C back inside the block and raises it at the end."""
     numbers: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: numbers.append(number))
     try:

@@ -28,7 +28,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "head_dim": 6,
     "intermediate_size": 24,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 128,
     "rms_norm_eps": 2.0**-17,  # GGUF keeps float32
     "hidden_act": "silu",
     "tie_word_embeddings": False,

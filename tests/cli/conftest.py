@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.checkpoints import tiny
-from tests.cli.harness import CONFIG, Scripted, Terminal
+from tests.cli.harness import Scripted, Terminal
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def interruptible():
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> str:
     """The directory of a tiny random model."""
-    return str(tiny.write_directory(tmp_path_factory.mktemp("model") / "target", CONFIG))
+    return str(tiny.write_directory(tmp_path_factory.mktemp("model") / "target"))
 
 
 @pytest.fixture

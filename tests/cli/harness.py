@@ -16,9 +16,7 @@ import jax
 from spec_jax import LLM, RequestOutput
 from spec_jax.cli import main
 from spec_jax.outputs import SpeculativeMetrics, StreamChunk, Usage
-from tests.checkpoints import tiny
 
-CONFIG = {**tiny.CONFIG, "max_position_embeddings": 128}
 KEYS = {"text", "token_ids", "finish_reason", "usage", "metrics"}
 ESCAPE = "\x1b"
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.checkpoints import tiny
-from tests.cli.harness import CONFIG, ESCAPE, KEYS, failure, finished, output, run, spawn
+from tests.cli.harness import ESCAPE, KEYS, failure, finished, output, run, spawn
 
 
 def test_one_prompt_prints_its_text_and_statistics_apart(capsys, scripted):
@@ -178,7 +178,7 @@ def bad(tmp_path):
     """Writes a checkpoint and damages it."""
 
     def write(config=None, tensors=None, truncate=False) -> str:
-        path = tiny.write_directory(tmp_path / "bad", CONFIG | (config or {}), tensors)
+        path = tiny.write_directory(tmp_path / "bad", tiny.CONFIG | (config or {}), tensors)
         if truncate:
             file = path / "model.safetensors"
             file.write_bytes(file.read_bytes()[:-100])
@@ -193,14 +193,14 @@ def test_bad_checkpoints(capsys, bad):
 
     assert "no/such/place.gguf" in message("no/such/place.gguf")
     assert "model.safetensors" in message(bad(truncate=True))
-    tensors = tiny.llama_tensors(CONFIG)
+    tensors = tiny.llama_tensors(tiny.CONFIG)
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1]
     assert "model.norm.weight" in message(bad(tensors=tensors))
     assert "'lama'" in message(bad({"model_type": "lama"}))
 
 
 def test_a_draft_of_another_tokenizer(capsys, model, tmp_path):
-    draft = tiny.write_directory(tmp_path / "draft", CONFIG)
+    draft = tiny.write_directory(tmp_path / "draft", tiny.CONFIG)
     tokens = list(tiny.TOKENS)
     first, second = tokens.index("A"), tokens.index("B")
     tokens[first], tokens[second] = "B", "A"
@@ -215,7 +215,7 @@ def test_prompts_that_cannot_be_decoded(capsys, model, tmp_path):
     message = failure(capsys, *generate, "--max-model-len", "16", "much too long a prompt")
     assert "prompt 0 has " in message and "16" in message
     assert "max_model_len is 129" in failure(capsys, *generate, "--max-model-len", "129", "hi")
-    plain = tiny.write_directory(tmp_path / "plain", CONFIG)
+    plain = tiny.write_directory(tmp_path / "plain", tiny.CONFIG)
     tiny.write_tokenizer(plain, template=None)
     message = failure(capsys, "generate", "--target", plain, "--chat", "hi")
     assert "chat template" in message

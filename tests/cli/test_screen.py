@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -76,6 +77,17 @@ def test_ctrl_c_is_not_lost(scripted, terminal, event):
     assert "text" not in terminal.read()
     after = sys.unraisablehook, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
     assert after == ignored
+
+
+def test_a_timer_that_was_interrupted_does_not_hold_the_process(scripted, terminal):
+    """JAX starts one before it looks for a TPU, and cancels it if nothing comes in between."""
+    before, after = threading.Timer(60, print), threading.Timer(60, print)
+    before.start()
+    scripted(after.start, interrupt)
+    assert terminal.main("generate", "--target", "t", "hi") == 130
+    after.join(10)
+    assert not after.is_alive() and before.is_alive()
+    before.cancel()
 
 
 @pytest.mark.parametrize("change", ["start", "stop"])
