@@ -39,7 +39,7 @@ class Bucket:
     """The static shapes of a batch; requests of one bucket share compiled programs.
 
     Attributes:
-      batch: rows, a power of two.
+      batch: rows, a power of two, or the next multiple of the layout's ways to share them.
       capacity: tokens a row has room for, K + 1 past its end included: a power of two, or the
         whole context.
       block: width that prompts are read in, a power of two.
@@ -87,8 +87,9 @@ class Engine:
         whole = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
         capacity = min(_power_of_two(longest, MIN_CAPACITY), whole)
         prompt = max(len(request.prompt_token_ids) for request in requests)
+        ways = 1 if self.target.placement is None else self.target.placement.ways("batch")
         return Bucket(
-            batch=_power_of_two(len(requests)),
+            batch=-(-_power_of_two(len(requests)) // ways) * ways,
             capacity=capacity,
             block=min(_power_of_two(prompt - 1, MIN_BLOCK), MAX_BLOCK),
             stops=_power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
@@ -113,6 +114,8 @@ class Engine:
             self._decode,
             (self.target, self.drafter, state, sampling, jnp.int32(0)),
             donate=(2,),
+            # What comes out of one call goes into the next.
+            out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
         )
         return Batch(
             size=len(requests),
@@ -146,13 +149,26 @@ class Engine:
             target, drafter, self.lookahead, self.verification, state, sampling, rounds
         )
 
-    def _program(self, key: Any, function: Callable, args: tuple, static: tuple = (), donate=()):
+    def _program(
+        self,
+        key: Any,
+        function: Callable,
+        args: tuple,
+        static: tuple = (),
+        donate: tuple = (),
+        out_shardings: Any = None,
+    ):
         """The compiled program for `key`, compiled now if this is the first use."""
         if key not in self._programs:
             self._on_progress(f"compiling {key[0]}")
             begin = time.perf_counter()
             numbers = tuple(range(len(args), len(args) + len(static)))
-            jitted = jax.jit(function, static_argnums=numbers, donate_argnums=donate)
+            jitted = jax.jit(
+                function,
+                static_argnums=numbers,
+                donate_argnums=donate,
+                out_shardings=out_shardings,
+            )
             options = compiler_options(self.target)
             self._programs[key] = jitted.lower(*args, *static).compile(compiler_options=options)
             self.compile_seconds += time.perf_counter() - begin
@@ -188,7 +204,8 @@ class Batch:
         """Ends rows whose stop string the host has found."""
         finish = np.array(self.state.finish)
         finish[list(rows)] = STOP
-        self.state = dataclasses.replace(self.state, finish=jnp.asarray(finish))
+        finish = jax.device_put(finish, self.state.finish.sharding)
+        self.state = dataclasses.replace(self.state, finish=finish)
 
     @property
     def running(self) -> bool:

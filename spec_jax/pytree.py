@@ -8,9 +8,9 @@ import jax
 T = TypeVar("T")
 
 
-def static() -> Any:
+def static(default: Any = dataclasses.MISSING) -> Any:
     """A field that is part of the pytree's structure: hashable, and static under jit."""
-    return dataclasses.field(metadata={"static": True})
+    return dataclasses.field(default=default, metadata={"static": True})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static,))

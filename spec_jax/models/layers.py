@@ -41,14 +41,21 @@ def _over_lead(vector: Float[Array, " size"], like: Float[Array, "*lead size"]) 
 
 
 class Linear(nnx.Module):
-    """`x @ weight + bias`; the weight is [in, out]."""
+    """`x @ weight + bias`; the weight is [in, out], and `axes` are the logical axes of the two."""
 
     def __init__(
-        self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        in_size: int,
+        out_size: int,
+        *,
+        axes: tuple[str, str],
+        bias: bool,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
     ):
         weight = jax.random.normal(rngs.params(), (in_size, out_size)) / math.sqrt(in_size)
-        self.weight = nnx.Param(weight.astype(dtype))
-        self.bias = nnx.Param(jnp.zeros((out_size,), dtype)) if bias else None
+        self.weight = nnx.Param(weight.astype(dtype), axes=axes)
+        self.bias = nnx.Param(jnp.zeros((out_size,), dtype), axes=axes[1:]) if bias else None
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         out = matmul(x, self.weight[...])
@@ -77,7 +84,7 @@ class Embedding(nnx.Module):
 
     def __init__(self, vocab_size: int, embed_size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         table = jax.random.normal(rngs.params(), (embed_size, vocab_size)) * 0.02
-        self.weight = nnx.Param(table.astype(dtype))
+        self.weight = nnx.Param(table.astype(dtype), axes=("embed", "vocab"))
 
     def __call__(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
         # XLA:CPU widens a bfloat16 table to float32 before it gathers. The barrier keeps that next
@@ -125,9 +132,10 @@ def attend(
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
-    # The query heads of a group stand beside its tokens as rows of one product with its keys.
-    rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).swapaxes(1, 2)
-    rows = rows.reshape(batch, kv_heads, tokens * group, head_dim) / math.sqrt(head_dim)
+    # The query heads of a group stand above its tokens as rows of one product with its keys: in
+    # this order a group whose heads lie on several devices stays there.
+    rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
+    rows = rows.reshape(batch, kv_heads, group * tokens, head_dim) / math.sqrt(head_dim)
     # Whatever stands past a row's length is not read, be it a NaN. For keys the mask below would
     # do, but XLA:CPU then fuses the cache's update into this product and copies the whole buffer
     # in every one-row step (tests/test_engine.py).
@@ -136,8 +144,8 @@ def attend(
         jnp.where(ever_visible, each.astype(jnp.float32), 0.0) for each in (keys, values)
     )
     scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys)
-    seen = jnp.repeat(visible, group, axis=1)[:, None]
+    seen = jnp.tile(visible, (1, group, 1))[:, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
     out = jnp.einsum("bkrs,bksd->bkrd", weights, values)
-    out = out.reshape(batch, kv_heads, tokens, group, head_dim).swapaxes(1, 2)
+    out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, tokens, heads, head_dim)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -22,6 +23,7 @@ from spec_jax.models.layers import (
     rotate,
 )
 from spec_jax.pytree import pytree, static
+from spec_jax.sharding import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,14 @@ class _Call:
     start: Int[Array, " batch"]
     angles: Float[Array, "batch tokens half"]
     visible: Bool[Array, "batch tokens length"]
+    placement: Placement | None
+
+    def pin(self, x: Array, *axes: str | None) -> Array:
+        return x if self.placement is None else self.placement.pin(x, *axes)
+
+    def residual(self, x: Array) -> Array:
+        """The residual stream, whole on every device: left to the partitioner, norms reduce it."""
+        return self.pin(x, "batch", None, "embed")
 
 
 class Attention(nnx.Module):
@@ -40,13 +50,13 @@ class Attention(nnx.Module):
         self.head_dim = head_dim = config.head_dim
         width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
 
-        def linear(in_size: int, out_size: int, bias: bool) -> Linear:
-            return Linear(in_size, out_size, bias=bias, dtype=dtype, rngs=rngs)
+        def linear(in_size: int, out_size: int, axes: tuple[str, str], bias: bool) -> Linear:
+            return Linear(in_size, out_size, axes=axes, bias=bias, dtype=dtype, rngs=rngs)
 
-        self.query = linear(config.embed_size, width, config.qkv_bias)
-        self.key = linear(config.embed_size, kv_width, config.qkv_bias)
-        self.value = linear(config.embed_size, kv_width, config.qkv_bias)
-        self.output = linear(width, config.embed_size, config.output_bias)
+        self.query = linear(config.embed_size, width, ("embed", "heads"), config.qkv_bias)
+        self.key = linear(config.embed_size, kv_width, ("embed", "kv_heads"), config.qkv_bias)
+        self.value = linear(config.embed_size, kv_width, ("embed", "kv_heads"), config.qkv_bias)
+        self.output = linear(width, config.embed_size, ("heads", "embed"), config.output_bias)
 
         def head_norm() -> Norm | None:
             if not config.qk_norm:
@@ -60,8 +70,12 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
         lead = x.shape[:2]
         q, k, v = (
-            project(x).reshape(*lead, -1, self.head_dim)
-            for project in (self.query, self.key, self.value)
+            call.pin(project(x).reshape(*lead, -1, self.head_dim), "batch", None, axis, None)
+            for project, axis in (
+                (self.query, "heads"),
+                (self.key, "kv_heads"),
+                (self.value, "kv_heads"),
+            )
         )
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
@@ -70,10 +84,18 @@ class Attention(nnx.Module):
         # silence it. A NaN key does the same to exactly the tokens that see it.
         broken = ~jnp.isfinite(v).all(-1, keepdims=True)
         k, v = jnp.where(broken, jnp.nan, k), jnp.where(broken, 0.0, v)
-        keys = write_rows(keys, k.swapaxes(1, 2), call.start)
-        values = write_rows(values, v.swapaxes(1, 2), call.start)
+        keys, values = (
+            call.pin(
+                write_rows(buffer, new.swapaxes(1, 2), call.start),
+                "batch",
+                "kv_heads",
+                "length",
+                None,
+            )
+            for buffer, new in ((keys, k), (values, v))
+        )
         out = attend(q, keys, values, call.visible)
-        return self.output(out.reshape(*lead, -1)), keys, values
+        return call.residual(self.output(out.reshape(*lead, -1))), keys, values
 
 
 class Mlp(nnx.Module):
@@ -82,12 +104,15 @@ class Mlp(nnx.Module):
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.activation = config.activation
 
-        def linear(in_size: int, out_size: int) -> Linear:
-            return Linear(in_size, out_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        def linear(in_size: int, out_size: int, *axes: str) -> Linear:
+            bias = config.mlp_bias
+            return Linear(in_size, out_size, axes=axes, bias=bias, dtype=dtype, rngs=rngs)
 
-        self.gate = linear(config.embed_size, config.mlp_size) if config.gated_mlp else None
-        self.up = linear(config.embed_size, config.mlp_size)
-        self.down = linear(config.mlp_size, config.embed_size)
+        embed_size, mlp_size = config.embed_size, config.mlp_size
+        gated = config.gated_mlp
+        self.gate = linear(embed_size, mlp_size, "embed", "mlp") if gated else None
+        self.up = linear(embed_size, mlp_size, "embed", "mlp")
+        self.down = linear(mlp_size, embed_size, "mlp", "embed")
 
     def __call__(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens embed"]:
         activate = ACTIVATIONS[self.activation]
@@ -115,7 +140,8 @@ class Block(nnx.Module):
     ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
         attended, keys, values = self.attention(self.attention_norm(x), keys, values, call)
         mlp_input = x if self.parallel_residual else x + attended
-        return x + attended + self.mlp(self.mlp_norm(mlp_input)), keys, values
+        added = call.residual(self.mlp(self.mlp_norm(mlp_input)))
+        return x + attended + added, keys, values
 
 
 class Transformer(nnx.Module):
@@ -133,17 +159,28 @@ class Transformer(nnx.Module):
         self.head = (
             None
             if config.tied_head
-            else Linear(config.embed_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+            else Linear(
+                config.embed_size,
+                config.vocab_size,
+                axes=("embed", "vocab"),
+                bias=False,
+                dtype=dtype,
+                rngs=rngs,
+            )
         )
 
     def __call__(
-        self, tokens: Int[Array, "batch tokens"], cache: KVCache
+        self,
+        tokens: Int[Array, "batch tokens"],
+        cache: KVCache,
+        placement: Placement | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
         """Runs new tokens that stand at each row's cache length, and writes their entries.
 
         Args:
           tokens: token ids.
           cache: entries of everything before the tokens; the caller leaves room for them.
+          placement: how the model lies on a mesh, if it does.
 
         Returns:
           The final hidden states, and the cache with the entries written but `lengths`
@@ -157,8 +194,9 @@ class Transformer(nnx.Module):
             start=cache.lengths,
             angles=positions[..., None].astype(jnp.float32) * frequencies[None, None],
             visible=entries[None, None] <= positions[..., None],
+            placement=placement,
         )
-        x = self.embed(tokens)
+        x = call.residual(self.embed(tokens))
         keys, values = list(cache.keys), list(cache.values)
         for i, block in enumerate(self.blocks):
             x, keys[i], values[i] = block(x, keys[i], values[i], call)
@@ -179,17 +217,28 @@ class Model:
       graphdef: structure of the NNX module; static under jit.
       params: its arrays.
       config: its shape; static under jit.
+      placement: how it lies on a mesh, or None on a single device; static under jit.
     """
 
     graphdef: Any = static()
     params: Any
     config: TransformerConfig = static()
+    placement: Placement | None = static(None)
 
     @classmethod
     def random(cls, config: TransformerConfig, *, seed: int = 0, dtype: DTypeLike = jnp.float32):
         """A model with random weights."""
         graphdef, params = nnx.split(Transformer(config, dtype=dtype, rngs=nnx.Rngs(seed)))
         return cls(graphdef=graphdef, params=params, config=config)
+
+    def place(self, placement: Placement) -> "Model":
+        """The same weights, moved to where the placement wants them."""
+        moved = [
+            (path, leaf.replace(jax.device_put(leaf.get_value(), param_sharding(placement, leaf))))
+            for path, leaf in nnx.to_flat_state(self.params)
+        ]
+        params = nnx.from_flat_state(moved)
+        return dataclasses.replace(self, params=params, placement=placement)
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -198,7 +247,7 @@ class Model:
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of the model's shape and dtype."""
-        return KVCache.zeros(
+        cache = KVCache.zeros(
             num_layers=self.config.num_layers,
             batch=batch,
             num_kv_heads=self.config.num_kv_heads,
@@ -207,10 +256,19 @@ class Model:
             # XLA:CPU updates a bfloat16 array by way of a float32 copy of all of it.
             dtype=jnp.float32 if jax.default_backend() == "cpu" else self.dtype,
         )
+        if self.placement is None:
+            return cache
+        pin = self.placement.pin
+        axes = ("batch", "kv_heads", "length", None)
+        return KVCache(
+            keys=tuple(pin(each, *axes) for each in cache.keys),
+            values=tuple(pin(each, *axes) for each in cache.values),
+            lengths=pin(cache.lengths, "batch"),
+        )
 
     def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
         """Writes the tokens' cache entries, without logits: what a prompt needs."""
-        _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache)
+        _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache, self.placement)
         return cache
 
     def score(
@@ -224,7 +282,17 @@ class Model:
         module = nnx.merge(self.graphdef, self.params)
         one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
         if one_row and jax.default_backend() == "cpu":
-            hidden, cache = module(jnp.pad(tokens, ((0, 0), (0, 1))), cache)
-            return module.logits(hidden)[:, :1], cache
-        hidden, cache = module(tokens, cache)
-        return module.logits(hidden), cache
+            hidden, cache = module(jnp.pad(tokens, ((0, 0), (0, 1))), cache, self.placement)
+            return self._logits(module, hidden)[:, :1], cache
+        hidden, cache = module(tokens, cache, self.placement)
+        return self._logits(module, hidden), cache
+
+    def _logits(self, module: Any, hidden: Array) -> Array:
+        logits = module.logits(hidden)
+        pin = self.placement and self.placement.pin
+        return pin(logits, "batch", None, "vocab") if pin else logits
+
+
+def param_sharding(placement: Placement, param: nnx.Variable) -> NamedSharding:
+    """Where a weight belongs; one without logical axes, a norm's, is everywhere."""
+    return placement.sharding(*param.get_metadata().get("axes", ()))

@@ -1,0 +1,418 @@
+"""Layouts: how the logical axes of a model lie on a mesh of devices.
+
+A layout is data, one TOML file for each topology in the folder `sharding/`, and this module is
+its only reader. `sharding/README.md` is the vocabulary.
+"""
+
+import dataclasses
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from spec_jax.errors import ConfigError, did_you_mean
+
+AXES = ("batch", "length", "vocab", "embed", "heads", "kv_heads", "mlp", "experts")
+"""What a model calls its dimensions."""
+
+ROLES = ("target", "draft")
+
+_TOGETHER = (
+    ("vocab", "embed"),
+    ("embed", "heads"),
+    ("embed", "kv_heads"),
+    ("experts", "embed", "mlp"),
+    ("batch", "embed"),
+    ("batch", "vocab"),
+    ("batch", "heads", "length"),
+    ("batch", "kv_heads", "length"),
+)
+"""Logical axes that meet in one array, which cannot be cut twice along one mesh axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a cost model needs to know of a device.
+
+    Attributes:
+      name: the maker's name for it.
+      memory: bytes of device memory.
+      bandwidth: bytes per second between memory and compute.
+      flops: bfloat16 floating-point operations per second.
+      link: bytes per second and direction to the neighbouring device.
+      topology: the name of the whole topology for ahead-of-time compilation, or None.
+    """
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: float
+    link: float
+    topology: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Where one logical axis goes.
+
+    Attributes:
+      axes: the mesh axes it is cut along, the outermost first.
+      replicate: whether a size that they do not divide is replicated; otherwise it is refused.
+    """
+
+    axes: tuple[str, ...]
+    replicate: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How one model lies on a mesh: what `Layout.place` makes for it.
+
+    Attributes:
+      mesh: the devices.
+      axes: logical axis -> the mesh axes it is cut along; others are replicated.
+    """
+
+    mesh: Mesh
+    axes: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def spec(self, *logical: str | None) -> PartitionSpec:
+        """The partition of an array with these logical axes; None is a dimension of no name."""
+        cuts = dict(self.axes)
+        return PartitionSpec(*(cuts.get(name or "") or None for name in logical))
+
+    def sharding(self, *logical: str | None) -> NamedSharding:
+        """The sharding of an array with these logical axes."""
+        return NamedSharding(self.mesh, self.spec(*logical))
+
+    def pin(self, x: jax.Array, *logical: str | None) -> jax.Array:
+        """Holds an array inside a compiled program to the sharding of its logical axes."""
+        return jax.lax.with_sharding_constraint(x, self.sharding(*logical))
+
+    def ways(self, logical: str) -> int:
+        """Into how many pieces a logical axis is cut."""
+        return math.prod(self.mesh.shape[axis] for axis in dict(self.axes).get(logical, ()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Mesh axes and, for target and draft separately, what is cut along them.
+
+    Attributes:
+      name: what to call it in messages.
+      mesh: name and size of each mesh axis, the outermost first.
+      platform: `cpu`, `gpu` or `tpu`.
+      target: logical axis -> rule, for the target; axes left out are replicated.
+      draft: the same for the draft model.
+      processes: how many processes share the devices.
+      chip: what a device is, or None if nothing is known of it.
+    """
+
+    name: str
+    mesh: tuple[tuple[str, int], ...]
+    platform: str
+    target: tuple[tuple[str, Rule], ...] = ()
+    draft: tuple[tuple[str, Rule], ...] = ()
+    processes: int = 1
+    chip: Chip | None = None
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.mesh]
+        for role in ROLES:
+            rules = dict(getattr(self, role))
+            for logical, rule in rules.items():
+                where = f"layout {self.name}: {role}.{logical}"
+                if logical not in AXES:
+                    raise ConfigError(f"{where} is no logical axis.{did_you_mean(logical, AXES)}")
+                for axis in rule.axes:
+                    if axis not in names:
+                        raise ConfigError(
+                            f"{where} names the mesh axis {axis!r}.{did_you_mean(axis, names)}"
+                        )
+            for group in _TOGETHER:
+                _refuse_repeats(self.name, role, [name for name in group if name in rules], rules)
+        if self.size % self.processes:
+            raise ConfigError(
+                f"layout {self.name}: {self.size} devices cannot be shared evenly by "
+                f"{self.processes} processes."
+            )
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return math.prod(size for _, size in self.mesh)
+
+    @classmethod
+    def tensor_parallel(cls, ways: int, *, draft: bool = True) -> "Layout":
+        """Megatron-style tensor parallelism over `ways` devices of this machine.
+
+        Heads, MLP and vocabulary are cut (Shoeybi et al. 2019, arXiv 1909.08053); sizes that
+        `ways` does not divide are replicated.
+
+        Args:
+          ways: the number of devices.
+          draft: whether the draft is cut too; otherwise every device holds all of it.
+        """
+        names = ("heads", "kv_heads", "mlp", "vocab")
+        rules = tuple((name, Rule(("model",), replicate=True)) for name in names)
+        return cls(
+            name=f"tensor_parallel({ways})",
+            mesh=(("model", ways),),
+            platform=jax.default_backend(),
+            target=rules,
+            draft=rules if draft else (),
+        )
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "Layout":
+        """Reads a layout file.
+
+        Raises:
+          ConfigError: it does not exist, is no TOML, or a key is unknown, missing or malformed.
+        """
+        file = Path(path)
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} is not a TOML file: {error}.") from None
+        except OSError as error:
+            raise ConfigError(
+                f"the layout {file} cannot be read: {error.strerror}; layouts are .toml files such "
+                "as sharding/cpu-8.toml."
+            ) from None
+        return _parse(file, values)
+
+    def place(
+        self,
+        models: Mapping[str, Mapping[str, int]],
+        devices: Sequence[jax.Device] | None = None,
+    ) -> dict[str, Placement]:
+        """Fits the layout to models and lays it over devices.
+
+        A mesh axis larger than the number of key/value heads is split in two, the heads along the
+        first part and replicated over the second, as Megatron does. One mesh, split as all of the
+        models need it, serves all of them.
+
+        Args:
+          models: for each role, the size of every logical axis of its model; head axes count
+            heads.
+          devices: the devices; those of all processes by default.
+
+        Raises:
+          ConfigError: a size is not divisible and its rule does not say to replicate it, or the
+            number of devices is another one.
+        """
+        fitted = {role: _fit(self, role, sizes) for role, sizes in models.items()}
+        cuts: dict[str, set[int]] = {name: set() for name, _ in self.mesh}
+        for cut in fitted.values():
+            for pieces in cut.values():
+                for axis, leading in pieces:
+                    cuts[axis].add(leading)
+        parts = {name: _split(self.name, name, size, cuts[name]) for name, size in self.mesh}
+        mesh = self._mesh(parts, devices)
+        placements = {}
+        for role, cut in fitted.items():
+            axes = []
+            for logical, pieces in cut.items():
+                names = [
+                    part for axis, leading in pieces for part in _leading(parts[axis], leading)
+                ]
+                axes.append((logical, tuple(names)))
+            placements[role] = Placement(mesh, tuple(axes))
+        return placements
+
+    def _mesh(
+        self, parts: Mapping[str, Sequence[tuple[str, int]]], devices: Sequence[jax.Device] | None
+    ) -> Mesh:
+        names, sizes = zip(*(part for axis in parts.values() for part in axis), strict=True)
+        found = jax.devices() if devices is None else devices
+        if len(found) != self.size:
+            raise ConfigError(
+                f"layout {self.name} is for {self.size} devices, and there are {len(found)}; "
+                "choose the layout of this topology."
+            )
+        types = (AxisType.Auto,) * len(names)
+        if self.platform == "cpu":  # emulated devices have no topology to make the best of
+            return Mesh(np.asarray(found).reshape(sizes), names, axis_types=types)
+        return jax.make_mesh(sizes, names, axis_types=types, devices=found)
+
+
+Pieces = tuple[tuple[str, int], ...]
+"""Mesh axes, and how much of each counted from its outer end."""
+
+
+def _fit(layout: Layout, role: str, sizes: Mapping[str, int]) -> dict[str, Pieces]:
+    """What each logical axis of a model is really cut along."""
+    mesh = dict(layout.mesh)
+    fitted: dict[str, Pieces | None] = {}
+    for logical, rule in getattr(layout, role):
+        ways = math.prod(mesh[axis] for axis in rule.axes)
+        size = sizes.get(logical, ways)  # batch and length are the request's
+        pieces: Pieces | None = None
+        if size % ways == 0:
+            pieces = tuple((axis, mesh[axis]) for axis in rule.axes)
+        elif logical == "kv_heads":
+            pieces = _outer(rule.axes, mesh, size)
+        if pieces is None and not rule.replicate:
+            raise ConfigError(
+                f"layout {layout.name} cuts {logical} of the {role} {ways} ways "
+                f"({' x '.join(rule.axes)}), which does not divide its {size}; use another layout, "
+                f'or write {logical} = {{ axes = {list(rule.axes)!r}, on_indivisible = "replicate" '
+                f"}} under [{role}]."
+            )
+        fitted[logical] = pieces
+    # Query heads attend beside their key/value heads: both are cut, or neither.
+    if None in (fitted.get("heads"), fitted.get("kv_heads")):
+        fitted |= {"heads": None, "kv_heads": None}
+    return {name: pieces for name, pieces in fitted.items() if pieces}
+
+
+def _outer(axes: Sequence[str], mesh: Mapping[str, int], size: int) -> Pieces | None:
+    """The outer part of the axes that has exactly `size` places, or None."""
+    pieces = []
+    for axis in axes:
+        step = math.gcd(size, mesh[axis])
+        if step > 1:
+            pieces.append((axis, step))
+        size //= step
+        if step < mesh[axis]:
+            break
+    return tuple(pieces) if size == 1 else None
+
+
+def _split(layout: str, axis: str, size: int, leading: Iterable[int]) -> list[tuple[str, int]]:
+    """The parts of a mesh axis: one, or as many as the leading sizes ask for."""
+    ends = sorted({*leading, size})
+    for one, next_one in zip(ends, ends[1:], strict=False):
+        if next_one % one:
+            raise ConfigError(
+                f"layout {layout}: the key/value heads of target and draft would split the mesh "
+                f"axis {axis!r} of {size} at {one} and at {next_one}, and neither divides the "
+                'other; write on_indivisible = "replicate" for kv_heads of one of them and leave '
+                "its heads uncut."
+            )
+    if len(ends) == 1:
+        return [(axis, size)]
+    return [
+        (f"{axis}_{i}", end // start)
+        for i, (start, end) in enumerate(zip([1, *ends], ends, strict=False))
+    ]
+
+
+def _leading(parts: Sequence[tuple[str, int]], size: int) -> list[str]:
+    """Names of the first parts, up to `size` places."""
+    names = []
+    for name, places in parts:
+        if size == 1 and names:
+            break
+        names.append(name)
+        size //= places
+    return names
+
+
+def _refuse_repeats(
+    layout: str, role: str, group: Sequence[str], rules: Mapping[str, Rule]
+) -> None:
+    """Raises if one array would be cut twice along one mesh axis."""
+    taken: dict[str, str] = {}
+    for logical in group:
+        for axis in rules[logical].axes:
+            if axis in taken:
+                raise ConfigError(
+                    f"layout {layout}: {role}.{logical} uses the mesh axis {axis!r}, which "
+                    f"{role}.{taken[axis]} uses already in the same array; give it another axis or "
+                    "leave it out."
+                )
+            taken[axis] = logical
+
+
+_KEYS = ("platform", "processes", "mesh", "chip", *ROLES)
+_CHIP = {
+    "name": "name",
+    "memory_gib": "memory",
+    "memory_gb_per_s": "bandwidth",
+    "bf16_tflops": "flops",
+    "link_gb_per_s": "link",
+    "topology": "topology",
+}
+_UNITS = {"memory": 2**30, "bandwidth": 1e9, "flops": 1e12, "link": 1e9}
+
+
+def _parse(file: Path, values: Mapping[str, Any]) -> Layout:
+    _known(file, "", values, _KEYS)
+    platform = values.get("platform")
+    if platform not in ("cpu", "gpu", "tpu"):
+        raise ConfigError(f"{file}: platform is {platform!r}; write cpu, gpu or tpu.")
+    mesh = _table(file, "mesh", values.get("mesh"))
+    if not mesh:
+        raise ConfigError(f"{file}: [mesh] names no axis; write one, such as model = 8.")
+    sizes = {name: _count(file, f"mesh.{name}", size) for name, size in mesh.items()}
+    return Layout(
+        name=file.stem,
+        mesh=tuple(sizes.items()),
+        platform=platform,
+        processes=_count(file, "processes", values.get("processes", 1)),
+        chip=_chip(file, _table(file, "chip", values["chip"])) if "chip" in values else None,
+        target=_rules(file, "target", values.get("target", {})),
+        draft=_rules(file, "draft", values.get("draft", {})),
+    )
+
+
+def _rules(file: Path, role: str, value: Any) -> tuple[tuple[str, Rule], ...]:
+    rules = []
+    for logical, entry in _table(file, role, value).items():
+        where, policy = f"{role}.{logical}", "error"
+        if isinstance(entry, dict):
+            _known(file, f"{where}.", entry, ("axes", "on_indivisible"))
+            entry, policy = entry.get("axes"), entry.get("on_indivisible", policy)
+        axes = [entry] if isinstance(entry, str) else entry
+        if not isinstance(axes, list) or not axes or not all(isinstance(a, str) for a in axes):
+            raise ConfigError(
+                f"{file}: {where} is {entry!r}; write a mesh axis, or a list of them."
+            )
+        if policy not in ("error", "replicate"):
+            raise ConfigError(
+                f"{file}: {where}.on_indivisible is {policy!r}; write error or replicate."
+            )
+        rules.append((logical, Rule(tuple(axes), replicate=policy == "replicate")))
+    return tuple(rules)
+
+
+def _chip(file: Path, values: Mapping[str, Any]) -> Chip:
+    _known(file, "chip.", values, _CHIP)
+    found: dict[str, Any] = {}
+    for key, field in _CHIP.items():
+        value = values.get(key)
+        if field in _UNITS:
+            number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            if not number:
+                raise ConfigError(f"{file}: chip.{key} is {value!r}; write a number above 0.")
+            value *= _UNITS[field]
+        elif not isinstance(value, str) and (value is not None or field == "name"):
+            raise ConfigError(f"{file}: chip.{key} is {value!r}; write a text.")
+        found[field] = value
+    return Chip(**found)
+
+
+def _table(file: Path, key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file}: {key} is {value!r}; write a table [{key}].")
+    return value
+
+
+def _count(file: Path, key: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{file}: {key} is {value!r}; write a whole number of at least 1.")
+    return value
+
+
+def _known(file: Path, table: str, values: Iterable[str], known: Iterable[str]) -> None:
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{file}: unknown key {table + key!r}.{did_you_mean(key, known)}")
