@@ -5,6 +5,7 @@ its only reader. `sharding/README.md` is the vocabulary.
 """
 
 import dataclasses
+import itertools
 import math
 import os
 import tomllib
@@ -289,7 +290,7 @@ def _outer(axes: Sequence[str], mesh: Mapping[str, int], size: int) -> Pieces | 
 def _split(layout: str, axis: str, size: int, leading: Iterable[int]) -> list[tuple[str, int]]:
     """The parts of a mesh axis: one, or as many as the leading sizes ask for."""
     ends = sorted({*leading, size})
-    for one, next_one in zip(ends, ends[1:], strict=False):
+    for one, next_one in itertools.pairwise(ends):
         if next_one % one:
             raise ConfigError(
                 f"layout {layout}: the key/value heads of target and draft would split the mesh "
@@ -393,7 +394,7 @@ def _chip(file: Path, values: Mapping[str, Any]) -> Chip:
             number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
             if not number:
                 raise ConfigError(f"{file}: chip.{key} is {value!r}; write a number above 0.")
-            value *= _UNITS[field]
+            value = float(value * _UNITS[field])
         elif not isinstance(value, str) and (value is not None or field == "name"):
             raise ConfigError(f"{file}: chip.{key} is {value!r}; write a text.")
         found[field] = value

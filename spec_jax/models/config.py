@@ -84,6 +84,17 @@ class TransformerConfig:
             )
 
     @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Size of each logical axis that a layout may cut; head axes count heads."""
+        return {
+            "vocab": self.vocab_size,
+            "embed": self.embed_size,
+            "heads": self.num_heads,
+            "kv_heads": self.num_kv_heads,
+            "mlp": self.mlp_size,
+        }
+
+    @property
     def rotary_size(self) -> int:
         """Dimensions of each head that are rotated."""
         return int(self.head_dim * self.rope_fraction)

@@ -1,0 +1,145 @@
+"""The loop on emulated meshes: what it says is what one device says."""
+
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.config import SamplingParams
+from spec_jax.decoding.lookahead import Constant
+from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.none import NoDraft
+from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.engine import DECODE, Engine
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.transformer import Model
+from spec_jax.sharding import Layout, Rule
+from tests.harness import completions, finish, request
+
+VOCAB = 64
+
+
+def config(layers: int, kv_heads: int) -> TransformerConfig:
+    return TransformerConfig(
+        vocab_size=VOCAB,
+        embed_size=64,
+        num_layers=layers,
+        num_heads=8,
+        num_kv_heads=kv_heads,
+        head_dim=8,
+        mlp_size=128,
+        max_position=512,
+    )
+
+
+TARGET, DRAFT = Model.random(config(2, 4), seed=0), Model.random(config(1, 2), seed=1)
+
+
+def cut(*axes: str) -> tuple:
+    names = ("heads", "kv_heads", "mlp", "vocab")
+    return (("batch", Rule(("data",))), *((name, Rule(axes)) for name in names if axes))
+
+
+MESHES = {
+    "1": ((("data", 1), ("model", 1)), cut("model"), cut("model")),
+    "tensor-2": ((("data", 1), ("model", 2)), cut("model"), cut("model")),
+    "data-4": ((("data", 4), ("model", 1)), cut("model"), cut("model")),
+    "mixed-4": ((("data", 2), ("model", 2)), cut("model"), cut()),
+    "tensor-8": ((("data", 1), ("model", 8)), cut("model"), cut("model")),
+    "mixed-8, draft within": (
+        (("data", 2), ("outer", 2), ("inner", 2)),
+        cut("outer", "inner"),
+        cut("inner"),
+    ),
+}
+
+
+def placed(mesh: str, target: Model = TARGET, draft: Model = DRAFT) -> tuple[Model, Model]:
+    layout = Layout(mesh, MESHES[mesh][0], "cpu", target=MESHES[mesh][1], draft=MESHES[mesh][2])
+    sizes = {"target": target.config.axis_sizes, "draft": draft.config.axis_sizes}
+    on = layout.place(sizes, jax.devices()[: layout.size])
+    return target.place(on["target"]), draft.place(on["draft"])
+
+
+def score(model: Model, tokens):
+    return jax.jit(lambda model, tokens: model.score(tokens, model.new_cache(4, 32))[0])(
+        model, tokens
+    )
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_logits_are_those_of_one_device(mesh):
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (4, 5)), jnp.int32)
+    for plain, spread in zip((TARGET, DRAFT), placed(mesh), strict=True):
+        expected = np.asarray(score(plain, tokens))
+        actual = np.asarray(score(spread, tokens))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def drafter(method: str, draft: Model):
+    return {
+        "none": lambda: NoDraft(0),
+        "draft_model": lambda: DraftModel(draft, 3),
+        "prompt_lookup": lambda: PromptLookup(3, 3),
+    }[method]()
+
+
+def decode(method, verification, target, draft):
+    """Greedy and sampled tokens of one prompt, and of four at once."""
+    propose = drafter(method, draft)
+    engine = Engine(target, propose, Constant(propose.lookahead), verification, max_model_len=256)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCAB, n).tolist() for n in (8, 3, 21, 13)]
+    found = []
+    for temperature in (0.0,) if verification == "greedy" else (0.0, 0.8):
+        params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=temperature, top_p=0.9)
+        requests = [request(prompt, params, seed=i) for i, prompt in enumerate(prompts)]
+        for group in (requests[:1], requests):
+            found.append(completions(finish(engine.start(group)), group))
+    return found
+
+
+@pytest.mark.parametrize("verification", ["token", "greedy"])
+@pytest.mark.parametrize("method", ["none", "draft_model", "prompt_lookup"])
+def test_tokens_are_those_of_one_device(method, verification):
+    expected = decode(method, verification, TARGET, DRAFT)
+    for mesh in MESHES:
+        assert decode(method, verification, *placed(mesh)) == expected, mesh
+
+
+COLLECTIVE = re.compile(
+    r"= (\S+) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def collectives(program: str) -> list[tuple[str, str]]:
+    """Shape and kind of each collective in a compiled program's text."""
+    return COLLECTIVE.findall(program)
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_target_call_reduces_twice_a_layer(kv_heads, tokens):
+    """And once for the embedding; a tiny model's program is as a large one's."""
+    for layers in (2, 4):
+        model, _ = placed("tensor-8", target=Model.random(config(layers, kv_heads)))
+        words = jnp.zeros((1, tokens), jnp.int32)
+        program = jax.jit(lambda model, words, cache: model.score(words, cache))
+        cache = jax.jit(lambda model: model.new_cache(1, 32))(model)
+        text = program.lower(model, words, cache).compile().as_text()
+        assert Counter(kind for _, kind in collectives(text)) == {"all-reduce": 2 * layers + 1}
+
+
+def test_a_round_gathers_no_vocabulary_and_keeps_its_buffers():
+    target, draft = placed("tensor-8")
+    engine = Engine(target, DraftModel(draft, 3), Constant(3), "token", max_model_len=256)
+    engine.start([request([1, 2, 3])])
+    (program,) = (each for (name, _), each in engine._programs.items() if name == DECODE)
+    for shape, kind in collectives(program.as_text()):
+        assert kind == "all-reduce" or str(VOCAB) not in re.findall(r"\d+", shape), (kind, shape)
+    size = program.memory_analysis()
+    caches = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.target.new_cache(1, 256)))
+    assert size.alias_size_in_bytes >= caches / 8 and size.output_size_in_bytes
