@@ -243,7 +243,7 @@ def compiler_options(target: Model) -> dict[str, str | bool] | None:
     every call; Eigen's take the time of one row. Products of one row are LLVM's, which takes
     vectors of 256 bits unless told otherwise. For bfloat16 YNNPACK is the only native kernel.
     """
-    if jax.default_backend() == "cpu" and target.dtype == jnp.float32:
+    if target.platform == "cpu" and target.dtype == jnp.float32:
         return {
             "xla_cpu_experimental_ynn_fusion_type": "",
             "xla_cpu_prefer_vector_width": "512",

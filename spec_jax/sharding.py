@@ -5,7 +5,6 @@ its only reader. `sharding/README.md` is the vocabulary.
 """
 
 import dataclasses
-import itertools
 import math
 import os
 import tomllib
@@ -92,6 +91,16 @@ class Placement:
         """The sharding of an array with these logical axes."""
         return NamedSharding(self.mesh, self.spec(*logical))
 
+    def put(self, array: np.ndarray, *logical: str | None) -> jax.Array:
+        """A device array of a host array that every process holds whole."""
+        sharding = self.sharding(*logical)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    @property
+    def platform(self) -> str:
+        """`cpu`, `gpu` or `tpu`: what the devices are, which need not be here to compile for."""
+        return self.mesh.devices.flat[0].platform
+
     def pin(self, x: jax.Array, *logical: str | None) -> jax.Array:
         """Holds an array inside a compiled program to the sharding of its logical axes."""
         return jax.lax.with_sharding_constraint(x, self.sharding(*logical))
@@ -108,7 +117,7 @@ class Layout:
     Attributes:
       name: what to call it in messages.
       mesh: name and size of each mesh axis, the outermost first.
-      platform: `cpu`, `gpu` or `tpu`.
+      platform: `cpu`, `gpu` or `tpu`; None takes whatever JAX runs on.
       target: logical axis -> rule, for the target; axes left out are replicated.
       draft: the same for the draft model.
       processes: how many processes share the devices.
@@ -117,7 +126,7 @@ class Layout:
 
     name: str
     mesh: tuple[tuple[str, int], ...]
-    platform: str
+    platform: str | None
     target: tuple[tuple[str, Rule], ...] = ()
     draft: tuple[tuple[str, Rule], ...] = ()
     processes: int = 1
@@ -165,7 +174,7 @@ class Layout:
         return cls(
             name=f"tensor_parallel({ways})",
             mesh=(("model", ways),),
-            platform=jax.default_backend(),
+            platform=None,
             target=rules,
             draft=rules if draft else (),
         )
@@ -191,57 +200,51 @@ class Layout:
 
     def place(
         self,
-        models: Mapping[str, Mapping[str, int]],
+        role: str,
+        sizes: Mapping[str, int],
         devices: Sequence[jax.Device] | None = None,
-    ) -> dict[str, Placement]:
-        """Fits the layout to models and lays it over devices.
+    ) -> Placement:
+        """Fits the layout to a model and lays it over devices.
 
         A mesh axis larger than the number of key/value heads is split in two, the heads along the
-        first part and replicated over the second, as Megatron does. One mesh, split as all of the
-        models need it, serves all of them.
+        first part and replicated over the second, as Megatron does. The order of the devices does
+        not depend on the model, so target and draft share arrays in one program.
 
         Args:
-          models: for each role, the size of every logical axis of its model; head axes count
-            heads.
+          role: `target` or `draft`.
+          sizes: the size of every logical axis of the model; head axes count heads.
           devices: the devices; those of all processes by default.
 
         Raises:
           ConfigError: a size is not divisible and its rule does not say to replicate it, or the
             number of devices is another one.
         """
-        fitted = {role: _fit(self, role, sizes) for role, sizes in models.items()}
-        cuts: dict[str, set[int]] = {name: set() for name, _ in self.mesh}
-        for cut in fitted.values():
-            for pieces in cut.values():
-                for axis, leading in pieces:
-                    cuts[axis].add(leading)
-        parts = {name: _split(self.name, name, size, cuts[name]) for name, size in self.mesh}
-        mesh = self._mesh(parts, devices)
-        placements = {}
-        for role, cut in fitted.items():
-            axes = []
-            for logical, pieces in cut.items():
-                names = [
-                    part for axis, leading in pieces for part in _leading(parts[axis], leading)
-                ]
-                axes.append((logical, tuple(names)))
-            placements[role] = Placement(mesh, tuple(axes))
-        return placements
+        fitted = _fit(self, role, sizes)
+        parts = {}
+        for axis, size in self.mesh:
+            leading = {part for pieces in fitted.values() for name, part in pieces if name == axis}
+            parts[axis] = _split(axis, size, leading)
+        axes = tuple(
+            (logical, tuple(name for axis, size in pieces for name in _leading(parts[axis], size)))
+            for logical, pieces in fitted.items()
+        )
+        names, places = zip(*(part for axis in parts.values() for part in axis), strict=True)
+        types = (AxisType.Auto,) * len(names)
+        found = self._devices(jax.devices() if devices is None else devices)
+        return Placement(Mesh(found.reshape(places), names, axis_types=types), axes)
 
-    def _mesh(
-        self, parts: Mapping[str, Sequence[tuple[str, int]]], devices: Sequence[jax.Device] | None
-    ) -> Mesh:
-        names, sizes = zip(*(part for axis in parts.values() for part in axis), strict=True)
-        found = jax.devices() if devices is None else devices
-        if len(found) != self.size:
+    def _devices(self, devices: Sequence[jax.Device]) -> np.ndarray:
+        """The devices in the order that suits their interconnect."""
+        if len(devices) != self.size:
             raise ConfigError(
-                f"layout {self.name} is for {self.size} devices, and there are {len(found)}; "
+                f"layout {self.name} is for {self.size} devices, and there are {len(devices)}; "
                 "choose the layout of this topology."
             )
+        if devices[0].platform == "cpu":  # emulated devices have no topology to make the best of
+            return np.asarray(devices)
+        names, sizes = zip(*self.mesh, strict=True)
         types = (AxisType.Auto,) * len(names)
-        if self.platform == "cpu":  # emulated devices have no topology to make the best of
-            return Mesh(np.asarray(found).reshape(sizes), names, axis_types=types)
-        return jax.make_mesh(sizes, names, axis_types=types, devices=found)
+        return jax.make_mesh(sizes, names, axis_types=types, devices=devices).devices
 
 
 Pieces = tuple[tuple[str, int], ...]
@@ -287,17 +290,9 @@ def _outer(axes: Sequence[str], mesh: Mapping[str, int], size: int) -> Pieces | 
     return tuple(pieces) if size == 1 else None
 
 
-def _split(layout: str, axis: str, size: int, leading: Iterable[int]) -> list[tuple[str, int]]:
+def _split(axis: str, size: int, leading: Iterable[int]) -> list[tuple[str, int]]:
     """The parts of a mesh axis: one, or as many as the leading sizes ask for."""
     ends = sorted({*leading, size})
-    for one, next_one in itertools.pairwise(ends):
-        if next_one % one:
-            raise ConfigError(
-                f"layout {layout}: the key/value heads of target and draft would split the mesh "
-                f"axis {axis!r} of {size} at {one} and at {next_one}, and neither divides the "
-                'other; write on_indivisible = "replicate" for kv_heads of one of them and leave '
-                "its heads uncut."
-            )
     if len(ends) == 1:
         return [(axis, size)]
     return [

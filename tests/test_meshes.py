@@ -59,9 +59,11 @@ MESHES = {
 
 def placed(mesh: str, target: Model = TARGET, draft: Model = DRAFT) -> tuple[Model, Model]:
     layout = Layout(mesh, MESHES[mesh][0], "cpu", target=MESHES[mesh][1], draft=MESHES[mesh][2])
-    sizes = {"target": target.config.axis_sizes, "draft": draft.config.axis_sizes}
-    on = layout.place(sizes, jax.devices()[: layout.size])
-    return target.place(on["target"]), draft.place(on["draft"])
+    devices = jax.devices()[: layout.size]
+    return (
+        target.place(layout.place("target", target.config.axis_sizes, devices)),
+        draft.place(layout.place("draft", draft.config.axis_sizes, devices)),
+    )
 
 
 def score(model: Model, tokens):

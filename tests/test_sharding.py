@@ -44,8 +44,8 @@ def rules(axes: str | tuple[str, ...], *names: str, replicate=False):
     return tuple((name, Rule(axes, replicate)) for name in names)
 
 
-def place(fits: Layout, **sizes):
-    return fits.place(sizes, jax.devices()[: fits.size])
+def place(fits: Layout, role: str = "target", **sizes: int):
+    return fits.place(role, sizes, jax.devices()[: fits.size])
 
 
 def test_a_file_says_what_it_says(written):
@@ -63,8 +63,8 @@ def test_shipped_files_are_read(file):
     assert (read.chip is None) == (read.platform == "cpu")
     assert read.size % read.processes == 0
     sizes = {"vocab": 49152, "embed": 512, "heads": 16, "kv_heads": 4, "mlp": 4096}
-    placed = read.place({"target": sizes, "draft": sizes}, jax.devices()[: read.size])
-    assert placed["target"].mesh.size == read.size
+    for role in ("target", "draft"):
+        assert place(read, role, **sizes).mesh.size == read.size
 
 
 @pytest.mark.parametrize(
@@ -99,37 +99,37 @@ def test_a_missing_file_is_named(tmp_path):
 def test_indivisible_sizes_are_refused_or_replicated():
     mesh = ("model", 8)
     with pytest.raises(ConfigError) as error:
-        place(layout(mesh, target=rules("model", "mlp")), target={"mlp": 12})
+        place(layout(mesh, target=rules("model", "mlp")), mlp=12)
     assert "mlp of the target 8 ways" in str(error.value) and "its 12" in str(error.value)
     fits = layout(mesh, target=rules("model", "mlp", "vocab", replicate=True))
-    placement = place(fits, target={"mlp": 12, "vocab": 16})["target"]
+    placement = place(fits, mlp=12, vocab=16)
     assert placement.spec("embed", "mlp") == P(None, None)
     assert placement.spec("embed", "vocab") == P(None, ("model",))
 
 
 def test_few_key_value_heads_lie_on_groups_of_devices():
     fits = layout(("model", 8), target=rules("model", "heads", "kv_heads"))
-    placement = place(fits, target={"heads": 16, "kv_heads": 2})["target"]
+    placement = place(fits, heads=16, kv_heads=2)
     assert placement.ways("heads") == 8 and placement.ways("kv_heads") == 2
     # The query heads of one key/value head are those of its devices.
     outer, inner = placement.mesh.axis_names
     assert placement.spec("heads", "kv_heads") == P((outer, inner), (outer,))
-    alone = place(fits, target={"heads": 16, "kv_heads": 1})["target"]
+    alone = place(fits, heads=16, kv_heads=1)
     assert alone.ways("heads") == 8 and alone.ways("kv_heads") == 1
     with pytest.raises(ConfigError, match="kv_heads of the target 8 ways"):
-        place(fits, target={"heads": 24, "kv_heads": 3})
+        place(fits, heads=24, kv_heads=3)
 
 
-def test_target_and_draft_share_a_mesh_split_for_both():
+def test_models_share_the_order_of_the_devices():
     mega = rules("model", "heads", "kv_heads")
     fits = layout(("model", 8), target=mega, draft=mega)
-    placed = place(fits, target={"heads": 8, "kv_heads": 4}, draft={"heads": 8, "kv_heads": 2})
-    assert placed["target"].mesh == placed["draft"].mesh
-    assert dict(placed["target"].mesh.shape) == {"model_0": 2, "model_1": 2, "model_2": 2}
-    assert placed["target"].ways("kv_heads") == 4 and placed["draft"].ways("kv_heads") == 2
-    assert placed["draft"].ways("heads") == 8
+    target, draft = place(fits, heads=8, kv_heads=4), place(fits, "draft", heads=8, kv_heads=2)
+    assert target.mesh.devices.ravel().tolist() == draft.mesh.devices.ravel().tolist()
+    assert dict(target.mesh.shape) == {"model_0": 4, "model_1": 2}
+    assert dict(draft.mesh.shape) == {"model_0": 2, "model_1": 4}
+    assert target.ways("heads") == draft.ways("heads") == 8
 
 
 def test_the_number_of_devices_is_checked():
     with pytest.raises(ConfigError, match=f"for 3 devices, and there are {jax.device_count()}"):
-        layout(("model", 3)).place({"target": SIZES})
+        layout(("model", 3)).place("target", SIZES)

@@ -245,6 +245,11 @@ class Model:
         """The weights' dtype."""
         return jax.tree.leaves(self.params)[0].dtype
 
+    @property
+    def platform(self) -> str:
+        """What it runs on: `cpu`, `gpu` or `tpu`."""
+        return self.placement.platform if self.placement else jax.default_backend()
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of the model's shape and dtype."""
         cache = KVCache.zeros(
@@ -254,7 +259,7 @@ class Model:
             capacity=capacity,
             head_dim=self.config.head_dim,
             # XLA:CPU updates a bfloat16 array by way of a float32 copy of all of it.
-            dtype=jnp.float32 if jax.default_backend() == "cpu" else self.dtype,
+            dtype=jnp.float32 if self.platform == "cpu" else self.dtype,
         )
         if self.placement is None:
             return cache
@@ -281,7 +286,7 @@ class Model:
         """
         module = nnx.merge(self.graphdef, self.params)
         one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
-        if one_row and jax.default_backend() == "cpu":
+        if one_row and self.platform == "cpu":
             hidden, cache = module(jnp.pad(tokens, ((0, 0), (0, 1))), cache, self.placement)
             return self._logits(module, hidden)[:, :1], cache
         hidden, cache = module(tokens, cache, self.placement)
