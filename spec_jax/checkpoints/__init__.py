@@ -18,8 +18,10 @@ from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.weights import build_model
 from spec_jax.config import DTYPES
 from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.models.config import TransformerConfig
 from spec_jax.models.registry import family_of_gguf, family_of_hf
 from spec_jax.models.transformer import Model
+from spec_jax.sharding import Placement
 from spec_jax.tokenizer import Tokenizer
 
 __all__ = ["Checkpoint", "load", "locate"]
@@ -46,6 +48,7 @@ def load(
     reference: str | os.PathLike[str],
     *,
     dtype: str = "float32",
+    place: Callable[[TransformerConfig], Placement] | None = None,
     on_progress: Callable[[str], object] | None = None,
 ) -> Checkpoint:
     """Loads a model and its tokenizer.
@@ -54,6 +57,7 @@ def load(
       reference: a Hugging Face directory, a .gguf file, a recipe (.toml), or a hub id
         `org/name[@revision]`; the last two fetch what is not yet on this machine.
       dtype: `float32` or `bfloat16`, which all weights are converted to.
+      place: lays a model of this shape over a mesh; without it, it lies on one device.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
@@ -67,13 +71,16 @@ def load(
     progress(f"loading {name}")
     read = _load_directory if path.is_dir() else _load_gguf
     try:
-        model, tokenizer = read(path, dtype)
+        model, tokenizer = read(path, dtype, place or (lambda config: None))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name)
 
 
-def _load_directory(path: Path, dtype: str) -> tuple[Model, Tokenizer]:
+_Place = Callable[[TransformerConfig], Placement | None]
+
+
+def _load_directory(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:
     config = read_json(path / "config.json")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
@@ -82,26 +89,30 @@ def _load_directory(path: Path, dtype: str) -> tuple[Model, Tokenizer]:
             "use the checkpoint it was made from, or a .gguf file."
         )
     family = family_of_hf(config.get("model_type"))
+    shape = family.config_from_hf(config)
     model = build_model(
-        family.config_from_hf(config),
+        shape,
         family.hf_weights,
         SafetensorsFiles(path),
         buffers=family.buffers,
         dtype=dtype,
+        placement=place(shape),
     )
     return model, tokenizer_from_directory(path)
 
 
-def _load_gguf(path: Path, dtype: str) -> tuple[Model, Tokenizer]:
+def _load_gguf(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:
     file = GgufFile(path)
     family = family_of_gguf(file.metadata.get("general.architecture"))
     assert family.config_from_gguf and family.gguf_weights  # it has an architecture's name
     tokenizer = tokenizer_from_gguf(file.metadata)
+    shape = family.config_from_gguf(file.metadata, file)
     model = build_model(
-        family.config_from_gguf(file.metadata, file),
+        shape,
         family.gguf_weights,
         file,
         buffers=family.buffers,
         dtype=dtype,
+        placement=place(shape),
     )
     return model, tokenizer

@@ -1,13 +1,14 @@
-"""Reads GGUF files with the `gguf` package: metadata at once, tensors one by one."""
+"""Reads GGUF files with the `gguf` package: metadata at once, parts of tensors one by one."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGUFReader, dequantize
+from gguf import GGMLQuantizationType, GGUFReader, dequantize
 
 from spec_jax.checkpoints.files import damaged
 from spec_jax.errors import CheckpointError
+from spec_jax.models.family import Slices
 
 
 class GgufFile:
@@ -32,23 +33,42 @@ class GgufFile:
         # What a file cut short or overwritten makes the reader stumble over.
         except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
             raise damaged(path, f"it does not read as GGUF ({error})") from None
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._tensors = {
+            tensor.name: _Stored(
+                tensor.data_offset, tensor.data.shape, tensor.data.dtype, tensor.tensor_type
+            )
+            for tensor in reader.tensors
+        }
         self.shapes = {
-            name: tuple(int(size) for size in reversed(tensor.shape))
-            for name, tensor in self._tensors.items()
+            tensor.name: tuple(int(size) for size in reversed(tensor.shape))
+            for tensor in reader.tensors
         }
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor, dequantized to float32 (a view of the file if it is stored so).
+    def read(self, name: str, part: Slices = ()) -> np.ndarray:
+        """A tensor, or a part of it, dequantized to float32 (a view of the file if stored so).
 
         Raises:
           CheckpointError: its quantization cannot be undone.
         """
         tensor = self._tensors[name]
+        # Mapped anew each time: pages of a file that stays mapped count as this process's memory.
+        data = np.memmap(self.path, tensor.dtype, "r", tensor.offset, tensor.shape)
+        rows, rest = part[:1], part[1:]
         try:
-            return dequantize(tensor.data, tensor.tensor_type).reshape(self.shapes[name])
+            # Only rows can be dequantized by themselves.
+            found = dequantize(data[rows], tensor.kind)
         except NotImplementedError:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} is of type {tensor.tensor_type.name}, which cannot "
+                f"{self.path}: tensor {name!r} is of type {tensor.kind.name}, which cannot "
                 "be dequantized; use a file of type F16, BF16, Q8_0 or Q4_K."
             ) from None
+        return found.reshape(-1, *self.shapes[name][1:])[(slice(None), *rest)]
+
+
+class _Stored(NamedTuple):
+    """Where a tensor's bytes lie, and how."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    kind: GGMLQuantizationType

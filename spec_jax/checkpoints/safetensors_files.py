@@ -1,13 +1,13 @@
 """The safetensors files of a Hugging Face directory: one, or shards listed in an index."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.errors import CheckpointError
+from spec_jax.models.family import Slices
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Endings of weight files that run code when opened."""
@@ -16,7 +16,7 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 class SafetensorsFiles:
-    """All tensors of a directory's safetensors files; files stay mapped, tensors are read singly.
+    """All tensors of a directory's safetensors files, of which parts are read one by one.
 
     Attributes:
       path: the directory.
@@ -29,7 +29,7 @@ class SafetensorsFiles:
     def __init__(self, path: Path):
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._places: dict[str, tuple[Path, Any]] = {}
+        self._places: dict[str, Path] = {}
         index = path / "model.safetensors.index.json"
         single = path / "model.safetensors"
         if index.is_file():
@@ -58,22 +58,26 @@ class SafetensorsFiles:
         except SafetensorError as error:
             raise damaged(file, str(error)) from None
         for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
-            self._places[name] = file, handle
+            self._places[name] = file
             self.shapes[name] = tuple(handle.get_slice(name).get_shape())
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor in the file's own floating-point dtype.
+    def read(self, name: str, part: Slices = ()) -> np.ndarray:
+        """A tensor, or a part of it, in the file's own floating-point dtype.
 
         Raises:
           CheckpointError: its dtype is none of float64, float32, float16 and bfloat16.
         """
-        file, handle = self._places[name]
-        dtype = handle.get_slice(name).get_dtype()
-        if dtype not in _DTYPES:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} is stored as {dtype}; supported: {', '.join(_DTYPES)}."
-            )
-        return handle.get_tensor(name)
+        file = self._places[name]
+        # Opened anew each time: pages of a file that stays mapped count as this process's memory.
+        with safe_open(file, framework="numpy") as handle:
+            tensor = handle.get_slice(name)
+            dtype = tensor.get_dtype()
+            if dtype not in _DTYPES:
+                raise CheckpointError(
+                    f"{file}: tensor {name!r} is stored as {dtype}; supported: "
+                    f"{', '.join(_DTYPES)}."
+                )
+            return tensor[part] if part else handle.get_tensor(name)
 
 
 def _no_weights(path: Path) -> str:

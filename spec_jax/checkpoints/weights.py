@@ -1,4 +1,4 @@
-"""Fills a model with a checkpoint's tensors, one at a time."""
+"""Fills a model with a checkpoint's tensors, one at a time, each device with its own part."""
 
 import re
 from collections.abc import Iterable
@@ -10,8 +10,9 @@ from flax import nnx
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Part, TensorStore, WeightTable
-from spec_jax.models.transformer import Model, Transformer
+from spec_jax.models.family import Part, Slices, TensorStore, WeightTable
+from spec_jax.models.transformer import Model, Transformer, param_sharding
+from spec_jax.sharding import Placement
 
 
 def build_model(
@@ -21,8 +22,12 @@ def build_model(
     *,
     buffers: tuple[str, ...],
     dtype: str,
+    placement: Placement | None = None,
 ) -> Model:
     """Makes a model of a checkpoint's tensors, all of which it must use.
+
+    No process reads more of a tensor than its own devices hold, except of quantized and of fused
+    tensors, and none of the next tensor before this one is on its devices.
 
     Args:
       config: the model's shape.
@@ -30,6 +35,7 @@ def build_model(
       tensors: the checkpoint's tensors.
       buffers: endings of tensor names that are skipped.
       dtype: what every weight is converted to.
+      placement: how the model lies on a mesh; None keeps it on one device.
 
     Raises:
       CheckpointError: a tensor is missing, unexpected, or of the wrong shape.
@@ -45,9 +51,14 @@ def build_model(
     _check_names(tensors, {place.tensor: place.stored_shape for place in places}, skipped)
     # The largest first: what reading takes on top is freed before the rest has come.
     order = sorted(range(len(leaves)), key=lambda i: -leaves[i][1].get_value().size)
-    arrays = {i: places[i].read(tensors, config, dtype) for i in order}
+    arrays = {i: places[i].load(tensors, config, leaves[i][1], placement) for i in order}
     filled = [(path, leaf.replace(arrays[i])) for i, (path, leaf) in enumerate(leaves)]
-    return Model(graphdef=graphdef, params=nnx.from_flat_state(filled), config=config)
+    return Model(
+        graphdef=graphdef,
+        params=nnx.from_flat_state(filled),
+        config=config,
+        placement=placement,
+    )
 
 
 class _Place:
@@ -63,12 +74,30 @@ class _Place:
         first, *rest = reversed(shape)
         self.stored_shape = (first * (self.part.pieces if self.part else 1), *rest)
 
-    def read(self, tensors: TensorStore, config: TransformerConfig, dtype: str) -> jax.Array:
-        stored = tensors.read(self.tensor)
-        if self.part:
-            stored = self.part.take(stored, config)
-        # One copy changes dtype and layout; it also detaches the array from the file.
-        return jax.device_put(np.array(stored.T, dtype=jnp.dtype(dtype), order="C"))
+    def load(
+        self,
+        tensors: TensorStore,
+        config: TransformerConfig,
+        param: nnx.Variable,
+        placement: Placement | None,
+    ) -> jax.Array:
+        """The weight, each part of it on the devices where it belongs."""
+        wanted = param.get_value()
+        whole = self.part.take(tensors.read(self.tensor), config) if self.part else None
+        parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading
+
+        def read(index: Slices) -> np.ndarray:
+            if str(index) not in parts:
+                stored = index[::-1]
+                found = tensors.read(self.tensor, stored) if whole is None else whole[stored]
+                # One copy changes dtype and layout; it also detaches the array from the file.
+                parts[str(index)] = np.array(found.T, dtype=wanted.dtype, order="C")
+            return parts[str(index)]
+
+        if placement is None:
+            return jax.device_put(read(()))
+        sharding = param_sharding(placement, param)
+        return jax.make_array_from_callback(wanted.shape, sharding, read, dtype=wanted.dtype)
 
 
 def _check_names(

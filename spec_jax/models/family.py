@@ -26,10 +26,13 @@ HF_ACTIVATIONS: Mapping[str, Activation] = {
 }
 """Hugging Face's names of activations -> ours."""
 
+Slices = tuple[slice, ...]
+"""A part of an array, by its leading dimensions; of none, the whole."""
+
 
 @runtime_checkable
 class TensorStore(Protocol):
-    """The tensors of a checkpoint, by name, read one at a time."""
+    """The tensors of a checkpoint, by name, read in parts."""
 
     @property
     def path(self) -> Path:
@@ -41,8 +44,8 @@ class TensorStore(Protocol):
         """Shape of every tensor; matrices are [out, in]."""
         ...
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor as a floating-point array."""
+    def read(self, name: str, part: Slices = ()) -> np.ndarray:
+        """A tensor, or a part of it, as a floating-point array."""
         ...
 
 
