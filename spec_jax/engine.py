@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.lookahead import Lookahead
@@ -98,10 +99,10 @@ class Engine:
     def start(self, requests: Sequence[Request]) -> "Batch":
         """Reads the prompts; the batch then decodes with `Batch.advance`."""
         bucket = self.bucket(requests)
-        arrays = _pad(requests, bucket)
+        arrays = self._put(_pad(requests, bucket))
         params = [request.sampling for request in requests]
         params += [SamplingParams(max_tokens=1)] * (bucket.batch - len(requests))
-        sampling = BatchSampling.stack(params, self.target.config.vocab_size)
+        sampling = self._put(BatchSampling.stack(params, self.target.config.vocab_size))
         compiled_before = self.compile_seconds
         prefill = self._program(
             (PREFILL, bucket), self._start, (self.target, self.drafter, arrays), (bucket.block,)
@@ -112,7 +113,7 @@ class Engine:
         decode = self._program(
             (DECODE, (bucket.batch, bucket.capacity, bucket.stops)),
             self._decode,
-            (self.target, self.drafter, state, sampling, jnp.int32(0)),
+            (self.target, self.drafter, state, sampling, np.int32(0)),
             donate=(2,),
             # What comes out of one call goes into the next.
             out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
@@ -121,11 +122,22 @@ class Engine:
             size=len(requests),
             state=state,
             _advance=lambda state, rounds: decode(
-                self.target, self.drafter, state, sampling, jnp.int32(rounds)
+                self.target, self.drafter, state, sampling, np.int32(rounds)
             ),
             prefill_seconds=prefill_seconds,
             compile_seconds=self.compile_seconds - compiled_before,
         )
+
+    def _put(self, tree: Any) -> Any:
+        """Arrays of one entry a row, on the target's devices."""
+        placement = self.target.placement
+        if placement is None:
+            return jax.tree.map(jnp.asarray, tree)
+
+        def put(leaf: Any) -> jax.Array:
+            return placement.put(np.asarray(leaf), "batch", *(None,) * (leaf.ndim - 1))
+
+        return jax.tree.map(put, tree)
 
     def memory(self) -> tuple[int, int]:
         """(bytes of weights and caches, bytes that the largest decoding program takes in all)."""
@@ -175,6 +187,23 @@ class Engine:
         return self._programs[key]
 
 
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The host's copy of what requests want to know of a state; arrays are NumPy's.
+
+    Attributes:
+      tokens: int32 [batch, length], prompt and output.
+      lengths: int32 [batch].
+      finish: int32 [batch], RUNNING or why the row ended.
+      counters: what the rounds did.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    finish: np.ndarray
+    counters: Any
+
+
 @dataclasses.dataclass
 class Batch:
     """A batch being decoded, and what the host last saw of it.
@@ -193,27 +222,40 @@ class Batch:
     prefill_seconds: float
     compile_seconds: float
     decode_seconds: float = 0.0
+    _view: View | None = None
 
     def advance(self, max_rounds: int) -> None:
         """Decodes for at most `max_rounds` rounds, or until all rows have finished."""
         begin = time.perf_counter()
         self.state = jax.block_until_ready(self._advance(self.state, max_rounds))
         self.decode_seconds += time.perf_counter() - begin
+        self._view = None
 
     def stop(self, rows: Sequence[int]) -> None:
         """Ends rows whose stop string the host has found."""
-        finish = np.array(self.state.finish)
+        finish = self.view.finish.copy()
         finish[list(rows)] = STOP
-        finish = jax.device_put(finish, self.state.finish.sharding)
-        self.state = dataclasses.replace(self.state, finish=finish)
+        sharding = self.state.finish.sharding
+        ended = jax.make_array_from_callback(finish.shape, sharding, lambda part: finish[part])
+        self.state = dataclasses.replace(self.state, finish=ended)
+        self._view = None
+
+    @property
+    def view(self) -> View:
+        """The state as it is now, copied to the host at the first look."""
+        if self._view is None:
+            state = self.state
+            seen = (state.tokens, state.lengths, state.finish, state.counters)
+            self._view = View(*distributed.to_host(seen))
+        return self._view
 
     @property
     def running(self) -> bool:
         """Whether any row still decodes."""
-        return bool((np.asarray(self.state.finish) == RUNNING).any())
+        return bool((self.view.finish == RUNNING).any())
 
 
-def _pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, jax.Array]:
+def _pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, np.ndarray]:
     """Left-aligned arrays of the requests; padding rows hold one token and start finished."""
     tokens = np.zeros((bucket.batch, bucket.capacity), np.int32)
     lengths = np.ones((bucket.batch,), np.int32)
@@ -226,14 +268,13 @@ def _pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, jax.Array]:
         lengths[row], max_lengths[row] = len(ids), request.max_length
         stops[row, : len(request.stop_token_ids)] = request.stop_token_ids
         keys[row] = request.key
-    arrays = {
+    return {
         "tokens": tokens,
         "lengths": lengths,
         "max_lengths": max_lengths,
         "stop_token_ids": stops,
         "keys": keys,
     }
-    return {name: jnp.asarray(array) for name, array in arrays.items()}
 
 
 def compiler_options(target: Model) -> dict[str, str | bool] | None:

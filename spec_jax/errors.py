@@ -24,6 +24,10 @@ class VocabularyMismatchError(ConfigError):
     """Draft and target do not share one vocabulary, so the draft's token ids mean other text."""
 
 
+class DisagreementError(ConfigError):
+    """Processes of one run were started differently; every one of them raises it."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `` Did you mean 'x'?`` for the closest known name, or the list of known names."""
     known = sorted(known)

@@ -2,23 +2,25 @@
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from spec_jax import checkpoints
+from spec_jax import checkpoints, distributed
 from spec_jax.config import DTYPES, SamplingParams, SpeculativeConfig
 from spec_jax.decoding.lookahead import Constant
-from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
 from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
-from spec_jax.engine import Batch, Engine, Request
+from spec_jax.engine import Engine, Request
 from spec_jax.errors import ConfigError, RequestError, VocabularyMismatchError
-from spec_jax.outputs import FinishReason, RequestOutput, SpeculativeMetrics, StreamChunk, Usage
-from spec_jax.tokenizer import StreamDecoder, Tokenizer
+from spec_jax.outputs import RequestOutput, StreamChunk
+from spec_jax.rows import Row, collect
+from spec_jax.sharding import Layout
+from spec_jax.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -36,6 +38,9 @@ class LLM:
       target: the model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a
         hub id `org/name[@revision]`.
       speculative_config: how to draft and verify; plain decoding if None.
+      layout: how the models lie on several devices or processes: a layout file (sharding/*.toml)
+        or a `Layout`. Without one they lie on JAX's first device. It decides which devices JAX
+        has, so make the `LLM` before anything else uses them.
       dtype: `float32` or `bfloat16`, of weights and caches.
       max_model_len: longest prompt plus completion in tokens; the model's own by default.
       max_num_seqs: most requests decoded as one batch; more are decoded batch after batch.
@@ -53,6 +58,7 @@ class LLM:
         target: str,
         *,
         speculative_config: SpeculativeConfig | None = None,
+        layout: str | os.PathLike[str] | Layout | None = None,
         dtype: str = "float32",
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
@@ -66,7 +72,12 @@ class LLM:
                 raise ConfigError(f"{name} is {value}; give at least 1.")
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed}; give a whole number in [0, 2**64).")
-        checkpoint = checkpoints.load(target, dtype=dtype, on_progress=on_progress)
+        if layout is not None and not isinstance(layout, Layout):
+            layout = Layout.read(layout)
+        if layout is not None:
+            distributed.start(layout)
+        self.layout, self.dtype, self._on_progress = layout, dtype, on_progress
+        self._target, checkpoint = target, self._load("target", target)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
         context = checkpoint.model.config.max_position
@@ -78,7 +89,7 @@ class LLM:
         self.max_model_len = max_model_len or context
         self.max_num_seqs = max_num_seqs
         self._seed, self._unseeded_requests = seed, 0
-        self._loaded = (target, checkpoint, dtype, on_progress)
+        self._checkpoint = checkpoint
         self._speculate(speculative_config or SpeculativeConfig())
 
     def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
@@ -87,17 +98,44 @@ class LLM:
         sibling._speculate(speculative_config)
         return sibling
 
+    def _load(self, role: str, reference: str) -> checkpoints.Checkpoint:
+        layout = self.layout
+        return checkpoints.load(
+            reference,
+            dtype=self.dtype,
+            place=layout and (lambda config: layout.place(role, config.axis_sizes)),
+            on_progress=self._on_progress,
+        )
+
     def _speculate(self, config: SpeculativeConfig) -> None:
-        target, checkpoint, dtype, on_progress = self._loaded
         self.speculative_config = config
         self.engine = Engine(
-            checkpoint.model,
-            _make_drafter(config, target, checkpoint, dtype, on_progress),
+            self._checkpoint.model,
+            self._make_drafter(config),
             Constant(config.num_speculative_tokens),
             config.verification,
             max_model_len=self.max_model_len,
-            on_progress=on_progress,
+            on_progress=self._on_progress,
         )
+
+    def _make_drafter(self, config: SpeculativeConfig) -> Drafter:
+        if config.method == "none":
+            return NoDraft(lookahead=0)
+        if config.method == "prompt_lookup":
+            return PromptLookup(config.num_speculative_tokens, config.prompt_lookup_max)
+        assert config.draft is not None  # SpeculativeConfig has checked it
+        target = self._checkpoint
+        if config.draft == self._target:
+            return DraftModel(target.model, config.num_speculative_tokens)
+        draft = self._load("draft", config.draft)
+        difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
+        if difference is not None:
+            raise VocabularyMismatchError(
+                f"the draft {draft.name} does not share the vocabulary of {target.name}: "
+                f"{difference} Use a draft of the same tokenizer, or method 'prompt_lookup', which "
+                "needs none."
+            )
+        return DraftModel(draft.model, config.num_speculative_tokens)
 
     def generate(
         self,
@@ -116,7 +154,8 @@ class LLM:
 
         Raises:
           RequestError: a prompt is empty, too long, or not text; nothing was decoded.
-          ConfigError: the parameters do not fit the prompts or the verification.
+          ConfigError: the parameters do not fit the prompts or the verification, or another
+            process of this run was called with others.
         """
         outputs: dict[int, RequestOutput] = {}
         for chunk in self._run(prompts, sampling_params, ROUNDS_PER_CALL):
@@ -167,9 +206,20 @@ class LLM:
             self._row(i, prompt, each)
             for i, (prompt, each) in enumerate(zip(several, params, strict=True))
         ]
+        distributed.agree(
+            {
+                "its models": (self._target, self._checkpoint.model.config, self.dtype),
+                "its speculation": self.speculative_config,
+                "its layout": self.layout,
+                "its limits": (self.max_model_len, self.max_num_seqs, rounds_per_call),
+                "its prompts": [row.request.prompt_token_ids for row in rows],
+                "its sampling parameters": params,
+                "its seeds": [row.request.key.tolist() for row in rows],
+            }
+        )
         return self._decode_rows(rows, rounds_per_call)
 
-    def _decode_rows(self, rows: list["_Row"], rounds_per_call: int) -> Iterator[StreamChunk]:
+    def _decode_rows(self, rows: list[Row], rounds_per_call: int) -> Iterator[StreamChunk]:
         for first in range(0, len(rows), self.max_num_seqs):
             group = rows[first : first + self.max_num_seqs]
             if any(row.request.sampling.stop for row in group):
@@ -177,9 +227,9 @@ class LLM:
             batch = self.engine.start([row.request for row in group])
             while batch.running:
                 batch.advance(rounds_per_call)
-                yield from _collect(group, batch)
+                yield from collect(group, batch)
 
-    def _row(self, index: int, prompt: Prompt, sampling: SamplingParams) -> "_Row":
+    def _row(self, index: int, prompt: Prompt, sampling: SamplingParams) -> Row:
         """Checks one request and turns it into token ids."""
         if self.speculative_config.verification == "greedy" and sampling.temperature > 0:
             raise ConfigError(
@@ -214,7 +264,7 @@ class LLM:
             max_length=min(len(ids) + sampling.max_tokens, self.max_model_len),
         )
         text = prompt if isinstance(prompt, str) else None
-        return _Row(index, text, request, self.tokenizer.stream())
+        return Row(index, text, request, self.tokenizer.stream())
 
     def _token_ids(self, index: int, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -231,30 +281,6 @@ class LLM:
                     f"prompt {index} holds {token!r}; token ids are whole numbers in [0, {vocab})."
                 )
         return [int(token) for token in ids]
-
-
-def _make_drafter(
-    config: SpeculativeConfig,
-    target_reference: str,
-    target: checkpoints.Checkpoint,
-    dtype: str,
-    on_progress: Callable[[str], None] | None,
-) -> Drafter:
-    if config.method == "none":
-        return NoDraft(lookahead=0)
-    if config.method == "prompt_lookup":
-        return PromptLookup(config.num_speculative_tokens, config.prompt_lookup_max)
-    assert config.draft is not None  # SpeculativeConfig has checked it
-    if config.draft == target_reference:
-        return DraftModel(target.model, config.num_speculative_tokens)
-    draft = checkpoints.load(config.draft, dtype=dtype, on_progress=on_progress)
-    difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
-    if difference is not None:
-        raise VocabularyMismatchError(
-            f"the draft {draft.name} does not share the vocabulary of {target.name}: {difference} "
-            "Use a draft of the same tokenizer, or method 'prompt_lookup', which needs none."
-        )
-    return DraftModel(draft.model, config.num_speculative_tokens)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -277,110 +303,3 @@ def _match_params(
     if len(params) != count:
         raise ConfigError(f"{len(params)} sampling_params for {count} prompts; give one for each.")
     return list(params)
-
-
-def _collect(rows: list["_Row"], batch: Batch) -> Iterator[StreamChunk]:
-    """Hands each row its new tokens, ends those whose stop string came up, and yields chunks."""
-    tokens, lengths, finish = (
-        np.asarray(array) for array in (batch.state.tokens, batch.state.lengths, batch.state.finish)
-    )
-    cut = []
-    for i, row in enumerate(rows):
-        if row.finish_reason is not None:
-            continue
-        known = len(row.request.prompt_token_ids) + len(row.token_ids)
-        text, new = row.take(tokens[i, known : lengths[i]].tolist(), int(finish[i]))
-        if row.finish_reason is None:
-            if new:
-                yield StreamChunk(row.index, text, tuple(new))
-            continue
-        if finish[i] == RUNNING:
-            cut.append(i)
-        yield StreamChunk(row.index, text, tuple(new), row.output(i, batch))
-    if cut:
-        batch.stop(cut)
-
-
-class _Row:
-    """The host's side of one request: detokenization, stop strings, the result."""
-
-    def __init__(self, index: int, prompt: str | None, request: Request, decoder: StreamDecoder):
-        self.index, self.prompt, self.request = index, prompt, request
-        self.token_ids: list[int] = []
-        self.finish_reason: FinishReason | None = None
-        self._decoder = decoder
-        self._text = ""
-        self._shown = 0
-
-    def take(self, new: list[int], finish: int) -> tuple[str, list[int]]:
-        """Adds tokens up to a stop string; returns the text to show and the tokens that count."""
-        for i, token in enumerate(new):
-            self.token_ids.append(token)
-            if self._add_text(self._decoder.push([token])):
-                return self._show(), new[: i + 1]
-        if finish != RUNNING and not self._add_text(self._decoder.flush()):
-            reasons: dict[int, FinishReason] = {LENGTH: "length", ERROR: "error"}
-            self.finish_reason = reasons.get(finish, "stop")
-        return self._show(), new
-
-    def _add_text(self, text: str) -> bool:
-        """Appends text; true if that completed a stop string, which is then cut off."""
-        stops = self.request.sampling.stop
-        # A stop string may have begun in the text before.
-        begin = max(0, len(self._text) - max(map(len, stops), default=0) + 1)
-        self._text += text
-        found = [at for stop in stops if (at := self._text.find(stop, begin)) >= 0]
-        if not found:
-            return False
-        self._text = self._text[: min(found)]
-        self.finish_reason = "stop"
-        return True
-
-    def _show(self) -> str:
-        """The text not shown yet, but for an end that may become a stop string."""
-        end = len(self._text)
-        if self.finish_reason is None:
-            end -= max(
-                (
-                    size
-                    for stop in self.request.sampling.stop
-                    for size in range(1, len(stop))
-                    if self._text.endswith(stop[:size])
-                ),
-                default=0,
-            )
-        text = self._text[self._shown : end]
-        self._shown = max(self._shown, end)
-        return text
-
-    def output(self, row: int, batch: Batch) -> RequestOutput:
-        """The result, once the row has finished."""
-        assert self.finish_reason is not None
-        counters = batch.state.counters
-        error = None
-        if self.finish_reason == "error":
-            error = (
-                f"prompt {self.index}: the target gave no distribution after "
-                f"{len(self.token_ids)} tokens: its logits hold a NaN, or logit_bias masks every "
-                "token."
-            )
-        return RequestOutput(
-            prompt=self.prompt,
-            text=self._text,
-            token_ids=tuple(self.token_ids),
-            finish_reason=self.finish_reason,
-            usage=Usage(len(self.request.prompt_token_ids), len(self.token_ids)),
-            metrics=SpeculativeMetrics(
-                rounds=int(counters.rounds[row]),
-                draft_tokens=int(counters.drafted[row]),
-                accepted_tokens=int(counters.accepted[row]),
-                accepted_per_position=tuple(
-                    int(n) for n in np.asarray(counters.accepted_per_position)[row]
-                ),
-                prefill_seconds=batch.prefill_seconds,
-                decode_seconds=batch.decode_seconds,
-                compile_seconds=batch.compile_seconds,
-                completion_tokens=len(self.token_ids),
-            ),
-            error=error,
-        )

@@ -8,7 +8,7 @@ import jax
 T = TypeVar("T")
 
 
-def static(default: Any = dataclasses.MISSING) -> Any:
+def static(*, default: Any = dataclasses.MISSING) -> Any:
     """A field that is part of the pytree's structure: hashable, and static under jit."""
     return dataclasses.field(default=default, metadata={"static": True})
 

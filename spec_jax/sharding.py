@@ -202,7 +202,7 @@ class Layout:
         self,
         role: str,
         sizes: Mapping[str, int],
-        devices: Sequence[jax.Device] | None = None,
+        devices: Sequence[Any] | None = None,
     ) -> Placement:
         """Fits the layout to a model and lays it over devices.
 
@@ -213,11 +213,12 @@ class Layout:
         Args:
           role: `target` or `draft`.
           sizes: the size of every logical axis of the model; head axes count heads.
-          devices: the devices; those of all processes by default.
+          devices: the devices; by default those of all processes, or as many as are needed of
+            a single one's.
 
         Raises:
-          ConfigError: a size is not divisible and its rule does not say to replicate it, or the
-            number of devices is another one.
+          ConfigError: a size is not divisible and its rule does not say to replicate it, or there
+            are too few devices.
         """
         fitted = _fit(self, role, sizes)
         parts = {}
@@ -233,13 +234,14 @@ class Layout:
         found = self._devices(jax.devices() if devices is None else devices)
         return Placement(Mesh(found.reshape(places), names, axis_types=types), axes)
 
-    def _devices(self, devices: Sequence[jax.Device]) -> np.ndarray:
+    def _devices(self, devices: Sequence[Any]) -> np.ndarray:
         """The devices in the order that suits their interconnect."""
-        if len(devices) != self.size:
+        if len(devices) < self.size or (len(devices) > self.size and self.processes > 1):
             raise ConfigError(
                 f"layout {self.name} is for {self.size} devices, and there are {len(devices)}; "
                 "choose the layout of this topology."
             )
+        devices = devices[: self.size]
         if devices[0].platform == "cpu":  # emulated devices have no topology to make the best of
             return np.asarray(devices)
         names, sizes = zip(*self.mesh, strict=True)

@@ -131,5 +131,9 @@ def test_models_share_the_order_of_the_devices():
 
 
 def test_the_number_of_devices_is_checked():
-    with pytest.raises(ConfigError, match=f"for 3 devices, and there are {jax.device_count()}"):
-        layout(("model", 3)).place("target", SIZES)
+    here = jax.device_count()
+    with pytest.raises(ConfigError, match=f"for {here + 1} devices, and there are {here}"):
+        layout(("model", here + 1)).place("target", SIZES)
+    with pytest.raises(ConfigError, match=f"for 2 devices, and there are {here}"):
+        layout(("model", 2), processes=2).place("target", SIZES)
+    assert layout(("model", 2)).place("target", SIZES).mesh.size == 2

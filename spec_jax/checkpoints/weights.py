@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -86,16 +85,16 @@ class _Place:
         whole = self.part.take(tensors.read(self.tensor), config) if self.part else None
         parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading
 
-        def read(index: Slices) -> np.ndarray:
-            if str(index) not in parts:
-                stored = index[::-1]
+        def read(index: Slices | None) -> np.ndarray:
+            if str(index) not in parts:  # slices can be keys in Python 3.12 only
+                stored = (index or ())[::-1]
                 found = tensors.read(self.tensor, stored) if whole is None else whole[stored]
                 # One copy changes dtype and layout; it also detaches the array from the file.
                 parts[str(index)] = np.array(found.T, dtype=wanted.dtype, order="C")
             return parts[str(index)]
 
         if placement is None:
-            return jax.device_put(read(()))
+            return jax.device_put(read(None))
         sharding = param_sharding(placement, param)
         return jax.make_array_from_callback(wanted.shape, sharding, read, dtype=wanted.dtype)
 

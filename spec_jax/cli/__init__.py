@@ -10,8 +10,10 @@ from spec_jax import __version__
 from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
 from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.prompts import read_prompts
-from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean
+from spec_jax.errors import ConfigError, DisagreementError, SpecJaxError, did_you_mean
 
+PEER_LOST = 3
+"""Exit code of a process whose peers are gone."""
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit codes of a program that SIGINT or SIGPIPE ended, as shells report them."""
 
@@ -23,10 +25,18 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      0; 2 after a mistake in a flag, a prompt or a checkpoint and if a request failed; 130 after
-      Ctrl-C.
+      0; 2 after a mistake in a flag, a prompt or a checkpoint and if a request failed; 3 if another
+      process of the same run was lost; 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    code = _guarded(arguments)
+    if code:
+        _leave_peers(code)
+    return code
+
+
+def _guarded(arguments: list[str]) -> int:
+    """Runs a command; whatever goes wrong becomes a message and an exit code."""
     try:
         with raised_until_heard():
             code = _run(arguments)
@@ -44,8 +54,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         if isinstance(error, OSError):  # a full disk, say; Python would complain again at exit
             _discard_stdout()
-        print(f"spec-jax: error: {error}", file=sys.stderr)
+        number, count = _process()
+        # What only one process met, only it can tell.
+        if number == 0 or not isinstance(error, DisagreementError):
+            which = f"process {number} of {count}: " if count > 1 else ""
+            print(f"spec-jax: error: {which}{error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        number, count = _process()
+        if count == 1 or type(error).__name__ != "JaxRuntimeError":
+            raise
+        if "--debug" in arguments:
+            traceback.print_exc()
+        reason = str(error).strip().splitlines()[0]
+        print(
+            f"spec-jax: error: process {number} of {count} ends, as another one has died or "
+            f"cannot be reached: {reason}",
+            file=sys.stderr,
+        )
+        return PEER_LOST
 
 
 def _run(arguments: list[str]) -> int:
@@ -78,6 +105,21 @@ def _run(arguments: list[str]) -> int:
     from spec_jax.cli import generate
 
     return generate.run(options, prompts)
+
+
+def _process() -> tuple[int, int]:
+    """This process's number and how many there are, as far as it has come to know them."""
+    distributed = sys.modules.get("spec_jax.distributed")
+    return distributed.process() if distributed else (0, 1)
+
+
+def _leave_peers(code: int) -> None:
+    """Ends one of several processes at once: JAX's own exit waits for the others to end too."""
+    if _process()[1] > 1:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _discard_stdout() -> None:

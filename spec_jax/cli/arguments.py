@@ -120,7 +120,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
         sampling=SamplingParams(**_fields(SamplingParams, given)),
         llm={
             name: given[name]
-            for name in ("dtype", "max_model_len", "max_num_seqs")
+            for name in ("layout", "dtype", "max_model_len", "max_num_seqs")
             if name in given
         },
         sources=(
@@ -217,6 +217,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         metavar="REF",
         help="model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a hub "
         "id org/name[@revision]",
+    )
+    group.add_argument(
+        "--layout",
+        metavar="FILE",
+        help="how models lie on several devices or processes, one of sharding/*.toml (default: on "
+        "one device)",
     )
     group.add_argument(
         "--dtype", metavar="|".join(DTYPES), help="of weights and caches (default: float32)"

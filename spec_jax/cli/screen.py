@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from types import TracebackType
 from typing import Any
@@ -59,6 +60,25 @@ class Screen:
             self.settle()
             if self.is_terminal:
                 self.end_line()
+
+    def silence(self) -> None:
+        """Shows nothing from now on: of several processes, one speaks."""
+        self.settle()
+        self._out = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
+        self._errors = self._headings = Console(file=self._out)
+        self.is_terminal = False
+
+    def claim_output(self) -> None:
+        """Keeps standard output for results: libraries beneath JAX write there too (gloo does)."""
+        if not isinstance(self._out, io.TextIOWrapper):
+            return  # a test's
+        self._out.flush()
+        mine = os.fdopen(os.dup(self._out.fileno()), "wb")
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._out.fileno())
+        self._out = io.TextIOWrapper(mine, encoding=self._out.encoding, errors="backslashreplace")
+        sys.stdout = self._out
+        self._headings = Console(file=self._out, highlight=False)
 
     def progress(self, message: str) -> None:
         """Shows what is being waited for, on a terminal and unless text is just being written."""

@@ -104,15 +104,15 @@ class Mlp(nnx.Module):
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.activation = config.activation
 
-        def linear(in_size: int, out_size: int, *axes: str) -> Linear:
+        def linear(in_size: int, out_size: int, axes: tuple[str, str]) -> Linear:
             bias = config.mlp_bias
             return Linear(in_size, out_size, axes=axes, bias=bias, dtype=dtype, rngs=rngs)
 
         embed_size, mlp_size = config.embed_size, config.mlp_size
         gated = config.gated_mlp
-        self.gate = linear(embed_size, mlp_size, "embed", "mlp") if gated else None
-        self.up = linear(embed_size, mlp_size, "embed", "mlp")
-        self.down = linear(mlp_size, embed_size, "mlp", "embed")
+        self.gate = linear(embed_size, mlp_size, ("embed", "mlp")) if gated else None
+        self.up = linear(embed_size, mlp_size, ("embed", "mlp"))
+        self.down = linear(mlp_size, embed_size, ("mlp", "embed"))
 
     def __call__(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens embed"]:
         activate = ACTIVATIONS[self.activation]
@@ -223,7 +223,7 @@ class Model:
     graphdef: Any = static()
     params: Any
     config: TransformerConfig = static()
-    placement: Placement | None = static(None)
+    placement: Placement | None = static(default=None)
 
     @classmethod
     def random(cls, config: TransformerConfig, *, seed: int = 0, dtype: DTypeLike = jnp.float32):
