@@ -110,6 +110,11 @@ class Placement:
         return math.prod(self.mesh.shape[axis] for axis in dict(self.axes).get(logical, ()))
 
 
+def platform_of(placement: Placement | None) -> str:
+    """What a model runs on: `cpu`, `gpu` or `tpu`."""
+    return placement.platform if placement else jax.default_backend()
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Mesh axes and, for target and draft separately, what is cut along them.

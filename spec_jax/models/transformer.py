@@ -23,7 +23,7 @@ from spec_jax.models.layers import (
     rotate,
 )
 from spec_jax.pytree import pytree, static
-from spec_jax.sharding import Placement
+from spec_jax.sharding import Placement, platform_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,15 @@ class _Call:
 
     def pin(self, x: Array, *axes: str | None) -> Array:
         return x if self.placement is None else self.placement.pin(x, *axes)
+
+    def heads(self, projected: Array, head_dim: int, axis: str) -> Array:
+        """A projection as [batch, tokens, heads, head_dim]."""
+        if platform_of(self.placement) == "tpu":
+            # XLA:TPU would merge the reshape into the product, and before a loop copy every weight
+            # into the order that the merged product wants.
+            projected = jax.lax.optimization_barrier(projected)
+        shape = (*projected.shape[:2], -1, head_dim)
+        return self.pin(projected.reshape(shape), "batch", None, axis, None)
 
     def residual(self, x: Array) -> Array:
         """The residual stream, whole on every device: left to the partitioner, norms reduce it."""
@@ -68,9 +77,8 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch tokens embed"], keys: Array, values: Array, call: _Call
     ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
-        lead = x.shape[:2]
         q, k, v = (
-            call.pin(project(x).reshape(*lead, -1, self.head_dim), "batch", None, axis, None)
+            call.heads(project(x), self.head_dim, axis)
             for project, axis in (
                 (self.query, "heads"),
                 (self.key, "kv_heads"),
@@ -95,7 +103,7 @@ class Attention(nnx.Module):
             for buffer, new in ((keys, k), (values, v))
         )
         out = attend(q, keys, values, call.visible)
-        return call.residual(self.output(out.reshape(*lead, -1))), keys, values
+        return call.residual(self.output(out.reshape(*x.shape[:2], -1))), keys, values
 
 
 class Mlp(nnx.Module):
@@ -248,7 +256,7 @@ class Model:
     @property
     def platform(self) -> str:
         """What it runs on: `cpu`, `gpu` or `tpu`."""
-        return self.placement.platform if self.placement else jax.default_backend()
+        return platform_of(self.placement)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of the model's shape and dtype."""

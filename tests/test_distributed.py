@@ -1,0 +1,151 @@
+"""Processes that decode together: two on this machine, two emulated devices each, over gloo."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYOUT = str(ROOT / "sharding" / "cpu-2x2.toml")
+CONFIG_LONG = CONFIG | {"max_position_embeddings": 4096}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    return str(write_directory(path, CONFIG_LONG, llama_tensors(CONFIG_LONG)))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    texts = [f"the {i} in a {'thin ' * (i % 4)}th" for i in range(20)]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def start(number: int, count: int, port: int, *arguments: str) -> subprocess.Popen[str]:
+    own = {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(number),
+        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "spec_jax", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | own,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def together():
+    """Starts two processes, with arguments of their own if they are given, and never leaves one."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, other: tuple[str, ...] | None = None):
+        port = free_port()
+        several = (arguments, arguments if other is None else other)
+        started.extend(start(i, 2, port, *each) for i, each in enumerate(several))
+        return started
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def generate(model: str, *more: str) -> tuple[str, ...]:
+    return ("generate", "--target", model, "--layout", LAYOUT, *more)
+
+
+def records(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("sampled", [(), ("--temperature", "0.8", "--seed", "7")])
+def test_two_processes_say_what_one_says(together, model, prompts, sampled):
+    wanted = ("--prompt-file", prompts, "--json", "--max-tokens", "24", "--method")
+    wanted = (*wanted, "prompt_lookup", *sampled)
+    first, second = together(*generate(model, *wanted))
+    results, errors = first.communicate(timeout=120)
+    silence, other_errors = second.communicate(timeout=20)
+    assert (first.returncode, second.returncode) == (0, 0), errors + other_errors
+    assert silence == ""
+    command = [sys.executable, "-m", "spec_jax", "generate", "--target", model, *wanted]
+    alone = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    ids = [[each["token_ids"] for each in records(text)] for text in (results, alone.stdout)]
+    assert len(ids[0]) == 20 and ids[0] == ids[1]
+
+
+def test_another_prompt_is_caught_before_decoding(together, model):
+    first, second = together(
+        *generate(model, "the inn", "--seed", "1"), other=generate(model, "the end", "--seed", "1")
+    )
+    out, errors = first.communicate(timeout=120)
+    other_out, other_errors = second.communicate(timeout=20)
+    assert (first.returncode, second.returncode) == (2, 2)
+    assert out == other_out == "" and "spec-jax" not in other_errors
+    assert "process 1 of 2 differs from the rest in its prompts" in errors
+
+
+def kill(together, model: str, victim: int) -> tuple[int, str, float]:
+    """Kills one of two while they decode: how the other ends, what it says and after how long."""
+    endless = ("--max-tokens", "4000", "--ignore-eos", "the inn")
+    processes = together(*generate(model, *endless))
+    assert processes[0].stdout.read(1)  # it has begun to decode
+    processes[victim].send_signal(signal.SIGKILL)
+    begin = time.monotonic()
+    survivor = processes[1 - victim]
+    _, errors = survivor.communicate(timeout=60)
+    return survivor.returncode, errors, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_process_ends_the_other(together, model, victim):
+    code, errors, seconds = kill(together, model, victim)
+    assert code != 0 and seconds < 20
+    assert "another one has died" in errors or "another task died" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1] * 5)
+def test_a_dead_process_always_ends_the_other(together, model, victim):
+    test_a_dead_process_ends_the_other(together, model, victim)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"JAX_NUM_PROCESSES": "3"}, "is for 2 processes, and JAX_NUM_PROCESSES is 3"),
+        ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'; give a whole number"),
+        ({}, "set JAX_COORDINATOR_ADDRESS to host:port of process 0"),
+    ],
+)
+def test_a_start_that_cannot_work_says_what_would(model, variables, message):
+    result = subprocess.run(
+        [sys.executable, "-m", "spec_jax", *generate(model, "the inn")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | variables,
+    )
+    assert result.returncode == 2 and message in result.stderr
