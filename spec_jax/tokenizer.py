@@ -2,9 +2,10 @@
 
 import abc
 import codecs
+import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 
@@ -39,15 +40,15 @@ class Tokenizer:
         *,
         eos_token_ids: Sequence[int],
         bos_token_id: int | None = None,
-        chat_template: Callable[[list[dict[str, str]]], str] | None = None,
+        chat_template: "ChatTemplate | None" = None,
     ):
         # A tokenizer.json may ask for cutting or padding, which belong to training.
         backend.no_truncation()
         backend.no_padding()
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token_id = bos_token_id
+        self.chat_template = chat_template
         self._backend = backend
-        self._chat_template = chat_template
 
     @cached_property
     def _tokens(self) -> list[str | None]:
@@ -62,6 +63,10 @@ class Tokenizer:
     def _special_ids(self) -> frozenset[int]:
         added = self._backend.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes what turns text into ids, and back, as a tokenizer.json."""
+        self._backend.save(os.fspath(path))
 
     @property
     def vocab_size(self) -> int:
@@ -106,7 +111,7 @@ class Tokenizer:
           ConfigError: the model has no chat template.
           RequestError: a message is malformed, or the template refuses the order of roles.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise ConfigError(
                 "this model has no chat template; give it plain text instead (generate, or --raw)."
             )
@@ -114,7 +119,7 @@ class Tokenizer:
         import jinja2
 
         try:
-            return self._chat_template(checked)
+            return self.chat_template(checked)
         except jinja2.TemplateError as error:
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}"
@@ -253,25 +258,28 @@ def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, s
     return [dict(message) for message in messages]
 
 
-def chat_template_of(template: str, **special_tokens: str) -> Callable[[list[dict[str, str]]], str]:
-    """A Jinja template as a function from messages to a prompt.
+@dataclasses.dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template that turns messages into a prompt; it is run in a sandbox.
 
-    Args:
-      template: the template's source; it is run in a sandbox.
-      **special_tokens: `bos_token`, `eos_token` and the like, which templates write out.
+    Attributes:
+      source: the template.
+      special_tokens: `bos_token`, `eos_token` and the like, which templates write out.
     """
 
-    def render(messages: list[dict[str, str]]) -> str:
+    source: str
+    special_tokens: Mapping[str, str]
+
+    def __call__(self, messages: list[dict[str, str]]) -> str:
+        """The prompt that asks for the assistant's next message."""
         # Imported here because it takes a second, which plain generation need not wait for.
         from transformers import PreTrainedTokenizerFast
 
         # Templates see the special tokens and nothing else of a tokenizer.
         tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizers.Tokenizer(BPE()), **special_tokens
+            tokenizer_object=tokenizers.Tokenizer(BPE()), **self.special_tokens
         )
         prompt = tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+            messages, chat_template=self.source, tokenize=False, add_generation_prompt=True
         )
         return str(prompt)
-
-    return render

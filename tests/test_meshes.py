@@ -1,7 +1,10 @@
 """The loop on emulated meshes: what it says is what one device says."""
 
+import dataclasses
+import functools
 import re
 from collections import Counter
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +22,7 @@ from spec_jax.models.transformer import Model
 from spec_jax.sharding import Layout, Rule
 from tests.harness import completions, finish, request
 
+FILES = sorted((Path(__file__).parents[1] / "sharding").glob("*.toml"))
 VOCAB = 64
 
 
@@ -104,12 +108,55 @@ def decode(method, verification, target, draft):
     return found
 
 
-@pytest.mark.parametrize("verification", ["token", "greedy"])
-@pytest.mark.parametrize("method", ["none", "draft_model", "prompt_lookup"])
-def test_tokens_are_those_of_one_device(method, verification):
-    expected = decode(method, verification, TARGET, DRAFT)
-    for mesh in MESHES:
-        assert decode(method, verification, *placed(mesh)) == expected, mesh
+ALONE = functools.cache(lambda method, verification: decode(method, verification, TARGET, DRAFT))
+METHODS = [
+    (method, verification)
+    for method in ("draft_model", "prompt_lookup", "none")
+    for verification in ("token", "greedy")
+]
+# Every mesh with two of them and every one of them on two meshes; the rest is slow.
+QUICK = {(mesh, METHODS[(i + 3 * j) % 6]) for i, mesh in enumerate(MESHES) for j in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "method", "verification"),
+    [
+        pytest.param(mesh, *each, marks=() if (mesh, each) in QUICK else pytest.mark.slow)
+        for each in METHODS
+        for mesh in MESHES
+    ],
+)
+def test_tokens_are_those_of_one_device(mesh, method, verification):
+    assert decode(method, verification, *placed(mesh)) == ALONE(method, verification)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_layout_decodes(file):
+    """On emulated devices, two rows of a model that every layout divides."""
+    target, draft = (
+        Model.random(dataclasses.replace(config(1, 16), num_heads=16, mlp_size=64), seed=seed)
+        for seed in (0, 1)
+    )
+    layout = Layout.read(file)
+    placements = [
+        layout.place(role, model.config.axis_sizes, jax.devices()[: layout.size])
+        for role, model in (("target", target), ("draft", draft))
+    ]
+    assert placements[0].mesh.size == layout.size
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    requests = [request([1, 2, 3], params), request([5], params)]
+    found = []
+    for on in (None, placements):
+        models = (
+            [target, draft]
+            if on is None
+            else [model.place(each) for model, each in zip((target, draft), on, strict=True)]
+        )
+        engine = Engine(
+            models[0], DraftModel(models[1], 2), Constant(2), "token", max_model_len=256
+        )
+        found.append(completions(finish(engine.start(requests)), requests))
+    assert found[0] == found[1] and len(found[0][0]) == 8
 
 
 COLLECTIVE = re.compile(

@@ -13,6 +13,7 @@ from spec_jax.checkpoints.files import read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
+from spec_jax.checkpoints.orbax_directory import MANIFEST, load_directory, save_directory
 from spec_jax.checkpoints.reference import locate
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.weights import build_model
@@ -24,7 +25,7 @@ from spec_jax.models.transformer import Model
 from spec_jax.sharding import Placement
 from spec_jax.tokenizer import Tokenizer
 
-__all__ = ["Checkpoint", "load", "locate"]
+__all__ = ["Checkpoint", "load", "locate", "save"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def load(
     """Loads a model and its tokenizer.
 
     Args:
-      reference: a Hugging Face directory, a .gguf file, a recipe (.toml), or a hub id
-        `org/name[@revision]`; the last two fetch what is not yet on this machine.
+      reference: a Hugging Face directory, one that `save` wrote, a .gguf file, a recipe (.toml),
+        or a hub id `org/name[@revision]`; the last two fetch what is not yet on this machine.
       dtype: `float32` or `bfloat16`, which all weights are converted to.
       place: lays a model of this shape over a mesh; without it, it lies on one device.
       on_progress: called with a line of text before each step that takes time.
@@ -77,10 +78,30 @@ def load(
     return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name)
 
 
+def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
+    """Writes a model as a directory that `load` reads on any mesh, each process its own part.
+
+    All processes of a run call it; the path must lead to storage that they share.
+
+    Args:
+      checkpoint: the model and its tokenizer.
+      path: a directory that does not exist yet, or is empty.
+
+    Raises:
+      CheckpointError: there is something at the path already, or it cannot be written.
+    """
+    try:
+        save_directory(Path(path), checkpoint.model, checkpoint.tokenizer)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}.") from error
+
+
 _Place = Callable[[TransformerConfig], Placement | None]
 
 
 def _load_directory(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:
+    if (path / MANIFEST).is_file():
+        return load_directory(path, dtype, place)
     config = read_json(path / "config.json")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")

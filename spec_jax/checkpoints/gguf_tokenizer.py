@@ -130,7 +130,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
         backend,
         eos_token_ids=sorted(i for i in ends if i is not None),
         bos_token_id=bos,
-        chat_template=text.chat_template_of(template, **spelt) if template else None,
+        chat_template=text.ChatTemplate(template, spelt) if template else None,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from spec_jax.checkpoints.files import read_json
 from spec_jax.errors import CheckpointError
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.tokenizer import ChatTemplate, Tokenizer
 
 
 def tokenizer_from_directory(path: Path) -> Tokenizer:
@@ -27,15 +27,16 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
             f"tokenizer_config.json ({error})."
         ) from error
 
-    def render(messages: list[dict[str, str]]) -> str:
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return str(prompt)
-
+    template = None
+    if tokenizer.chat_template:
+        named = tokenizer.special_tokens_map.items()
+        spelt = {name: str(token) for name, token in named if not isinstance(token, list)}
+        template = ChatTemplate(tokenizer.get_chat_template(), spelt)
     return Tokenizer(
         backend,
         eos_token_ids=_eos_token_ids(path, tokenizer.eos_token_id),
         bos_token_id=tokenizer.bos_token_id,
-        chat_template=render if tokenizer.chat_template else None,
+        chat_template=template,
     )
 
 

@@ -1,5 +1,6 @@
 """Fills a model with a checkpoint's tensors, one at a time, each device with its own part."""
 
+import dataclasses
 import re
 from collections.abc import Iterable
 
@@ -10,7 +11,7 @@ from flax import nnx
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Part, Slices, TensorStore, WeightTable
-from spec_jax.models.transformer import Model, Transformer, param_sharding
+from spec_jax.models.transformer import Model
 from spec_jax.sharding import Placement
 
 
@@ -39,10 +40,8 @@ def build_model(
     Raises:
       CheckpointError: a tensor is missing, unexpected, or of the wrong shape.
     """
-    graphdef, params = nnx.split(
-        nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    )
-    leaves = nnx.to_flat_state(params)
+    model = Model.abstract(config, dtype=dtype, placement=placement)
+    leaves = nnx.to_flat_state(model.params)
     places = [_Place(table, path, leaf.get_value().shape) for path, leaf in leaves]
     # A checkpoint with a tied head may carry a copy of it.
     head = table["head"]
@@ -50,14 +49,9 @@ def build_model(
     _check_names(tensors, {place.tensor: place.stored_shape for place in places}, skipped)
     # The largest first: what reading takes on top is freed before the rest has come.
     order = sorted(range(len(leaves)), key=lambda i: -leaves[i][1].get_value().size)
-    arrays = {i: places[i].load(tensors, config, leaves[i][1], placement) for i in order}
+    arrays = {i: places[i].load(tensors, config, leaves[i][1].get_value()) for i in order}
     filled = [(path, leaf.replace(arrays[i])) for i, (path, leaf) in enumerate(leaves)]
-    return Model(
-        graphdef=graphdef,
-        params=nnx.from_flat_state(filled),
-        config=config,
-        placement=placement,
-    )
+    return dataclasses.replace(model, params=nnx.from_flat_state(filled))
 
 
 class _Place:
@@ -74,14 +68,9 @@ class _Place:
         self.stored_shape = (first * (self.part.pieces if self.part else 1), *rest)
 
     def load(
-        self,
-        tensors: TensorStore,
-        config: TransformerConfig,
-        param: nnx.Variable,
-        placement: Placement | None,
+        self, tensors: TensorStore, config: TransformerConfig, wanted: jax.ShapeDtypeStruct
     ) -> jax.Array:
         """The weight, each part of it on the devices where it belongs."""
-        wanted = param.get_value()
         whole = self.part.take(tensors.read(self.tensor), config) if self.part else None
         parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading
 
@@ -93,10 +82,9 @@ class _Place:
                 parts[str(index)] = np.array(found.T, dtype=wanted.dtype, order="C")
             return parts[str(index)]
 
-        if placement is None:
+        if wanted.sharding is None:
             return jax.device_put(read(None))
-        sharding = param_sharding(placement, param)
-        return jax.make_array_from_callback(wanted.shape, sharding, read, dtype=wanted.dtype)
+        return jax.make_array_from_callback(wanted.shape, wanted.sharding, read, dtype=wanted.dtype)
 
 
 def _check_names(

@@ -1,6 +1,7 @@
 """One composable decoder stack. Flax NNX holds its weights; the forward is a pure function."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -234,18 +235,49 @@ class Model:
     placement: Placement | None = static(default=None)
 
     @classmethod
-    def random(cls, config: TransformerConfig, *, seed: int = 0, dtype: DTypeLike = jnp.float32):
-        """A model with random weights."""
-        graphdef, params = nnx.split(Transformer(config, dtype=dtype, rngs=nnx.Rngs(seed)))
-        return cls(graphdef=graphdef, params=params, config=config)
+    def abstract(
+        cls, config: TransformerConfig, *, dtype: DTypeLike, placement: Placement | None = None
+    ) -> "Model":
+        """A model's shapes and shardings: its params are `jax.ShapeDtypeStruct`."""
+        graphdef, params = nnx.split(
+            nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
+        )
+        if placement is not None:
+            params = _each(
+                params,
+                lambda leaf: jax.ShapeDtypeStruct(
+                    leaf.get_value().shape,
+                    leaf.get_value().dtype,
+                    sharding=param_sharding(placement, leaf),
+                ),
+            )
+        return cls(graphdef=graphdef, params=params, config=config, placement=placement)
+
+    @classmethod
+    def random(
+        cls,
+        config: TransformerConfig,
+        *,
+        seed: int = 0,
+        dtype: DTypeLike = jnp.float32,
+        placement: Placement | None = None,
+    ) -> "Model":
+        """A model with random weights, made where they belong."""
+
+        def weights() -> Any:
+            return nnx.state(Transformer(config, dtype=dtype, rngs=nnx.Rngs(seed)))
+
+        shape = cls.abstract(config, dtype=dtype, placement=placement)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, shape.params)
+        params = jax.jit(weights, out_shardings=shardings)() if placement else weights()
+        return dataclasses.replace(shape, params=params)
 
     def place(self, placement: Placement) -> "Model":
         """The same weights, moved to where the placement wants them."""
-        moved = [
-            (path, leaf.replace(jax.device_put(leaf.get_value(), param_sharding(placement, leaf))))
-            for path, leaf in nnx.to_flat_state(self.params)
-        ]
-        params = nnx.from_flat_state(moved)
+        params = _each(
+            self.params,
+            lambda leaf: jax.device_put(leaf.get_value(), param_sharding(placement, leaf)),
+        )
         return dataclasses.replace(self, params=params, placement=placement)
 
     @property
@@ -309,3 +341,9 @@ class Model:
 def param_sharding(placement: Placement, param: nnx.Variable) -> NamedSharding:
     """Where a weight belongs; one without logical axes, a norm's, is everywhere."""
     return placement.sharding(*param.get_metadata().get("axes", ()))
+
+
+def _each(params: Any, function: Callable[[nnx.Variable], Any]) -> Any:
+    """The same variables with other values."""
+    leaves = nnx.to_flat_state(params)
+    return nnx.from_flat_state([(path, leaf.replace(function(leaf))) for path, leaf in leaves])

@@ -1,0 +1,110 @@
+"""spec-jax's own directories: weights that Orbax writes and reads in parts, on any mesh.
+
+`spec_jax.json` holds the model's shape and what a tokenizer.json leaves out, `tokenizer.json` the
+tokenizer, `weights/` an Orbax checkpoint of the parameters by name.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import tokenizers
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from spec_jax.checkpoints.files import damaged, read_json
+from spec_jax.errors import CheckpointError
+from spec_jax.models.config import RopeScaling, TransformerConfig
+from spec_jax.models.transformer import Model
+from spec_jax.sharding import Placement
+from spec_jax.tokenizer import ChatTemplate, Tokenizer
+
+MANIFEST = "spec_jax.json"
+_VERSION = 1
+
+
+def save_directory(path: Path, model: Model, tokenizer: Tokenizer) -> None:
+    """Writes a model and its tokenizer; all processes of a run call it, and each writes its part.
+
+    Raises:
+      CheckpointError: there is something at the path already.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CheckpointError(f"{path} exists; choose a new directory, nothing is overwritten.")
+    from orbax.checkpoint import v1 as ocp  # takes a second to import
+
+    ocp.save(str(path.absolute() / "weights"), _by_name(model))
+    if jax.process_index() > 0:
+        return
+    tokenizer.save(path / "tokenizer.json")
+    template = tokenizer.chat_template
+    manifest = {
+        "version": _VERSION,
+        "config": dataclasses.asdict(model.config),
+        "eos_token_ids": list(tokenizer.eos_token_ids),
+        "bos_token_id": tokenizer.bos_token_id,
+        "chat_template": template and dataclasses.asdict(template),
+    }
+    # Last, so that a directory with it is complete.
+    (path / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def load_directory(
+    path: Path, dtype: str, place: Callable[[TransformerConfig], Placement | None]
+) -> tuple[Model, Tokenizer]:
+    """Reads what `save_directory` wrote, each device its part, whatever mesh wrote it.
+
+    Raises:
+      CheckpointError: it is damaged, or written by a newer spec-jax.
+    """
+    manifest = read_json(path / MANIFEST)
+    if manifest.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{path / MANIFEST} is of version {manifest.get('version')!r}; this spec-jax reads "
+            f"{_VERSION}. Update spec-jax, or save the model again."
+        )
+    try:
+        shape = dict(manifest["config"])
+        if shape["rope_scaling"]:
+            shape["rope_scaling"] = RopeScaling(**shape["rope_scaling"])
+        config = TransformerConfig(**shape)
+        template = manifest["chat_template"]
+        tokenizer = Tokenizer(
+            tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")),
+            eos_token_ids=manifest["eos_token_ids"],
+            bos_token_id=manifest["bos_token_id"],
+            chat_template=template and ChatTemplate(**template),
+        )
+    except CheckpointError:
+        raise
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
+    model = Model.abstract(config, dtype=dtype, placement=place(config))
+    return dataclasses.replace(model, params=_restore(path / "weights", model)), tokenizer
+
+
+def _restore(path: Path, model: Model) -> Any:
+    from orbax.checkpoint import v1 as ocp
+
+    wanted = _by_name(model)
+    if model.placement is None:  # not where it lay when it was saved
+        here = SingleDeviceSharding(jax.devices()[0])
+        wanted = {name: leaf.update(sharding=here) for name, leaf in wanted.items()}
+    try:
+        found = ocp.load(str(path.absolute()), wanted)
+    except Exception as error:  # what TensorStore raises has no common type
+        raise CheckpointError(f"{path} is damaged: Orbax cannot restore it ({error}).") from error
+    leaves = nnx.to_flat_state(model.params)
+    return nnx.from_flat_state([(name, leaf.replace(found[_name(name)])) for name, leaf in leaves])
+
+
+def _by_name(model: Model) -> dict[str, Any]:
+    leaves = nnx.to_flat_state(model.params)
+    return {_name(path): leaf.get_value() for path, leaf in leaves}
+
+
+def _name(path: Any) -> str:
+    return ".".join(map(str, path))

@@ -1,0 +1,143 @@
+"""Weights that lie on several devices: read in parts, saved and restored across meshes."""
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from spec_jax import checkpoints
+from spec_jax.checkpoints.gguf_file import GgufFile
+from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
+from spec_jax.errors import CheckpointError
+from spec_jax.models.transformer import Model
+from spec_jax.sharding import Layout
+from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write_gguf
+
+SHAPE = CONFIG | {"vocab_size": 272}  # 8 divides it, as it does the MLP's 24
+
+
+def on(ways: int):
+    layout = Layout.tensor_parallel(ways)
+    return lambda config: layout.place("target", config.axis_sizes)
+
+
+def arrays(model: Model) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(model.params)]
+
+
+def same(one: Model, other: Model) -> bool:
+    pairs = zip(arrays(one), arrays(other), strict=True)
+    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in pairs)
+
+
+@pytest.fixture(params=["directory", "gguf"])
+def source(request, tmp_path):
+    tensors = llama_tensors(SHAPE)
+    if request.param == "directory":
+        return write_directory(tmp_path / "tiny", SHAPE, tensors)
+    return write_gguf(tmp_path / "tiny.gguf", SHAPE, tensors)
+
+
+@pytest.mark.parametrize("ways", [2, 8])
+def test_a_sharded_model_holds_the_same_weights(source, ways):
+    whole = checkpoints.load(source).model
+    parts = checkpoints.load(source, place=on(ways)).model
+    assert same(whole, parts)
+    gate = parts.params["blocks"][0]["mlp"]["gate"]["weight"].get_value()
+    assert gate.addressable_shards[0].data.shape == (16, 24 // ways)
+
+
+@pytest.mark.parametrize("kind", [SafetensorsFiles, GgufFile])
+def test_only_the_parts_of_this_process_are_read(kind, tmp_path, monkeypatch):
+    """As one of eight processes would: no read asks for more than its own devices hold."""
+    tensors = llama_tensors(SHAPE)
+    if kind is SafetensorsFiles:
+        source = write_directory(tmp_path / "tiny", SHAPE, tensors)
+    else:
+        source = write_gguf(tmp_path / "tiny.gguf", SHAPE, tensors)
+    sizes: dict[str, int] = {}
+    read = kind.read
+
+    def counted(self, name, part=()):
+        found = read(self, name, part)
+        sizes[name] = max(sizes.get(name, 0), found.size)
+        return found
+
+    monkeypatch.setattr(kind, "read", counted)
+    checkpoints.load(source, place=on(8))
+    cut = {"gate_proj": "ffn_gate", "down_proj": "ffn_down", "embed_tokens": "token_embd"}
+    for name, tensor in tensors.items():
+        for ours, theirs in cut.items():
+            if ours in name:
+                (found,) = (
+                    size
+                    for stored, size in sizes.items()
+                    if (theirs if kind is GgufFile else name) in stored
+                    and (kind is SafetensorsFiles or _layer(stored) == _layer(name))
+                )
+                assert found == tensor.size // 8, name
+
+
+def _layer(name: str) -> str:
+    return next((part for part in name.split(".") if part.isdigit()), "")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_orbax_moves_a_model_from_mesh_to_mesh(source, dtype, tmp_path):
+    before = checkpoints.load(source, dtype=dtype, place=on(8))
+    checkpoints.save(before, tmp_path / "eight")
+    four = checkpoints.load(tmp_path / "eight", dtype=dtype, place=on(4))
+    checkpoints.save(four, tmp_path / "four")
+    one = checkpoints.load(tmp_path / "four", dtype=dtype)
+    assert same(before.model, four.model) and same(before.model, one.model)
+    assert one.model.config == before.model.config
+    assert {leaf.dtype.name for leaf in arrays(one.model)} == {dtype}
+    text = "the thin man's inn <|im_end|>"
+    assert one.tokenizer.encode(text) == before.tokenizer.encode(text)
+    assert one.eos_token_ids == before.eos_token_ids
+    messages = [{"role": "user", "content": "hi"}]
+    expected = before.tokenizer.apply_chat_template(messages)
+    assert one.tokenizer.apply_chat_template(messages) == expected
+
+
+def test_orbax_converts_the_dtype(source, tmp_path):
+    before = checkpoints.load(source)
+    checkpoints.save(before, tmp_path / "saved")
+    after = checkpoints.load(tmp_path / "saved", dtype="bfloat16", place=on(2)).model
+    for one, other in zip(arrays(before.model), arrays(after), strict=True):
+        assert np.array_equal(one.astype(ml_dtypes.bfloat16), other)
+
+
+def test_nothing_is_overwritten(source, tmp_path):
+    checkpoint = checkpoints.load(source)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="there exists; choose a new directory"):
+        checkpoints.save(checkpoint, tmp_path / "there")
+    assert [file.name for file in (tmp_path / "there").iterdir()] == ["notes.txt"]
+
+
+def test_damaged_directories_are_refused(source, tmp_path):
+    checkpoints.save(checkpoints.load(source), tmp_path / "saved")
+    manifest = tmp_path / "saved" / "spec_jax.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"version": 1', '"version": 2'))
+    with pytest.raises(CheckpointError, match="of version 2; this spec-jax reads 1"):
+        checkpoints.load(tmp_path / "saved")
+    manifest.write_text(text.replace('"embed_size": 16', '"embed_size": 24'))
+    with pytest.raises(CheckpointError, match="Orbax cannot restore it"):
+        checkpoints.load(tmp_path / "saved")
+    manifest.write_text(text.replace('"mlp_size"', '"mlp"'))
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoints.load(tmp_path / "saved")
+
+
+def test_random_weights_do_not_depend_on_the_mesh(source):
+    config = checkpoints.load(source).model.config
+    placement = on(8)(config)
+    spread = Model.random(config, seed=3, placement=placement)
+    plain = Model.random(config, seed=3)
+    for one, other in zip(arrays(plain), arrays(spread), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    gate = spread.params["blocks"][0]["mlp"]["gate"]["weight"].get_value()
+    assert gate.addressable_shards[0].data.shape == (16, 3)
