@@ -7,8 +7,8 @@ usage() {
 usage: launch/gpu_local.sh [--dry-run] COMMAND [options of `spec-jax COMMAND`]
 
 Runs spec-jax on all GPUs of this machine, laid out as sharding/gpu-N.toml says for their number N.
-CUDA_VISIBLE_DEVICES chooses fewer. The first run installs CUDA 12 beside JAX, a download of some
-3 GB; the machine has to bring the driver alone, version 525 or newer. Later options win:
+CUDA_VISIBLE_DEVICES chooses fewer. The first run downloads CUDA 12, which is large; the machine has
+to bring the driver alone, version 525 or newer. Later options win, for example:
 
   launch/gpu_local.sh generate "Hello" --target org/name
   CUDA_VISIBLE_DEVICES=0,1 launch/gpu_local.sh generate "Hello" --target org/name
