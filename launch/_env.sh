@@ -1,14 +1,20 @@
 # shellcheck shell=bash
 # Sourced by the scripts beside it, under `set -euo pipefail`. `ensure_env` leaves a working .venv
 # in the checkout, whatever was there before: a first run installs, later runs only check and need
-# no network. Sets ROOT (the checkout) and VENV. The variable PYTHON, if set, names the Python to
-# build on.
+# no network. `bash launch/_env.sh [cuda|tpu]` does this and nothing else. Sets ROOT (the checkout),
+# VENV and CACHE. The variable PYTHON, if set, names the Python to build on.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
 STAMP="$VENV/.installed"       # what the environment was built from; written last
 UNFINISHED="$VENV/.installing" # present from before the first package until after the last
 EXTRAS="test"                  # small beside JAX, so one environment serves every script
+DRY_RUN=""                     # a script that is asked for a dry run sets it
+
+# Compiled programs are kept between runs, so that only the first one waits for the compiler. Not
+# exported, as the tests have a cache of their own.
+# shellcheck disable=SC2034 # the scripts use it
+CACHE="JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME-}/.cache}/spec-jax/xla}"
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0 # a user's pip.conf may ask for --user
 unset PYTHONHOME
@@ -17,6 +23,39 @@ say() { printf 'spec-jax: %s\n' "$*" >&2; }
 die() {
   say "$*"
   exit 1
+}
+
+# Prints a command as one line that can be pasted into a shell.
+show() {
+  local line
+  printf -v line '%q ' "$@"
+  printf '%s\n' "${line% }"
+}
+
+# Runs a command; in a dry run only prints it.
+run() { if [ -n "$DRY_RUN" ]; then show "$@"; else "$@"; fi; }
+
+# The same for the last command, which takes the script's place.
+finish() { if [ -n "$DRY_RUN" ]; then show "$@"; else exec "$@"; fi; }
+
+need() { # VARIABLE WHAT-IT-IS
+  [ -n "${!1-}" ] || die "the variable $1 is not set; it names $2 (--help shows an example)"
+}
+
+# Prints the path of sharding/PREFIX-N-SUFFIX.toml, without the dashes.
+layout() { # PREFIX N [SUFFIX]
+  local file n known=""
+  for file in "$ROOT/sharding/$1"*"${3-}.toml"; do
+    n="${file#"$ROOT/sharding/$1"}"
+    n="${n%"${3-}.toml"}"
+    case "$n" in '' | *[!0-9]*) continue ;; esac
+    known="$known $n"
+    if [ "$n" = "$2" ]; then
+      printf '%s\n' "$file"
+      return
+    fi
+  done
+  die "no layout for N = '$2': there is sharding/$1N${3-}.toml for N =$known"
 }
 
 # A candidate must run and be in range: a version manager's shims can exist and still fail.
@@ -89,13 +128,20 @@ usable() { # FINGERPRINT-NOW FINGERPRINT-BUILT
     "$VENV/bin/python" -m pip --version >/dev/null 2>&1
 }
 
-ensure_env() {
+ensure_env() { # [EXTRA]
   local now built
+  if [ -n "$DRY_RUN" ]; then
+    show bash "$ROOT/launch/_env.sh" ${1+"$1"}
+    return
+  fi
   # Two scripts started together must not install into one directory at once.
   if command -v flock >/dev/null; then
     exec 9>"$ROOT/.venv.lock"
     flock --nonblock 9 || { say "waiting for another script to set up .venv" && flock 9; }
   fi
+  # Extras only add up, or scripts that need different ones would reinstall in turns.
+  [ ! -f "$VENV/.extras" ] || EXTRAS="$(cat "$VENV/.extras")"
+  case ",$EXTRAS," in *",${1-test},"*) ;; *) EXTRAS="$EXTRAS,$1" ;; esac
   now="$(fingerprint)" || now=""
   built="$(cat "$STAMP" 2>/dev/null)" || built=""
   if [ -z "$now" ] || [ "$now" != "$built" ] || [ ! -x "$VENV/bin/spec-jax" ]; then
@@ -110,9 +156,15 @@ ensure_env() {
     rm -f "$STAMP"
     say "installing spec-jax and what it needs (once; a minute or two)"
     install -c constraints.txt -e ".[$EXTRAS]"
+    printf '%s\n' "$EXTRAS" >"$VENV/.extras"
     fingerprint >"$STAMP.new"
     mv "$STAMP.new" "$STAMP"
     rm -f "$UNFINISHED"
   fi
   exec 9>&- # or the lock would be held for as long as the command that follows runs
 }
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+  set -euo pipefail
+  ensure_env "$@"
+fi

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Decode on all hosts of a Cloud TPU slice, through gcloud.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: TPU_NAME=NAME ZONE=ZONE [PROJECT=ID] launch/tpu_vm.sh [--dry-run] COMMAND [options]
+
+Copies the last commit of this checkout to every host of a TPU slice, installs it there (a first run
+takes minutes) and runs `spec-jax COMMAND` on all of them in ~/spec-jax. Name the layout of the
+slice, for example:
+
+  export TPU_NAME=my-slice ZONE=us-west4-a
+  launch/tpu_vm.sh generate "Hello" --target org/name --layout sharding/tpu-v5e-16.toml
+  launch/tpu_vm.sh --dry-run ...  print the commands, run nothing
+  launch/tpu_vm.sh --help         this text
+
+gcloud wants its key in the agent to reach several hosts: ssh-add ~/.ssh/google_compute_engine.
+Ctrl-C ends the connection, not the hosts' work; end that with
+
+  gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='pkill -x spec-jax'
+TEXT
+}
+
+# shellcheck source=launch/_env.sh
+source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
+case "${1-}" in
+  -h | --help)
+    usage
+    exit
+    ;;
+  --dry-run)
+    DRY_RUN=yes
+    shift
+    ;;
+esac
+
+need TPU_NAME "the TPU VM"
+need ZONE "its zone"
+[ $# -gt 0 ] || die "no command given; --help shows an example"
+slice=(--worker=all --zone="$ZONE" ${PROJECT:+--project="$PROJECT"})
+archive="$ROOT/.cache/spec-jax.tgz"
+
+# Runs on each host. Its image may come with an older Python; uv brings one that is new enough.
+# shellcheck disable=SC2016 # the host expands it
+remote='set -e
+mkdir -p spec-jax
+tar -xzf spec-jax.tgz -C spec-jax
+cd spec-jax
+if ! python3 -c "import sys; sys.exit(sys.version_info < (3, 11))"; then
+  python3 -m pip install --quiet --user uv
+  python3 -m uv python install --quiet 3.12
+  export PYTHON="$(python3 -m uv python find 3.12)"
+fi
+bash launch/_env.sh tpu
+export JAX_COMPILATION_CACHE_DIR=~/.cache/spec-jax/xla
+exec .venv/bin/spec-jax'"$(printf ' %q' "$@")"' </dev/null'
+
+run mkdir -p "$ROOT/.cache"
+run git -C "$ROOT" archive --format=tar.gz --output="$archive" HEAD
+run gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:" "${slice[@]}"
+finish gcloud compute tpus tpu-vm ssh "$TPU_NAME" "${slice[@]}" --command="$remote"

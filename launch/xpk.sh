@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Decode on a TPU slice of a GKE cluster, as a workload of xpk.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: CLUSTER=NAME IMAGE=IMAGE [VARIABLE=VALUE ...] launch/xpk.sh [--dry-run] COMMAND [options]
+
+Submits `spec-jax COMMAND` to run on all hosts of a TPU slice. Variables:
+
+  CLUSTER   the cluster, made by `xpk cluster create`
+  IMAGE     a container image of this checkout; see the head of launch/gke_jobset.yaml
+  WORKLOAD  what to call the workload (spec-jax); a name serves once
+  TPU_TYPE  the kind of slice in xpk's words (v5litepod-16); for another one name its layout too
+  PROJECT, ZONE  where the cluster is, if not as `gcloud config` says
+  JAX_COMPILATION_CACHE_DIR  where compiled programs are kept (/tmp/spec-jax/xla in the container)
+
+For example:
+
+  CLUSTER=my-cluster IMAGE=gcr.io/my-project/spec-jax launch/xpk.sh generate "Hello" --target org/name
+  TPU_TYPE=v6e-8 ... launch/xpk.sh generate ... --layout sharding/tpu-v6e-8.toml
+  launch/xpk.sh --dry-run ...  print the command, run nothing
+  launch/xpk.sh --help         this text
+TEXT
+}
+
+# shellcheck source=launch/_env.sh
+source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
+case "${1-}" in
+  -h | --help)
+    usage
+    exit
+    ;;
+  --dry-run)
+    DRY_RUN=yes
+    shift
+    ;;
+esac
+
+need CLUSTER "the GKE cluster"
+need IMAGE "a container image of this checkout"
+[ $# -gt 0 ] || die "no command given; --help shows an example"
+layout=sharding/tpu-v5e-16.toml # in the image
+case "$1" in generate | chat | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac
+
+printf -v command ' %q' "$@"
+finish xpk workload create --cluster="$CLUSTER" --workload="${WORKLOAD:-spec-jax}" \
+  --tpu-type="${TPU_TYPE:-v5litepod-16}" --docker-image="$IMAGE" \
+  ${PROJECT:+--project="$PROJECT"} ${ZONE:+--zone="$ZONE"} \
+  --env="JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-/tmp/spec-jax/xla}" \
+  --command="spec-jax$command"
