@@ -92,8 +92,8 @@ def drafter(method: str, draft: Model):
     }[method]()
 
 
-def decode(method, verification, target, draft):
-    """Greedy and sampled tokens of one prompt, and of four at once."""
+def decode(method, verification, target, draft, batches):
+    """Greedy and sampled tokens of the first prompts, in batches of these sizes."""
     propose = drafter(method, draft)
     engine = Engine(target, propose, Constant(propose.lookahead), verification, max_model_len=256)
     rng = np.random.default_rng(0)
@@ -102,31 +102,32 @@ def decode(method, verification, target, draft):
     for temperature in (0.0,) if verification == "greedy" else (0.0, 0.8):
         params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=temperature, top_p=0.9)
         requests = [request(prompt, params, seed=i) for i, prompt in enumerate(prompts)]
-        for group in (requests[:1], requests):
+        for group in (requests[:size] for size in batches):
             found.append(completions(finish(engine.start(group)), group))
     return found
 
 
-ALONE = functools.cache(lambda method, verification: decode(method, verification, TARGET, DRAFT))
 METHODS = [
     (method, verification)
     for method in ("draft_model", "prompt_lookup", "none")
     for verification in ("token", "greedy")
 ]
-QUICK = set(zip(MESHES, METHODS, strict=True))
-"""Every mesh once and every one of them once; the rest of the grid is slow."""
+ALONE = functools.cache(functools.partial(decode, target=TARGET, draft=DRAFT))
 
 
-@pytest.mark.parametrize(
-    ("mesh", "method", "verification"),
-    [
-        pytest.param(mesh, *each, marks=() if (mesh, each) in QUICK else pytest.mark.slow)
-        for each in METHODS
-        for mesh in MESHES
-    ],
-)
-def test_tokens_are_those_of_one_device(mesh, method, verification):
-    assert decode(method, verification, *placed(mesh)) == ALONE(method, verification)
+@pytest.mark.parametrize(("mesh", "how"), zip(MESHES, METHODS, strict=True))
+def test_tokens_are_those_of_one_device(mesh, how):
+    """Every mesh and every way of decoding once."""
+    target, draft = placed(mesh)
+    assert decode(*how, target, draft, (4,)) == ALONE(*how, batches=(4,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", METHODS)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_tokens_are_those_of_one_device_in_the_whole_grid(mesh, how):
+    target, draft = placed(mesh)
+    assert decode(*how, target, draft, (1, 4)) == ALONE(*how, batches=(1, 4))
 
 
 @functools.cache
