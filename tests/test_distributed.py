@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import ml_dtypes
 import pytest
 
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUT = str(ROOT / "sharding" / "cpu-2x2.toml")
+SPEC_JAX = (sys.executable, "-m", "spec_jax")
 CONFIG_LONG = CONFIG | {"max_position_embeddings": 4096}
 
 
@@ -32,7 +34,7 @@ def prompts(tmp_path_factory) -> str:
     return str(path)
 
 
-def start(number: int, count: int, port: int, *arguments: str) -> subprocess.Popen[str]:
+def start(number: int, count: int, port: int, *arguments: str, command=SPEC_JAX):
     own = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(count),
@@ -40,7 +42,7 @@ def start(number: int, count: int, port: int, *arguments: str) -> subprocess.Pop
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "spec_jax", *arguments],
+        [*command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -90,7 +92,7 @@ def test_two_processes_say_what_one_says(together, model, prompts, sampled):
     silence, other_errors = second.communicate(timeout=20)
     assert (first.returncode, second.returncode) == (0, 0), errors + other_errors
     assert silence == ""
-    command = [sys.executable, "-m", "spec_jax", "generate", "--target", model, *wanted]
+    command = [*SPEC_JAX, "generate", "--target", model, *wanted]
     alone = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     ids = [[each["token_ids"] for each in records(text)] for text in (results, alone.stdout)]
     assert len(ids[0]) == 20 and ids[0] == ids[1]
@@ -142,10 +144,58 @@ def test_a_dead_process_always_ends_the_other(together, model, victim):
 )
 def test_a_start_that_cannot_work_says_what_would(model, variables, message):
     result = subprocess.run(
-        [sys.executable, "-m", "spec_jax", *generate(model, "the inn")],
+        [*SPEC_JAX, *generate(model, "the inn")],
         capture_output=True,
         text=True,
         cwd=ROOT,
         env=os.environ | variables,
     )
     assert result.returncode == 2 and message in result.stderr
+
+
+WIDE = CONFIG | {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "num_hidden_layers": 8,
+    "vocab_size": 8192,
+}
+MEASURE = """
+import resource, sys
+from pathlib import Path
+import jax
+from spec_jax import checkpoints, distributed
+from spec_jax.sharding import Layout
+
+layout = Layout.read(sys.argv[2])
+distributed.start(layout)
+place = lambda config: layout.place("target", config.axis_sizes)
+checkpoints.load(sys.argv[3], dtype="bfloat16", place=place)  # what loading imports is no weight
+status = Path("/proc/self/status").read_text()
+before = next(int(l.split()[1]) for l in status.splitlines() if l.startswith("VmRSS"))
+model = checkpoints.load(sys.argv[1], dtype="bfloat16", place=place).model
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+leaves = jax.tree.leaves(model.params)
+own = sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards)
+print(peak * 1024, own, max(leaf.nbytes for leaf in leaves), sum(leaf.nbytes for leaf in leaves))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it tells this process's memory")
+def test_no_process_holds_the_whole_model(tmp_path, model):
+    tensors = llama_tensors(WIDE, ml_dtypes.bfloat16)
+    path = write_directory(tmp_path / "wide", WIDE, tensors)
+    layout = tmp_path / "across.toml"
+    text = (ROOT / "sharding" / "cpu-2x2.toml").read_text()
+    layout.write_text(text.replace("data = 2\nmodel = 2", "data = 1\nmodel = 4"))
+    command = [sys.executable, "-c", MEASURE, str(path), str(layout), model]
+    port = free_port()
+    processes = [start(i, 2, port, command=command) for i in range(2)]
+    for process in processes:
+        out, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        peak, own, largest, whole = map(int, out.splitlines()[-1].split())
+        assert own < 0.51 * whole
+        assert peak < 1.5 * own + largest, (peak, own, largest, whole)

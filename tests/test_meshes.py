@@ -115,7 +115,7 @@ METHODS = [
 ALONE = functools.cache(functools.partial(decode, target=TARGET, draft=DRAFT))
 
 
-@pytest.mark.parametrize(("mesh", "how"), zip(MESHES, METHODS, strict=True))
+@pytest.mark.parametrize(("mesh", "how"), [*zip(MESHES, METHODS, strict=True)])
 def test_tokens_are_those_of_one_device(mesh, how):
     """Every mesh and every way of decoding once."""
     target, draft = placed(mesh)
