@@ -8,12 +8,14 @@ if TYPE_CHECKING:
     from spec_jax.errors import (
         CheckpointError,
         ConfigError,
+        DisagreementError,
         RequestError,
         SpecJaxError,
         VocabularyMismatchError,
     )
     from spec_jax.llm import LLM
     from spec_jax.outputs import RequestOutput, SpeculativeMetrics, StreamChunk, Usage
+    from spec_jax.sharding import Layout
 
 __version__ = "0.1.0"
 
@@ -21,6 +23,8 @@ __all__ = [
     "LLM",
     "CheckpointError",
     "ConfigError",
+    "DisagreementError",
+    "Layout",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
@@ -35,7 +39,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used: JAX takes seconds, a usage error must not."""
-    for module in ("config", "errors", "outputs", "llm"):
+    for module in ("config", "errors", "outputs", "sharding", "llm"):
         if name in __all__ and hasattr(
             found := importlib.import_module(f"spec_jax.{module}"), name
         ):
