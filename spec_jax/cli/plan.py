@@ -184,7 +184,7 @@ def _compiled(section: Section) -> dict[str, str]:
     }
 
 
-def _gib(count: float) -> str:
+def _gib(count: int | float) -> str:
     return f"{count / 2**30:.2f}"
 
 

@@ -1,6 +1,5 @@
 """Models and states that are shapes and shardings, without a byte of data."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -55,10 +54,7 @@ def abstract_cache(model: Model, batch: int, capacity: int, dtype: DTypeLike) ->
             dtype=dtype,
         )
     )
-    axes = {4: ("batch", "kv_heads", "length", None), 1: ("batch",)}
-    return jax.tree.map(
-        lambda leaf: _placed(model.placement, leaf.shape, leaf.dtype, *axes[leaf.ndim]), cache
-    )
+    return jax.tree.map(lambda leaf: _placed(model, leaf), cache)
 
 
 def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Bucket:
@@ -77,10 +73,13 @@ def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Buck
 
 def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> DecodeState:
     """What an engine's decoding program takes and gives back."""
-    rows = {"tokens": shapes.capacity, "stop_token_ids": shapes.stops}
-    arrays = {name: _rows(target, (shapes.batch, size)) for name, size in rows.items()}
-    arrays |= {name: _rows(target, (shapes.batch,)) for name in ("lengths", "max_lengths")}
-    arrays["keys"] = _rows(target, (shapes.batch, 2), jnp.uint32)
+    arrays = {
+        "tokens": _rows(target, shapes.batch, shapes.capacity),
+        "lengths": _rows(target, shapes.batch),
+        "max_lengths": _rows(target, shapes.batch),
+        "stop_token_ids": _rows(target, shapes.batch, shapes.stops),
+        "keys": _rows(target, shapes.batch, 2, dtype=jnp.uint32),
+    }
     lookahead = Constant(drafter.lookahead)
     state = jax.eval_shape(
         lambda target, drafter, arrays: loop.start(
@@ -90,25 +89,22 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> Decode
         drafter,
         arrays,
     )
-    cache, own = (
-        abstract_cache(model, shapes.batch, shapes.capacity, like.keys[0].dtype)
-        for model, like in ((target, state.cache), (drafter.model, state.drafter))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _placed(drafter.model if path[0].name == "drafter" else target, leaf),
+        state,
     )
-    rest = dataclasses.replace(state, cache=None, drafter=None)
-    rest = jax.tree.map(lambda leaf: _rows(target, leaf.shape, leaf.dtype), rest)
-    return dataclasses.replace(rest, cache=cache, drafter=own)
 
 
 def abstract_sampling(target: Model, batch: int) -> BatchSampling:
     """The parameters of a batch."""
     vocab = target.config.vocab_size
     arrays = jax.eval_shape(lambda: BatchSampling.stack([SamplingParams()] * batch, vocab))
-    return jax.tree.map(lambda leaf: _rows(target, leaf.shape, leaf.dtype), arrays)
+    return jax.tree.map(lambda leaf: _placed(target, leaf), arrays)
 
 
 def abstract_tokens(model: Model, batch: int, tokens: int) -> jax.ShapeDtypeStruct:
     """The tokens of one call."""
-    return _rows(model, (batch, tokens))
+    return _rows(model, batch, tokens)
 
 
 def bytes_per_chip(tree: Any) -> int:
@@ -119,18 +115,16 @@ def bytes_per_chip(tree: Any) -> int:
     )
 
 
-def _rows(
-    model: Model, shape: tuple[int, ...], dtype: DTypeLike = jnp.int32
-) -> jax.ShapeDtypeStruct:
-    """An array whose first dimension is the batch."""
-    return _placed(model.placement, shape, dtype, "batch", *(None,) * (len(shape) - 1))
+def _rows(model: Model, *shape: int, dtype: DTypeLike = jnp.int32) -> jax.ShapeDtypeStruct:
+    return _placed(model, jax.ShapeDtypeStruct(shape, dtype))
 
 
-def _placed(
-    placement: Placement | None, shape: tuple[int, ...], dtype: DTypeLike, *axes: str | None
-) -> jax.ShapeDtypeStruct:
-    assert placement is not None  # plans are made for layouts
-    return _struct(shape, dtype, placement.sharding(*axes))
+def _placed(model: Model, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """A batch's array where a run has it: cache entries, which alone have four axes, or rows."""
+    assert model.placement is not None  # plans are made for layouts
+    entries = ("batch", "kv_heads", "length", None)
+    axes = entries if leaf.ndim == 4 else ("batch", *(None,) * (leaf.ndim - 1))
+    return _struct(leaf.shape, leaf.dtype, model.placement.sharding(*axes))
 
 
 def _struct(

@@ -129,18 +129,18 @@ class Call:
 
     def terms(self, platform: str | None, chip: Chip) -> Terms:
         """The parts of its time on a chip."""
+        latency = transfer = 0.0
+        for each in self.exchanges:
+            latency += each.count * exchange_latency(platform, chip, each.ways)
+            # Each byte is sent once to be summed and once to be spread.
+            sent = 2 * (each.ways - 1) / each.ways * each.bytes
+            transfer += each.count * sent / chip.link
         return Terms(
             weights=self.weight_bytes_read / chip.bandwidth,
             cache=self.cache_bytes / chip.bandwidth,
             compute=self.flops / chip.flops,
-            latency=sum(
-                each.count * exchange_latency(platform, chip, each.ways) for each in self.exchanges
-            ),
-            transfer=sum(
-                # Each byte is sent once to be summed and once to be spread.
-                each.count * 2 * (each.ways - 1) / each.ways * each.bytes / chip.link
-                for each in self.exchanges
-            ),
+            latency=latency,
+            transfer=transfer,
         )
 
 
