@@ -1,7 +1,6 @@
 """`spec-jax plan`: what a target and its draft will take on a layout."""
 
 import contextlib
-import json
 from collections.abc import Callable
 
 import jax
@@ -39,10 +38,11 @@ def run(options: PlanOptions) -> int:
             compile=options.compile,
             on_progress=screen.progress,
         )
-    if options.json:
-        print(json.dumps(plan.as_dict()))
-    else:
-        _print(plan)
+        if options.json:
+            screen.record(plan.as_dict())
+        else:
+            screen.settle()
+            _print(plan)
     return 0
 
 
@@ -133,6 +133,8 @@ def _verdicts(plan: Plan) -> list[str]:
         verdict = "fits" if plan.fits else "does not fit"
         taken = "more than" if memory is None else f"{_gib(memory)} of"
         lines.append(f"It {verdict}: a round takes {taken} {_gib(chip.memory)} GiB.")
+    if plan.round.program and plan.round.program.refusal:
+        lines.append(f"The compiler refuses the round: {plan.round.program.refusal}")
     rounds = f"{plan.tokens_per_round:.2f} tokens a round if {plan.acceptance:g} are accepted"
     if plan.speedup is not None and plan.best is not None:
         best, most = plan.best

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import ConfigError
 from spec_jax.planning import make_plan
 from spec_jax.planning.hlo import by_kind
@@ -13,7 +14,8 @@ from spec_jax.sharding import Layout
 from tests.planning.shapes import VOCAB, shape, whole_caches
 
 pytestmark = pytest.mark.tpu
-SHARDING = Path(__file__).parents[2] / "sharding"
+ROOT = Path(__file__).parents[2]
+SHARDING, CHECKPOINTS = ROOT / "sharding", ROOT / "checkpoints"
 
 
 @pytest.mark.parametrize("file", sorted(SHARDING.glob("tpu-*.toml")), ids=lambda file: file.stem)
@@ -52,3 +54,14 @@ def test_an_unknown_topology():
     odd = dataclasses.replace(layout, chip=dataclasses.replace(layout.chip, topology="v6e:3x5x7"))
     with pytest.raises(ConfigError, match="libtpu knows no topology 'v6e:3x5x7'"):
         make_plan(shape(), shape(), odd, compile=True)
+
+
+def test_weights_are_not_copied_before_the_loop():
+    """Layers of Chinchilla's size: a copy of any weight of each would show."""
+    recipes = (f"chinchilla-{name}.toml" for name in ("70b", "draft-4b"))
+    target, draft = (read_shape(CHECKPOINTS / recipe) for recipe in recipes)
+    target = dataclasses.replace(target, config=dataclasses.replace(target.config, num_layers=8))
+    draft = dataclasses.replace(draft, config=dataclasses.replace(draft.config, num_layers=2))
+    found = make_plan(target, draft, Layout.read(SHARDING / "tpu-v4-16.toml"), compile=True)
+    computed = found.round.weight_bytes + found.round.cache_bytes
+    assert found.round.memory_bytes == pytest.approx(computed, rel=0.1)
