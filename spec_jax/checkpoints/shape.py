@@ -1,0 +1,67 @@
+"""What shape a model has, without its weights."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_jax.checkpoints.files import read_json
+from spec_jax.checkpoints.gguf_file import GgufFile
+from spec_jax.checkpoints.recipe import Published, Recipe
+from spec_jax.checkpoints.reference import locate
+from spec_jax.errors import CheckpointError
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.registry import family_of_gguf, family_of_hf
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model as a plan sees it.
+
+    Attributes:
+      name: what to call it in messages.
+      config: its shape.
+      published: what its recipe says of its speed elsewhere, if anything.
+    """
+
+    name: str
+    config: TransformerConfig
+    published: Published | None = None
+
+
+def read_shape(
+    reference: str | os.PathLike[str], *, on_progress: Callable[[str], object] | None = None
+) -> Shape:
+    """Reads a model's config and nothing else of it.
+
+    Args:
+      reference: a Hugging Face directory, of which config.json suffices, a .gguf file, a recipe
+        (.toml), or a hub id `org/name[@revision]`, of which only config.json is fetched.
+      on_progress: called with a line of text before each step that takes time.
+
+    Raises:
+      CheckpointError: it is missing, damaged, or of an architecture that is not supported.
+    """
+    name, path = locate(reference, on_progress or (lambda line: None), config_only=True)
+    published = None
+    if Path(reference).suffix == ".toml":
+        recipe = Recipe.read(Path(reference).expanduser())
+        published = recipe.published
+        if recipe.shape is not None:
+            return Shape(name, recipe.shape, published)
+    try:
+        return Shape(name, _of_directory(path) if path.is_dir() else _of_gguf(path), published)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+
+
+def _of_directory(path: Path) -> TransformerConfig:
+    config = read_json(path / "config.json")
+    return family_of_hf(config.get("model_type")).config_from_hf(config)
+
+
+def _of_gguf(path: Path) -> TransformerConfig:
+    file = GgufFile(path)
+    family = family_of_gguf(file.metadata.get("general.architecture"))
+    assert family.config_from_gguf  # it has an architecture's name
+    return family.config_from_gguf(file.metadata, file)

@@ -1,0 +1,194 @@
+"""`spec-jax plan`: what a target and its draft will take on a layout."""
+
+import contextlib
+from collections.abc import Callable
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from spec_jax.checkpoints.shape import read_shape
+from spec_jax.cli.plan_arguments import PlanOptions
+from spec_jax.cli.screen import Screen
+from spec_jax.planning import Plan, Replicated, Section, make_plan
+from spec_jax.sharding import Layout
+
+WIDTH = 100
+"""Columns of the tables where there is no terminal to fit."""
+
+
+def run(options: PlanOptions) -> int:
+    """Makes the plan and prints it; returns the exit code."""
+    layout = Layout.read(options.layout)
+    _choose_devices(layout, compile=options.compile)
+    with Screen(json_lines=options.json) as screen:
+        target, draft = (
+            read_shape(reference, on_progress=screen.progress)
+            for reference in (options.target, options.draft)
+        )
+        plan = make_plan(
+            target,
+            draft,
+            layout,
+            num_speculative_tokens=options.num_speculative_tokens,
+            acceptance=options.acceptance,
+            batch=options.batch,
+            context=options.context,
+            dtype=options.dtype,
+            compile=options.compile,
+            on_progress=screen.progress,
+        )
+        if options.json:
+            screen.record(plan.as_dict())
+        else:
+            screen.settle()
+            _print(plan)
+    return 0
+
+
+def _choose_devices(layout: Layout, *, compile: bool) -> None:
+    """Leaves the machine's accelerators alone, since a plan only compiles, and for GPUs only."""
+    if not (compile and layout.platform == "gpu"):
+        jax.config.update("jax_platforms", "cpu")
+    if compile and layout.platform == "cpu":
+        with contextlib.suppress(RuntimeError):  # too late: JAX has its devices already
+            jax.config.update("jax_num_cpu_devices", layout.size)
+
+
+def _print(plan: Plan) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    chip = f" of {plan.layout.chip.name}" if plan.layout.chip else ""
+    console.print(
+        f"{plan.target.name} with {plan.draft.name} on {plan.layout.name}: "
+        f"{plan.layout.size} devices{chip}, {plan.dtype}, batch {plan.batch}, "
+        f"{plan.capacity} cache entries a row, K = {plan.num_speculative_tokens}",
+        style="bold",
+        markup=False,
+    )
+    console.print("Figures are for one device.\n")
+    console.print(_sections(plan))
+    console.print()
+    for line in _verdicts(plan):
+        console.print(line, markup=False)
+
+
+def _sections(plan: Plan) -> Table:
+    sections = {
+        "target call": plan.target_call,
+        f"scoring {plan.num_speculative_tokens + 1}": plan.scoring,
+        "draft step": plan.draft_step,
+        "round": plan.round,
+    }
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("", style="dim", no_wrap=True)
+    for name in sections:
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def row(label: str, of: Callable[[Section], str]) -> None:
+        cells = [of(section) for section in sections.values()]
+        if any(cells):
+            table.add_row(label, *cells)
+
+    row("weights, GiB", lambda s: _gib(s.weight_bytes))
+    row("caches, GiB", lambda s: _gib(s.cache_bytes))
+    row("memory, computed, GiB", lambda s: _gib(s.weight_bytes + s.cache_bytes))
+    row("memory, compiled, GiB", lambda s: _compiled_memory(s))
+    row("  of it temporary, GiB", lambda s: _gib(s.program.temporary_bytes) if s.program else "")
+    row("all-reduces, computed", lambda s: str(s.collectives.get("all-reduce", 0)))
+    row("  bytes summed, KiB", lambda s: f"{s.collective_bytes / 2**10:.0f}")
+    for kind in sorted({kind for section in sections.values() for kind in _compiled(section)}):
+        row(f"{kind}, compiled", lambda s, kind=kind: _compiled(s).get(kind, ""))
+    if plan.round.terms is None:
+        return table
+    table.add_section()
+    for name, label in _TERMS.items():
+        row(label, lambda s, name=name: _ms(getattr(s.terms, name)))
+    row("projection, ms", lambda s: _ms(s.seconds))
+    published = {id(plan.target_call): plan.target, id(plan.draft_step): plan.draft}
+
+    def measured(section: Section) -> str:
+        shape = published.get(id(section))
+        return f"{shape.published.ms_per_token:g}" if shape and shape.published else ""
+
+    row("published, ms", measured)
+    return table
+
+
+_TERMS = {
+    "weights": "reading weights, ms",
+    "cache": "reading caches, ms",
+    "compute": "arithmetic meanwhile, ms",
+    "latency": "all-reduces, hops, ms",
+    "transfer": "all-reduces, bytes, ms",
+}
+
+
+def _verdicts(plan: Plan) -> list[str]:
+    """What the table means."""
+    lines = []
+    chip, memory = plan.layout.chip, plan.round.memory_bytes
+    if plan.fits is not None and chip is not None:
+        verdict = "fits" if plan.fits else "does not fit"
+        taken = "more than" if memory is None else f"{_gib(memory)} of"
+        lines.append(f"It {verdict}: a round takes {taken} {_gib(chip.memory)} GiB.")
+    if plan.round.program and plan.round.program.refusal:
+        lines.append(f"The compiler refuses the round: {plan.round.program.refusal}")
+    rounds = f"{plan.tokens_per_round:.2f} tokens a round if {plan.acceptance:g} are accepted"
+    if plan.speedup is not None and plan.best is not None:
+        best, most = plan.best
+        lines.append(
+            f"Projection: {rounds}, {plan.speedup:.2f} times as fast as plain decoding; "
+            f"best at K = {best}: {most:.2f} times."
+        )
+        lines.append(
+            "A projection is what memory, arithmetic and links take at least; sampling, "
+            "verification and whatever software adds are left out."
+        )
+    else:
+        lines.append(f"{rounds}. The layout has no figures of its chip: no time is projected.")
+    for name, shape in {"target": plan.target, "draft": plan.draft}.items():
+        if shape.published:
+            lines.append(f"Published for the {name}: {shape.published.source}.")
+    for role in ("target", "draft"):
+        found = [each for each in plan.replicated if each.role == role]
+        if found:
+            axes = ", ".join(f"{each.axis} ({each.size}: {_ways(each)})" for each in found)
+            lines.append(f"Not divisible as the layout asks, of the {role}: {axes}.")
+    if plan.compile_seconds is not None:
+        lines.append(f"Compiled in {plan.compile_seconds:.1f} s.")
+    return lines
+
+
+def _ways(each: Replicated) -> str:
+    cut = f"{each.ways} ways" if each.ways > 1 else "replicated"
+    return f"{cut} instead of {each.asked} ways"
+
+
+def _compiled_memory(section: Section) -> str:
+    if section.program is None:
+        return ""
+    return "too much" if section.memory_bytes is None else _gib(section.memory_bytes)
+
+
+def _compiled(section: Section) -> dict[str, str]:
+    """Kind -> count in the compiled program: `least - most` if conditionals decide."""
+    if section.program is None:
+        return {}
+    compiled = section.program.as_dict()
+    least, most = compiled["least_collectives"], compiled["collectives"]
+    return {
+        kind: str(most[kind])
+        if least.get(kind, 0) == most[kind]
+        else f"{least.get(kind, 0)} - {most[kind]}"
+        for kind in most
+    }
+
+
+def _gib(count: int | float) -> str:
+    return f"{count / 2**30:.2f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:.3f}"

@@ -1,0 +1,113 @@
+"""The flags of `spec-jax plan`. Imports no JAX."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from spec_jax.cli.arguments import _add_debug, _number, _Parser, _whole
+from spec_jax.config import DTYPES
+from spec_jax.errors import ConfigError, did_you_mean
+
+DTYPE, ACCEPTANCE, LOOKAHEAD = "bfloat16", 0.8, 4
+_REQUIRED = {
+    "target": "the target model with --target",
+    "draft": "the draft model with --draft",
+    "layout": "the layout with --layout, such as sharding/tpu-v4-16.toml",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """What `plan` was asked to do.
+
+    Attributes:
+      target: the target's reference.
+      draft: the draft's.
+      layout: a layout file.
+      compile: ask the compiler.
+      json: print one JSON object.
+      num_speculative_tokens: draft tokens of a round (K).
+      acceptance: the probability that a draft token is accepted.
+      batch: rows decoded together.
+      context: longest prompt and completion together; None is the target's own.
+      dtype: of weights and caches.
+    """
+
+    target: str
+    draft: str
+    layout: str
+    compile: bool = False
+    json: bool = False
+    num_speculative_tokens: int = LOOKAHEAD
+    acceptance: float = ACCEPTANCE
+    batch: int = 1
+    context: int | None = None
+    dtype: str = DTYPE
+
+
+def parse_plan(arguments: Sequence[str]) -> PlanOptions:
+    """Parses and checks the arguments of `plan`.
+
+    Raises:
+      ConfigError: an argument is missing, unknown, malformed or out of range.
+    """
+    parser = _Parser("plan", "--target REF --draft REF --layout FILE")
+    parser.epilog = (
+        "Every time is a projection from the layout's figures of the chip: what memory, arithmetic "
+        "and\nlinks take at least. No weights are read, and no accelerator is needed."
+    )
+    group = parser.add_argument_group("models")
+    reference = "a Hugging Face directory, a .gguf file, a recipe (.toml) or a hub id"
+    group.add_argument("--target", metavar="REF", help=f"target model: {reference}")
+    group.add_argument("--draft", metavar="REF", help="draft model, named like the target")
+    group.add_argument(
+        "--dtype",
+        metavar="|".join(DTYPES),
+        help=f"of weights and caches (default: {DTYPE})",
+    )
+    group = parser.add_argument_group("what to plan for")
+    group.add_argument("--layout", metavar="FILE", help="topology and sharding (sharding/*.toml)")
+    group.add_argument(
+        "--num-speculative-tokens",
+        type=_whole,
+        metavar="K",
+        help=f"tokens drafted in a round (default: {LOOKAHEAD})",
+    )
+    group.add_argument(
+        "--acceptance",
+        type=_number,
+        metavar="A",
+        help=f"probability that a drafted token is accepted (default: {ACCEPTANCE})",
+    )
+    group.add_argument(
+        "--batch", type=_whole, metavar="N", help="rows decoded together (default: 1)"
+    )
+    group.add_argument(
+        "--context",
+        type=_whole,
+        metavar="N",
+        help="longest prompt and completion together (default: the target's context)",
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile for the layout and show what the compiler says; for a TPU that takes the "
+        "extra tpu and no TPU",
+    )
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_debug(group)
+    given = parser.parse(arguments)
+    given.pop("debug", None)
+    for name, what in _REQUIRED.items():
+        if not given.get(name):
+            raise ConfigError(f"no {name} given; name {what}.")
+    options = PlanOptions(**given)
+    counts = ("num_speculative_tokens", "batch", "context")
+    for name in counts:
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; give at least 1.")
+    if not 0 <= options.acceptance <= 1:
+        raise ConfigError(f"acceptance is {options.acceptance}; give a probability in [0, 1].")
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"dtype is {options.dtype!r}.{did_you_mean(options.dtype, DTYPES)}")
+    return options

@@ -1,0 +1,133 @@
+"""Models and states that are shapes and shardings, without a byte of data."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
+
+from spec_jax.config import SamplingParams
+from spec_jax.decoding import loop
+from spec_jax.decoding.cache import KVCache
+from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.state import DecodeState
+from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.engine import Bucket, Engine, Request
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.sizes import abstract_transformer
+from spec_jax.models.transformer import Model, param_sharding
+from spec_jax.sharding import Layout, Placement
+
+
+def stand_ins(layout: Layout) -> Sequence[Any]:
+    """As many devices as the layout has, for its shardings alone: nothing can run on them."""
+    return jax.devices("cpu")[:1] * layout.size
+
+
+def abstract_model(config: TransformerConfig, dtype: DTypeLike, placement: Placement) -> Model:
+    """A model without weights."""
+    graphdef, params = nnx.split(abstract_transformer(config, dtype))
+    placed = []
+    for path, leaf in nnx.to_flat_state(params):
+        value, sharding = leaf.get_value(), param_sharding(placement, leaf)
+        placed.append((path, leaf.replace(_struct(value.shape, value.dtype, sharding))))
+    params = nnx.from_flat_state(placed)
+    return Model(graphdef=graphdef, params=params, config=config, placement=placement)
+
+
+def abstract_cache(model: Model, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
+    """The cache of a model, placed as it pins its own."""
+    config = model.config
+    cache = jax.eval_shape(
+        lambda: KVCache.zeros(
+            num_layers=config.num_layers,
+            batch=batch,
+            num_kv_heads=config.num_kv_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            dtype=dtype,
+        )
+    )
+    return jax.tree.map(lambda leaf: _placed(model, leaf), cache)
+
+
+def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Bucket:
+    """The static shapes that an engine would choose for rows that may fill the context."""
+    lookahead = Constant(drafter.lookahead)
+    engine = Engine(target, drafter, lookahead, "token", max_model_len=context)
+    request = Request(
+        prompt_token_ids=[0] * context,
+        sampling=SamplingParams(),
+        key=np.zeros((2,), np.uint32),
+        stop_token_ids=(),
+        max_length=context,
+    )
+    return engine.bucket([request] * batch)
+
+
+def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> DecodeState:
+    """What an engine's decoding program takes and gives back."""
+    arrays = {
+        "tokens": _rows(target, shapes.batch, shapes.capacity),
+        "lengths": _rows(target, shapes.batch),
+        "max_lengths": _rows(target, shapes.batch),
+        "stop_token_ids": _rows(target, shapes.batch, shapes.stops),
+        "keys": _rows(target, shapes.batch, 2, dtype=jnp.uint32),
+    }
+    lookahead = Constant(drafter.lookahead)
+    state = jax.eval_shape(
+        lambda target, drafter, arrays: loop.start(
+            target, drafter, lookahead, block=shapes.block, **arrays
+        ),
+        target,
+        drafter,
+        arrays,
+    )
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _placed(drafter.model if path[0].name == "drafter" else target, leaf),
+        state,
+    )
+
+
+def abstract_sampling(target: Model, batch: int) -> BatchSampling:
+    """The parameters of a batch."""
+    vocab = target.config.vocab_size
+    arrays = jax.eval_shape(lambda: BatchSampling.stack([SamplingParams()] * batch, vocab))
+    return jax.tree.map(lambda leaf: _placed(target, leaf), arrays)
+
+
+def abstract_tokens(model: Model, batch: int, tokens: int) -> jax.ShapeDtypeStruct:
+    """The tokens of one call."""
+    return _rows(model, batch, tokens)
+
+
+def bytes_per_chip(tree: Any) -> int:
+    """Bytes that one device holds of a tree's arrays; replicated pieces count on each."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _rows(model: Model, *shape: int, dtype: DTypeLike = jnp.int32) -> jax.ShapeDtypeStruct:
+    return _placed(model, jax.ShapeDtypeStruct(shape, dtype))
+
+
+def _placed(model: Model, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """A batch's array where a run has it: cache entries, which alone have four axes, or rows."""
+    assert model.placement is not None  # plans are made for layouts
+    entries = ("batch", "kv_heads", "length", None)
+    axes = entries if leaf.ndim == 4 else ("batch", *(None,) * (leaf.ndim - 1))
+    return _struct(leaf.shape, leaf.dtype, model.placement.sharding(*axes))
+
+
+def _struct(
+    shape: tuple[int, ...], dtype: DTypeLike, sharding: NamedSharding
+) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

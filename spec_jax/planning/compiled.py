@@ -1,0 +1,183 @@
+"""Compiles the programs of a plan ahead of time, for devices that need not be here."""
+
+import importlib.util
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from spec_jax.decoding import loop
+from spec_jax.decoding.lookahead import Constant
+from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.engine import Bucket, compiler_options
+from spec_jax.errors import ConfigError
+from spec_jax.models.transformer import Model
+from spec_jax.planning.abstract import (
+    abstract_cache,
+    abstract_sampling,
+    abstract_state,
+    abstract_tokens,
+)
+from spec_jax.planning.hlo import Collective, by_kind, collectives
+from spec_jax.sharding import Layout
+
+_LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask for a slice
+    # Without a host of its own libtpu complains; what it compiles for is named apart from this.
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the compiler says of a program, on each chip.
+
+    Attributes:
+      memory_bytes: arguments, results that do not take an argument's place, temporaries and code;
+        None if the compiler refuses the program because it does not fit.
+      argument_bytes: the weights and the caches, and what little else goes in.
+      temporary_bytes: what it needs for a while.
+      aliased_bytes: arguments that results take the place of.
+      collectives: how often each runs, where of every conditional the branch with the most is
+        taken; for a round, one turn of the decoding loop.
+      least_collectives: the same with the branches of the fewest: greedy rows of no processors.
+      compile_seconds: tracing and compiling.
+      refusal: why it was refused, or empty.
+    """
+
+    memory_bytes: int | None
+    argument_bytes: int
+    temporary_bytes: int
+    aliased_bytes: int
+    collectives: Counter[Collective]
+    least_collectives: Counter[Collective]
+    compile_seconds: float
+    refusal: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "memory_bytes_per_chip": self.memory_bytes,
+            "argument_bytes": self.argument_bytes,
+            "temporary_bytes": self.temporary_bytes,
+            "aliased_bytes": self.aliased_bytes,
+            "collectives": by_kind(self.collectives),
+            "least_collectives": by_kind(self.least_collectives),
+            "compile_seconds": self.compile_seconds,
+            "refusal": self.refusal or None,
+        }
+
+
+def devices_for(layout: Layout) -> Sequence[Any]:
+    """The devices to compile for: those of this machine, or of a TPU slice that is elsewhere.
+
+    Raises:
+      ConfigError: the layout's devices are not here, or libtpu is not.
+    """
+    if layout.platform == "tpu":
+        return _tpu_slice(layout)
+    platform = layout.platform or "cpu"
+    try:
+        found = jax.devices(platform)
+    except RuntimeError:
+        found = []
+    if len(found) < layout.size:
+        remedy = (
+            f"set JAX_NUM_CPU_DEVICES={layout.size} before starting Python"
+            if platform == "cpu"
+            else "run it where they are, or leave --compile out"
+        )
+        raise ConfigError(
+            f"compiling for the layout {layout.name} takes {layout.size} {platform} devices, and "
+            f"there are {len(found)}; {remedy}."
+        )
+    return found[: layout.size]
+
+
+def _tpu_slice(layout: Layout) -> Sequence[Any]:
+    topology = layout.chip.topology if layout.chip else None
+    if topology is None:
+        raise ConfigError(
+            f"layout {layout.name} does not say which slice to compile for; add its topology under "
+            '[chip], such as topology = "v4:2x2x4".'
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(
+            "compiling for a TPU takes libtpu, which need not be on a machine with one: "
+            'pip install "spec-jax[tpu]".'
+        )
+    for name, value in _LIBTPU.items():
+        os.environ.setdefault(name, value)
+    from jax.experimental import topologies
+
+    # A v4 chip's two cores are one device.
+    options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+    try:
+        return topologies.get_topology_desc(topology, "tpu", **options).devices
+    except Exception as error:  # whatever libtpu finds wrong with the name
+        raise ConfigError(
+            f"layout {layout.name}: libtpu knows no topology {topology!r} ({error}); write one "
+            'such as "v4:2x2x4".'
+        ) from None
+
+
+def compile_call(model: Model, shapes: Bucket, tokens: int, cache_dtype: Any) -> Program:
+    """A call over `tokens` new tokens of each row, whose cache is updated in place."""
+    cache = abstract_cache(model, shapes.batch, shapes.capacity, cache_dtype)
+    words = abstract_tokens(model, shapes.batch, tokens)
+
+    def call(model: Model, words: jax.Array, cache: Any):
+        return model.score(words, cache)
+
+    return _compile(jax.jit(call, donate_argnums=2), (model, words, cache), model)
+
+
+def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program:
+    """The decoding loop as an engine compiles it: rounds of which the whole state is donated."""
+    state = abstract_state(target, drafter, shapes)
+    sampling = abstract_sampling(target, shapes.batch)
+    lookahead = Constant(drafter.lookahead)
+
+    def decode(target, drafter, state, sampling, rounds):
+        return loop.decode(target, drafter, lookahead, "token", state, sampling, rounds)
+
+    jitted = jax.jit(
+        decode,
+        donate_argnums=2,
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
+    )
+    rounds = jax.ShapeDtypeStruct((), jax.numpy.int32)
+    return _compile(jitted, (target, drafter, state, sampling, rounds), target)
+
+
+def _compile(jitted: Any, args: tuple, target: Model) -> Program:
+    begin = time.perf_counter()
+    lowered = jitted.lower(*args)
+    try:
+        program = lowered.compile(compiler_options=compiler_options(target))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        seconds = time.perf_counter() - begin
+        why = str(error).splitlines()[0]
+        return Program(None, 0, 0, 0, Counter(), Counter(), seconds, refusal=why)
+    seconds = time.perf_counter() - begin
+    size, text = program.memory_analysis(), program.as_text()
+    return Program(
+        memory_bytes=size.argument_size_in_bytes
+        + size.output_size_in_bytes
+        - size.alias_size_in_bytes
+        + size.temp_size_in_bytes
+        + size.generated_code_size_in_bytes,
+        argument_bytes=size.argument_size_in_bytes,
+        temporary_bytes=size.temp_size_in_bytes,
+        aliased_bytes=size.alias_size_in_bytes,
+        collectives=collectives(text),
+        least_collectives=collectives(text, branch=min),
+        compile_seconds=seconds,
+    )

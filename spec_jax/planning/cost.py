@@ -1,0 +1,201 @@
+"""A roofline of decoding: bytes and exchanges of a call, and the time that they take at least.
+
+Everything here is a *projection*: what the memory, the arithmetic and the links of the data sheet
+allow, with nothing in it for what software adds, and no factor fitted to a measurement.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spec_jax.decoding.cache import KVCache
+from spec_jax.models.transformer import Model
+from spec_jax.planning.abstract import bytes_per_chip
+from spec_jax.sharding import Chip
+
+TPU_HOP_SECONDS = 1e-6
+"""From one chip to the next over a TPU's interconnect (ASTRA-sim's figure for v3)."""
+GPU_EXCHANGE_SECONDS = 8e-6
+"""A small all-reduce within a node on NVLink; 8 to 30 microseconds are reported."""
+MOST_SPECULATIVE_TOKENS = 16
+"""How far `best_lookahead` looks."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """All-reduces of one kind in a call.
+
+    Attributes:
+      what: what is summed.
+      count: how many there are.
+      bytes: what each sums, on every chip.
+      ways: chips that take part.
+    """
+
+    what: str
+    count: int
+    bytes: int
+    ways: int
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a call's time is made of, in seconds.
+
+    Attributes:
+      weights: reading the weights from memory.
+      cache: reading the key/value cache, all of its capacity.
+      compute: arithmetic, which goes on meanwhile.
+      latency: exchanges, were they of no bytes.
+      transfer: bytes of the exchanges over one link.
+    """
+
+    weights: float
+    cache: float
+    compute: float
+    latency: float
+    transfer: float
+
+    @property
+    def total(self) -> float:
+        """Memory or arithmetic, whichever takes longer, and then the exchanges."""
+        return max(self.weights + self.cache, self.compute) + self.latency + self.transfer
+
+    def __add__(self, other: "Terms") -> "Terms":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Terms(*(mine + theirs for mine, theirs in pairs))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a model, on each chip.
+
+    Attributes:
+      weight_bytes: the weights that a chip holds.
+      cache_bytes: its part of the cache.
+      weight_bytes_read: the weights it reads; a table is read only where tokens stand.
+      flops: floating-point operations.
+      exchanges: its all-reduces.
+    """
+
+    weight_bytes: int
+    cache_bytes: int
+    weight_bytes_read: int
+    flops: int
+    exchanges: tuple[Exchange, ...]
+
+    @classmethod
+    def of(cls, model: Model, cache: KVCache, tokens: int) -> "Call":
+        """A call over `tokens` new tokens of each row, of an abstract model and its cache."""
+        config, placement = model.config, model.placement
+        assert placement is not None  # plans are made for layouts
+        batch, _, capacity, _ = cache.keys[0].shape
+        rows = batch // placement.ways("batch") * tokens
+        itemsize = model.dtype.itemsize
+        held = bytes_per_chip(model.params)
+        table = bytes_per_chip(model.params["embed"])
+        looked_up = rows * config.embed_size * itemsize
+        read = held if config.tied_head else held - table + looked_up
+        scores = rows * config.num_heads // placement.ways("heads") * config.head_dim * capacity
+        # Activations are float32; the embedding is looked up in the weights' dtype.
+        summed = rows * config.embed_size * 4
+        layers = config.num_layers
+        exchanges = (
+            Exchange("embedding", 1, looked_up, placement.ways("vocab")),
+            Exchange("attention", layers, summed, placement.ways("heads")),
+            Exchange("MLP", layers, summed, placement.ways("mlp")),
+        )
+        return cls(
+            weight_bytes=held,
+            cache_bytes=bytes_per_chip(cache),
+            weight_bytes_read=read,
+            # A multiplication and an addition for each weight; queries with keys, and values.
+            flops=2 * rows * ((held if config.tied_head else held - table) // itemsize)
+            + 4 * scores * layers,
+            exchanges=tuple(each for each in exchanges if each.ways > 1),
+        )
+
+    @property
+    def collectives(self) -> dict[str, int]:
+        """Kind -> count."""
+        count = sum(each.count for each in self.exchanges)
+        return {"all-reduce": count} if count else {}
+
+    @property
+    def collective_bytes(self) -> int:
+        """Bytes that its exchanges sum on each chip."""
+        return sum(each.count * each.bytes for each in self.exchanges)
+
+    def terms(self, platform: str | None, chip: Chip) -> Terms:
+        """The parts of its time on a chip."""
+        latency = transfer = 0.0
+        for each in self.exchanges:
+            latency += each.count * exchange_latency(platform, chip, each.ways)
+            # Each byte is sent once to be summed and once to be spread.
+            sent = 2 * (each.ways - 1) / each.ways * each.bytes
+            transfer += each.count * sent / chip.link
+        return Terms(
+            weights=self.weight_bytes_read / chip.bandwidth,
+            cache=self.cache_bytes / chip.bandwidth,
+            compute=self.flops / chip.flops,
+            latency=latency,
+            transfer=transfer,
+        )
+
+
+def exchange_latency(platform: str | None, chip: Chip, ways: int) -> float:
+    """Seconds of an all-reduce of hardly any bytes.
+
+    On a TPU the sum is formed along each dimension of the slice in turn and spread again the same
+    way, as its compiled programs say, and each step is a hop to the neighbour; links that close a
+    ring are not counted on, since small slices have none.
+
+    Args:
+      platform: `tpu`, or anything else for NVLink.
+      chip: its `topology` gives the slice's dimensions.
+      ways: chips that take part.
+    """
+    if platform != "tpu":
+        return GPU_EXCHANGE_SECONDS
+    hops = sum(size - 1 for size in _dimensions(chip.topology or "", ways))
+    return 2 * hops * TPU_HOP_SECONDS
+
+
+def _dimensions(topology: str, ways: int) -> list[int]:
+    """The part of each dimension of a slice that `ways` neighbouring chips lie in."""
+    parts = []
+    for size in reversed([int(size) for size in re.findall(r"\d+", topology.partition(":")[2])]):
+        parts.append(math.gcd(ways, size))
+        ways //= parts[-1]
+    return [*parts, ways]
+
+
+def tokens_per_round(acceptance: float, lookahead: int) -> float:
+    """Tokens that a round emits on average if each draft token is accepted with this probability.
+
+    Leviathan et al. 2023 (arXiv 2211.17192), equation 1.
+    """
+    return sum(acceptance**i for i in range(lookahead + 1))
+
+
+def speedup(
+    acceptance: float, lookahead: int, plain: float, round_seconds: Callable[[int], float]
+) -> float:
+    """How much faster than plain decoding rounds of `lookahead` draft tokens are.
+
+    Args:
+      acceptance: the probability that a draft token is accepted.
+      lookahead: draft tokens of a round (K).
+      plain: seconds of a target call.
+      round_seconds: K -> seconds of a round.
+    """
+    return tokens_per_round(acceptance, lookahead) * plain / round_seconds(lookahead)
+
+
+def best_lookahead(acceptance: float, plain: float, round_seconds: Callable[[int], float]) -> int:
+    """The K with the largest speed-up; arguments as for `speedup`."""
+    return max(
+        range(1, MOST_SPECULATIVE_TOKENS + 1),
+        key=lambda k: speedup(acceptance, k, plain, round_seconds),
+    )

@@ -1,0 +1,221 @@
+"""Counts the collectives that a compiled program runs, from its text (HLO).
+
+A loop's body counts as often as the loop goes round, and of a conditional one branch counts. The
+compiler's own analysis does neither.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+
+_HEAD = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
+_NAME = re.compile(r"\s+(ROOT )?%?([\w.-]+) = ")
+_OPERAND = re.compile(r"%([\w.-]+)")
+_CALLEES = re.compile(
+    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations"
+    r"|called_computations)=(?:\{([^}]*)\}|(%?[\w.-]+))"
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
+
+
+class Collective(NamedTuple):
+    """One kind of exchange: `all-reduce` of `f32[1,5,8192]`, say."""
+
+    kind: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    constant: str
+    attributes: str
+
+    @property
+    def callees(self) -> list[str]:
+        """The computations it runs; what ends an asynchronous call only names its own again."""
+        if self.opcode.endswith(("-done", "-update")):
+            return []
+        return [
+            name.strip().lstrip("%")
+            for several, one in _CALLEES.findall(self.attributes)
+            for name in (several or one).split(",")
+        ]
+
+    def callee(self, role: str) -> str:
+        found = re.search(rf"\b{role}=%?([\w.-]+)", self.attributes)
+        assert found, f"{self.opcode} {self.name} has no {role}"
+        return found[1]
+
+
+@dataclass
+class _Computation:
+    instructions: dict[str, _Instruction]
+    root: str = ""
+
+    def resolve(self, name: str) -> _Instruction | None:
+        """The instruction a value comes from, past those that hand it on unchanged."""
+        seen = self.instructions.get(name)
+        while seen and seen.opcode in ("copy", "copy-start", "copy-done", "bitcast"):
+            seen = self.instructions.get(seen.operands[0])
+        return seen
+
+    def number(self, name: str) -> int | None:
+        """The value of a whole-number constant."""
+        found = self.resolve(name)
+        constant = found.constant if found and found.opcode == "constant" else ""
+        return int(constant) if re.fullmatch(r"-?\d+", constant) else None
+
+    def carried(self, name: str) -> int | None:
+        """Which element of the computation's one parameter a value is."""
+        found = self.resolve(name)
+        if found is None or found.opcode != "get-tuple-element":
+            return None
+        source = self.resolve(found.operands[0])
+        if source is None or source.opcode != "parameter":
+            return None
+        index = re.search(r"index=(\d+)", found.attributes)
+        return int(index[1]) if index else None
+
+
+def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
+    """How often each collective runs on a device in one run of a program.
+
+    A loop whose number of turns the text does not tell counts as one turn: of the decoding loop,
+    one round.
+
+    Args:
+      program: `as_text()` of a compiled program.
+      branch: `max` counts of every conditional the branch with the most collectives, `min` the one
+        with the fewest.
+    """
+    computations, entry = _parse(program)
+    counted: dict[str, Counter[Collective]] = {}
+
+    def count(name: str) -> Counter[Collective]:
+        if name not in counted:
+            counted[name] = sum(
+                (of(each) for each in computations[name].instructions.values()), Counter()
+            )
+        return counted[name]
+
+    def of(each: _Instruction) -> Counter[Collective]:
+        kind = each.opcode.removesuffix("-start")
+        if kind in KINDS:
+            return Counter({Collective(kind, each.shape): 1})
+        if each.opcode == "conditional":
+            return branch((count(name) for name in each.callees), key=Counter.total)
+        found = sum((count(name) for name in each.callees), Counter())
+        if each.opcode == "while" and found:
+            turns = _turns(computations, each)
+            found = Counter({key: turns * number for key, number in found.items()})
+        return found
+
+    return count(entry)
+
+
+def by_kind(counts: Counter[Collective]) -> dict[str, int]:
+    """Kind -> count, whatever the shape."""
+    kinds: Counter[str] = Counter()
+    for each, number in counts.items():
+        kinds[each.kind] += number
+    return dict(sorted(kinds.items()))
+
+
+def _turns(computations: dict[str, _Computation], loop: _Instruction) -> int:
+    """How often a loop goes round; 1 if the program decides as it runs.
+
+    Loops of a known number either say so, or count from one constant to another.
+    """
+    if known := _TRIPS.search(loop.attributes):
+        return int(known[1])
+    condition = computations[loop.callee("condition")]
+    body = computations[loop.callee("body")]
+    home = next(each for each in computations.values() if loop.name in each.instructions)
+    test, start = condition.resolve(condition.root), home.resolve(loop.operands[0])
+    step = body.instructions[body.root]
+    if test is None or "direction=LT" not in test.attributes or start is None:
+        return 1
+    counter = condition.carried(test.operands[0])
+    if counter is None or (start.opcode, step.opcode) != ("tuple", "tuple"):
+        return 1
+    limit = condition.number(test.operands[1])
+    if limit is None:
+        # A constant that is carried along.
+        index = condition.carried(test.operands[1])
+        if index is None or body.carried(step.operands[index]) != index:
+            return 1
+        limit = home.number(start.operands[index])
+    begin, add = home.number(start.operands[counter]), body.resolve(step.operands[counter])
+    if begin is None or limit is None or add is None or add.opcode != "add":
+        return 1
+    by = [body.number(operand) for operand in add.operands if body.carried(operand) != counter]
+    if len(by) != 1 or not by[0] or by[0] < 0:
+        return 1
+    return max(0, -(-(limit - begin) // by[0]))
+
+
+def _parse(program: str) -> tuple[dict[str, _Computation], str]:
+    """The computations by name, and the name of the one that is run."""
+    computations: dict[str, _Computation] = {}
+    current, entry = _Computation({}), ""
+    for line in program.splitlines():
+        if head := _HEAD.match(line):
+            current = computations[head[2]] = _Computation({})
+            entry = head[2] if head[1] else entry
+        elif name := _NAME.match(line):
+            instruction = _instruction(name[2], line[name.end() :])
+            current.instructions[name[2]] = instruction
+            current.root = name[2] if name[1] else current.root
+    return computations, entry
+
+
+def _instruction(name: str, text: str) -> _Instruction:
+    """An instruction: `SHAPE opcode(operands), attributes`."""
+    words = _top_level(text, " ")
+    shape = next(words)
+    opcode, _, inside = text[len(shape) + 1 :].partition("(")
+    operands = next(_top_level(inside, ")"))
+    return _Instruction(
+        name=name,
+        shape=_LAYOUT.sub("", shape),
+        opcode=opcode,
+        operands=tuple(_OPERAND.findall(operands)),
+        constant=operands if opcode == "constant" else "",
+        attributes=inside[len(operands) + 1 :],
+    )
+
+
+def _top_level(text: str, separator: str) -> Iterator[str]:
+    """The parts of a text between separators that stand inside no brackets and no quotes."""
+    begin = depth = 0
+    quoted = False
+    for at, character in enumerate(text):
+        if character == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif character == separator and depth == 0:
+            yield text[begin:at]
+            begin = at + 1
+        elif character in "({[":
+            depth += 1
+        elif character in ")}]":
+            depth -= 1
+    yield text[begin:]

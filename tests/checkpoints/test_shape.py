@@ -1,0 +1,130 @@
+"""Shapes without weights: recipes that give one, and configs read alone."""
+
+import json
+
+import pytest
+
+from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
+from spec_jax.checkpoints.recipe import Published, Recipe
+from spec_jax.checkpoints.reference import locate
+from spec_jax.checkpoints.shape import read_shape
+from spec_jax.errors import CheckpointError
+from tests.checkpoints import tiny
+
+SIZES = {
+    "vocab_size": 300,
+    "embed_size": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 4,
+    "mlp_size": 24,
+    "max_position": 64,
+}
+
+
+def write(tmp_path, head='name = "mine"', tail="", **shape):
+    values = {**SIZES, **shape}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
+    path = tmp_path / "mine.toml"
+    path.write_text("\n".join([head, "[shape]", *lines, tail]))
+    return path
+
+
+def test_a_recipe_may_give_a_shape(tmp_path):
+    tail = '[published]\nms_per_token = 2\nsource = "somebody"'
+    path = write(tmp_path, tail=tail, gated_mlp=False, norm="layer", rope_theta=500000)
+    recipe = Recipe.read(path)
+    assert recipe.shape is not None and recipe.shape.rope_theta == 500000
+    assert (recipe.shape.num_layers, recipe.shape.gated_mlp) == (2, False)
+    assert recipe.published == Published(2.0, "somebody")
+    shape = read_shape(path)
+    assert (shape.name, shape.config, shape.published) == ("mine", recipe.shape, recipe.published)
+    assert locate(path, print) == ("mine", path)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"num_layer": 2}, "unknown key 'shape.num_layer'. Did you mean 'num_layers'?"),
+        ({"rope_scaling": [2]}, "unknown key 'shape.rope_scaling'"),
+        ({"head_dim": None}, "[shape] lacks head_dim."),
+        ({"num_layers": 0}, "num_layers is 0; expected an int >= 1"),
+        ({"num_layers": True}, "shape.num_layers is True; write a whole number."),
+        ({"num_layers": 2.0}, "shape.num_layers is 2.0; write a whole number."),
+        ({"num_kv_heads": 3}, "3 KV heads do not divide 4 query heads"),
+        ({"gated_mlp": 1}, "shape.gated_mlp is 1; write true or false."),
+        ({"rope_theta": "10"}, "shape.rope_theta is '10'; write a number."),
+        ({"norm": "lawyer"}, "shape.norm is 'lawyer'. Did you mean 'layer'?"),
+        ({"head": 'name = "my model"'}, "name is 'my model'; give letters"),
+        ({"head": 'name = "m"\nlicense = "MIT"'}, "license belongs to weights"),
+        ({"head": 'name = "m"\nshapes = 1'}, "unknown key 'shapes'. Did you mean 'shape'?"),
+        ({"tail": '[source]\nhub = "a/b"'}, "source belongs to weights"),
+        ({"tail": "published = 3"}, "unknown key 'shape.published'"),
+        ({"tail": "[published]\nms_per_token = 0"}, "published.ms_per_token is 0; give milli"),
+        ({"tail": "[published]\nms_per_token = 1"}, "published.source is None; say who"),
+        ({"tail": "[published]\nms = 1"}, "unknown key 'published.ms'"),
+    ],
+)
+def test_what_a_shape_recipe_may_not_say(tmp_path, change, said):
+    path = write(tmp_path, **change)
+    with pytest.raises(CheckpointError) as error:
+        Recipe.read(path)
+    assert said in str(error.value) and str(path) in str(error.value)
+
+
+def test_shape_must_be_a_table(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nshape = 3')
+    with pytest.raises(CheckpointError, match=r"shape is 3; write a table \[shape\]"):
+        Recipe.read(path)
+
+
+def test_a_directory_needs_no_more_than_its_config(tmp_path):
+    whole = tiny.write_directory(tmp_path / "whole")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_bytes((whole / "config.json").read_bytes())
+    shape = read_shape(tmp_path / "bare")
+    assert shape.name == "bare" and shape.published is None
+    assert shape.config == read_shape(whole).config
+    assert shape.config.embed_size == tiny.CONFIG["hidden_size"]
+
+
+def test_a_gguf_file_and_a_recipe_of_it(tmp_path):
+    path = tiny.write_gguf(tmp_path / "tiny.gguf")
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text('name = "little"\nlicense = "MIT"\n[source]\npath = "tiny.gguf"')
+    shape = read_shape(recipe)
+    assert shape.name == "little" and shape.config == read_shape(path).config
+    assert shape.config.embed_size == tiny.CONFIG["hidden_size"]
+
+
+def test_only_the_config_of_a_hub_repository_is_fetched(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    whole = tiny.write_directory(tmp_path / "whole")
+    asked = []
+
+    def snapshot_download(name, *, allow_patterns, **_):
+        asked.append((name, allow_patterns))
+        return str(whole)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    recipe = tmp_path / "hub.toml"
+    recipe.write_text('name = "far"\nlicense = "MIT"\n[source]\nhub = "some/body"')
+    assert read_shape("some/body").config == read_shape(recipe).config == read_shape(whole).config
+    assert asked == [("some/body", ["config.json"])] * 2
+
+
+def test_bytes_are_tokens():
+    tokenizer = byte_tokenizer(400)
+    assert (tokenizer.vocab_size, tokenizer.eos_token_ids) == (400, ())
+    text = "Naïve <300> 3 日\n"
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text.encode()) and max(ids) < 256
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([*ids, 300]) == text + "<300>"
+    stream = tokenizer.stream()
+    assert "".join(stream.push([i]) for i in [*ids, 399]) + stream.flush() == text + "<399>"
+    with pytest.raises(CheckpointError, match="only 255 tokens; give it a vocab_size of at least"):
+        byte_tokenizer(255)

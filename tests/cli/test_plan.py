@@ -1,0 +1,82 @@
+"""`spec-jax plan`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import failure, run
+
+ROOT = Path(__file__).parents[2]
+RECIPES = {
+    "--target": ROOT / "checkpoints/chinchilla-70b.toml",
+    "--draft": ROOT / "checkpoints/chinchilla-draft-4b.toml",
+}
+
+
+def flags(layout="tpu-v4-16", **others):
+    given = {**RECIPES, "--layout": ROOT / f"sharding/{layout}.toml", **others}
+    return [part for flag, value in given.items() if value is not None for part in (flag, value)]
+
+
+def test_a_plan_for_people(capsys):
+    code, out, err = run(capsys, "plan", *flags())
+    assert (code, err) == (0, "")
+    for text in (
+        "chinchilla-70b with chinchilla-draft-4b on tpu-v4-16: 16 devices of v4, bfloat16",
+        "It fits: a round takes 8.45 of 32.00 GiB.",
+        "Projection: 3.36 tokens a round",
+        "Published for the target: Chen et al. 2023",
+    ):
+        assert text in " ".join(out.split()), text
+    lines = {line[:27].strip(): line[27:].split() for line in out.splitlines()}
+    assert lines["all-reduces, computed"] == ["161", "161", "17", "229"]
+    assert lines["published, ms"] == ["14.1", "1.8"]
+    assert len(lines["projection, ms"]) == 4
+
+
+def test_a_plan_as_json(capsys):
+    code, out, _ = run(
+        capsys, "plan", *flags(**{"--batch": 2, "--context": 512}), "--json", "--acceptance", "1"
+    )
+    plan = json.loads(out)
+    assert code == 0 and out.count("\n") == 1
+    assert (plan["batch"], plan["acceptance"], plan["tokens_per_round"]) == (2, 1.0, 5.0)
+    assert plan["target"]["parameters"] == 64_950_116_352
+    for name in ("target_call", "draft_step", "round"):
+        assert {"memory_bytes_per_chip", "collectives", "projected_seconds"} <= set(plan[name])
+    assert plan["fits"] is True and plan["compile_seconds"] is None
+
+
+def test_a_plan_that_compiles_for_cpus(capsys, model):
+    own = flags("cpu-8", **{"--target": model, "--draft": model, "--dtype": "float32"})
+    code, out, _ = run(capsys, "plan", *own, "--compile", "--num-speculative-tokens", "2")
+    assert code == 0
+    assert "all-reduce, compiled" in out and "Compiled in" in out
+    words = " ".join(out.split())
+    assert "no time is projected" in words
+    assert "kv_heads (2: replicated instead of 8 ways)" in words
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"--target": None}, "no target given; name the target model with --target."),
+        ({"--draft": None}, "no draft given"),
+        ({"--layout": None}, "no layout given; name the layout with --layout, such as sharding/"),
+        ({"--layout": "nowhere.toml"}, "the layout nowhere.toml cannot be read"),
+        ({"--draft": "nowhere.toml"}, "nowhere.toml does not exist."),
+        ({"--acceptance": "2"}, "acceptance is 2.0; give a probability in [0, 1]."),
+        ({"--batch": "0"}, "batch is 0; give at least 1."),
+        ({"--context": "4096"}, "context is 4096, but chinchilla-70b was made for 2048 tokens"),
+        ({"--dtype": "bfloat"}, "dtype is 'bfloat'. Did you mean 'bfloat16'?"),
+        ({"--lay": "x"}, "unknown option '--lay'. Did you mean '--layout'?"),
+    ],
+)
+def test_mistakes(capsys, changes, said):
+    assert said in failure(capsys, "plan", *flags(**changes))
+
+
+def test_heads_that_a_layout_cannot_cut(capsys, model):
+    message = failure(capsys, "plan", *flags(**{"--target": model}))
+    assert "layout tpu-v4-16 cuts" in message and "16 ways" in message

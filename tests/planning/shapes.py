@@ -1,0 +1,27 @@
+"""Models that the tests of plans share: small, and of more than one depth."""
+
+import dataclasses
+
+from spec_jax.checkpoints.shape import Shape
+from spec_jax.models.config import TransformerConfig
+
+VOCAB = 2560
+TARGET = TransformerConfig(
+    vocab_size=VOCAB,
+    embed_size=256,
+    num_layers=2,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=128,
+    mlp_size=512,
+    max_position=512,
+)
+
+
+def shape(**changes) -> Shape:
+    return Shape("tiny", dataclasses.replace(TARGET, **changes))
+
+
+def whole_caches(program, plan) -> bool:
+    """Whether the results of a program take the place of all its caches."""
+    return program.aliased_bytes >= plan.round.cache_bytes

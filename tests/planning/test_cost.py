@@ -1,0 +1,127 @@
+"""The roofline, term by term, against figures worked out by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from spec_jax.planning import cost
+from spec_jax.planning.abstract import abstract_cache, abstract_model, stand_ins
+from spec_jax.planning.cost import Call, Exchange, Terms
+from spec_jax.sharding import Chip, Layout, Rule
+from tests.planning.shapes import TARGET, shape
+
+CHIP = Chip("mine", memory=1e9, bandwidth=1e9, flops=1e9, link=1e6, topology="v5e:2x4")
+VOCAB, EMBED, WIDTH, MLP = 2560, 256, 16 * 128, 512
+
+
+def call(tokens: int, ways: int = 8, batch: int = 1, **changes) -> Call:
+    layout = Layout.tensor_parallel(ways)
+    config = shape(**changes).config
+    placement = layout.place("target", config.axis_sizes, stand_ins(layout))
+    model = abstract_model(config, jnp.bfloat16, placement)
+    return Call.of(model, abstract_cache(model, batch, 64, jnp.bfloat16), tokens)
+
+
+def test_bytes_of_a_chip():
+    found = call(1)
+    layer = 4 * EMBED * WIDTH + 3 * EMBED * MLP
+    table, norms = VOCAB * EMBED, 5 * EMBED
+    assert found.weight_bytes == 2 * ((2 * layer + 2 * table) // 8 + norms)
+    assert found.cache_bytes == 2 * (2 * 2 * 16 // 8 * 64 * 128) + 4
+    # Of the embedding's table one row is read; the head is read whole.
+    assert found.weight_bytes_read == found.weight_bytes - 2 * table // 8 + 2 * EMBED
+    assert call(1, tied_head=True).weight_bytes_read == call(1, tied_head=True).weight_bytes
+
+
+def test_replicated_pieces_count_on_every_chip():
+    # 16 heads over 32 chips are replicated, and so are their caches.
+    assert call(1, ways=32).cache_bytes == call(1, ways=1).cache_bytes
+    # 4 key/value heads over 8 chips lie on two chips each.
+    assert call(1, num_kv_heads=4).cache_bytes == 2 * (2 * 2 * 1 * 64 * 128) + 4
+
+
+def test_exchanges():
+    assert call(5, batch=3).exchanges == (
+        Exchange("embedding", 1, 15 * EMBED * 2, 8),
+        Exchange("attention", 2, 15 * EMBED * 4, 8),
+        Exchange("MLP", 2, 15 * EMBED * 4, 8),
+    )
+    assert call(5).collectives == {"all-reduce": 2 * TARGET.num_layers + 1}
+    assert call(5, ways=1).collectives == {} and call(5, ways=1).collective_bytes == 0
+    # Heads that are replicated have nothing to sum.
+    assert [each.what for each in call(1, ways=32).exchanges] == ["embedding", "MLP"]
+
+
+def test_terms():
+    found = call(1)
+    terms = found.terms("tpu", CHIP)
+    assert terms.weights == found.weight_bytes_read / 1e9
+    assert terms.cache == found.cache_bytes / 1e9
+    # 2 x 4 chips: one hop and three, there and back; five exchanges.
+    assert terms.latency == pytest.approx(5 * 2 * 4 * 1e-6)
+    assert terms.transfer == pytest.approx(2 * 7 / 8 * (256 * 2 + 4 * 256 * 4) / 1e6)
+    memory = terms.weights + terms.cache
+    assert terms.total == max(memory, terms.compute) + terms.latency + terms.transfer
+    assert found.terms("gpu", CHIP).latency == pytest.approx(5 * 8e-6)
+    # What is bound by arithmetic takes its time instead.
+    many = call(500).terms("tpu", CHIP)
+    assert many.compute > many.weights + many.cache
+    assert many.total == many.compute + many.latency + many.transfer
+
+
+def test_arithmetic_is_that_of_the_compiled_program():
+    """Up to what is no product: norms, softmax, rotations."""
+    layout = Layout.tensor_parallel(1)
+    placement = layout.place("target", TARGET.axis_sizes, jax.devices()[:1])
+    model = abstract_model(TARGET, jnp.float32, placement)
+    cache = abstract_cache(model, 1, 64, jnp.float32)
+    words = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    program = jax.jit(lambda model, words, cache: model.score(words, cache))
+    counted = program.lower(model, words, cache).compile().cost_analysis()
+    assert Call.of(model, cache, 8).flops == pytest.approx(counted["flops"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "topology, ways, hops",
+    [("v4:2x2x4", 16, 5), ("v5e:4x4", 16, 6), ("v5e:4x4", 4, 3), ("v5e:4x4", 2, 1)],
+)
+def test_hops(topology, ways, hops):
+    chip = Chip("mine", 1.0, 1.0, 1.0, 1.0, topology)
+    assert cost.exchange_latency("tpu", chip, ways) == pytest.approx(2e-6 * hops)
+
+
+@pytest.mark.parametrize("acceptance, lookahead", [(0.0, 4), (0.6, 1), (0.8, 4), (1.0, 4)])
+def test_tokens_per_round(acceptance, lookahead):
+    # A round emits the tokens before the first refusal, and one more.
+    expected = (
+        sum((n + 1) * acceptance**n * (1 - acceptance) for n in range(lookahead))
+        + (lookahead + 1) * acceptance**lookahead
+    )
+    assert cost.tokens_per_round(acceptance, lookahead) == pytest.approx(expected)
+
+
+def test_the_best_lookahead():
+    def seconds(k: int) -> float:
+        return 1.0 + 0.1 * k
+
+    found = cost.best_lookahead(0.8, 1.0, seconds)
+    gains = {k: cost.speedup(0.8, k, 1.0, seconds) for k in range(1, 17)}
+    assert gains[found] == max(gains.values()) and 1 < found < 16
+    assert cost.speedup(0.8, 4, 1.0, seconds) == pytest.approx(3.3616 / 1.4)
+    # A draft as slow as its target never pays, least of all in long rounds.
+    assert cost.best_lookahead(0.8, 1.0, lambda k: 1.0 + k) == 1
+
+
+def test_terms_add_up():
+    one, two = Terms(1.0, 2.0, 3.0, 4.0, 5.0), Terms(10.0, 20.0, 30.0, 40.0, 50.0)
+    assert one + two == Terms(11.0, 22.0, 33.0, 44.0, 55.0)
+
+
+def test_a_draft_cut_elsewhere():
+    """Replicated over one part of the mesh, cut along another."""
+    rules = (("heads", Rule(("inner",))), ("kv_heads", Rule(("inner",))))
+    layout = Layout("mine", (("outer", 2), ("inner", 4)), "cpu", draft=rules)
+    placement = layout.place("draft", TARGET.axis_sizes, stand_ins(layout))
+    model = abstract_model(TARGET, jnp.float32, placement)
+    found = Call.of(model, abstract_cache(model, 1, 64, jnp.float32), 1)
+    assert found.exchanges == (Exchange("attention", 2, EMBED * 4, 4),)

@@ -1,0 +1,139 @@
+"""Plans for emulated devices: what is computed is what the compiler says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from spec_jax.checkpoints.shape import read_shape
+from spec_jax.errors import ConfigError
+from spec_jax.planning import make_plan
+from spec_jax.planning.hlo import by_kind
+from spec_jax.sharding import Chip, Layout
+from tests.planning.shapes import VOCAB, shape, whole_caches
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "sharding").glob("*.toml"))
+
+
+def plan(target, draft, layout="cpu-8", **options):
+    return make_plan(target, draft, Layout.read(ROOT / f"sharding/{layout}.toml"), **options)
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_the_compiler_agrees(layers):
+    found = plan(
+        shape(num_layers=layers), shape(num_layers=1), dtype="float32", context=400, compile=True
+    )
+    for section in (found.target_call, found.scoring):
+        assert section.as_dict()["collectives"] == {"all-reduce": 2 * layers + 1}
+        assert section.collectives == {"all-reduce": 2 * layers + 1}
+    assert found.draft_step.as_dict()["collectives"] == {"all-reduce": 3}
+    program = found.round.program
+    assert program is not None and whole_caches(program, found)
+    for collective in program.collectives:
+        is_sum = collective.kind == "all-reduce"
+        assert is_sum or str(VOCAB) not in re.findall(r"\d+", collective.shape), collective
+    least = by_kind(program.least_collectives)["all-reduce"]
+    most = by_kind(program.collectives)["all-reduce"]
+    # Drafting and scoring, and what sampling adds, which does not depend on the depth.
+    models = 2 * layers + 1 + 4 * 3
+    assert found.round.collectives == {"all-reduce": models}
+    assert models < least < models + 60 and least < most
+    computed = found.round.weight_bytes + found.round.cache_bytes
+    assert program.argument_bytes == pytest.approx(computed, rel=0.01)
+    # Temporaries are a larger part of a model as small as this.
+    assert program.temporary_bytes < 0.2 * computed
+    assert found.compile_seconds and found.compile_seconds > 0
+    assert found.fits is None and found.speedup is None and found.round.seconds is None
+
+
+def test_json_without_compiling():
+    found = plan(shape(), shape(num_layers=1), "tpu-v6e-8", batch=3, context=100).as_dict()
+    assert found["projection"] is True
+    assert {"target_call", "draft_step", "round", "compile_seconds", "fits"} <= set(found)
+    assert found["compile_seconds"] is None and found["fits"] is True
+    assert (found["batch"], found["capacity"]) == (4, 256)
+    for name in ("target_call", "scoring", "draft_step", "round"):
+        section = found[name]
+        computed = section["computed"]
+        assert (
+            section["memory_bytes_per_chip"] == computed["weight_bytes"] + computed["cache_bytes"]
+        )
+        assert section["projected_seconds"] > 0 and section["compiled"] is None
+    rounds = found["round"]["projected_seconds"]
+    draft, scoring = found["draft_step"]["projected_seconds"], found["scoring"]["projected_seconds"]
+    assert rounds > scoring + 4 * draft
+    plain = found["target_call"]["projected_seconds"]
+    assert found["speedup"] == pytest.approx(found["tokens_per_round"] * plain / rounds)
+    assert found["best_speedup"] >= found["speedup"]
+
+
+def test_what_cannot_be_cut_is_shown():
+    small = shape(num_heads=9, num_kv_heads=3, mlp_size=509)
+    found = plan(small, shape(), dtype="float32")
+    cut = {(each.role, each.axis, each.size, each.ways) for each in found.replicated}
+    assert cut == {
+        ("target", "heads", 9, 1),
+        ("target", "kv_heads", 3, 1),
+        ("target", "mlp", 509, 1),
+    }
+    assert plan(shape(), shape()).replicated == ()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_layout_has_a_plan(file):
+    found = make_plan(shape(), shape(num_layers=1), Layout.read(file))
+    chip = found.layout.chip
+    assert (found.round.seconds is None) == (chip is None) == (found.fits is None)
+
+
+def test_a_model_that_does_not_fit():
+    layout = Layout("mine", (("model", 1),), "gpu", chip=Chip("small", 1e6, 1e9, 1e9, 1e9))
+    assert make_plan(shape(), shape(), layout).fits is False
+
+
+def test_chinchilla_on_sixteen_v4_chips():
+    recipes = (
+        ROOT / f"checkpoints/{name}.toml" for name in ("chinchilla-70b", "chinchilla-draft-4b")
+    )
+    found = plan(*map(read_shape, recipes), "tpu-v4-16")
+    assert found.target_call.collectives == {"all-reduce": 161}
+    assert found.draft_step.collectives == {"all-reduce": 17}
+    terms = found.target_call.terms
+    assert terms is not None
+    assert terms.weights == pytest.approx(2 * 64.95e9 / 16 / 1.228e12, rel=0.01)
+    # A floor: what was published takes longer.
+    for section, milliseconds in ((found.target_call, 14.1), (found.draft_step, 1.8)):
+        assert section.seconds is not None and section.seconds < milliseconds / 1000
+    assert found.target.published and found.target.published.ms_per_token == 14.1
+    assert found.fits is True
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; give at least 1"),
+        ({"batch": 0}, "batch is 0"),
+        ({"context": 513}, "context is 513, but tiny was made for 512 tokens; give at most 512"),
+        ({"acceptance": 1.5}, "acceptance is 1.5"),
+        ({"dtype": "float16"}, "dtype is 'float16'"),
+    ],
+)
+def test_what_cannot_be_planned(options, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        plan(shape(), shape(), **options)
+
+
+def test_what_cannot_be_compiled(monkeypatch):
+    with pytest.raises(ConfigError, match=r"8 gpu devices, and there are 0; run it where they are"):
+        plan(shape(), shape(), "gpu-8", compile=True)
+    with pytest.raises(ConfigError, match=r"32 cpu devices, .* set JAX_NUM_CPU_DEVICES=32 before"):
+        make_plan(shape(), shape(), Layout.tensor_parallel(32), compile=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "spec-jax\[tpu\]"'):
+        plan(shape(), shape(), "tpu-v4-16", compile=True)
+    chip = Chip("v9", 1.0, 1.0, 1.0, 1.0)
+    nameless = Layout("mine", (("model", 1),), "tpu", chip=chip)
+    with pytest.raises(ConfigError, match="layout mine does not say which slice to compile for"):
+        make_plan(shape(), shape(), nameless, compile=True)

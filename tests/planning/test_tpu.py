@@ -1,0 +1,67 @@
+"""Plans compiled for TPU slices, on a machine without a TPU."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from spec_jax.checkpoints.shape import read_shape
+from spec_jax.errors import ConfigError
+from spec_jax.planning import make_plan
+from spec_jax.planning.hlo import by_kind
+from spec_jax.sharding import Layout
+from tests.planning.shapes import VOCAB, shape, whole_caches
+
+pytestmark = pytest.mark.tpu
+ROOT = Path(__file__).parents[2]
+SHARDING, CHECKPOINTS = ROOT / "sharding", ROOT / "checkpoints"
+
+
+@pytest.mark.parametrize("file", sorted(SHARDING.glob("tpu-*.toml")), ids=lambda file: file.stem)
+def test_a_slice_runs_what_was_computed(file):
+    sampling = []
+    for layers in (2, 4):
+        target, draft = shape(num_layers=layers), shape(num_layers=1)
+        found = make_plan(target, draft, Layout.read(file), compile=True)
+        for section in (found.target_call, found.scoring):
+            assert section.as_dict()["collectives"] == {"all-reduce": 2 * layers + 1}
+        program = found.round.program
+        assert program is not None and program.memory_bytes is not None
+        assert whole_caches(program, found) and found.fits
+        for collective in program.collectives:
+            is_sum = collective.kind == "all-reduce"
+            assert is_sum or str(VOCAB) not in re.findall(r"\d+", collective.shape), collective
+        computed = found.round.weight_bytes + found.round.cache_bytes
+        assert program.argument_bytes == pytest.approx(computed, rel=0.05)
+        for counts in (program.least_collectives, program.collectives):
+            sampling.append(by_kind(counts)["all-reduce"] - found.round.collectives["all-reduce"])
+    # What sampling and verification add does not grow with the depth.
+    assert sampling[:2] == sampling[2:] and 0 < sampling[0] < sampling[1]
+
+
+def test_too_large_a_model_is_refused_by_the_compiler():
+    layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
+    huge = shape(num_layers=1, mlp_size=2**28)
+    found = make_plan(huge, shape(num_layers=1), layout, compile=True)
+    assert found.fits is False and found.round.memory_bytes is None
+    assert found.round.program and "RESOURCE_EXHAUSTED" in found.round.program.refusal
+
+
+def test_an_unknown_topology():
+    layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
+    assert layout.chip is not None
+    odd = dataclasses.replace(layout, chip=dataclasses.replace(layout.chip, topology="v6e:3x5x7"))
+    with pytest.raises(ConfigError, match="libtpu knows no topology 'v6e:3x5x7'"):
+        make_plan(shape(), shape(), odd, compile=True)
+
+
+def test_weights_are_not_copied_before_the_loop():
+    """Layers of Chinchilla's size: a copy of any weight of each would show."""
+    recipes = (f"chinchilla-{name}.toml" for name in ("70b", "draft-4b"))
+    target, draft = (read_shape(CHECKPOINTS / recipe) for recipe in recipes)
+    target = dataclasses.replace(target, config=dataclasses.replace(target.config, num_layers=8))
+    draft = dataclasses.replace(draft, config=dataclasses.replace(draft.config, num_layers=2))
+    found = make_plan(target, draft, Layout.read(SHARDING / "tpu-v4-16.toml"), compile=True)
+    computed = found.round.weight_bytes + found.round.cache_bytes
+    assert found.round.memory_bytes == pytest.approx(computed, rel=0.1)
