@@ -9,11 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax.numpy as jnp
+
+from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
 from spec_jax.checkpoints.files import read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
 from spec_jax.checkpoints.orbax_directory import MANIFEST, load_directory, save_directory
+from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.checkpoints.reference import locate
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.weights import build_model
@@ -45,11 +49,14 @@ class Checkpoint:
     name: str
 
 
+_Place = Callable[[TransformerConfig], Placement | None]
+
+
 def load(
     reference: str | os.PathLike[str],
     *,
     dtype: str = "float32",
-    place: Callable[[TransformerConfig], Placement] | None = None,
+    place: _Place | None = None,
     on_progress: Callable[[str], object] | None = None,
 ) -> Checkpoint:
     """Loads a model and its tokenizer.
@@ -70,7 +77,7 @@ def load(
     progress = on_progress or (lambda line: None)
     name, path = locate(reference, progress)
     progress(f"loading {name}")
-    read = _load_directory if path.is_dir() else _load_gguf
+    read = _load_directory if path.is_dir() else _READERS[path.suffix]
     try:
         model, tokenizer = read(path, dtype, place or (lambda config: None))
     except OSError as error:
@@ -94,9 +101,6 @@ def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
         save_directory(Path(path), checkpoint.model, checkpoint.tokenizer)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error}.") from error
-
-
-_Place = Callable[[TransformerConfig], Placement | None]
 
 
 def _load_directory(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:
@@ -137,3 +141,13 @@ def _load_gguf(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]
         placement=place(shape),
     )
     return model, tokenizer
+
+
+def _random(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:
+    shape = Recipe.read(path).shape
+    assert shape  # `locate` has followed every other recipe to its files
+    model = Model.random(shape, dtype=jnp.dtype(dtype), placement=place(shape))
+    return model, byte_tokenizer(shape.vocab_size)
+
+
+_READERS = {".gguf": _load_gguf, ".toml": _random}

@@ -3,33 +3,18 @@
 import dataclasses
 import math
 
-import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
+import jax
 
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.transformer import Transformer
-
-
-def abstract_transformer(config: TransformerConfig, dtype: DTypeLike) -> Transformer:
-    """The module with shapes in place of arrays.
-
-    One block is traced and repeated, since tracing takes time that grows with the square of the
-    layers: seconds for eighty.
-    """
-    one = dataclasses.replace(config, num_layers=1)
-    module = nnx.eval_shape(lambda: Transformer(one, dtype=dtype, rngs=nnx.Rngs(0)))
-    block = module.blocks[0]
-    module.blocks = nnx.List([nnx.clone(block) for _ in range(config.num_layers)])
-    module.config = config
-    return module
+from spec_jax.models.transformer import Model
 
 
 def parameter_count(config: TransformerConfig) -> int:
     """The number of parameters, exactly; a tied head counts once."""
-    module = abstract_transformer(config, jnp.float32)
-    return sum(leaf.get_value().size for _, leaf in nnx.to_flat_state(nnx.state(module)))
+    return sum(
+        leaf.size for leaf in jax.tree.leaves(Model.abstract(config, dtype="float32").params)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

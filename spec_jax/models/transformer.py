@@ -238,10 +238,16 @@ class Model:
     def abstract(
         cls, config: TransformerConfig, *, dtype: DTypeLike, placement: Placement | None = None
     ) -> "Model":
-        """A model's shapes and shardings: its params are `jax.ShapeDtypeStruct`."""
-        graphdef, params = nnx.split(
-            nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
-        )
+        """A model's shapes and shardings: its params are `jax.ShapeDtypeStruct`.
+
+        One block is traced and repeated, since tracing takes time that grows with the square of
+        the layers: seconds for eighty.
+        """
+        one = dataclasses.replace(config, num_layers=1)
+        module = nnx.eval_shape(lambda: Transformer(one, dtype=dtype, rngs=nnx.Rngs(0)))
+        module.blocks = nnx.List([nnx.clone(module.blocks[0]) for _ in range(config.num_layers)])
+        module.config = config
+        graphdef, params = nnx.split(module)
         if placement is not None:
             params = _each(
                 params,

@@ -16,7 +16,7 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.models.sizes import parameter_count
 from spec_jax.models.transformer import Model
 from spec_jax.planning import cost
-from spec_jax.planning.abstract import abstract_cache, abstract_model, bucket, stand_ins
+from spec_jax.planning.abstract import abstract_cache, bucket, stand_ins
 from spec_jax.planning.compiled import Program, compile_call, compile_round, devices_for
 from spec_jax.planning.cost import Call, Terms
 from spec_jax.sharding import Layout, Placement
@@ -220,7 +220,7 @@ def make_plan(
         placed = []
         for role, shape in shapes.items():
             placement = layout.place(role, shape.config.axis_sizes, devices)
-            placed.append(abstract_model(shape.config, jnp.dtype(dtype), placement))
+            placed.append(Model.abstract(shape.config, dtype=jnp.dtype(dtype), placement=placement))
         return placed[0], placed[1]
 
     progress("laying out the models")

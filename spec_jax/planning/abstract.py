@@ -1,4 +1,4 @@
-"""Models and states that are shapes and shardings, without a byte of data."""
+"""Caches and states that are shapes and shardings, without a byte of data."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from spec_jax.config import SamplingParams
@@ -19,26 +17,13 @@ from spec_jax.decoding.sampling import BatchSampling
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine import Bucket, Engine, Request
-from spec_jax.models.config import TransformerConfig
-from spec_jax.models.sizes import abstract_transformer
-from spec_jax.models.transformer import Model, param_sharding
-from spec_jax.sharding import Layout, Placement
+from spec_jax.models.transformer import Model
+from spec_jax.sharding import Layout
 
 
 def stand_ins(layout: Layout) -> Sequence[Any]:
     """As many devices as the layout has, for its shardings alone: nothing can run on them."""
     return jax.devices("cpu")[:1] * layout.size
-
-
-def abstract_model(config: TransformerConfig, dtype: DTypeLike, placement: Placement) -> Model:
-    """A model without weights."""
-    graphdef, params = nnx.split(abstract_transformer(config, dtype))
-    placed = []
-    for path, leaf in nnx.to_flat_state(params):
-        value, sharding = leaf.get_value(), param_sharding(placement, leaf)
-        placed.append((path, leaf.replace(_struct(value.shape, value.dtype, sharding))))
-    params = nnx.from_flat_state(placed)
-    return Model(graphdef=graphdef, params=params, config=config, placement=placement)
 
 
 def abstract_cache(model: Model, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
@@ -124,10 +109,4 @@ def _placed(model: Model, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     assert model.placement is not None  # plans are made for layouts
     entries = ("batch", "kv_heads", "length", None)
     axes = entries if leaf.ndim == 4 else ("batch", *(None,) * (leaf.ndim - 1))
-    return _struct(leaf.shape, leaf.dtype, model.placement.sharding(*axes))
-
-
-def _struct(
-    shape: tuple[int, ...], dtype: DTypeLike, sharding: NamedSharding
-) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    return leaf.update(sharding=model.placement.sharding(*axes))

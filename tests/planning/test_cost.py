@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from spec_jax.models.transformer import Model
 from spec_jax.planning import cost
-from spec_jax.planning.abstract import abstract_cache, abstract_model, stand_ins
+from spec_jax.planning.abstract import abstract_cache, stand_ins
 from spec_jax.planning.cost import Call, Exchange, Terms
 from spec_jax.sharding import Chip, Layout, Rule
 from tests.planning.shapes import TARGET, shape
@@ -18,7 +19,7 @@ def call(tokens: int, ways: int = 8, batch: int = 1, **changes) -> Call:
     layout = Layout.tensor_parallel(ways)
     config = shape(**changes).config
     placement = layout.place("target", config.axis_sizes, stand_ins(layout))
-    model = abstract_model(config, jnp.bfloat16, placement)
+    model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
     return Call.of(model, abstract_cache(model, batch, 64, jnp.bfloat16), tokens)
 
 
@@ -73,7 +74,7 @@ def test_arithmetic_is_that_of_the_compiled_program():
     """Up to what is no product: norms, softmax, rotations."""
     layout = Layout.tensor_parallel(1)
     placement = layout.place("target", TARGET.axis_sizes, jax.devices()[:1])
-    model = abstract_model(TARGET, jnp.float32, placement)
+    model = Model.abstract(TARGET, dtype=jnp.float32, placement=placement)
     cache = abstract_cache(model, 1, 64, jnp.float32)
     words = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     program = jax.jit(lambda model, words, cache: model.score(words, cache))
@@ -122,6 +123,6 @@ def test_a_draft_cut_elsewhere():
     rules = (("heads", Rule(("inner",))), ("kv_heads", Rule(("inner",))))
     layout = Layout("mine", (("outer", 2), ("inner", 4)), "cpu", draft=rules)
     placement = layout.place("draft", TARGET.axis_sizes, stand_ins(layout))
-    model = abstract_model(TARGET, jnp.float32, placement)
+    model = Model.abstract(TARGET, dtype=jnp.float32, placement=placement)
     found = Call.of(model, abstract_cache(model, 1, 64, jnp.float32), 1)
     assert found.exchanges == (Exchange("attention", 2, EMBED * 4, 4),)
