@@ -52,7 +52,7 @@ def test_an_unknown_topology():
     layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
     assert layout.chip is not None
     odd = dataclasses.replace(layout, chip=dataclasses.replace(layout.chip, topology="v6e:3x5x7"))
-    with pytest.raises(ConfigError, match="libtpu knows no topology 'v6e:3x5x7'"):
+    with pytest.raises(ConfigError, match="libtpu does not describe the topology 'v6e:3x5x7'"):
         make_plan(shape(), shape(), odd, compile=True)
 
 
