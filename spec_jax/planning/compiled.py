@@ -26,6 +26,7 @@ from spec_jax.planning.hlo import Collective, by_kind, collectives
 from spec_jax.sharding import Layout
 
 _LIBTPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is opened that another process could want
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask for a slice
     # Without a host of its own libtpu complains; what it compiles for is named apart from this.
     "TPU_ACCELERATOR_TYPE": "v4-8",
@@ -121,8 +122,8 @@ def _tpu_slice(layout: Layout) -> Sequence[Any]:
         return topologies.get_topology_desc(topology, "tpu", **options).devices
     except Exception as error:  # whatever libtpu finds wrong with the name
         raise ConfigError(
-            f"layout {layout.name}: libtpu knows no topology {topology!r} ({error}); write one "
-            'such as "v4:2x2x4".'
+            f"layout {layout.name}: libtpu does not describe the topology {topology!r} ({error}); "
+            'write one such as "v4:2x2x4".'
         ) from None
 
 

@@ -22,6 +22,6 @@ def shape(**changes) -> Shape:
     return Shape("tiny", dataclasses.replace(TARGET, **changes))
 
 
-def whole_caches(program, plan) -> bool:
-    """Whether the results of a program take the place of all its caches."""
-    return program.aliased_bytes >= plan.round.cache_bytes
+def keeps_its_caches(section) -> bool:
+    """Whether the results of a compiled program take the place of all its caches."""
+    return section.program.aliased_bytes >= section.cache_bytes

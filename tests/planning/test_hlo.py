@@ -79,7 +79,9 @@ CALLS = """HloModule jit_f
 
 %branch_a (p: f32[4]) -> f32[4] {
   %p = f32[4]{0} parameter(0)
-  ROOT %ga = f32[4]{0} all-reduce(%p), to_apply=%add
+  %ga = f32[4]{0} all-reduce(%p), to_apply=%add
+  %gd = f32[4]{0} all-reduce(%ga), to_apply=%add
+  ROOT %ge = f32[4]{0} all-reduce(%gd), to_apply=%add
 }
 
 %branch_b (r: f32[4]) -> f32[4] {
@@ -121,9 +123,9 @@ ENTRY %main (x: f32[4], which: pred[]) -> f32[4] {
 )
 def test_calls_conditionals_and_asynchronous_pairs(conditional):
     text = CALLS.replace("CONDITIONAL", conditional)
-    most = {"all-gather": 2, "all-reduce": 1, "all-to-all": 1, "collective-permute": 1}
+    most = {"all-gather": 2, "all-reduce": 3, "all-to-all": 1}
     assert by_kind(collectives(text)) == most
-    least = {"all-gather": 2, "all-reduce": 1, "all-to-all": 1}
+    least = {"all-gather": 2, "all-reduce": 1, "all-to-all": 1, "collective-permute": 1}
     assert by_kind(collectives(text, branch=min)) == least
     assert collectives(text)[Collective("all-to-all", "(f32[4], s32[2])")] == 1
 

@@ -10,7 +10,7 @@ from spec_jax.errors import ConfigError
 from spec_jax.planning import make_plan
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Chip, Layout
-from tests.planning.shapes import VOCAB, shape, whole_caches
+from tests.planning.shapes import VOCAB, keeps_its_caches, shape
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "sharding").glob("*.toml"))
@@ -27,10 +27,11 @@ def test_the_compiler_agrees(layers):
     )
     for section in (found.target_call, found.scoring):
         assert section.as_dict()["collectives"] == {"all-reduce": 2 * layers + 1}
+        assert keeps_its_caches(section)
         assert section.collectives == {"all-reduce": 2 * layers + 1}
     assert found.draft_step.as_dict()["collectives"] == {"all-reduce": 3}
     program = found.round.program
-    assert program is not None and whole_caches(program, found)
+    assert program is not None and keeps_its_caches(found.round)
     for collective in program.collectives:
         is_sum = collective.kind == "all-reduce"
         assert is_sum or str(VOCAB) not in re.findall(r"\d+", collective.shape), collective

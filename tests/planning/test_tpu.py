@@ -11,7 +11,7 @@ from spec_jax.errors import ConfigError
 from spec_jax.planning import make_plan
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout
-from tests.planning.shapes import VOCAB, shape, whole_caches
+from tests.planning.shapes import VOCAB, keeps_its_caches, shape
 
 pytestmark = pytest.mark.tpu
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def test_a_slice_runs_what_was_computed(file):
             assert section.as_dict()["collectives"] == {"all-reduce": 2 * layers + 1}
         program = found.round.program
         assert program is not None and program.memory_bytes is not None
-        assert whole_caches(program, found) and found.fits
+        assert keeps_its_caches(found.round) and found.fits
         for collective in program.collectives:
             is_sum = collective.kind == "all-reduce"
             assert is_sum or str(VOCAB) not in re.findall(r"\d+", collective.shape), collective
@@ -52,7 +52,7 @@ def test_an_unknown_topology():
     layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
     assert layout.chip is not None
     odd = dataclasses.replace(layout, chip=dataclasses.replace(layout.chip, topology="v6e:3x5x7"))
-    with pytest.raises(ConfigError, match="libtpu knows no topology 'v6e:3x5x7'"):
+    with pytest.raises(ConfigError, match="libtpu does not describe the topology 'v6e:3x5x7'"):
         make_plan(shape(), shape(), odd, compile=True)
 
 

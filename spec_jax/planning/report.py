@@ -1,0 +1,169 @@
+"""What a plan says."""
+
+import dataclasses
+from typing import Any
+
+from spec_jax.checkpoints.shape import Shape
+from spec_jax.models.sizes import parameter_count
+from spec_jax.planning.compiled import Program
+from spec_jax.planning.cost import Terms
+from spec_jax.sharding import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """An axis that the layout would cut more often than the model's size allows.
+
+    Attributes:
+      role: `target` or `draft`.
+      axis: the logical axis.
+      size: the model's.
+      asked: into how many pieces the layout would cut it.
+      ways: into how many it is cut.
+    """
+
+    role: str
+    axis: str
+    size: int
+    asked: int
+    ways: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One program of a plan, on each chip.
+
+    Attributes:
+      weight_bytes: the weights that a chip holds.
+      cache_bytes: its part of the caches.
+      collectives: kind -> count, computed.
+      collective_bytes: bytes that these exchange.
+      terms: what the projected time is made of; None if nothing is known of the chip.
+      seconds: the projected time.
+      program: what the compiler says, if it was asked.
+    """
+
+    weight_bytes: int
+    cache_bytes: int
+    collectives: dict[str, int]
+    collective_bytes: int
+    terms: Terms | None
+    seconds: float | None
+    program: Program | None = None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Compiled, or else computed; None if the compiler found it too large to compile."""
+        if self.program is None:
+            return self.weight_bytes + self.cache_bytes
+        return self.program.memory_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; the compiler's figures take the place of computed ones."""
+        compiled = self.program.as_dict() if self.program else None
+        return {
+            "memory_bytes_per_chip": self.memory_bytes,
+            "collectives": compiled["collectives"] if compiled else self.collectives,
+            "projected_seconds": self.seconds,
+            "computed": {
+                "weight_bytes": self.weight_bytes,
+                "cache_bytes": self.cache_bytes,
+                "collectives": self.collectives,
+                "collective_bytes": self.collective_bytes,
+                "seconds": dataclasses.asdict(self.terms) if self.terms else None,
+            },
+            "compiled": compiled,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A target and its draft on a layout; every time is a projection.
+
+    Attributes:
+      target: the target's shape.
+      draft: the draft's.
+      layout: the layout.
+      dtype: of weights and, but on CPU, caches.
+      batch: rows, as they are padded.
+      capacity: cache entries of a row: the context and the room that a round needs.
+      num_speculative_tokens: draft tokens of a round (K).
+      acceptance: the probability that a draft token is accepted; an assumption.
+      target_call: one token of each row.
+      scoring: K + 1 tokens of each row.
+      draft_step: one token of each row, by the draft.
+      round: K draft steps, the first of which reads two tokens, and scoring; the projection leaves
+        sampling and verification out.
+      replicated: axes that are not cut as the layout says.
+      tokens_per_round: what a round emits on average.
+      speedup: over plain decoding; None if nothing is known of the chip.
+      best: the K of the largest speed-up, and that speed-up.
+    """
+
+    target: Shape
+    draft: Shape
+    layout: Layout
+    dtype: str
+    batch: int
+    capacity: int
+    num_speculative_tokens: int
+    acceptance: float
+    target_call: Section
+    scoring: Section
+    draft_step: Section
+    round: Section
+    replicated: tuple[Replicated, ...]
+    tokens_per_round: float
+    speedup: float | None
+    best: tuple[int, float] | None
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """Tracing and compiling in all, if that was asked for."""
+        sections = (self.target_call, self.scoring, self.draft_step, self.round)
+        programs = [each.program for each in sections if each.program]
+        return sum(each.compile_seconds for each in programs) if programs else None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a round fits a chip's memory; None if nothing is known of the chip."""
+        if self.round.memory_bytes is None:
+            return False
+        return self.layout.chip and self.round.memory_bytes <= self.layout.chip.memory
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        chip = self.layout.chip
+        return {
+            "projection": True,
+            "target": _model_as_dict(self.target),
+            "draft": _model_as_dict(self.draft),
+            "layout": self.layout.name,
+            "devices": self.layout.size,
+            "chip": dataclasses.asdict(chip) if chip else None,
+            "dtype": self.dtype,
+            "batch": self.batch,
+            "capacity": self.capacity,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "acceptance": self.acceptance,
+            "target_call": self.target_call.as_dict(),
+            "scoring": self.scoring.as_dict(),
+            "draft_step": self.draft_step.as_dict(),
+            "round": self.round.as_dict(),
+            "tokens_per_round": self.tokens_per_round,
+            "speedup": self.speedup,
+            "best_num_speculative_tokens": self.best[0] if self.best else None,
+            "best_speedup": self.best[1] if self.best else None,
+            "replicated": [dataclasses.asdict(each) for each in self.replicated],
+            "compile_seconds": self.compile_seconds,
+            "fits": self.fits,
+        }
+
+
+def _model_as_dict(shape: Shape) -> dict[str, Any]:
+    published = shape.published
+    return {
+        "name": shape.name,
+        "parameters": parameter_count(shape.config),
+        "published": dataclasses.asdict(published) if published else None,
+    }
