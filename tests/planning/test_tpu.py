@@ -4,11 +4,15 @@ import dataclasses
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from spec_jax.checkpoints.shape import read_shape
+from spec_jax.engine import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.planning import make_plan
+from spec_jax.planning.abstract import abstract_model
+from spec_jax.planning.compiled import compile_call, devices_for
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout
 from tests.planning.shapes import VOCAB, keeps_its_caches, shape
@@ -16,28 +20,38 @@ from tests.planning.shapes import VOCAB, keeps_its_caches, shape
 pytestmark = pytest.mark.tpu
 ROOT = Path(__file__).parents[2]
 SHARDING, CHECKPOINTS = ROOT / "sharding", ROOT / "checkpoints"
+FILES = sorted(SHARDING.glob("tpu-*.toml"))
 
 
-@pytest.mark.parametrize("file", sorted(SHARDING.glob("tpu-*.toml")), ids=lambda file: file.stem)
-def test_a_slice_runs_what_was_computed(file):
-    sampling = []
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_target_call_reduces_twice_a_layer(file, tokens):
+    layout = Layout.read(file)
     for layers in (2, 4):
-        target, draft = shape(num_layers=layers), shape(num_layers=1)
-        found = make_plan(target, draft, Layout.read(file), compile=True)
-        for section in (found.target_call, found.scoring):
-            assert section.as_dict()["collectives"] == {"all-reduce": 2 * layers + 1}
-        program = found.round.program
-        assert program is not None and program.memory_bytes is not None
-        assert keeps_its_caches(found.round) and found.fits
-        for collective in program.collectives:
-            is_sum = collective.kind == "all-reduce"
-            assert is_sum or str(VOCAB) not in re.findall(r"\d+", collective.shape), collective
-        computed = found.round.weight_bytes + found.round.cache_bytes
-        assert program.argument_bytes == pytest.approx(computed, rel=0.05)
-        for counts in (program.least_collectives, program.collectives):
-            sampling.append(by_kind(counts)["all-reduce"] - found.round.collectives["all-reduce"])
-    # What sampling and verification add does not grow with the depth.
-    assert sampling[:2] == sampling[2:] and 0 < sampling[0] < sampling[1]
+        config = shape(num_layers=layers).config
+        placement = layout.place("target", config.axis_sizes, devices_for(layout))
+        model = abstract_model(config, jnp.bfloat16, placement)
+        program = compile_call(model, Bucket(1, 512, 32, 4), tokens, jnp.bfloat16)
+        assert by_kind(program.collectives) == {"all-reduce": 2 * layers + 1}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_slice_runs_what_was_computed(file):
+    target, draft = shape(num_layers=2), shape(num_layers=1)
+    found = make_plan(target, draft, Layout.read(file), compile=True)
+    program = found.round.program
+    assert program is not None and program.memory_bytes is not None and found.fits
+    for section in (found.target_call, found.scoring, found.draft_step, found.round):
+        assert keeps_its_caches(section)
+    for collective in program.collectives:
+        is_sum = collective.kind == "all-reduce"
+        assert is_sum or str(VOCAB) not in re.findall(r"\d+", collective.shape), collective
+    computed = found.round.weight_bytes + found.round.cache_bytes
+    assert program.argument_bytes == pytest.approx(computed, rel=0.05)
+    least, most = (
+        by_kind(counts)["all-reduce"] for counts in (program.least_collectives, program.collectives)
+    )
+    assert found.round.collectives["all-reduce"] < least < most
 
 
 def test_too_large_a_model_is_refused_by_the_compiler():
