@@ -108,8 +108,10 @@ class TokenCounts:
 
     def add(self, tokens: Int[Array, " batch"]) -> "TokenCounts":
         """One more generated token in each row."""
-        rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-        return dataclasses.replace(self, generated=self.generated.at[rows, tokens].add(1))
+        # Compared, not scattered: for a scatter the partitioner gathers counts that are sharded.
+        ids = jnp.arange(self.generated.shape[1], dtype=jnp.int32)
+        drawn = (ids[None] == tokens[:, None]).astype(jnp.int32)
+        return dataclasses.replace(self, generated=self.generated + drawn)
 
 
 def probabilities(
