@@ -109,6 +109,21 @@ def test_another_prompt_is_caught_before_decoding(together, model):
     assert "process 1 of 2 differs from the rest in its prompts" in errors
 
 
+def test_each_process_writes_its_part(together, model, tmp_path):
+    saved = str(tmp_path / "saved")
+    command = ("convert", "--target", model, "--output", saved, "--layout", LAYOUT)
+    for process in together(*command):
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    text = ("--prompt", "the inn", "--max-tokens", "8", "--json")
+    outputs = [
+        subprocess.run([*SPEC_JAX, "generate", "--target", path, *text], capture_output=True)
+        for path in (model, saved)
+    ]
+    ids = [records(output.stdout.decode())[0]["token_ids"] for output in outputs]
+    assert ids[0] == ids[1] and len(ids[0]) == 8
+
+
 def kill(together, model: str, victim: int) -> tuple[int, str, float]:
     """Kills one of two while they decode: how the other ends, what it says and after how long."""
     endless = ("--max-tokens", "4000", "--ignore-eos", "the inn")
@@ -163,20 +178,23 @@ WIDE = CONFIG | {
     "vocab_size": 8192,
 }
 MEASURE = """
-import resource, sys
+import sys
 from pathlib import Path
 import jax
 from spec_jax import checkpoints, distributed
 from spec_jax.sharding import Layout
 
+def kilobytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
 layout = Layout.read(sys.argv[2])
 distributed.start(layout)
 place = lambda config: layout.place("target", config.axis_sizes)
 checkpoints.load(sys.argv[3], dtype="bfloat16", place=place)  # what loading imports is no weight
-status = Path("/proc/self/status").read_text()
-before = next(int(l.split()[1]) for l in status.splitlines() if l.startswith("VmRSS"))
+before = kilobytes("VmRSS")
 model = checkpoints.load(sys.argv[1], dtype="bfloat16", place=place).model
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+peak = kilobytes("VmHWM") - before
 leaves = jax.tree.leaves(model.params)
 own = sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards)
 print(peak * 1024, own, max(leaf.nbytes for leaf in leaves), sum(leaf.nbytes for leaf in leaves))

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from spec_jax import __version__
-from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
+from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_convert, parse_env, parse_model_command
 from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
@@ -102,6 +102,11 @@ def _run(arguments: list[str]) -> int:
         from spec_jax.cli import plan
 
         return plan.run(plan_options)
+    if command == "convert":
+        convert_options = parse_convert(rest)
+        from spec_jax.cli import convert
+
+        return convert.run(convert_options)
     options = parse_model_command(command, rest)
     if command == "chat":
         from spec_jax.cli import chat

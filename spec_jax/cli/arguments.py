@@ -1,11 +1,11 @@
 """Flags, and the config objects that they become. Imports no JAX."""
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from spec_jax.cli.parser import Parser, add_debug, number, whole
 from spec_jax.config import (
     DTYPES,
     LOOKAHEADS,
@@ -16,7 +16,7 @@ from spec_jax.config import (
 )
 from spec_jax.errors import ConfigError, did_you_mean
 
-COMMANDS = ("generate", "chat", "plan", "env")
+COMMANDS = ("generate", "chat", "convert", "plan", "env")
 
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
@@ -25,6 +25,7 @@ Decode language models faster without changing what they say.
 
   spec-jax generate   complete prompts
   spec-jax chat       hold a conversation
+  spec-jax convert    write a model so that every process of a pod reads its own part
   spec-jax plan       project memory and speed on other machines
   spec-jax env        show versions and devices, for bug reports
 
@@ -94,24 +95,21 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
     Raises:
       ConfigError: an argument is unknown, malformed or out of range, or two contradict each other.
     """
-    parser = _Parser(command, "[PROMPT] --target REF" if command == "generate" else "--target REF")
+    if command == "generate":
+        parser = Parser(command, "[PROMPT] --target REF", _GENERATE_EPILOG)
+    else:
+        parser = Parser(command, "--target REF")
     _add_model(parser)
     _add_speculation(parser)
     _add_sampling(parser)
     if command == "generate":
         _add_generate(parser)
     else:
-        _add_debug(parser)
+        add_debug(parser)
     given = parser.parse(arguments)
-    if not given.get("target"):
-        raise ConfigError(
-            "no target given; name the model with --target: a Hugging Face directory, a .gguf "
-            "file, a recipe (.toml) or a hub id."
-        )
+    _require_target(given)
     if given.get("draft") and "method" not in given:
         given["method"] = "draft_model"
-    if given.get("dtype", DTYPES[0]) not in DTYPES:
-        raise ConfigError(f"dtype is {given['dtype']!r}.{did_you_mean(given['dtype'], DTYPES)}")
     for name in ("max_model_len", "max_num_seqs"):
         if given.get(name, 1) < 1:
             raise ConfigError(f"{name} is {given[name]}; give at least 1.")
@@ -138,64 +136,62 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
     return options
 
 
+@dataclasses.dataclass(frozen=True)
+class ConvertOptions:
+    """What `convert` was asked to do.
+
+    Attributes:
+      target: the model's reference.
+      output: the directory to write.
+      load: further arguments of loading: a layout file, a dtype.
+    """
+
+    target: str
+    output: str
+    load: dict[str, str]
+
+
+def parse_convert(arguments: Sequence[str]) -> ConvertOptions:
+    """Parses and checks the arguments of `convert`.
+
+    Raises:
+      ConfigError: an argument is missing, unknown or malformed.
+    """
+    parser = Parser(
+        "convert",
+        "--target REF --output DIR",
+        "Each process writes the part that its devices hold, with Orbax, and any layout reads it.\n"
+        "DIR must be storage that all processes share.",
+    )
+    group = parser.add_argument_group("model")
+    _add_reference(group)
+    group.add_argument("--output", metavar="DIR", help="a directory that does not exist yet")
+    add_debug(group)
+    given = parser.parse(arguments)
+    _require_target(given)
+    if not given.get("output"):
+        raise ConfigError("no output given; name a new directory with --output.")
+    load = {name: given[name] for name in ("layout", "dtype") if name in given}
+    return ConvertOptions(given["target"], given["output"], load)
+
+
 def parse_env(arguments: Sequence[str]) -> EnvOptions:
     """Parses the arguments of `env`."""
-    parser = _Parser("env", "")
+    parser = Parser("env", "")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_debug(parser)
+    add_debug(parser)
     return EnvOptions(json="json" in parser.parse(arguments))
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises `ConfigError` instead of exiting, and suggests what a misspelt flag may have meant."""
-
-    def __init__(self, command: str, operands: str):
-        super().__init__(
-            prog=f"spec-jax {command}",
-            usage=" ".join(f"spec-jax {command} {operands} [options]".split()),
-            epilog=_GENERATE_EPILOG if command == "generate" else None,
-            formatter_class=functools.partial(
-                argparse.RawDescriptionHelpFormatter, max_help_position=36
-            ),
-            argument_default=argparse.SUPPRESS,  # what is not given is left to the config objects
-            allow_abbrev=False,  # an abbreviation would break when a flag is added
+def _require_target(given: dict[str, Any]) -> None:
+    """Refuses what every command that loads a model refuses."""
+    if not given.get("target"):
+        raise ConfigError(
+            "no target given; name the model with --target: a Hugging Face directory, a .gguf "
+            "file, a recipe (.toml) or a hub id."
         )
-
-    def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """The values that were given, by destination."""
-        namespace, unknown = self.parse_known_args(arguments)
-        for argument in unknown:
-            if not argument.startswith("-"):
-                raise ConfigError(
-                    f"unexpected argument {argument!r}; quote a prompt that holds spaces, and "
-                    "repeat --prompt for several."
-                )
-            name = argument.split("=")[0]
-            flags = list(self._option_string_actions)
-            hints = [f" Did you mean {flag!r}?" for flag in flags if flag.startswith(name)]
-            hint = (hints or [did_you_mean(name, flags)])[0]
-            if not hint.startswith(" Did you mean"):
-                hint = f" `{self.prog} --help` lists the options."
-            raise ConfigError(f"unknown option {name!r}.{hint}")
-        return vars(namespace)
-
-    def error(self, message: str) -> NoReturn:
-        """Reports argparse's own complaints in the same way as all others."""
-        raise ConfigError(f"{message.removeprefix('argument ')}.")
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if given.get("dtype", DTYPES[0]) not in DTYPES:
+        raise ConfigError(f"dtype is {given['dtype']!r}.{did_you_mean(given['dtype'], DTYPES)}")
 
 
 def _fields(config: type, given: dict[str, Any]) -> dict[str, Any]:
@@ -211,13 +207,12 @@ def _add(group: Any, config: type, name: str, help: str, **how: Any) -> None:
     group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
+def _add_reference(group: Any) -> None:
     group.add_argument(
         "--target",
         metavar="REF",
-        help="model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a hub "
-        "id org/name[@revision]",
+        help="the model: a Hugging Face directory, one that `spec-jax convert` wrote, a .gguf "
+        "file, a recipe (.toml) or a hub id org/name[@revision]",
     )
     group.add_argument(
         "--layout",
@@ -228,52 +223,57 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype", metavar="|".join(DTYPES), help="of weights and caches (default: float32)"
     )
+
+
+def _add_model(parser: Parser) -> None:
+    group = parser.add_argument_group("model")
+    _add_reference(group)
     group.add_argument(
         "--max-model-len",
-        type=_whole,
+        type=whole,
         metavar="N",
         help="longest prompt and completion together (default: the model's context)",
     )
     group.add_argument(
         "--max-num-seqs",
-        type=_whole,
+        type=whole,
         metavar="N",
         help="most prompts decoded as one batch (default: 8)",
     )
 
 
-def _add_speculation(parser: argparse.ArgumentParser) -> None:
+def _add_speculation(parser: Parser) -> None:
     group = parser.add_argument_group("speculation")
     add = functools.partial(_add, group, SpeculativeConfig)
     add("method", "how to draft; draft_model if --draft is given", metavar="|".join(METHODS))
     add("draft", "draft model of the same tokenizer, named like the target", metavar="REF")
-    add("num_speculative_tokens", "tokens drafted in a round", type=_whole, metavar="K")
+    add("num_speculative_tokens", "tokens drafted in a round", type=whole, metavar="K")
     add("lookahead", "how K changes from round to round", metavar="|".join(LOOKAHEADS))
     add(
         "verification",
         "which drafted tokens to keep; greedy needs temperature 0",
         metavar="|".join(sorted(VERIFICATIONS)),
     )
-    add("prompt_lookup_max", "longest n-gram looked up", type=_whole, metavar="N")
+    add("prompt_lookup_max", "longest n-gram looked up", type=whole, metavar="N")
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
+def _add_sampling(parser: Parser) -> None:
     group = parser.add_argument_group("sampling")
     add = functools.partial(_add, group, SamplingParams)
-    add("max_tokens", "most tokens to generate", type=_whole, metavar="N")
-    add("temperature", "0 is greedy", type=_number, metavar="T")
-    add("top_k", "keep the K likeliest tokens; 0 keeps all", type=_whole, metavar="K")
-    add("top_p", "keep the likeliest tokens that reach probability P", type=_number, metavar="P")
-    add("min_p", "drop tokens below P times the likeliest", type=_number, metavar="P")
-    add("repetition_penalty", "on tokens seen; 1 is off", type=_number, metavar="X")
-    add("presence_penalty", "on tokens generated; 0 is off", type=_number, metavar="X")
-    add("frequency_penalty", "per time generated; 0 is off", type=_number, metavar="X")
+    add("max_tokens", "most tokens to generate", type=whole, metavar="N")
+    add("temperature", "0 is greedy", type=number, metavar="T")
+    add("top_k", "keep the K likeliest tokens; 0 keeps all", type=whole, metavar="K")
+    add("top_p", "keep the likeliest tokens that reach probability P", type=number, metavar="P")
+    add("min_p", "drop tokens below P times the likeliest", type=number, metavar="P")
+    add("repetition_penalty", "on tokens seen; 1 is off", type=number, metavar="X")
+    add("presence_penalty", "on tokens generated; 0 is off", type=number, metavar="X")
+    add("frequency_penalty", "per time generated; 0 is off", type=number, metavar="X")
     add("stop", "end before this text (repeatable)", action="append", metavar="TEXT")
     add("ignore_eos", "decode past the end of sequence", action="store_true")
-    add("seed", "make sampling reproducible (default: random)", type=_whole, metavar="N")
+    add("seed", "make sampling reproducible (default: random)", type=whole, metavar="N")
 
 
-def _add_generate(parser: argparse.ArgumentParser) -> None:
+def _add_generate(parser: Parser) -> None:
     group = parser.add_argument_group("prompts")
     group.add_argument("positional", nargs="?", metavar="PROMPT", help="a prompt")
     group.add_argument(
@@ -306,8 +306,4 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--json", action="store_true", help="print one JSON object per prompt, one a line"
     )
-    _add_debug(group)
-
-
-def _add_debug(group: Any) -> None:
-    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(group)

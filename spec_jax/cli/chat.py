@@ -10,9 +10,10 @@ from spec_jax.cli.loading import load
 from spec_jax.cli.prompts import checked
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
-from spec_jax.errors import RequestError, did_you_mean
+from spec_jax.errors import ConfigError, RequestError, did_you_mean
 from spec_jax.llm import LLM
 from spec_jax.outputs import RequestOutput
+from spec_jax.sharding import Layout
 
 HELP = "/reset starts anew, /exit or Ctrl-D ends, Ctrl-C interrupts an answer"
 COMMANDS = ("/exit", "/help", "/reset")
@@ -21,6 +22,12 @@ PROMPT = "> "
 
 def run(options: Options) -> int:
     """Converses until the input ends; returns the exit code."""
+    layout = options.llm.get("layout")
+    if layout and (count := Layout.read(layout).processes) > 1:
+        raise ConfigError(
+            f"layout {layout} is for {count} processes, of which one alone has the terminal; chat "
+            "takes a layout of one process, and `spec-jax generate --chat` takes any."
+        )
     with Screen() as screen:
         llm = load(options, screen)
         llm.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])  # has it a template?

@@ -9,24 +9,32 @@ from spec_jax.llm import LLM
 from spec_jax.sharding import Layout
 
 
-def load(options: Options, screen: Screen) -> LLM:
-    """Joins the other processes of the layout, if any, and loads target and draft.
+def join(file: str | None, screen: Screen) -> Layout | None:
+    """Reads a layout file and joins the other processes, of which the first alone speaks."""
+    if file is None:
+        return None
+    layout = Layout.read(file)
+    if layout.processes > 1:
+        screen.claim_output()
+    screen.progress("waiting for the devices")
+    distributed.start(layout)
+    if distributed.process()[0] > 0:
+        screen.silence()
+    return layout
 
-    Requests without a seed of their own get random ones. Processes other than the first fall
-    silent.
+
+def load(options: Options, screen: Screen) -> LLM:
+    """Loads target and draft, showing progress.
+
+    Requests without a seed of their own get random ones.
     """
     screen.progress("loading")
     arguments = dict(options.llm)
-    if "layout" in arguments:
-        arguments["layout"] = layout = Layout.read(arguments["layout"])
-        if layout.processes > 1:
-            screen.claim_output()
-        distributed.start(layout)
-        if distributed.process()[0] > 0:
-            screen.silence()
+    layout = join(arguments.pop("layout", None), screen)
     return LLM(
         options.target,
         speculative_config=options.speculative,
+        layout=layout,
         seed=distributed.from_first(secrets.randbits(32)),
         on_progress=screen.progress,
         **arguments,

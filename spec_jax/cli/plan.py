@@ -10,7 +10,7 @@ from rich.table import Table
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.cli.plan_arguments import PlanOptions
 from spec_jax.cli.screen import Screen
-from spec_jax.planning import Plan, Replicated, Section, make_plan
+from spec_jax.planning import Plan, Replicated, Section, derived_draft, make_plan
 from spec_jax.sharding import Layout
 
 WIDTH = 100
@@ -22,13 +22,11 @@ def run(options: PlanOptions) -> int:
     layout = Layout.read(options.layout)
     _choose_devices(layout, compile=options.compile)
     with Screen(json_lines=options.json) as screen:
-        target, draft = (
-            read_shape(reference, on_progress=screen.progress)
-            for reference in (options.target, options.draft)
-        )
+        target = read_shape(options.target, on_progress=screen.progress)
+        draft = options.draft and read_shape(options.draft, on_progress=screen.progress)
         plan = make_plan(
             target,
-            draft,
+            draft or derived_draft(target, layout),
             layout,
             num_speculative_tokens=options.num_speculative_tokens,
             acceptance=options.acceptance,

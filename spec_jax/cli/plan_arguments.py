@@ -3,14 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
-from spec_jax.cli.arguments import _add_debug, _number, _Parser, _whole
+from spec_jax.cli.parser import Parser, add_debug, number, whole
 from spec_jax.config import DTYPES
 from spec_jax.errors import ConfigError, did_you_mean
 
 DTYPE, ACCEPTANCE, LOOKAHEAD = "bfloat16", 0.8, 4
 _REQUIRED = {
     "target": "the target model with --target",
-    "draft": "the draft model with --draft",
     "layout": "the layout with --layout, such as sharding/tpu-v4-16.toml",
 }
 
@@ -21,8 +20,8 @@ class PlanOptions:
 
     Attributes:
       target: the target's reference.
-      draft: the draft's.
       layout: a layout file.
+      draft: the draft's reference; None plans one that is derived from the target.
       compile: ask the compiler.
       json: print one JSON object.
       num_speculative_tokens: draft tokens of a round (K).
@@ -33,8 +32,8 @@ class PlanOptions:
     """
 
     target: str
-    draft: str
     layout: str
+    draft: str | None = None
     compile: bool = False
     json: bool = False
     num_speculative_tokens: int = LOOKAHEAD
@@ -50,15 +49,21 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     Raises:
       ConfigError: an argument is missing, unknown, malformed or out of range.
     """
-    parser = _Parser("plan", "--target REF --draft REF --layout FILE")
-    parser.epilog = (
+    parser = Parser(
+        "plan",
+        "--target REF --layout FILE",
         "Every time is a projection from the layout's figures of the chip: what memory, arithmetic "
-        "and\nlinks take at least. No weights are read, and no accelerator is needed."
+        "and\nlinks take at least. No weights are read, and no accelerator is needed.",
     )
     group = parser.add_argument_group("models")
     reference = "a Hugging Face directory, a .gguf file, a recipe (.toml) or a hub id"
     group.add_argument("--target", metavar="REF", help=f"target model: {reference}")
-    group.add_argument("--draft", metavar="REF", help="draft model, named like the target")
+    group.add_argument(
+        "--draft",
+        metavar="REF",
+        help="draft model, named like the target (default: one derived from the target, far "
+        "shallower and hardly narrower)",
+    )
     group.add_argument(
         "--dtype",
         metavar="|".join(DTYPES),
@@ -68,22 +73,22 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     group.add_argument("--layout", metavar="FILE", help="topology and sharding (sharding/*.toml)")
     group.add_argument(
         "--num-speculative-tokens",
-        type=_whole,
+        type=whole,
         metavar="K",
         help=f"tokens drafted in a round (default: {LOOKAHEAD})",
     )
     group.add_argument(
         "--acceptance",
-        type=_number,
+        type=number,
         metavar="A",
         help=f"probability that a drafted token is accepted (default: {ACCEPTANCE})",
     )
     group.add_argument(
-        "--batch", type=_whole, metavar="N", help="rows decoded together (default: 1)"
+        "--batch", type=whole, metavar="N", help="rows decoded together (default: 1)"
     )
     group.add_argument(
         "--context",
-        type=_whole,
+        type=whole,
         metavar="N",
         help="longest prompt and completion together (default: the target's context)",
     )
@@ -95,7 +100,7 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         "extra tpu and no TPU",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_debug(group)
+    add_debug(group)
     given = parser.parse(arguments)
     given.pop("debug", None)
     for name, what in _REQUIRED.items():

@@ -13,6 +13,7 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.sizes import WideShallow
 from spec_jax.models.transformer import Model
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import abstract_cache, bucket, stand_ins
@@ -20,6 +21,15 @@ from spec_jax.planning.compiled import Program, compile_call, compile_round, dev
 from spec_jax.planning.cost import Call
 from spec_jax.planning.report import Plan, Replicated, Section
 from spec_jax.sharding import Layout, Placement
+
+
+def derived_draft(target: Shape, layout: Layout) -> Shape:
+    """A wide and shallow draft for a target, whose heads the layout can cut if the target's are."""
+    rule = dict(layout.draft).get("heads")
+    mesh, heads = dict(layout.mesh), target.config.num_heads
+    ways = math.prod(mesh[axis] for axis in rule.axes) if rule else 1
+    shape = WideShallow(ways=ways if heads % ways == 0 else 1)(target.config)
+    return Shape(f"a wide and shallow draft of {target.name}", shape)
 
 
 def make_plan(

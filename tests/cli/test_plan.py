@@ -62,7 +62,6 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
     "changes, said",
     [
         ({"--target": None}, "no target given; name the target model with --target."),
-        ({"--draft": None}, "no draft given"),
         ({"--layout": None}, "no layout given; name the layout with --layout, such as sharding/"),
         ({"--layout": "nowhere.toml"}, "the layout nowhere.toml cannot be read"),
         ({"--draft": "nowhere.toml"}, "nowhere.toml does not exist."),
@@ -80,3 +79,10 @@ def test_mistakes(capsys, changes, said):
 def test_heads_that_a_layout_cannot_cut(capsys, model):
     message = failure(capsys, "plan", *flags(**{"--target": model}))
     assert "layout tpu-v4-16 cuts" in message and "16 ways" in message
+
+
+def test_without_a_draft_one_is_derived(capsys):
+    code, out, _ = run(capsys, "plan", *flags(**{"--draft": None}), "--json")
+    plan = json.loads(out)
+    assert code == 0 and plan["draft"]["name"] == "a wide and shallow draft of chinchilla-70b"
+    assert plan["draft"]["parameters"] == 4_017_199_104  # the recipe's

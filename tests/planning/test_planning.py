@@ -7,7 +7,7 @@ import pytest
 
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import ConfigError
-from spec_jax.planning import make_plan
+from spec_jax.planning import derived_draft, make_plan
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Chip, Layout
 from tests.planning.shapes import VOCAB, keeps_its_caches, shape
@@ -138,3 +138,10 @@ def test_what_cannot_be_compiled(monkeypatch):
     nameless = Layout("mine", (("model", 1),), "tpu", chip=chip)
     with pytest.raises(ConfigError, match="layout mine does not say which slice to compile for"):
         make_plan(shape(), shape(), nameless, compile=True)
+
+
+def test_a_derived_draft_is_never_wider_than_its_target():
+    layout = Layout.read(ROOT / "sharding/cpu-8.toml")
+    odd = shape(num_heads=9, num_kv_heads=3)
+    assert derived_draft(odd, layout).config.num_heads == 6
+    assert derived_draft(shape(), layout).config.num_heads == 8

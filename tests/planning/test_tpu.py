@@ -10,8 +10,8 @@ import pytest
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.engine import Bucket
 from spec_jax.errors import ConfigError
+from spec_jax.models.transformer import Model
 from spec_jax.planning import make_plan
-from spec_jax.planning.abstract import abstract_model
 from spec_jax.planning.compiled import compile_call, devices_for
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout
@@ -30,7 +30,7 @@ def test_a_target_call_reduces_twice_a_layer(file, tokens):
     for layers in (2, 4):
         config = shape(num_layers=layers).config
         placement = layout.place("target", config.axis_sizes, devices_for(layout))
-        model = abstract_model(config, jnp.bfloat16, placement)
+        model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
         program = compile_call(model, Bucket(1, 512, 32, 4), tokens, jnp.bfloat16)
         assert by_kind(program.collectives) == {"all-reduce": 2 * layers + 1}
 
