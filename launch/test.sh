@@ -20,7 +20,7 @@ esac
 
 select=()
 if [ "${1-}" = --slow ]; then
-  select=(-m "not torch")
+  select=(-m "not torch and not tpu")
   shift
 fi
 

@@ -94,6 +94,10 @@ def _restore(path: Path, model: Model) -> Any:
         here = SingleDeviceSharding(jax.devices()[0])
         wanted = {name: leaf.update(sharding=here) for name, leaf in wanted.items()}
     try:
+        stored = ocp.metadata(str(path.absolute())).metadata
+        shapes = {name: tuple(array.shape) for name, array in stored.items()}
+        if shapes != {name: leaf.shape for name, leaf in wanted.items()}:
+            raise ValueError(f"its arrays are not those of {MANIFEST}")
         found = ocp.load(str(path.absolute()), wanted)
     except Exception as error:  # what TensorStore raises has no common type
         raise CheckpointError(f"{path} is damaged: Orbax cannot restore it ({error}).") from error

@@ -25,10 +25,12 @@ class Published:
 
     Attributes:
       ms_per_token: milliseconds of one decoding step.
-      source: who measured it, and on what.
+      layout: the layout it was measured on, a file's name without its ending.
+      source: who measured it, and how.
     """
 
     ms_per_token: float
+    layout: str
     source: str
 
 
@@ -137,14 +139,14 @@ def _check_kind(recipe: Path, name: str, value: Any, field: dataclasses.Field) -
 
 def _published(recipe: Path, value: Any) -> Published:
     table = _table(recipe, "published", value)
-    keys = ("ms_per_token", "source")
+    keys = ("ms_per_token", "layout", "source")
     _check_keys(recipe, "published.", table, keys)
     for key in keys:
         given = table.get(key)
         good = _is_number(given) and given > 0 if key == keys[0] else _is_text(given)
         if not good:
             raise CheckpointError(f"{recipe}: published.{key} is {given!r}; {_EXPECTED[key]}.")
-    return Published(float(table["ms_per_token"]), table["source"])
+    return Published(float(table["ms_per_token"]), table["layout"], table["source"])
 
 
 def _checked_texts(recipe: Path, values: dict[str, Any], needed: list[str]) -> dict[str, Any]:
@@ -179,6 +181,7 @@ _EXPECTED = {
     "file": "give the path of a .gguf file inside the wheel",
     "ms_per_token": "give milliseconds above 0",
     "source": "say who measured it, and on what",
+    "layout": "name the layout it was measured on, such as tpu-v4-16",
 }
 
 

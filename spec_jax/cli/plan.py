@@ -7,9 +7,11 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from spec_jax.checkpoints.recipe import Published
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.cli.plan_arguments import PlanOptions
 from spec_jax.cli.screen import Screen
+from spec_jax.models.sizes import parameter_count
 from spec_jax.planning import Plan, Replicated, Section, derived_draft, make_plan
 from spec_jax.sharding import Layout
 
@@ -65,7 +67,11 @@ def _print(plan: Plan) -> None:
         style="bold",
         markup=False,
     )
-    console.print("Figures are for one device.\n")
+    sizes = (
+        f"{shape.name}: {parameter_count(shape.config):,} parameters"
+        for shape in (plan.target, plan.draft)
+    )
+    console.print(*sizes, "Figures are for one device.\n", sep="\n", markup=False)
     console.print(_sections(plan))
     console.print()
     for line in _verdicts(plan):
@@ -104,11 +110,11 @@ def _sections(plan: Plan) -> Table:
     for name, label in _TERMS.items():
         row(label, lambda s, name=name: _ms(getattr(s.terms, name)))
     row("projection, ms", lambda s: _ms(s.seconds))
-    published = {id(plan.target_call): plan.target, id(plan.draft_step): plan.draft}
+    published = {id(section): each for _, each, section in plan.published}
 
     def measured(section: Section) -> str:
-        shape = published.get(id(section))
-        return f"{shape.published.ms_per_token:g}" if shape and shape.published else ""
+        each = published.get(id(section))
+        return f"{each.ms_per_token:g}" if each else ""
 
     row("published, ms", measured)
     return table
@@ -146,9 +152,7 @@ def _verdicts(plan: Plan) -> list[str]:
         )
     else:
         lines.append(f"{rounds}. The layout has no figures of its chip: no time is projected.")
-    for name, shape in {"target": plan.target, "draft": plan.draft}.items():
-        if shape.published:
-            lines.append(f"Published for the {name}: {shape.published.source}.")
+    lines += [_compared(*each) for each in plan.published]
     for role in ("target", "draft"):
         found = [each for each in plan.replicated if each.role == role]
         if found:
@@ -157,6 +161,24 @@ def _verdicts(plan: Plan) -> list[str]:
     if plan.compile_seconds is not None:
         lines.append(f"Compiled in {plan.compile_seconds:.1f} s.")
     return lines
+
+
+def _compared(role: str, published: Published, section: Section) -> str:
+    """What would make up for the difference, were it one term's alone."""
+    measured, terms = published.ms_per_token / 1000, section.terms
+    line = f"Published for the {role}: {published.ms_per_token:g} ms ({published.source})"
+    count = sum(section.collectives.values())
+    if terms is None or measured <= terms.total or not count:
+        return line + "."
+    exchanges = terms.latency + terms.transfer
+    missing = measured - terms.total
+    share = (terms.weights + terms.cache) / (measured - exchanges)
+    return (
+        f"{line}, {_ms(missing)} ms more than projected. It would take memory read at "
+        f"{100 * share:.0f} % of its bandwidth, or all-reduces of "
+        f"{1e6 * (exchanges + missing) / count:.0f} us instead of "
+        f"{1e6 * exchanges / count:.0f}, or {1e6 * missing / count:.0f} us of software around each."
+    )
 
 
 def _ways(each: Replicated) -> str:

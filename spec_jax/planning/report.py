@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from spec_jax.checkpoints.recipe import Published
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.models.sizes import parameter_count
 from spec_jax.planning.compiled import Program
@@ -116,6 +117,16 @@ class Plan:
     tokens_per_round: float
     speedup: float | None
     best: tuple[int, float] | None
+
+    @property
+    def published(self) -> list[tuple[str, Published, Section]]:
+        """Figures of this very layout: role, what was published, and the section it belongs to."""
+        sections = {"target": self.target_call, "draft": self.draft_step}
+        return [
+            (role, shape.published, sections[role])
+            for role, shape in (("target", self.target), ("draft", self.draft))
+            if shape.published and shape.published.layout == self.layout.name
+        ]
 
     @property
     def compile_seconds(self) -> float | None:

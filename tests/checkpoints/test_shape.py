@@ -32,12 +32,12 @@ def write(tmp_path, head='name = "mine"', tail="", **shape):
 
 
 def test_a_recipe_may_give_a_shape(tmp_path):
-    tail = '[published]\nms_per_token = 2\nsource = "somebody"'
+    tail = '[published]\nms_per_token = 2\nlayout = "cpu-1"\nsource = "us"'
     path = write(tmp_path, tail=tail, gated_mlp=False, norm="layer", rope_theta=500000)
     recipe = Recipe.read(path)
     assert recipe.shape is not None and recipe.shape.rope_theta == 500000
     assert (recipe.shape.num_layers, recipe.shape.gated_mlp) == (2, False)
-    assert recipe.published == Published(2.0, "somebody")
+    assert recipe.published == Published(2.0, "cpu-1", "us")
     shape = read_shape(path)
     assert (shape.name, shape.config, shape.published) == ("mine", recipe.shape, recipe.published)
     assert locate(path, print) == ("mine", path)
@@ -62,7 +62,8 @@ def test_a_recipe_may_give_a_shape(tmp_path):
         ({"tail": '[source]\nhub = "a/b"'}, "source belongs to weights"),
         ({"tail": "published = 3"}, "unknown key 'shape.published'"),
         ({"tail": "[published]\nms_per_token = 0"}, "published.ms_per_token is 0; give milli"),
-        ({"tail": "[published]\nms_per_token = 1"}, "published.source is None; say who"),
+        ({"tail": "[published]\nms_per_token = 1"}, "published.layout is None; name the layout"),
+        ({"tail": '[published]\nms_per_token = 1\nlayout = "x"'}, "published.source is None; say"),
         ({"tail": "[published]\nms = 1"}, "unknown key 'published.ms'"),
     ],
 )

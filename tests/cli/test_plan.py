@@ -26,7 +26,9 @@ def test_a_plan_for_people(capsys):
         "chinchilla-70b with chinchilla-draft-4b on tpu-v4-16: 16 devices of v4, bfloat16",
         "It fits: a round takes 8.45 of 32.00 GiB.",
         "Projection: 3.36 tokens a round",
-        "Published for the target: Chen et al. 2023",
+        "chinchilla-70b: 64,950,116,352 parameters",
+        "Published for the target: 14.1 ms (Chen et al. 2023",
+        "5.343 ms more than projected.",
     ):
         assert text in " ".join(out.split()), text
     lines = {line[:27].strip(): line[27:].split() for line in out.splitlines()}
@@ -86,3 +88,8 @@ def test_without_a_draft_one_is_derived(capsys):
     plan = json.loads(out)
     assert code == 0 and plan["draft"]["name"] == "a wide and shallow draft of chinchilla-70b"
     assert plan["draft"]["parameters"] == 4_017_199_104  # the recipe's
+
+
+def test_published_figures_stay_with_their_layout(capsys):
+    code, out, _ = run(capsys, "plan", *flags("tpu-v5e-16"))
+    assert code == 0 and "ublished" not in out

@@ -144,4 +144,4 @@ def test_a_derived_draft_is_never_wider_than_its_target():
     layout = Layout.read(ROOT / "sharding/cpu-8.toml")
     odd = shape(num_heads=9, num_kv_heads=3)
     assert derived_draft(odd, layout).config.num_heads == 6
-    assert derived_draft(shape(), layout).config.num_heads == 8
+    assert derived_draft(shape(), layout).config.num_heads == 16
