@@ -167,4 +167,15 @@ ensure_env() { # [EXTRA]
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   set -euo pipefail
   ensure_env "$@"
+else # what every script takes as its first argument; it has defined `usage` by now
+  case "${1-}" in
+    -h | --help)
+      usage
+      exit
+      ;;
+    --dry-run)
+      DRY_RUN=yes
+      shift
+      ;;
+  esac
 fi

@@ -7,7 +7,7 @@ usage() {
 usage: launch/cpu_mesh.sh [--dry-run] N COMMAND [options of `spec-jax COMMAND`]
 
 Runs spec-jax on N emulated devices, laid out as sharding/cpu-N.toml says: the program that N chips
-would run, to see that it is right, never that it is fast. generate, chat and plan take the demo
+would run, to see that it is right, never that it is fast. commands take the demo
 model unless told otherwise; later options win, for example:
 
   launch/cpu_mesh.sh 8 generate "Hello"
@@ -19,21 +19,11 @@ TEXT
 
 # shellcheck source=launch/_env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
-case "${1-}" in
-  -h | --help)
-    usage
-    exit
-    ;;
-  --dry-run)
-    DRY_RUN=yes
-    shift
-    ;;
-esac
 
 layout="$(layout cpu- "${1-}")"
 shift
 model=(--target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --layout "$layout")
-case "${1-}" in generate | chat | plan) set -- "$1" "${model[@]}" "${@:2}" ;; esac
+case "${1-}" in generate | chat | convert | plan) set -- "$1" "${model[@]}" "${@:2}" ;; esac
 
 ensure_env
 finish env JAX_PLATFORMS=cpu "$CACHE" "$VENV/bin/spec-jax" "$@"

@@ -8,7 +8,7 @@ usage: launch/cpu_processes.sh [--dry-run] N COMMAND [options of `spec-jax COMMA
 
 Runs N processes of spec-jax with two emulated devices each, laid out as sharding/cpu-Nx2.toml says.
 Process 0 prints the results. What is piped in goes to every process; at a terminal process 0 alone
-reads. If one fails, all end and the exit code is not 0. generate, chat and plan take the demo model
+reads. If one fails, all end and the exit code is not 0. Commands take the demo model
 unless told otherwise; later options win, for example:
 
   launch/cpu_processes.sh 2 generate "Hello"
@@ -20,22 +20,12 @@ TEXT
 
 # shellcheck source=launch/_env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
-case "${1-}" in
-  -h | --help)
-    usage
-    exit
-    ;;
-  --dry-run)
-    DRY_RUN=yes
-    shift
-    ;;
-esac
 
 layout="$(layout cpu- "${1-}" x2)"
 processes=$1
 shift
 model=(--target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --layout "$layout")
-case "${1-}" in generate | chat | plan) set -- "$1" "${model[@]}" "${@:2}" ;; esac
+case "${1-}" in generate | chat | convert | plan) set -- "$1" "${model[@]}" "${@:2}" ;; esac
 
 # A port that nobody listens on, below those that the system gives out.
 while port=$((20000 + RANDOM % 10000)) && (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done

@@ -19,16 +19,6 @@ TEXT
 
 # shellcheck source=launch/_env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
-case "${1-}" in
-  -h | --help)
-    usage
-    exit
-    ;;
-  --dry-run)
-    DRY_RUN=yes
-    shift
-    ;;
-esac
 
 if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
   IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
@@ -40,7 +30,7 @@ else
 fi
 [ "$count" -gt 0 ] || die "no GPU: $found; launch/local.sh runs on the CPU"
 layout="$(layout gpu- "$count")"
-case "${1-}" in generate | chat | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac
+case "${1-}" in generate | chat | convert | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac
 
 ensure_env cuda
 # Without JAX_PLATFORMS a GPU that cannot be used would be replaced by the CPU.

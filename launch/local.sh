@@ -19,16 +19,6 @@ TEXT
 
 # shellcheck source=launch/_env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
-case "${1-}" in
-  -h | --help)
-    usage
-    exit
-    ;;
-  --dry-run)
-    DRY_RUN=yes
-    shift
-    ;;
-esac
 
 prompt=(--prompt "Explain speculative decoding to a child.")
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then

@@ -4,19 +4,20 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: launch/test.sh [--slow] [pytest arguments]
+usage: launch/test.sh [--dry-run] [--slow] [pytest arguments]
 
 Sets up .venv on the first run, fetches the demo model's weights and runs the tests. With --slow
-also the identity grid on real weights, which takes an hour or more. Tests that compare with
-PyTorch need torch: CONTRIBUTING.md.
+also the grids of real weights, meshes and lost processes, which take hours. Tests that need torch
+or libtpu: CONTRIBUTING.md.
+
+  launch/test.sh tests/decoding -k verify
+  launch/test.sh --dry-run ...  print the commands, run nothing
+  launch/test.sh --help         this text
 TEXT
 }
 
-case "${1-}" in -h | --help)
-  usage
-  exit
-  ;;
-esac
+# shellcheck source=launch/_env.sh
+source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
 
 select=()
 if [ "${1-}" = --slow ]; then
@@ -24,9 +25,7 @@ if [ "${1-}" = --slow ]; then
   shift
 fi
 
-# shellcheck source=launch/_env.sh
-source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
 ensure_env
-cd "$ROOT"
-"$VENV/bin/python" -m spec_jax.checkpoints fetch checkpoints/smollm2-135m-instruct.toml >&2
-exec "$VENV/bin/python" -m pytest -n 2 ${select[@]+"${select[@]}"} "$@"
+run cd "$ROOT"
+run "$VENV/bin/python" -m spec_jax.checkpoints fetch checkpoints/smollm2-135m-instruct.toml
+finish "$VENV/bin/python" -m pytest -n 2 ${select[@]+"${select[@]}"} "$@"

@@ -24,16 +24,6 @@ TEXT
 
 # shellcheck source=launch/_env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
-case "${1-}" in
-  -h | --help)
-    usage
-    exit
-    ;;
-  --dry-run)
-    DRY_RUN=yes
-    shift
-    ;;
-esac
 
 need TPU_NAME "the TPU VM"
 need ZONE "its zone"

@@ -26,22 +26,12 @@ TEXT
 
 # shellcheck source=launch/_env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
-case "${1-}" in
-  -h | --help)
-    usage
-    exit
-    ;;
-  --dry-run)
-    DRY_RUN=yes
-    shift
-    ;;
-esac
 
 need CLUSTER "the GKE cluster"
 need IMAGE "a container image of this checkout"
 [ $# -gt 0 ] || die "no command given; --help shows an example"
 layout=sharding/tpu-v5e-16.toml # in the image
-case "$1" in generate | chat | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac
+case "$1" in generate | chat | convert | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac
 
 printf -v command ' %q' "$@"
 finish xpk workload create --cluster="$CLUSTER" --workload="${WORKLOAD:-spec-jax}" \
