@@ -7,8 +7,8 @@ usage() {
 usage: launch/cpu_mesh.sh [--dry-run] N COMMAND [options of `spec-jax COMMAND`]
 
 Runs spec-jax on N emulated devices, laid out as sharding/cpu-N.toml says: the program that N chips
-would run, to see that it is right, never that it is fast. commands take the demo
-model unless told otherwise; later options win, for example:
+would run, to see that it is right, never that it is fast. Commands take the demo model unless told
+otherwise; later options win, for example:
 
   launch/cpu_mesh.sh 8 generate "Hello"
   launch/cpu_mesh.sh 4 generate "Hello" --target DIRECTORY --max-tokens 32

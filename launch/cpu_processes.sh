@@ -8,8 +8,8 @@ usage: launch/cpu_processes.sh [--dry-run] N COMMAND [options of `spec-jax COMMA
 
 Runs N processes of spec-jax with two emulated devices each, laid out as sharding/cpu-Nx2.toml says.
 Process 0 prints the results. What is piped in goes to every process; at a terminal process 0 alone
-reads. If one fails, all end and the exit code is not 0. Commands take the demo model
-unless told otherwise; later options win, for example:
+reads. If one fails, all end and the exit code is not 0. Commands take the demo model unless told
+otherwise; later options win, for example:
 
   launch/cpu_processes.sh 2 generate "Hello"
   launch/cpu_processes.sh 2 generate --prompt-file prompts.jsonl --max-tokens 32
