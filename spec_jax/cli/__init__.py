@@ -69,8 +69,8 @@ def _guarded(arguments: list[str]) -> int:
             traceback.print_exc()
         reason = str(error).strip().splitlines()[0]
         print(
-            f"spec-jax: error: process {number} of {count} ends, as another one has died or "
-            f"cannot be reached: {reason}",
+            f"spec-jax: error: process {number} of {count} ends: another one has died or cannot be "
+            f"reached, unless this one failed by itself: {reason}",
             file=sys.stderr,
         )
         return PEER_LOST
