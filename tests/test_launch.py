@@ -301,6 +301,19 @@ def kill(checkout, tmp_path, victim: str, number: signal.Signals, notices: bool)
     return launched.returncode, said, took
 
 
+@pytest.fixture
+def heeded():
+    """Signals that a run in the background ignores, and that its children would ignore too."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_no_process_outlives_the_script(checkout, tmp_path, number):
     if number == signal.SIGKILL and not shutil.which("setpriv"):
