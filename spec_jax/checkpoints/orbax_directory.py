@@ -15,6 +15,7 @@ import tokenizers
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from spec_jax import distributed
 from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import RopeScaling, TransformerConfig
@@ -32,7 +33,10 @@ def save_directory(path: Path, model: Model, tokenizer: Tokenizer) -> None:
     Raises:
       CheckpointError: there is something at the path already.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    # All of them have looked before any of them writes.
+    distributed.agree({"what it finds at the output": taken})
+    if taken:
         raise CheckpointError(f"{path} exists; choose a new directory, nothing is overwritten.")
     from orbax.checkpoint import v1 as ocp  # takes a second to import
 
@@ -60,6 +64,27 @@ def load_directory(
     Raises:
       CheckpointError: it is damaged, or written by a newer spec-jax.
     """
+    config, manifest = read_manifest(path)
+    try:
+        template = manifest["chat_template"]
+        tokenizer = Tokenizer(
+            tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")),
+            eos_token_ids=manifest["eos_token_ids"],
+            bos_token_id=manifest["bos_token_id"],
+            chat_template=template and ChatTemplate(**template),
+        )
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
+    model = Model.abstract(config, dtype=dtype, placement=place(config))
+    return dataclasses.replace(model, params=_restore(path / "weights", model)), tokenizer
+
+
+def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
+    """The model's shape, and all that `spec_jax.json` of a directory says.
+
+    Raises:
+      CheckpointError: it is damaged, or written by a newer spec-jax.
+    """
     manifest = read_json(path / MANIFEST)
     if manifest.get("version") != _VERSION:
         raise CheckpointError(
@@ -70,20 +95,9 @@ def load_directory(
         shape = dict(manifest["config"])
         if shape["rope_scaling"]:
             shape["rope_scaling"] = RopeScaling(**shape["rope_scaling"])
-        config = TransformerConfig(**shape)
-        template = manifest["chat_template"]
-        tokenizer = Tokenizer(
-            tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")),
-            eos_token_ids=manifest["eos_token_ids"],
-            bos_token_id=manifest["bos_token_id"],
-            chat_template=template and ChatTemplate(**template),
-        )
-    except CheckpointError:
-        raise
-    except Exception as error:  # tokenizers raises plain Exceptions
+        return TransformerConfig(**shape), manifest
+    except (KeyError, TypeError) as error:
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
-    model = Model.abstract(config, dtype=dtype, placement=place(config))
-    return dataclasses.replace(model, params=_restore(path / "weights", model)), tokenizer
 
 
 def _restore(path: Path, model: Model) -> Any:

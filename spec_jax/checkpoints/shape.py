@@ -7,6 +7,7 @@ from pathlib import Path
 
 from spec_jax.checkpoints.files import read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
+from spec_jax.checkpoints.orbax_directory import MANIFEST, read_manifest
 from spec_jax.checkpoints.recipe import Published, Recipe
 from spec_jax.checkpoints.reference import locate
 from spec_jax.errors import CheckpointError
@@ -35,8 +36,9 @@ def read_shape(
     """Reads a model's config and nothing else of it.
 
     Args:
-      reference: a Hugging Face directory, of which config.json suffices, a .gguf file, a recipe
-        (.toml), or a hub id `org/name[@revision]`, of which only config.json is fetched.
+      reference: a Hugging Face directory, of which config.json suffices, a directory that
+        `save` wrote, a .gguf file, a recipe (.toml), or a hub id `org/name[@revision]`, of which
+        only config.json is fetched.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
@@ -56,6 +58,8 @@ def read_shape(
 
 
 def _of_directory(path: Path) -> TransformerConfig:
+    if (path / MANIFEST).is_file():
+        return read_manifest(path)[0]
     config = read_json(path / "config.json")
     return family_of_hf(config.get("model_type")).config_from_hf(config)
 

@@ -10,6 +10,7 @@ import pytest
 from spec_jax import checkpoints
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
+from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import CheckpointError
 from spec_jax.models.transformer import Model
 from spec_jax.sharding import Layout
@@ -76,7 +77,7 @@ def test_orbax_moves_a_model_from_mesh_to_mesh(source, dtype, tmp_path):
     checkpoints.save(four, tmp_path / "four")
     one = checkpoints.load(tmp_path / "four", dtype=dtype)
     assert same(before.model, four.model) and same(before.model, one.model)
-    assert one.model.config == before.model.config
+    assert one.model.config == before.model.config == read_shape(tmp_path / "four").config
     assert {leaf.dtype.name for leaf in arrays(one.model)} == {dtype}
     text = "the thin man's inn <|im_end|>"
     assert one.tokenizer.encode(text) == before.tokenizer.encode(text)
