@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.pytree import pytree
 
@@ -48,6 +48,29 @@ class KVCache:
     def with_lengths(self, lengths: Int[Array, " batch"]) -> "KVCache":
         """The same arrays with other valid lengths: commit and rollback."""
         return dataclasses.replace(self, lengths=lengths)
+
+
+@pytree
+class Places:
+    """Where new tokens stand and which cache entries they may see.
+
+    New tokens are written side by side from each row's cache length on, whatever their positions.
+    An entry below that length stands at the position of its index.
+
+    Attributes:
+      positions: of each new token in its text.
+      visible: the cache entries that each new token sees, its own included.
+    """
+
+    positions: Int[Array, "batch tokens"]
+    visible: Bool[Array, "batch tokens length"]
+
+    @classmethod
+    def following(cls, cache: KVCache, count: int) -> "Places":
+        """`count` tokens that continue each row's text one after another."""
+        positions = cache.lengths[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        entries = jnp.arange(cache.capacity, dtype=jnp.int32)
+        return cls(positions, entries[None, None] <= positions[..., None])
 
 
 def write_rows(

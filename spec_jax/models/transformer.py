@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.decoding.cache import KVCache, write_rows
+from spec_jax.decoding.cache import KVCache, Places, write_rows
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import (
     ACTIVATIONS,
@@ -183,26 +183,27 @@ class Transformer(nnx.Module):
         tokens: Int[Array, "batch tokens"],
         cache: KVCache,
         placement: Placement | None = None,
+        places: Places | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
-        """Runs new tokens that stand at each row's cache length, and writes their entries.
+        """Runs new tokens, and writes their entries at each row's cache length.
 
         Args:
           tokens: token ids.
           cache: entries of everything before the tokens; the caller leaves room for them.
           placement: how the model lies on a mesh, if it does.
+          places: where the tokens stand; by default they continue the rows' texts.
 
         Returns:
           The final hidden states, and the cache with the entries written but `lengths`
           unmoved: the loop's commit decides how many count.
         """
         config = self.config
-        positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        places = Places.following(cache, tokens.shape[1]) if places is None else places
         frequencies = rope_frequencies(config.rotary_size, config.rope_theta, config.rope_scaling)
-        entries = jnp.arange(cache.capacity, dtype=jnp.int32)
         call = _Call(
             start=cache.lengths,
-            angles=positions[..., None].astype(jnp.float32) * frequencies[None, None],
-            visible=entries[None, None] <= positions[..., None],
+            angles=places.positions[..., None].astype(jnp.float32) * frequencies[None, None],
+            visible=places.visible,
             placement=placement,
         )
         x = call.residual(self.embed(tokens))
