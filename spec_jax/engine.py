@@ -14,6 +14,7 @@ from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.lookahead import Lookahead
 from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.score import entries_per_round
 from spec_jax.decoding.state import RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Drafter
 from spec_jax.models.transformer import Model
@@ -65,13 +66,14 @@ class Engine:
         target: Model,
         drafter: Drafter,
         lookahead: Lookahead,
-        verification: str,
+        verification: str = "token",
         *,
+        scoring: str = "block",
         max_model_len: int,
         on_progress: Callable[[str], None] | None = None,
     ):
-        self.target, self.drafter, self.lookahead = target, drafter, lookahead
-        self.verification = verification
+        self.target, self.drafter = target, drafter
+        self.strategy = loop.Strategy(lookahead, verification, scoring)
         self.max_model_len = max_model_len
         self.traces = 0
         """How many programs were traced so far: constant after warm-up inside a bucket."""
@@ -82,7 +84,8 @@ class Engine:
 
     def bucket(self, requests: Sequence[Request]) -> Bucket:
         """The smallest bucket that holds the requests."""
-        reserve = self.drafter.lookahead + 1
+        drafter = self.drafter
+        reserve = entries_per_round(self.strategy.scoring, drafter.lookahead, drafter.drafts)
         # One throw-away entry beside a single bfloat16 row (see Model.score).
         longest = max(request.max_length for request in requests) + reserve + 1
         whole = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
@@ -153,13 +156,11 @@ class Engine:
 
     def _start(self, target: Model, drafter: Drafter, arrays: dict, block: int) -> DecodeState:
         self.traces += 1
-        return loop.start(target, drafter, self.lookahead, block=block, **arrays)
+        return loop.start(target, drafter, self.strategy.lookahead, block=block, **arrays)
 
     def _decode(self, target: Model, drafter: Drafter, state, sampling, rounds) -> DecodeState:
         self.traces += 1
-        return loop.decode(
-            target, drafter, self.lookahead, self.verification, state, sampling, rounds
-        )
+        return loop.decode(target, drafter, self.strategy, state, sampling, rounds)
 
     def _program(
         self,

@@ -34,8 +34,8 @@ BUGS = {
     ),
     "residual not clamped": (
         "decoding/verify.py",
-        "jnp.maximum(wanted - proposed, 0.0)",
-        "wanted - proposed",
+        "jnp.maximum(scale * wanted - _proposed(p, tokens, q)[place], 0.0)",
+        "scale * wanted - _proposed(p, tokens, q)[place]",
         [PROOF, "-k", "joint_distribution"],
     ),
     "bonus token from the wrong row": (
@@ -45,15 +45,15 @@ BUGS = {
         [PROOF, "-k", "joint_distribution"],
     ),
     "argmax draft with softmax q": (
-        "drafters/draft_model.py",
-        "drawn = draw(keys, q, sampling.random)",
+        "drafters/autoregressive.py",
+        "drawn = draw(keys.reshape(rows), q, random)",
         "drawn = jnp.argmax(q, -1).astype(jnp.int32)",
         [SAMPLED, "-k", "other-plain"],
     ),
     "q taken before the processors": (
-        "drafters/draft_model.py",
-        "(drawn, q)\n",
-        "(drawn, jax.nn.softmax(_fit(last, vocab)))\n",
+        "drafters/autoregressive.py",
+        "q, last = q.reshape(batch, drafts, vocab),",
+        "q, last = jax.nn.softmax(logits),",
         [SAMPLED, "-k", "other-cool"],
     ),
     "stale cache entry read after rollback": (

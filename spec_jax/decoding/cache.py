@@ -45,6 +45,19 @@ class KVCache:
         """Entries a row can hold."""
         return self.keys[0].shape[2]
 
+    def gather(self, sources: Int[Array, "batch moved"], to: Int[Array, " batch"]) -> "KVCache":
+        """Moves a few entries of each row side by side to `to`: the branch that a tree keeps."""
+
+        def move(buffer: Array) -> Array:
+            kept = jnp.take_along_axis(buffer, sources[:, None, :, None], axis=2)
+            return write_rows(buffer, kept, to)
+
+        return dataclasses.replace(
+            self,
+            keys=tuple(move(each) for each in self.keys),
+            values=tuple(move(each) for each in self.values),
+        )
+
     def with_lengths(self, lengths: Int[Array, " batch"]) -> "KVCache":
         """The same arrays with other valid lengths: commit and rollback."""
         return dataclasses.replace(self, lengths=lengths)

@@ -1,18 +1,21 @@
 """The loop: propose, score, verify, commit."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt32
 
 from spec_jax.decoding.cache import KVCache, prefill
-from spec_jax.decoding.lookahead import Lookahead
+from spec_jax.decoding.control import at_width
+from spec_jax.decoding.lookahead import Lookahead, Outcome, scoring_widths
 from spec_jax.decoding.sampling import BatchSampling
 from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
-from spec_jax.decoding.verify import RULES, Verdict, verify
-from spec_jax.drafters.base import Context, Draft, Drafter
+from spec_jax.decoding.verdict import Verdict
+from spec_jax.decoding.verify import verify
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter
 from spec_jax.models.transformer import Model
 
 
@@ -27,11 +30,13 @@ def start(
     stop_token_ids: Int[Array, "batch stops"],
     keys: UInt32[Array, "batch 2"],
     block: int,
+    inputs: Any = None,
 ) -> DecodeState:
     """Reads the prompts into both caches and returns the state before the first round.
 
     A row whose `max_lengths` does not exceed its length starts finished, which is how a batch
     is padded. `block` (static) is the width that prompts are read in; it divides the capacity.
+    `inputs` is what the drafter's host side has to say about the requests.
     """
     batch, capacity = tokens.shape
     cache = prefill(target.extend, tokens, lengths, target.new_cache(batch, capacity), block)
@@ -44,24 +49,38 @@ def start(
         finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
         keys=keys,
         cache=cache,
-        drafter=drafter.init(tokens, lengths, block),
+        drafter=drafter.init(tokens, lengths, block, inputs),
         lookahead=lookahead.init(batch),
         counters=Counters.zeros(batch, drafter.lookahead),
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """How rounds are drafted and verified; static under jit.
+
+    Attributes:
+      lookahead: how many tokens to draft.
+      verification: which of them to keep.
+      scoring: how the target is called.
+    """
+
+    lookahead: Lookahead
+    verification: str = "token"
+    scoring: str = "block"
+
+
 def decode(
     target: Model,
     drafter: Drafter,
-    lookahead: Lookahead,
-    verification: str,
+    strategy: Strategy,
     state: DecodeState,
     sampling: BatchSampling,
     max_rounds: Int[Array, ""],
 ) -> DecodeState:
     """Decodes until every row has finished, or for `max_rounds` (dynamic) rounds.
 
-    `lookahead` and `verification` are static. Donate `state`: the caches are updated in place.
+    `strategy` is static. Donate `state`: the caches are updated in place.
     """
 
     def go_on(carry: tuple[Array, DecodeState]) -> Array:
@@ -70,28 +89,49 @@ def decode(
 
     def one_round(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
         rounds, state = carry
-        return rounds + 1, decode_round(target, drafter, lookahead, verification, state, sampling)
+        return rounds + 1, decode_round(target, drafter, strategy, state, sampling)
 
     return jax.lax.while_loop(go_on, one_round, (jnp.int32(0), state))[1]
 
 
 def decode_round(
-    target: Model,
-    drafter: Drafter,
-    lookahead: Lookahead,
-    verification: str,
-    state: DecodeState,
-    sampling: BatchSampling,
+    target: Model, drafter: Drafter, strategy: Strategy, state: DecodeState, sampling: BatchSampling
 ) -> DecodeState:
     """One round: every running row emits between 1 and K + 1 tokens."""
-    draft_keys, verify_keys = _round_keys(state)
-    context = Context(state.tokens, state.lengths, state.prompt_lengths, draft_keys, sampling)
+    draft, state = propose(drafter, strategy.lookahead, state, sampling)
 
+    def finish(width: int, state: DecodeState) -> DecodeState:
+        short = draft.first(width)
+        p, cache = score(target, state, short, sampling, strategy.scoring)
+        verdict = verify(strategy.verification, p, short, _round_keys(state)[1], sampling.random)
+        return commit(state, short, verdict, drafter, strategy.lookahead, cache)
+
+    widths = scoring_widths(strategy.lookahead, drafter.steady)
+    return at_width(widths, draft.lengths.max(), finish, state)
+
+
+def propose(
+    drafter: Drafter, lookahead: Lookahead, state: DecodeState, sampling: BatchSampling
+) -> tuple[Draft, DecodeState]:
+    """Drafts as many tokens as the policy wants and the row can still emit besides one."""
+    batch = state.lengths.shape[0]
+    room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
+    allowed = jnp.minimum(lookahead.limits(state.lookahead, batch), room)
+    allowed = jnp.where(state.finish == RUNNING, allowed, 0)
+    context = Context(
+        tokens=state.tokens,
+        lengths=state.lengths,
+        prompt_lengths=state.prompt_lengths,
+        keys=_round_keys(state)[0],
+        sampling=sampling,
+        limits=allowed if lookahead.varies else None,
+        threshold=lookahead.threshold(state.lookahead, batch),
+        cache=state.cache,
+    )
     draft, drafter_state = drafter.propose(state.drafter, context)
-    draft = _limit(draft, lookahead, state)
-    p, cache = score(target, state, draft, sampling)
-    verdict = verify(RULES[verification], p, draft, verify_keys, sampling.random)
-    return commit(state, draft, verdict, drafter, drafter_state, lookahead, cache)
+    draft = dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, allowed))
+    cache = state.cache if draft.begun is None else draft.begun.cache
+    return draft, dataclasses.replace(state, drafter=drafter_state, cache=cache)
 
 
 def _round_keys(state: DecodeState) -> tuple[Array, Array]:
@@ -107,19 +147,11 @@ def _round_keys(state: DecodeState) -> tuple[Array, Array]:
     return both[:, 0], both[:, 1]
 
 
-def _limit(draft: Draft, lookahead: Lookahead, state: DecodeState) -> Draft:
-    """Cuts the draft to the lookahead and to what the row can still emit besides one token."""
-    room = state.max_lengths - state.lengths - 1
-    allowed = jnp.minimum(lookahead.limits(state.lookahead, draft.tokens.shape[0]), room)
-    return dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, jnp.maximum(allowed, 0)))
-
-
 def commit(
     state: DecodeState,
     draft: Draft,
     verdict: Verdict,
     drafter: Drafter,
-    drafter_state: object,
     lookahead: Lookahead,
     cache: KVCache,
 ) -> DecodeState:
@@ -129,11 +161,14 @@ def commit(
     tokens, as a token-by-token decoder would; a stop token in the last allowed place counts as
     a stop. A row whose next token has no distribution keeps its accepted tokens and ends.
     """
-    _batch, width = draft.tokens.shape
+    width = draft.lookahead
     places = jnp.arange(width + 1, dtype=jnp.int32)[None]
     accepted, drafted = verdict.accepted[:, None], draft.lengths
-    padded = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+    path = places[:, :width] * draft.drafts + verdict.chosen[:, None]
+    padded = jnp.pad(jnp.take_along_axis(draft.tokens, path, axis=1), ((0, 0), (0, 1)))
     block = jnp.where(places < accepted, padded, verdict.token[:, None])
+    if draft.drafts > 1:
+        cache = cache.gather(state.lengths[:, None] + path, state.lengths)
 
     offered = verdict.accepted + verdict.valid.astype(jnp.int32)
     is_stop = (block[..., None] == state.stop_token_ids[:, None]).any(-1)
@@ -155,13 +190,15 @@ def commit(
     # Past a stop nothing that was drafted counts, neither as drafted nor as accepted.
     drafted = jnp.where(running, jnp.where(stops, jnp.minimum(drafted, emitted), drafted), 0)
     kept = jnp.minimum(jnp.where(running, verdict.accepted, 0), emitted)
+    outcome = Outcome.of(draft, verdict.chosen, drafted, kept)
     counters = state.counters
     counters = Counters(
         rounds=counters.rounds + running.astype(jnp.int32),
-        drafted=counters.drafted + drafted,
+        drafted=counters.drafted + (drafted if lookahead.counts_refused else kept),
         accepted=counters.accepted + kept,
-        accepted_per_position=counters.accepted_per_position
-        + (places[:, :width] < kept[:, None]).astype(jnp.int32),
+        accepted_per_position=counters.accepted_per_position.at[:, :width].add(
+            (places[:, :width] < kept[:, None]).astype(jnp.int32)
+        ),
     )
     return dataclasses.replace(
         state,
@@ -169,7 +206,7 @@ def commit(
         lengths=lengths,
         finish=finish.astype(jnp.int32),
         cache=cache.with_lengths(lengths - 1),
-        drafter=drafter.commit(drafter_state, lengths),
-        lookahead=lookahead.update(state.lookahead, drafted, kept),
+        drafter=drafter.commit(state.drafter, Committed(state.lengths, lengths, verdict.chosen)),
+        lookahead=lookahead.update(state.lookahead, outcome),
         counters=counters,
     )

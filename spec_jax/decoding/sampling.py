@@ -56,6 +56,10 @@ class BatchSampling:
             logit_bias=jnp.asarray(bias),
         )
 
+    def repeat(self, times: int) -> "BatchSampling":
+        """Each row's parameters `times` times in succession."""
+        return jax.tree.map(lambda each: jnp.repeat(each, times, axis=0), self)
+
     @property
     def random(self) -> Bool[Array, ""]:
         """Whether any row draws at random; the others are greedy."""
@@ -105,6 +109,10 @@ class TokenCounts:
             return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)
 
         return cls(*jax.lax.cond(sampling.uses_history, count, none))
+
+    def repeat(self, times: int) -> "TokenCounts":
+        """Each row's counts `times` times in succession."""
+        return jax.tree.map(lambda each: jnp.repeat(each, times, axis=0), self)
 
     def add(self, tokens: Int[Array, " batch"]) -> "TokenCounts":
         """One more generated token in each row."""

@@ -1,26 +1,97 @@
-"""Scoring: one target call over the last known token and the draft."""
+"""Scoring: the target's distributions after the last known token and after each draft token."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.decoding.cache import KVCache
+from spec_jax.decoding.cache import KVCache, Places
 from spec_jax.decoding.sampling import BatchSampling, TokenCounts, probabilities
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft
 from spec_jax.models.transformer import Model
 
+SCORINGS = ("block", "stairs")
+
+
+def entries_per_round(scoring: str, lookahead: int, drafts: int) -> int:
+    """Cache entries that scoring may write past a row's known tokens."""
+    if scoring == "stairs":
+        return (lookahead + 1) * (lookahead + 2) // 2
+    return 1 + lookahead * drafts
+
 
 def score(
-    target: Model, state: DecodeState, draft: Draft, sampling: BatchSampling
+    target: Model, state: DecodeState, draft: Draft, sampling: BatchSampling, scoring: str = "block"
 ) -> tuple[Float[Array, "batch places vocab"], KVCache]:
-    """The target's distributions p at the K + 1 places after each row's known tokens.
+    """The target's distributions p after each row's known tokens and after each draft token.
 
-    The penalties at a place see the draft tokens before it. The returned cache holds the entries
-    of all K + 1 tokens, none of them counted yet.
+    The processors at a place see the draft tokens before it, along its own draft. The returned
+    cache holds the entries of the last known token and of the draft, none of them counted yet.
+
+    `scoring` (static) says how the target is called: `block` once over all tokens side by side;
+    `stairs` once over a batch of K + 1 prefixes of the draft, each as long as itself, which share
+    the cached text but nothing else (staged speculative verification as in IVUS 2024).
     """
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
-    tokens = jnp.concatenate([last[:, None], draft.tokens], axis=1)
-    logits, cache = target.score(tokens, state.cache)
+    tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
+    if draft.begun is not None:
+        logits, cache = target.resume(draft.begun.hidden, draft.begun.cache)
+    elif scoring == "stairs":
+        logits, cache = _stairs(target, tokens, state.cache)
+    elif draft.drafts > 1:
+        places = tree_places(state.cache, draft.lookahead, draft.drafts)
+        logits, cache = target.score(tokens, state.cache, places)
+    else:
+        logits, cache = target.score(tokens, state.cache)
     counts = TokenCounts.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
     return probabilities(logits, sampling, counts, draft.tokens), cache
+
+
+def ancestors(steps: int, drafts: int) -> Bool[np.ndarray, "places places"]:
+    """[i, j]: whether place j stands before place i, or is it, in its own draft.
+
+    Place 0 is the last known token; place `1 + i * drafts + n` the i-th token of draft n.
+    """
+    step = np.concatenate([[-1], np.repeat(np.arange(steps), drafts)])
+    draft = np.concatenate([[-1], np.tile(np.arange(drafts), steps)])
+    same = (draft[:, None] == draft[None]) | (draft[None] < 0)
+    return same & (step[None] <= step[:, None])
+
+
+def tree_places(cache: KVCache, steps: int, drafts: int) -> Places:
+    """Several drafts of each row, side by side: each sees the text and its own tokens."""
+    depths = np.concatenate([[0], np.repeat(np.arange(1, steps + 1), drafts)])
+    return _among_themselves(cache, depths, ancestors(steps, drafts))
+
+
+def _among_themselves(
+    cache: KVCache, depths: Int[np.ndarray, " tokens"], seen: Bool[np.ndarray, "tokens tokens"]
+) -> Places:
+    """New tokens that see all of the text, and of each other what `seen` says."""
+    lengths = cache.lengths
+    entries = jnp.arange(cache.capacity, dtype=jnp.int32)
+    index = entries[None] - lengths[:, None]
+    count = len(depths)
+    inside = (index >= 0) & (index < count)
+    among = jnp.asarray(seen)[:, jnp.clip(index, 0, count - 1)].swapaxes(0, 1)
+    visible = (index < 0)[:, None] | (among & inside[:, None])
+    positions = lengths[:, None] + jnp.asarray(depths, jnp.int32)[None]
+    return Places(positions, visible)
+
+
+def _stairs(
+    target: Model, tokens: Int[Array, "batch places"], cache: KVCache
+) -> tuple[Float[Array, "batch places vocab"], KVCache]:
+    """Scores each prefix of the tokens by itself; logits after its last token."""
+    count = tokens.shape[1]
+    # The whole draft comes first, so that its entries stand where the text goes on.
+    sizes = range(count, 0, -1)
+    prefix = np.concatenate([np.full(size, size) for size in sizes])
+    depths = np.concatenate([np.arange(size) for size in sizes])
+    seen = (prefix[:, None] == prefix[None]) & (depths[None] <= depths[:, None])
+    ends = np.cumsum(list(sizes))[::-1] - 1
+    logits, cache = target.score(
+        tokens[:, depths], cache, _among_themselves(cache, depths, seen), ends.tolist()
+    )
+    return logits, cache

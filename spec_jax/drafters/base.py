@@ -1,11 +1,13 @@
 """The protocol every drafter follows: two pure functions around one explicit state."""
 
+import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int, Key
 
+from spec_jax.decoding.cache import KVCache
 from spec_jax.decoding.sampling import BatchSampling
-from spec_jax.pytree import pytree
+from spec_jax.pytree import pytree, static
 
 
 @pytree
@@ -18,6 +20,11 @@ class Context:
       prompt_lengths: how many of them are the prompt's.
       keys: randomness of this round's draft.
       sampling: the parameters the request is sampled with; drafts use the same.
+      limits: most tokens each row may draft in this round, or None if that never changes: then
+        every round drafts `lookahead` tokens, in a loop of fixed length.
+      threshold: a row stops drafting after a token of a lower probability than this; None if
+        no row does.
+      cache: the target's cache, for drafters that are a part of the target.
     """
 
     tokens: Int[Array, "batch length"]
@@ -25,22 +32,76 @@ class Context:
     prompt_lengths: Int[Array, " batch"]
     keys: Key[Array, " batch"]
     sampling: BatchSampling
+    limits: Int[Array, " batch"] | None = None
+    threshold: Float[Array, " batch"] | None = None
+    cache: KVCache | None = None
+
+
+@pytree
+class Begun:
+    """Work of the target that its drafter has done already, and scoring need not repeat.
+
+    Attributes:
+      hidden: after the target's first layers, of the last known token and each draft token.
+      cache: the target's cache with those layers' entries of these tokens.
+    """
+
+    hidden: Float[Array, "batch places embed"]
+    cache: KVCache
 
 
 @pytree
 class Draft:
-    """Proposed continuations.
+    """Proposed continuations: of each row one, or several side by side.
+
+    Several drafts of a row lie step by step: token `i * drafts + n` is the i-th of draft n. Drafts
+    that begin alike are one branch of a tree up to where they part.
 
     Attributes:
-      tokens: the proposals; those at or past `lengths` mean nothing.
+      tokens: the proposals; those of a step at or past `lengths` mean nothing, and neither does
+        a token of -1, which ends its draft.
       probs: q, exactly the distribution each token was drawn from, or None if the drafter is
         deterministic and q is one-hot.
-      lengths: how many tokens each row proposes.
+      lengths: how many steps each row proposes.
+      drafts: drafts of each row; static.
+      begun: what the drafter has done of the target's work.
     """
 
-    tokens: Int[Array, "batch lookahead"]
-    probs: Float[Array, "batch lookahead vocab"] | None
+    tokens: Int[Array, "batch drafted"]
+    probs: Float[Array, "batch drafted vocab"] | None
     lengths: Int[Array, " batch"]
+    drafts: int = static(default=1)
+    begun: Begun | None = None
+
+    @property
+    def lookahead(self) -> int:
+        """Most steps of a row's draft (K); static."""
+        return self.tokens.shape[1] // self.drafts
+
+    def first(self, steps: int) -> "Draft":
+        """The same draft where no row proposes more than `steps` (static)."""
+        kept, begun = steps * self.drafts, self.begun
+        return dataclasses.replace(
+            self,
+            tokens=self.tokens[:, :kept],
+            probs=None if self.probs is None else self.probs[:, :kept],
+            begun=begun and dataclasses.replace(begun, hidden=begun.hidden[:, : steps + 1]),
+        )
+
+
+@pytree
+class Committed:
+    """What became of a round's draft.
+
+    Attributes:
+      before: tokens known of each row when it was drafted.
+      lengths: tokens known now.
+      chosen: which of several drafts was kept.
+    """
+
+    before: Int[Array, " batch"]
+    lengths: Int[Array, " batch"]
+    chosen: Int[Array, " batch"]
 
 
 @runtime_checkable
@@ -49,19 +110,37 @@ class Drafter(Protocol):
 
     @property
     def lookahead(self) -> int:
-        """Most tokens it proposes per round (K); static."""
+        """Most tokens it proposes per round and draft (K); static."""
+        ...
+
+    @property
+    def drafts(self) -> int:
+        """Drafts it proposes side by side; static."""
+        ...
+
+    @property
+    def steady(self) -> bool:
+        """Whether it always proposes as many tokens as it may; static."""
         ...
 
     def init(
-        self, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int
+        self,
+        tokens: Int[Array, "batch length"],
+        lengths: Int[Array, " batch"],
+        block: int,
+        inputs: Any = None,
     ) -> Any:
-        """The state after the prompts; `block` is the width that prompts are read in."""
+        """The state after the prompts.
+
+        `block` is the width that prompts are read in; `inputs` is what the drafter's host side
+        knows about the requests, if it has one.
+        """
         ...
 
     def propose(self, state: Any, context: Context) -> tuple[Draft, Any]:
         """Up to K tokens for each row."""
         ...
 
-    def commit(self, state: Any, lengths: Int[Array, " batch"]) -> Any:
-        """Accepts that the rows now hold `lengths` tokens; rolls back whatever was refused."""
+    def commit(self, state: Any, committed: Committed) -> Any:
+        """Takes note of what the rows hold now; rolls back whatever was refused."""
         ...

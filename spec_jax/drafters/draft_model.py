@@ -4,11 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.decoding.cache import KVCache, prefill
-from spec_jax.decoding.sampling import TokenCounts, draw, probabilities
-from spec_jax.drafters.base import Context, Draft
+from spec_jax.decoding.cache import KVCache, Places, prefill
+from spec_jax.drafters.autoregressive import autoregress
+from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.models.transformer import Model
 from spec_jax.pytree import pytree, static
+
+CATCH_UP = 16
+"""Tokens read at a time by a draft model that has not drafted for some rounds."""
 
 
 @pytree
@@ -18,21 +21,33 @@ class DraftModel:
     Attributes:
       model: the draft model.
       lookahead: tokens proposed per round (K).
+      drafts: independent drafts of each row.
     """
 
     model: Model
     lookahead: int = static()
+    drafts: int = static(default=1)
+    steady = True
 
     def init(
-        self, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int
+        self,
+        tokens: Int[Array, "batch length"],
+        lengths: Int[Array, " batch"],
+        block: int,
+        inputs: None = None,
     ) -> KVCache:
         """The draft's cache of the prompts."""
         cache = self.model.new_cache(*tokens.shape)
-        return self.commit(prefill(self.model.extend, tokens, lengths, cache, block), lengths)
+        cache = prefill(self.model.extend, tokens, lengths, cache, block)
+        return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 
-    def commit(self, state: KVCache, lengths: Int[Array, " batch"]) -> KVCache:
+    def commit(self, state: KVCache, committed: Committed) -> KVCache:
         """Keeps all but the last two tokens, which the next round's first step reads again."""
-        return state.with_lengths(jnp.maximum(lengths - 2, 0))
+        if self.drafts > 1:
+            steps = jnp.arange(self.lookahead - 1, dtype=jnp.int32)[None]
+            sources = committed.before[:, None] + steps * self.drafts + committed.chosen[:, None]
+            state = state.gather(sources, committed.before)
+        return state.with_lengths(jnp.clip(committed.lengths - 2, 0, state.lengths))
 
     def propose(self, state: KVCache, context: Context) -> tuple[Draft, KVCache]:
         """K tokens, each drawn from the draft's own processed distribution.
@@ -42,39 +57,73 @@ class DraftModel:
         of its own; otherwise it is read twice, which costs little where a step is bound by the
         weights' bandwidth.
         """
-        sampling = context.sampling
-        vocab = sampling.logit_bias.shape[1]
-        counts = TokenCounts.of(context.tokens, context.lengths, context.prompt_lengths, sampling)
-        nothing = jnp.zeros((context.lengths.shape[0], 0), jnp.int32)
+        lengths, vocab = context.lengths, context.sampling.logit_bias.shape[1]
+        if context.limits is not None:
+            wanted = jnp.where(context.limits > 0, lengths - 2, 0)
+            state = catch_up(self.model, context.tokens, wanted, state)
 
-        def step(carry: tuple[Array, KVCache, TokenCounts], i: Array, width: int = 1):
-            tokens, cache, counts = carry
-            lengths = context.lengths + i
-            start = jnp.maximum(lengths - width, 0)
-            window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
-            logits, cache = self.model.score(window(tokens, start), cache.with_lengths(start))
-            last = jax.vmap(lambda row, at: row[at])(logits, lengths - 1 - start)
-            q = probabilities(_fit(last, vocab)[:, None], sampling, counts, nothing)[:, 0]
-            keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(context.keys)
-            drawn = draw(keys, q, sampling.random)
-            tokens = jax.vmap(lambda row, token, at: row.at[at].set(token))(tokens, drawn, lengths)
-            return (tokens, cache, counts.add(drawn)), (drawn, q)
+        def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
+            if isinstance(i, int):
+                logits, cache = self._read_known(cache, context)
+                return jnp.repeat(_fit(logits, vocab)[:, None], self.drafts, axis=1), cache
+            cache = cache.with_lengths(lengths + (i - 1) * self.drafts)
+            places = None if self.drafts == 1 else self._places(cache, lengths, i)
+            logits, cache = self.model.score(last, cache, places)
+            return _fit(logits, vocab), cache
 
-        carry, first = step((context.tokens, state, counts), jnp.int32(0), width=2)
-        later = jnp.arange(1, self.lookahead, dtype=jnp.int32)
-        (_, cache, _), rest = jax.lax.scan(step, carry, later)
-        tokens, q = (
-            jnp.concatenate([one[None], more]) for one, more in zip(first, rest, strict=True)
+        draft, cache = autoregress(
+            step, state, context, lookahead=self.lookahead, drafts=self.drafts
         )
-        # A place without a distribution (NaN) ends the draft before it; the target goes on.
-        usable = jnp.cumprod((q.sum(-1) > 0).astype(jnp.int32), axis=0).sum(0)
-        draft = Draft(tokens=tokens.swapaxes(0, 1), probs=q.swapaxes(0, 1), lengths=usable)
-        return draft, cache
+        read = lengths + jnp.maximum(draft.lengths - 1, 0)
+        if context.limits is not None:  # rows that were not to draft may not have caught up
+            read = jnp.where(context.limits > 0, read, state.lengths)
+        return draft, cache.with_lengths(read)
+
+    def _read_known(
+        self, cache: KVCache, context: Context
+    ) -> tuple[Float[Array, "batch own"], KVCache]:
+        """Logits after the last known token; reads the last two."""
+        start = jnp.maximum(context.lengths - 2, 0)
+        window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, 2))
+        logits, cache = self.model.score(window(context.tokens, start), cache.with_lengths(start))
+        at = (context.lengths - 1 - start)[:, None, None]
+        return jnp.take_along_axis(logits, at, axis=1)[:, 0], cache
+
+    def _places(self, cache: KVCache, lengths: Array, step: Array) -> Places:
+        """The drafts' latest tokens: each sees the text and the tokens of its own draft."""
+        index = (jnp.arange(cache.capacity, dtype=jnp.int32)[None] - lengths[:, None])[:, None]
+        draft = jnp.arange(self.drafts, dtype=jnp.int32)[None, :, None]
+        own = (index < step * self.drafts) & (index % self.drafts == draft)
+        positions = jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), self.drafts))
+        return Places(positions, (index < 0) | own)
 
 
-def _fit(logits: Float[Array, "batch own"], vocab: int) -> Float[Array, "batch vocab"]:
+def catch_up(
+    model: Model,
+    tokens: Int[Array, "batch length"],
+    wanted: Int[Array, " batch"],
+    cache: KVCache,
+) -> KVCache:
+    """Reads known tokens until each row's cache holds at least `wanted` entries."""
+    size = min(CATCH_UP, tokens.shape[1])
+
+    def read(cache: KVCache) -> KVCache:
+        # A window that would pass the end reads some tokens twice instead.
+        start = jnp.minimum(cache.lengths, tokens.shape[1] - size)
+        window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size))
+        behind = cache.lengths < wanted
+        after = model.extend(window(tokens, start), cache.with_lengths(start))
+        return after.with_lengths(
+            jnp.where(behind, jnp.minimum(start + size, wanted), cache.lengths)
+        )
+
+    return jax.lax.while_loop(lambda cache: (cache.lengths < wanted).any(), read, cache)
+
+
+def _fit(logits: Float[Array, "*lead own"], vocab: int) -> Float[Array, "*lead vocab"]:
     """The draft's logits over the target's ids: padding rows of either table cannot be drafted."""
-    own = logits.shape[1]
+    own = logits.shape[-1]
     if own >= vocab:
-        return logits[:, :vocab]
-    return jnp.pad(logits, ((0, 0), (0, vocab - own)), constant_values=-jnp.inf)
+        return logits[..., :vocab]
+    missing = [(0, 0)] * (logits.ndim - 1) + [(0, vocab - own)]
+    return jnp.pad(logits, missing, constant_values=-jnp.inf)

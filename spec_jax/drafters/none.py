@@ -1,9 +1,9 @@
 """The empty draft: plain autoregressive decoding by the same loop."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
-from spec_jax.drafters.base import Context, Draft
+from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.pytree import pytree, static
 
 
@@ -11,9 +11,11 @@ from spec_jax.pytree import pytree, static
 class NoDraft:
     """Proposes nothing, so that every round scores one token."""
 
-    lookahead: int = static()
+    lookahead: int = static(default=0)
+    drafts = 1
+    steady = True
 
-    def init(self, tokens: Array, lengths: Array, block: int) -> None:
+    def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> None:
         """No state."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
@@ -28,5 +30,5 @@ class NoDraft:
             state,
         )
 
-    def commit(self, state: None, lengths: Int[Array, " batch"]) -> None:
+    def commit(self, state: None, committed: Committed) -> None:
         """No state."""

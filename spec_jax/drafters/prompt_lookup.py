@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Context, Draft
+from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.pytree import pytree, static
 
 
@@ -22,8 +22,10 @@ class PromptLookup:
 
     lookahead: int = static()
     max_ngram: int = static()
+    drafts = 1
+    steady = False
 
-    def init(self, tokens: Array, lengths: Array, block: int) -> None:
+    def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> None:
         """No state: the context holds all there is to look up."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
@@ -31,7 +33,7 @@ class PromptLookup:
         tokens, lengths = jax.vmap(self._look_up)(context.tokens, context.lengths)
         return Draft(tokens=tokens, probs=None, lengths=lengths), state
 
-    def commit(self, state: None, lengths: Int[Array, " batch"]) -> None:
+    def commit(self, state: None, committed: Committed) -> None:
         """No state."""
 
     def _look_up(

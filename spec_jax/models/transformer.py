@@ -1,11 +1,12 @@
 """One composable decoder stack. Flax NNX holds its weights; the forward is a pure function."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
@@ -324,20 +325,30 @@ class Model:
         return cache
 
     def score(
-        self, tokens: Int[Array, "batch tokens"], cache: KVCache
-    ) -> tuple[Float[Array, "batch tokens vocab"], KVCache]:
-        """Float32 logits after each of the new tokens, and the cache with their entries.
+        self,
+        tokens: Int[Array, "batch tokens"],
+        cache: KVCache,
+        places: Places | None = None,
+        at: Sequence[int] | None = None,
+    ) -> tuple[Float[Array, "batch scored vocab"], KVCache]:
+        """Float32 logits after the new tokens, and the cache with their entries.
 
         A single bfloat16 row is scored beside a throw-away token: XLA:CPU has no one-row
         bfloat16 product, and widens every weight to float32 for it.
+
+        Args:
+          tokens: token ids.
+          cache: entries of everything before the tokens.
+          places: where the tokens stand; by default they continue the rows' texts.
+          at: the tokens whose logits are wanted (static); all by default.
         """
         module = nnx.merge(self.graphdef, self.params)
         one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
-        if one_row and self.platform == "cpu":
+        if one_row and self.platform == "cpu" and places is None:
             hidden, cache = module(jnp.pad(tokens, ((0, 0), (0, 1))), cache, self.placement)
             return self._logits(module, hidden)[:, :1], cache
-        hidden, cache = module(tokens, cache, self.placement)
-        return self._logits(module, hidden), cache
+        hidden, cache = module(tokens, cache, self.placement, places)
+        return self._logits(module, hidden if at is None else hidden[:, np.array(at)]), cache
 
     def _logits(self, module: Any, hidden: Array) -> Array:
         logits = module.logits(hidden)

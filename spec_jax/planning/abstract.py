@@ -45,7 +45,7 @@ def abstract_cache(model: Model, batch: int, capacity: int, dtype: DTypeLike) ->
 def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Bucket:
     """The static shapes that an engine would choose for rows that may fill the context."""
     lookahead = Constant(drafter.lookahead)
-    engine = Engine(target, drafter, lookahead, "token", max_model_len=context)
+    engine = Engine(target, drafter, lookahead, max_model_len=context)
     request = Request(
         prompt_token_ids=[0] * context,
         sampling=SamplingParams(),

@@ -142,10 +142,10 @@ def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program
     """The decoding loop as an engine compiles it: rounds of which the whole state is donated."""
     state = abstract_state(target, drafter, shapes)
     sampling = abstract_sampling(target, shapes.batch)
-    lookahead = Constant(drafter.lookahead)
+    strategy = loop.Strategy(Constant(drafter.lookahead))
 
     def decode(target, drafter, state, sampling, rounds):
-        return loop.decode(target, drafter, lookahead, "token", state, sampling, rounds)
+        return loop.decode(target, drafter, strategy, state, sampling, rounds)
 
     jitted = jax.jit(
         decode,

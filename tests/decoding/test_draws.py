@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from spec_jax.decoding.sampling import draw
-from spec_jax.decoding.verify import RULES, verify
+from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Draft
 
 DRAWS = 1_000_000
@@ -171,7 +171,7 @@ def _rounds(key, p, q, one_hot: bool, length: int, count: int):
         lengths=jnp.full((count,), length, jnp.int32),
     )
     scored = jnp.stack([jnp.broadcast_to(p[0], (count, VOCAB)), p[1][first], p[2][first, second]])
-    verdict = verify(RULES["token"], scored.swapaxes(0, 1), draft, verify_keys, yes)
+    verdict = verify("token", scored.swapaxes(0, 1), draft, verify_keys, yes)
     return first, second, verdict
 
 

@@ -5,6 +5,7 @@ and each possible draft, every outcome of the verification with its probability,
 that fill the rest of the first K + 1 tokens.
 """
 
+import itertools
 from functools import partial
 
 import jax
@@ -25,13 +26,16 @@ def outcomes(p, tokens, q, lengths, *, rule):
 
     def row(p, tokens, q, length):
         k = tokens.shape[0]
-        accept = RULES[rule].acceptance(p, tokens, q)
+        accept = RULES[rule].acceptance(p, tokens, q, length)
         accept = jnp.where(jnp.arange(k, dtype=jnp.int32) < length, accept, 0.0)
-        reached = jnp.concatenate([jnp.ones(1, p.dtype), jnp.cumprod(accept)])
-        left = jnp.concatenate([1.0 - accept, jnp.ones(1, p.dtype)])
+        # Every outcome of the coins, and how many tokens the rule makes of it.
+        coins = jnp.asarray(list(itertools.product([False, True], repeat=k)), bool).reshape(2**k, k)
+        chance = jnp.where(coins, accept[None], 1.0 - accept[None]).prod(-1)
         counts = jnp.arange(k + 1, dtype=jnp.int32)
+        kept = jax.vmap(RULES[rule].accepted)(coins)
+        count_probs = jnp.where(kept[:, None] == counts[None], chance[:, None], 0.0).sum(0)
         after = jax.vmap(lambda n: RULES[rule].following(p, tokens, q, n, length))(counts)
-        return reached * left, after
+        return count_probs, after
 
     return jax.vmap(row, (0, 0, None if q is None else 0, 0))(p, tokens, q, lengths)
 
@@ -126,30 +130,32 @@ def problems(draw):
     return p, q, stops, rng
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
 @settings(max_examples=500)
-@given(problems())
-def test_token_verification_emits_the_targets_joint_distribution(problem):
+@given(problem=problems())
+def test_verification_emits_the_targets_joint_distribution(rule, problem):
     p, q, stops, _ = problem
     with jax.enable_x64(True):
-        np.testing.assert_allclose(
-            emitted_joint(p, q, stops), target_joint(p), rtol=0, atol=TOLERANCE
-        )
+        emitted = emitted_joint(p, q, stops, rule=rule)
+        np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
 @settings(max_examples=100)
-@given(problems())
-def test_a_deterministic_drafter_is_lossless_too(problem):
+@given(problem=problems())
+def test_a_deterministic_drafter_is_lossless_too(rule, problem):
     p, q, stops, rng = problem
     q = [one_hot(rng, *t.shape) for t in q]
     with jax.enable_x64(True):
-        emitted = emitted_joint(p, q, stops, deterministic=True)
+        emitted = emitted_joint(p, q, stops, rule=rule, deterministic=True)
         np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
-        np.testing.assert_allclose(emitted_joint(p, q, stops), emitted, rtol=0, atol=TOLERANCE)
+        reported = emitted_joint(p, q, stops, rule=rule)
+        np.testing.assert_allclose(reported, emitted, rtol=0, atol=TOLERANCE)
 
 
 @settings(max_examples=100)
-@given(problems(), st.sampled_from(["token", "greedy"]), st.booleans())
-def test_greedy_rows_emit_the_targets_argmax_under_both_rules(problem, rule, deterministic):
+@given(problems(), st.sampled_from(["token", "block", "greedy"]), st.booleans())
+def test_greedy_rows_emit_the_targets_argmax_under_every_rule(problem, rule, deterministic):
     p, q, stops, rng = problem
     p = [one_hot(rng, *t.shape) for t in p]
     q = [one_hot(rng, *t.shape) for t in q]
@@ -174,7 +180,7 @@ def test_the_enumeration_notices_a_wrong_rule(wrong, monkeypatch):
 
     if wrong == "argmax draft":  # drafts its likeliest token but reports a softmax q
         drawn = [np.eye(3)[t.argmax(1)] for t in q]
-        acceptance = lambda p, tokens, _: right.acceptance(p, tokens, None) * 1.2  # noqa: E731
+        acceptance = lambda p, tokens, q, n: right.acceptance(p, tokens, None, n) * 1.2  # noqa: E731
         rule, q = right._replace(acceptance=acceptance), drawn
     else:
         rule = right._replace(following=following)
@@ -191,11 +197,13 @@ def test_the_enumeration_notices_a_wrong_rule(wrong, monkeypatch):
     ),
     st.integers(0, 6),
 )
-def test_the_accepted_prefix_ends_at_the_first_uniform_not_below_its_acceptance(pairs, length):
+def test_a_prefix_ends_at_the_first_coin_that_fails_or_the_last_that_does_not(pairs, length):
     length = min(length, len(pairs))
     expected = 0
     while expected < length and pairs[expected][0] < pairs[expected][1]:
         expected += 1
     uniforms, acceptance = np.array(pairs, np.float32).reshape(-1, 2).T
-    got = accepted_length(jnp.asarray(uniforms), jnp.asarray(acceptance), jnp.int32(length))
-    assert int(got) == expected
+    given = (jnp.asarray(uniforms), jnp.asarray(acceptance), jnp.int32(length))
+    assert int(accepted_length(RULES["token"], *given)) == expected
+    kept = [i + 1 for i, (uniform, chance) in enumerate(pairs[:length]) if uniform < chance]
+    assert int(accepted_length(RULES["block"], *given)) == max(kept, default=0)

@@ -1,0 +1,100 @@
+"""Verification of several drafts of a row by recursive rejection sampling. Pure, for one row.
+
+The drafts' i-th tokens are candidates for the place that their common beginning leads to. They
+were drawn from q independently, so they can be tried one after another: accept candidate x with
+probability min(1, r(x) / q(x)), where r is p at first and after each refusal max(r - q, 0)
+normalised; if all are refused, emit a token drawn from r (SpecInfer: Miao et al. 2023, arXiv
+2305.09781, section 4.3; SpecTr: Sun et al. 2023, arXiv 2310.15141). After an acceptance go on with
+the drafts that begin with what was accepted, tried before or not: their next tokens were drawn
+given the same beginning, whatever became of it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from spec_jax.decoding.sampling import draw
+from spec_jax.decoding.verdict import Verdict
+from spec_jax.drafters.base import Draft
+
+
+def node(step: Int[Array, ""], chosen: Int[Array, ""], drafts: int) -> Int[Array, ""]:
+    """The place in `p` that `step` tokens of a draft lead to."""
+    return jnp.where(step == 0, 0, 1 + (step - 1) * drafts + chosen)
+
+
+def refuse(residual: Float[Array, " vocab"], q: Float[Array, " vocab"]) -> Float[Array, " vocab"]:
+    """What is left of a distribution after a candidate drawn from q was refused."""
+    left = jnp.maximum(residual - q, 0.0)
+    mass = left.sum()
+    return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), residual)
+
+
+def acceptance(
+    residual: Float[Array, " vocab"], q: Float[Array, " vocab"], token: Int[Array, ""]
+) -> Float[Array, ""]:
+    """The probability of accepting a candidate; 0 for a draft that has none (-1)."""
+    wanted, proposed = residual[jnp.maximum(token, 0)], q[jnp.maximum(token, 0)]
+    chance = jnp.where(wanted >= proposed, (wanted > 0).astype(residual.dtype), wanted / proposed)
+    return jnp.where(token < 0, 0.0, chance)
+
+
+def verify_several(
+    p: Float[Array, "batch places vocab"],
+    draft: Draft,
+    keys: Key[Array, " batch"],
+    random: Bool[Array, ""],
+) -> Verdict:
+    """Keeps a prefix of one of each row's drafts and draws one token after it.
+
+    Args:
+      p: the target's distributions after the last known token, then after each draft token,
+        step by step as `Draft` has them.
+      draft: what was proposed.
+      keys: each row's randomness for this round.
+      random: whether any row samples.
+    """
+    drafts, steps = draft.drafts, draft.lookahead
+
+    def decide(p, tokens, q, length, key):
+        tokens = tokens.reshape(steps, drafts)
+        uniforms = jax.random.uniform(key, (steps, drafts), p.dtype)
+
+        def step(carry, i):
+            accepted, chosen, alive, residual = carry
+            going = (accepted == i) & (i < length)
+            found = jnp.zeros((), bool)
+            for n in range(drafts):
+                token = tokens[i, n]
+                if q is None:
+                    proposed = jax.nn.one_hot(token, p.shape[1], dtype=p.dtype)
+                else:
+                    proposed = q[i * drafts + n]
+                tried = going & alive[n] & ~found & (token >= 0)
+                taken = tried & (uniforms[i, n] < acceptance(residual, proposed, token))
+                chosen = jnp.where(taken, n, chosen)
+                residual = jnp.where(tried & ~taken, refuse(residual, proposed), residual)
+                found = found | taken
+            alive = alive & (tokens[i] == tokens[i, chosen])
+            accepted = accepted + found.astype(jnp.int32)
+            residual = jnp.where(found, p[node(i + 1, chosen, drafts)], residual)
+            return (accepted, chosen, alive, residual), None
+
+        zero = jnp.int32(0)
+        start = (zero, zero, jnp.ones((drafts,), bool), p[0])
+        (accepted, chosen, _, residual), _ = jax.lax.scan(
+            step, start, jnp.arange(steps, dtype=jnp.int32)
+        )
+        return accepted, chosen, residual
+
+    halves = jax.vmap(lambda key: jax.random.split(key))(keys)
+    in_axes = (0, 0, None if draft.probs is None else 0, 0, 0)
+    accepted, chosen, following = jax.vmap(decide, in_axes)(
+        p, draft.tokens, draft.probs, draft.lengths, halves[:, 0]
+    )
+    return Verdict(
+        accepted=accepted,
+        chosen=chosen,
+        token=draw(halves[:, 1], following, random),
+        valid=following.sum(-1) > 0,
+    )
