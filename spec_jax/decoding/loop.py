@@ -130,7 +130,10 @@ def propose(
     )
     draft, drafter_state = drafter.propose(state.drafter, context)
     draft = dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, allowed))
-    cache = state.cache if draft.begun is None else draft.begun.cache
+    cache = state.cache
+    if draft.begun is not None:  # the state alone carries the cache from here on
+        cache = draft.begun.cache
+        draft = dataclasses.replace(draft, begun=dataclasses.replace(draft.begun, cache=None))
     return draft, dataclasses.replace(state, drafter=drafter_state, cache=cache)
 
 

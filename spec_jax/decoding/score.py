@@ -36,7 +36,7 @@ def score(
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
     if draft.begun is not None:
-        logits, cache = target.resume(draft.begun.hidden, draft.begun.cache)
+        logits, cache = target.resume(draft.begun.hidden, state.cache, draft.begun.layers)
     elif scoring == "stairs":
         logits, cache = _stairs(target, tokens, state.cache)
     elif draft.drafts > 1:

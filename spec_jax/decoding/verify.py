@@ -189,7 +189,7 @@ def verify(
       keys: each row's randomness for this round.
       random: whether any row samples; false spares the greedy batch its random numbers.
     """
-    if draft.drafts > 1:
+    if draft.drafts > 1 and draft.lookahead > 0:
         return verify_several(p, draft, keys, random)
     rule = RULES[verification]
 

@@ -43,11 +43,14 @@ class Begun:
 
     Attributes:
       hidden: after the target's first layers, of the last known token and each draft token.
-      cache: the target's cache with those layers' entries of these tokens.
+      cache: the target's cache with those layers' entries of these tokens, none counted yet; the
+        loop takes it over.
+      layers: how many layers; static.
     """
 
     hidden: Float[Array, "batch places embed"]
-    cache: KVCache
+    cache: KVCache | None
+    layers: int = static()
 
 
 @pytree

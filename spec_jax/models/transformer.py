@@ -198,8 +198,21 @@ class Transformer(nnx.Module):
           The final hidden states, and the cache with the entries written but `lengths`
           unmoved: the loop's commit decides how many count.
         """
+        x, cache = self.run(self.embed(tokens), cache, placement, places)
+        return self.final_norm(x), cache
+
+    def run(
+        self,
+        x: Float[Array, "batch tokens embed"],
+        cache: KVCache,
+        placement: Placement | None,
+        places: Places | None,
+        first: int = 0,
+        last: int | None = None,
+    ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
+        """Runs the residual stream of new tokens through blocks `first` to `last` (static)."""
         config = self.config
-        places = Places.following(cache, tokens.shape[1]) if places is None else places
+        places = Places.following(cache, x.shape[1]) if places is None else places
         frequencies = rope_frequencies(config.rotary_size, config.rope_theta, config.rope_scaling)
         call = _Call(
             start=cache.lengths,
@@ -207,13 +220,11 @@ class Transformer(nnx.Module):
             visible=places.visible,
             placement=placement,
         )
-        x = call.residual(self.embed(tokens))
+        x = call.residual(x)
         keys, values = list(cache.keys), list(cache.values)
-        for i, block in enumerate(self.blocks):
+        for i, block in list(enumerate(self.blocks))[first:last]:
             x, keys[i], values[i] = block(x, keys[i], values[i], call)
-        return self.final_norm(x), dataclasses.replace(
-            cache, keys=tuple(keys), values=tuple(values)
-        )
+        return x, dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states."""
@@ -349,6 +360,39 @@ class Model:
             return self._logits(module, hidden)[:, :1], cache
         hidden, cache = module(tokens, cache, self.placement, places)
         return self._logits(module, hidden if at is None else hidden[:, np.array(at)]), cache
+
+    def begin(
+        self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
+    ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
+        """Runs new tokens through the first `layers` (static) blocks; writes those entries."""
+        module = nnx.merge(self.graphdef, self.params)
+        count = tokens.shape[1]
+        if tokens.size == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
+            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))  # as in `score`
+        x, cache = module.run(module.embed(tokens), cache, self.placement, None, 0, layers)
+        return x[:, :count], cache
+
+    def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
+        """Float32 logits of what any of the blocks gave out, through the model's own head."""
+        module = nnx.merge(self.graphdef, self.params)
+        if x.shape[0] * x.shape[1] == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
+            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
+            return self._logits(module, module.final_norm(x))[:, :1]
+        return self._logits(module, module.final_norm(x))
+
+    def resume(
+        self, x: Float[Array, "batch tokens embed"], cache: KVCache, layers: int
+    ) -> tuple[Float[Array, "batch tokens vocab"], KVCache]:
+        """Logits of tokens that `begin` ran through the first `layers`; writes the others' entries.
+
+        `cache.lengths` is where the tokens stand, as it was when they began.
+        """
+        module = nnx.merge(self.graphdef, self.params)
+        count = x.shape[1]
+        if x.shape[0] * count == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
+            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
+        x, cache = module.run(x, cache, self.placement, None, layers)
+        return self._logits(module, module.final_norm(x))[:, :count], cache
 
     def _logits(self, module: Any, hidden: Array) -> Array:
         logits = module.logits(hidden)

@@ -1,0 +1,71 @@
+"""Self-speculation: the target's first layers draft through its own head.
+
+LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3), the cache of keys, values and exit
+states included: scoring goes on from where drafting stopped.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from spec_jax.decoding.cache import KVCache
+from spec_jax.drafters.autoregressive import autoregress
+from spec_jax.drafters.base import Begun, Committed, Context, Draft
+from spec_jax.models.transformer import Model
+from spec_jax.pytree import pytree, static
+
+
+@pytree
+class EarlyExit:
+    """Drafts with the target's first layers, on the target's own cache.
+
+    Attributes:
+      model: the target.
+      lookahead: tokens proposed per round (K).
+      layers: how many of its layers draft.
+    """
+
+    model: Model
+    lookahead: int = static()
+    layers: int = static()
+    drafts = 1
+    steady = True
+
+    def init(
+        self,
+        tokens: Int[Array, "batch length"],
+        lengths: Int[Array, " batch"],
+        block: int,
+        inputs: None = None,
+    ) -> None:
+        """No state: the cache is the target's."""
+
+    def propose(self, state: None, context: Context) -> tuple[Draft, None]:
+        """K tokens, and what their first layers gave out, the last token's included."""
+        cache = context.cache
+        assert cache is not None
+        known = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)
+        batch, width = len(context.lengths), self.model.config.embed_size
+        hidden = jnp.zeros((batch, self.lookahead + 1, width), jnp.float32)
+
+        def read(carry: tuple[KVCache, Array], i: int | Array, token: Array):
+            cache, hidden = carry
+            x, after = self.model.begin(token, cache.with_lengths(start + i), self.layers)
+            return (after, jax.lax.dynamic_update_slice_in_dim(hidden, x, i, axis=1)), x
+
+        def step(carry: tuple[KVCache, Array], i: int | Array, last: Array):
+            carry, x = read(carry, i, known if isinstance(i, int) else last)
+            return self.model.exit(x), carry
+
+        start = cache.lengths
+        draft, carry = autoregress(step, (cache, hidden), context, lookahead=self.lookahead)
+        # The last token drafted has not been read. Rows that stopped before have read theirs.
+        steps = draft.lengths.max()
+        read_in_order = jnp.concatenate([known, draft.tokens], axis=1)
+        token = jax.lax.dynamic_slice_in_dim(read_in_order, steps, 1, axis=1)
+        (cache, hidden), _ = read(carry, steps, token)
+        begun = Begun(hidden, cache.with_lengths(start), self.layers)
+        return Draft(draft.tokens, draft.probs, draft.lengths, begun=begun), None
+
+    def commit(self, state: None, committed: Committed) -> None:
+        """No state: the loop rolls the target's cache back."""
