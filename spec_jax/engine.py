@@ -1,6 +1,7 @@
 """Runs batches on the device: pads them into buckets, compiles once per bucket, keeps the time."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,12 +13,14 @@ import numpy as np
 from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
+from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.lookahead import Lookahead
 from spec_jax.decoding.sampling import BatchSampling
 from spec_jax.decoding.score import entries_per_round
 from spec_jax.decoding.state import RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Drafter
 from spec_jax.models.transformer import Model
+from spec_jax.pacing import Pacer
 
 MIN_CAPACITY = 256
 MIN_BLOCK, MAX_BLOCK = 32, 512
@@ -70,11 +73,15 @@ class Engine:
         *,
         scoring: str = "block",
         max_model_len: int,
+        inputs: Callable[[Sequence[Request], Bucket], Any] | None = None,
         on_progress: Callable[[str], None] | None = None,
     ):
         self.target, self.drafter = target, drafter
         self.strategy = loop.Strategy(lookahead, verification, scoring)
         self.max_model_len = max_model_len
+        self.pacer = Pacer(lookahead) if isinstance(lookahead, Adaptive) else None
+        self.inputs = inputs or (lambda requests, bucket: None)
+        """What the drafter's host side has to say about a batch: arrays of one entry a row."""
         self.traces = 0
         """How many programs were traced so far: constant after warm-up inside a bucket."""
         self.compile_seconds = 0.0
@@ -103,30 +110,41 @@ class Engine:
         """Reads the prompts; the batch then decodes with `Batch.advance`."""
         bucket = self.bucket(requests)
         arrays = self._put(_pad(requests, bucket))
+        inputs = self._put(self.inputs(requests, bucket))
         params = [request.sampling for request in requests]
         params += [SamplingParams(max_tokens=1)] * (bucket.batch - len(requests))
         sampling = self._put(BatchSampling.stack(params, self.target.config.vocab_size))
         compiled_before = self.compile_seconds
         prefill = self._program(
-            (PREFILL, bucket), self._start, (self.target, self.drafter, arrays), (bucket.block,)
+            (PREFILL, bucket),
+            self._start,
+            (self.target, self.drafter, arrays, inputs),
+            (bucket.block,),
         )
         begin = time.perf_counter()
-        state = jax.block_until_ready(prefill(self.target, self.drafter, arrays))
+        state = jax.block_until_ready(prefill(self.target, self.drafter, arrays, inputs))
         prefill_seconds = time.perf_counter() - begin
+        loop_key = (bucket.batch, bucket.capacity, bucket.stops)
         decode = self._program(
-            (DECODE, (bucket.batch, bucket.capacity, bucket.stops)),
+            (DECODE, loop_key),
             self._decode,
             (self.target, self.drafter, state, sampling, np.int32(0)),
             donate=(2,),
             # What comes out of one call goes into the next.
             out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
         )
+
+        def advance(state: DecodeState, rounds: int) -> DecodeState:
+            return decode(self.target, self.drafter, state, sampling, np.int32(rounds))
+
+        run = advance
+        if self.pacer is not None:
+            state = self.pacer.begin(loop_key, state)
+            run = functools.partial(self.pacer.advance, loop_key, advance=advance)
         return Batch(
             size=len(requests),
             state=state,
-            _advance=lambda state, rounds: decode(
-                self.target, self.drafter, state, sampling, np.int32(rounds)
-            ),
+            _advance=run,
             prefill_seconds=prefill_seconds,
             compile_seconds=self.compile_seconds - compiled_before,
         )
@@ -154,9 +172,12 @@ class Engine:
                 needed = max(needed, arguments)
         return needed, taken
 
-    def _start(self, target: Model, drafter: Drafter, arrays: dict, block: int) -> DecodeState:
+    def _start(
+        self, target: Model, drafter: Drafter, arrays: dict, inputs: Any, block: int
+    ) -> DecodeState:
         self.traces += 1
-        return loop.start(target, drafter, self.strategy.lookahead, block=block, **arrays)
+        lookahead = self.strategy.lookahead
+        return loop.start(target, drafter, lookahead, block=block, inputs=inputs, **arrays)
 
     def _decode(self, target: Model, drafter: Drafter, state, sampling, rounds) -> DecodeState:
         self.traces += 1

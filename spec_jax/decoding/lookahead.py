@@ -82,6 +82,11 @@ def scoring_widths(lookahead: Lookahead, steady: bool) -> tuple[int, ...]:
     longest = lookahead.num_speculative_tokens
     if not lookahead.varies:
         return (longest,) if steady or not longest else (0, longest)
+    return halvings(longest)
+
+
+def halvings(longest: int) -> tuple[int, ...]:
+    """0, ..., longest // 4, longest // 2, longest."""
     widths = {0}
     while longest:
         widths.add(longest)

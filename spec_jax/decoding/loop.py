@@ -203,13 +203,15 @@ def commit(
             (places[:, :width] < kept[:, None]).astype(jnp.int32)
         ),
     )
+    tokens = jax.vmap(write)(state.tokens, block, state.lengths)
+    committed = Committed(tokens, state.lengths, lengths, verdict.chosen)
     return dataclasses.replace(
         state,
-        tokens=jax.vmap(write)(state.tokens, block, state.lengths),
+        tokens=tokens,
         lengths=lengths,
         finish=finish.astype(jnp.int32),
         cache=cache.with_lengths(lengths - 1),
-        drafter=drafter.commit(state.drafter, Committed(state.lengths, lengths, verdict.chosen)),
+        drafter=drafter.commit(state.drafter, committed),
         lookahead=lookahead.update(state.lookahead, outcome),
         counters=counters,
     )

@@ -97,11 +97,13 @@ class Committed:
     """What became of a round's draft.
 
     Attributes:
+      tokens: prompt and output as they are now.
       before: tokens known of each row when it was drafted.
-      lengths: tokens known now.
+      lengths: tokens known now: more by the accepted tokens and one, or as many if it had ended.
       chosen: which of several drafts was kept.
     """
 
+    tokens: Int[Array, "batch length"]
     before: Int[Array, " batch"]
     lengths: Int[Array, " batch"]
     chosen: Int[Array, " batch"]

@@ -22,11 +22,14 @@ class DraftModel:
       model: the draft model.
       lookahead: tokens proposed per round (K).
       drafts: independent drafts of each row.
+      columns: for each of the target's ids, which of the model's outputs means it, or -1 if none
+        does; by default they are the same.
     """
 
     model: Model
     lookahead: int = static()
     drafts: int = static(default=1)
+    columns: Int[Array, " vocab"] | None = None
     steady = True
 
     def init(
@@ -64,12 +67,13 @@ class DraftModel:
 
         def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
             if isinstance(i, int):
-                logits, cache = self._read_known(cache, context)
-                return jnp.repeat(_fit(logits, vocab)[:, None], self.drafts, axis=1), cache
+                logits, cache = read_last_two(self.model, context.tokens, lengths, cache)
+                logits = over_vocabulary(logits, vocab, self.columns)
+                return jnp.repeat(logits[:, None], self.drafts, axis=1), cache
             cache = cache.with_lengths(lengths + (i - 1) * self.drafts)
             places = None if self.drafts == 1 else self._places(cache, lengths, i)
             logits, cache = self.model.score(last, cache, places)
-            return _fit(logits, vocab), cache
+            return over_vocabulary(logits, vocab, self.columns), cache
 
         draft, cache = autoregress(
             step, state, context, lookahead=self.lookahead, drafts=self.drafts
@@ -79,16 +83,6 @@ class DraftModel:
             read = jnp.where(context.limits > 0, read, state.lengths)
         return draft, cache.with_lengths(read)
 
-    def _read_known(
-        self, cache: KVCache, context: Context
-    ) -> tuple[Float[Array, "batch own"], KVCache]:
-        """Logits after the last known token; reads the last two."""
-        start = jnp.maximum(context.lengths - 2, 0)
-        window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, 2))
-        logits, cache = self.model.score(window(context.tokens, start), cache.with_lengths(start))
-        at = (context.lengths - 1 - start)[:, None, None]
-        return jnp.take_along_axis(logits, at, axis=1)[:, 0], cache
-
     def _places(self, cache: KVCache, lengths: Array, step: Array) -> Places:
         """The drafts' latest tokens: each sees the text and the tokens of its own draft."""
         index = (jnp.arange(cache.capacity, dtype=jnp.int32)[None] - lengths[:, None])[:, None]
@@ -96,6 +90,17 @@ class DraftModel:
         own = (index < step * self.drafts) & (index % self.drafts == draft)
         positions = jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), self.drafts))
         return Places(positions, (index < 0) | own)
+
+
+def read_last_two(
+    model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], cache: KVCache
+) -> tuple[Float[Array, "batch own"], KVCache]:
+    """Logits after each row's last known token, and the cache with the last two's entries."""
+    start = jnp.maximum(lengths - 2, 0)
+    window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, 2))
+    logits, cache = model.score(window(tokens, start), cache.with_lengths(start))
+    at = (lengths - 1 - start)[:, None, None]
+    return jnp.take_along_axis(logits, at, axis=1)[:, 0], cache
 
 
 def catch_up(
@@ -120,9 +125,17 @@ def catch_up(
     return jax.lax.while_loop(lambda cache: (cache.lengths < wanted).any(), read, cache)
 
 
-def _fit(logits: Float[Array, "*lead own"], vocab: int) -> Float[Array, "*lead vocab"]:
-    """The draft's logits over the target's ids: padding rows of either table cannot be drafted."""
+def over_vocabulary(
+    logits: Float[Array, "*lead own"], vocab: int, columns: Int[Array, " vocab"] | None
+) -> Float[Array, "*lead vocab"]:
+    """The draft's logits over the target's ids; those that it cannot mean are not drafted.
+
+    Without `columns` ids are shared, and the padding rows of either embedding mean nothing.
+    """
     own = logits.shape[-1]
+    if columns is not None:
+        shared = (columns >= 0).reshape((1,) * (logits.ndim - 1) + (-1,))
+        return jnp.where(shared, jnp.take(logits, jnp.maximum(columns, 0), axis=-1), -jnp.inf)
     if own >= vocab:
         return logits[..., :vocab]
     missing = [(0, 0)] * (logits.ndim - 1) + [(0, vocab - own)]

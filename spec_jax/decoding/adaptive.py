@@ -1,0 +1,108 @@
+"""The adaptive lookahead: measured costs and each row's own acceptances choose K."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from spec_jax.decoding.lookahead import Outcome, halvings
+from spec_jax.pytree import pytree
+
+
+@pytree
+class Pace:
+    """What is known of each row's drafts and of what rounds cost.
+
+    Attributes:
+      accepted: drafted tokens that were kept, older ones counting less.
+      judged: drafted tokens that were kept or refused, likewise.
+      idle: rounds since the row last drafted.
+      patience: rounds that a row whose drafts do not pay waits before it tries one.
+      costs: seconds of a round that drafts as many tokens as each of the policy's choices.
+      forced: the K of every row while costs are measured; -1 otherwise.
+    """
+
+    accepted: Float[Array, " batch"]
+    judged: Float[Array, " batch"]
+    idle: Int[Array, " batch"]
+    patience: Int[Array, " batch"]
+    costs: Float[Array, " choices"]
+    forced: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+    """Drafts as many tokens as should give the most tokens per second, or none.
+
+    With an acceptance rate of a, a round of K drafted tokens emits (1 - a^(K+1)) / (1 - a) tokens
+    (Leviathan et al. 2023, arXiv 2211.17192, equation 1), and what it costs has been measured.
+    Where plain decoding wins, K is 0, and a single token is drafted now and then to see whether
+    that has changed: after 8 rounds, and after twice as many each time it was in vain.
+
+    The costs are the machine's, so the rounds are too: the tokens of a sampled request keep their
+    distribution, but not, as under the other policies, their values from run to run.
+
+    Attributes:
+      num_speculative_tokens: most tokens per round.
+    """
+
+    num_speculative_tokens: int = 8
+    varies = True
+    counts_refused = True
+    memory = 0.97
+    """How much less each judged token lets those before it count."""
+    prior_rate, prior_tokens = 0.7, 3.0
+    """The acceptance rate before any request, and judged tokens that such a rate counts for."""
+    first_patience, last_patience = 8, 256
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """The values of K: those that are scored without waste."""
+        return halvings(self.num_speculative_tokens)
+
+    def init(self, batch: int) -> Pace:
+        """Some confidence in the drafter, and costs that the host replaces by measured ones."""
+        judged = jnp.full((batch,), self.prior_tokens, jnp.float32)
+        return Pace(
+            accepted=self.prior_rate * judged,
+            judged=judged,
+            idle=jnp.zeros((batch,), jnp.int32),
+            patience=jnp.full((batch,), self.first_patience, jnp.int32),
+            costs=1.0 + 0.1 * jnp.asarray(self.choices, jnp.float32),
+            forced=jnp.int32(-1),
+        )
+
+    def limits(self, state: Pace, batch: int) -> Int[Array, " batch"]:
+        """The best K of each row, or one token where a row tries its luck."""
+        best = self._best(state)
+        trying = (best == 0) & (state.idle >= state.patience)
+        chosen = jnp.where(trying, min(1, self.num_speculative_tokens), best)
+        return jnp.where(state.forced >= 0, state.forced, chosen)
+
+    def threshold(self, state: Pace, batch: int) -> None:
+        """Never stops early."""
+
+    def update(self, state: Pace, outcome: Outcome) -> Pace:
+        """Counts what verification judged: the accepted tokens and the first refused one."""
+        accepted, drafted = outcome.accepted, outcome.drafted
+        judged = (accepted + (accepted < drafted).astype(jnp.int32)).astype(jnp.float32)
+        fade = self.memory**judged
+        state = dataclasses.replace(
+            state,
+            accepted=fade * state.accepted + accepted.astype(jnp.float32),
+            judged=fade * state.judged + judged,
+            idle=jnp.where(drafted > 0, 0, state.idle + 1),
+        )
+        pays = self._best(state) > 0
+        longer = jnp.minimum(2 * state.patience, self.last_patience)
+        waits = jnp.where(drafted > 0, longer, state.patience)
+        return dataclasses.replace(
+            state, patience=jnp.where(pays, self.first_patience, waits).astype(jnp.int32)
+        )
+
+    def _best(self, state: Pace) -> Int[Array, " batch"]:
+        choices = jnp.asarray(self.choices, jnp.int32)
+        # A rate of 1 would divide by zero, and is never certain.
+        rate = jnp.clip(state.accepted / state.judged, 0.0, 0.999)[:, None]
+        tokens = (1.0 - rate ** (choices + 1).astype(jnp.float32)[None]) / (1.0 - rate)
+        return choices[jnp.argmax(tokens / state.costs[None], axis=-1)]

@@ -1,0 +1,127 @@
+"""A drafter with another vocabulary, sampled: token-level intersection, on device.
+
+Timor et al. 2025 (arXiv 2502.05202, algorithm 4): the drafter draws from its distribution over the
+tokens that both vocabularies have, renormalised, so that the rule of p and q holds as it is.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from spec_jax.decoding.cache import KVCache, prefill
+from spec_jax.drafters.autoregressive import autoregress
+from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.drafters.draft_model import catch_up, over_vocabulary, read_last_two
+from spec_jax.models.transformer import Model
+from spec_jax.pytree import pytree, static
+
+
+@pytree
+class OwnText:
+    """The rows in the drafter's tokens.
+
+    Attributes:
+      tokens: prompt and output; only the first `lengths` of each row mean anything.
+      lengths: tokens known of each row.
+      full: rows whose text has outgrown `tokens`; they are drafted for no more.
+      cache: the drafter's cache.
+    """
+
+    tokens: Int[Array, "batch own_length"]
+    lengths: Int[Array, " batch"]
+    full: Array
+    cache: KVCache
+
+
+@pytree
+class UniversalVocabulary:
+    """Drafts in the tokens that target and drafter share, with a context in the drafter's own.
+
+    Attributes:
+      model: the drafter.
+      to_drafter: the drafter's id of each of the target's tokens, or -1.
+      spelling: each of the target's tokens in the drafter's, padded.
+      spelling_lengths: how many they are.
+      lookahead: tokens proposed per round (K).
+    """
+
+    model: Model
+    to_drafter: Int[Array, " vocab"]
+    spelling: Int[Array, "vocab spelt"]
+    spelling_lengths: Int[Array, " vocab"]
+    lookahead: int = static()
+    drafts = 1
+    steady = True
+
+    @property
+    def _reserve(self) -> int:
+        """Entries that a round may need past the known tokens."""
+        return self.lookahead + self.spelling.shape[1] + 1
+
+    def init(
+        self,
+        tokens: Int[Array, "batch length"],
+        lengths: Int[Array, " batch"],
+        block: int,
+        inputs: tuple[Int[Array, "batch own_length"], Int[Array, " batch"]] | None = None,
+    ) -> OwnText:
+        """Reads the prompts, which `inputs` holds in the drafter's tokens, with their lengths."""
+        if inputs is None:
+            raise ValueError("a drafter with a vocabulary of its own needs the prompts in it")
+        own, own_lengths = inputs
+        cache = self.model.new_cache(*own.shape)
+        cache = prefill(self.model.extend, own, own_lengths, cache, block)
+        cache = cache.with_lengths(jnp.maximum(own_lengths - 2, 0))
+        return self._checked(OwnText(own, own_lengths, jnp.zeros(lengths.shape, bool), cache))
+
+    def _checked(self, text: OwnText) -> OwnText:
+        # Writes past the end would be moved over what stands before it.
+        full = text.full | (text.lengths + self._reserve > text.tokens.shape[1])
+        lengths = jnp.where(full, 1, text.lengths)
+        cache = text.cache.with_lengths(jnp.where(full, 0, text.cache.lengths))
+        return OwnText(text.tokens, lengths, full, cache)
+
+    def propose(self, state: OwnText, context: Context) -> tuple[Draft, OwnText]:
+        """K tokens, each drawn from the drafter's processed distribution over shared tokens."""
+        vocab = context.sampling.logit_bias.shape[1]
+        lengths = state.lengths
+        going = ~state.full if context.limits is None else ~state.full & (context.limits > 0)
+        wanted = jnp.where(going, lengths - 2, 0)
+        cache = catch_up(self.model, state.tokens, wanted, state.cache)
+        caught_up = cache.lengths
+
+        def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
+            if isinstance(i, int):
+                logits, cache = read_last_two(self.model, state.tokens, lengths, cache)
+                logits = logits[:, None]
+            else:
+                own = self.to_drafter[last]
+                logits, cache = self.model.score(own, cache.with_lengths(lengths + i - 1))
+            return over_vocabulary(logits, vocab, self.to_drafter), cache
+
+        draft, cache = autoregress(step, cache, context, lookahead=self.lookahead)
+        read = jnp.where(going, lengths + jnp.maximum(draft.lengths - 1, 0), caught_up)
+        draft = Draft(draft.tokens, draft.probs, jnp.where(state.full, 0, draft.lengths))
+        return draft, OwnText(state.tokens, lengths, state.full, cache.with_lengths(read))
+
+    def commit(self, state: OwnText, committed: Committed) -> OwnText:
+        """Adds the accepted tokens and the spelling of the one after them; rolls back the rest."""
+        emitted = committed.lengths - committed.before
+        accepted = jnp.maximum(emitted - 1, 0)
+        last = jnp.take_along_axis(committed.tokens, committed.lengths[:, None] - 1, axis=1)[:, 0]
+        spelt = jnp.where(emitted > 0, self.spelling_lengths[last], 0)
+
+        def row(own, own_length, tokens, before, accepted, last):
+            drafted = jax.lax.dynamic_slice_in_dim(tokens, before, self.lookahead)
+            new = jnp.pad(self.to_drafter[drafted], (0, self.spelling.shape[1]))
+            new = jax.lax.dynamic_update_slice_in_dim(new, self.spelling[last], accepted, axis=0)
+            return jax.lax.dynamic_update_slice_in_dim(own, new, own_length, axis=0)
+
+        tokens = jax.vmap(row)(
+            state.tokens, state.lengths, committed.tokens, committed.before, accepted, last
+        )
+        lengths = state.lengths + accepted + spelt
+        # The entry after the accepted tokens is that of a token refused.
+        valid = jnp.minimum(state.cache.lengths, state.lengths + accepted)
+        cache = state.cache.with_lengths(jnp.clip(lengths - 2, 0, valid))
+        return self._checked(OwnText(tokens, lengths, state.full, cache))
