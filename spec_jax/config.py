@@ -10,9 +10,29 @@ from spec_jax.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
-METHODS = ("none", "draft_model", "prompt_lookup")
-LOOKAHEADS = ("constant",)
-VERIFICATIONS = ("token", "greedy")
+METHODS = (
+    "none",
+    "draft_model",
+    "prompt_lookup",
+    "suffix",
+    "early_exit",
+    "universal_vocabulary",
+    "universal_text",
+)
+DRAFTING_METHODS = ("draft_model", "universal_vocabulary", "universal_text")
+"""Methods that take a model to draft with."""
+SEVERAL_DRAFTS = ("draft_model", "prompt_lookup")
+"""Methods that can propose more than one draft per round."""
+MOST_SPECULATIVE_TOKENS = {
+    "constant": 4,
+    "heuristic": 20,
+    "confidence": 20,
+    "adaptive": 8,
+    "oracle": 20,
+}
+LOOKAHEADS = tuple(MOST_SPECULATIVE_TOKENS)
+VERIFICATIONS = ("token", "block", "greedy")
+SCORINGS = ("block", "stairs")
 DTYPES = ("float32", "bfloat16")
 FLOAT32_MAX = 3.4028234e38
 """Parameters travel to the device as float32."""
@@ -156,37 +176,103 @@ class SpeculativeConfig:
     """How tokens are drafted and verified.
 
     Attributes:
-      method: `none` decodes plainly; `draft_model` drafts with a second, smaller model (Chen et
-        al. 2023, arXiv 2302.01318); `prompt_lookup` copies what followed the latest n-gram
-        earlier in prompt or output (Saxena 2023; semantics of Hugging Face transformers).
+      method: `none` decodes plainly; `draft_model` drafts with a second, smaller model of the same
+        tokenizer (Chen et al. 2023, arXiv 2302.01318); `prompt_lookup` copies what followed the
+        latest n-gram earlier in prompt or output (Saxena 2023; semantics of Hugging Face
+        transformers); `suffix` copies what followed the longest match in the outputs of earlier
+        requests (after Oliaro et al. 2024, arXiv 2411.04975); `early_exit` drafts with the
+        target's own first layers (Elhoushi et al. 2024, arXiv 2404.16710); `universal_vocabulary`
+        drafts with a model of another tokenizer over the tokens that both have (Timor et al. 2025,
+        arXiv 2502.05202, algorithm 4); `universal_text` with one of any tokenizer, by way of text
+        (Hugging Face's universal assisted generation).
       draft: the draft model's reference (directory, .gguf file, recipe or hub id); naming
         the target again shares its weights.
-      num_speculative_tokens: the lookahead K, tokens drafted per round, at least 1.
-      lookahead: how K changes from round to round; `constant` keeps it.
-      verification: `token` is modified rejection sampling, exact at every temperature; `greedy`
-        keeps the longest prefix equal to the target's argmax, and needs temperature 0.
+      num_speculative_tokens: the lookahead K, most tokens drafted per round. By default 4 where
+        it is constant, 8 where it is adaptive, else 20.
+      lookahead: how K changes from round to round. `constant` keeps it; `heuristic` drafts two
+        more after a draft that was accepted whole, else one less (Hugging Face 2023);
+        `confidence` stops after a token of which the drafter is not confident (arXiv 2405.04304);
+        `adaptive` measures what rounds cost and maximises each request's tokens per second;
+        `oracle` counts what the best policy would have drafted, for analysis.
+      confidence_threshold: for `confidence`, the least probability of a drafted token with which
+        drafting goes on.
+      retune_confidence: for `confidence`, choose the threshold anew from what was accepted.
+      verification: `token` is modified rejection sampling and `block` verifies a draft as a whole
+        (Sun et al. 2024, arXiv 2403.10444), both exact at every temperature; `greedy` keeps the
+        longest prefix equal to the target's argmax, and needs temperature 0.
+      scoring: `block` scores a draft in one row; `stairs` as a batch of its prefixes (IVUS 2024).
+      num_drafts: drafts per round, verified together as a tree (arXiv 2305.09781); more than one
+        with `draft_model` and `prompt_lookup`.
       prompt_lookup_max: longest n-gram that `prompt_lookup` looks for; shorter ones follow.
+      early_exit_layers: layers of the target that `early_exit` drafts with; a quarter by default.
+      draft_vocab_size: for `draft_model`, how many of its tokens the draft may propose, counted
+        from the most frequent; by default all. Fewer make its step cheaper.
     """
 
     method: str = "none"
     draft: str | None = None
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int | None = None
     lookahead: str = "constant"
+    confidence_threshold: float = 0.4
+    retune_confidence: bool = False
     verification: str = "token"
+    scoring: str = "block"
+    num_drafts: int = 1
     prompt_lookup_max: int = 3
+    early_exit_layers: int | None = None
+    draft_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         _choice("method", self.method, METHODS)
         _choice("lookahead", self.lookahead, LOOKAHEADS)
         _choice("verification", self.verification, VERIFICATIONS)
+        _choice("scoring", self.scoring, SCORINGS)
+        if self.num_speculative_tokens is None:
+            most = MOST_SPECULATIVE_TOKENS[self.lookahead]
+            object.__setattr__(self, "num_speculative_tokens", most)
         _integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
+        _number("confidence_threshold", self.confidence_threshold, low=0.0, high=1.0)
+        if not isinstance(self.retune_confidence, bool):
+            raise ConfigError(f"retune_confidence is {self.retune_confidence!r}; give a bool.")
+        _integer("num_drafts", self.num_drafts, low=1)
         _integer("prompt_lookup_max", self.prompt_lookup_max, low=1)
+        for name in ("early_exit_layers", "draft_vocab_size"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), low=1)
         if self.draft is not None and not isinstance(self.draft, str):
             raise ConfigError(f"draft is {self.draft!r}; give the draft model's reference as text.")
-        if self.method == "draft_model" and not self.draft:
-            raise ConfigError("method 'draft_model' needs draft=... (--draft): the draft model.")
-        if self.method != "draft_model" and self.draft:
+        if self.method in DRAFTING_METHODS and not self.draft:
+            raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        belong = {
+            "draft": DRAFTING_METHODS,
+            "early_exit_layers": ("early_exit",),
+            "draft_vocab_size": ("draft_model",),
+        }
+        for name, methods in belong.items():
+            value = getattr(self, name)
+            if value is not None and self.method not in methods:
+                known = " or ".join(repr(each) for each in methods)
+                raise ConfigError(
+                    f"{name} is {value!r} but method is {self.method!r}; use method {known}, or "
+                    f"leave {name} out."
+                )
+        if self.num_drafts > 1:
+            if self.method not in SEVERAL_DRAFTS:
+                raise ConfigError(
+                    f"num_drafts is {self.num_drafts} but method is {self.method!r}; only "
+                    f"{' and '.join(SEVERAL_DRAFTS)} propose several drafts."
+                )
+            if self.verification == "block" or self.scoring == "stairs":
+                name = "verification" if self.verification == "block" else "scoring"
+                raise ConfigError(
+                    f"{name} {getattr(self, name)!r} takes one draft per round, but num_drafts is "
+                    f"{self.num_drafts}; use 1, or leave {name} out."
+                )
+        if self.scoring == "stairs" and self.method == "early_exit":
             raise ConfigError(
-                f"draft is {self.draft!r} but method is {self.method!r}; "
-                "use method 'draft_model' or leave the draft out."
+                "scoring 'stairs' runs whole prefixes, but method 'early_exit' has run their first "
+                "layers already; use scoring 'block'."
             )

@@ -10,13 +10,9 @@ import numpy as np
 
 from spec_jax import checkpoints, distributed
 from spec_jax.config import DTYPES, SamplingParams, SpeculativeConfig
-from spec_jax.decoding.lookahead import Constant
-from spec_jax.drafters.base import Drafter
-from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.drafters.none import NoDraft
-from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine import Engine, Request
-from spec_jax.errors import ConfigError, RequestError, VocabularyMismatchError
+from spec_jax.errors import ConfigError, RequestError
+from spec_jax.methods import Setting, make_drafting, make_lookahead
 from spec_jax.outputs import RequestOutput, StreamChunk
 from spec_jax.rows import Row, collect
 from spec_jax.sharding import Layout
@@ -108,34 +104,23 @@ class LLM:
         )
 
     def _speculate(self, config: SpeculativeConfig) -> None:
+        def load_draft() -> checkpoints.Checkpoint:
+            assert config.draft is not None  # SpeculativeConfig has checked it
+            same = config.draft == self._target
+            return self._checkpoint if same else self._load("draft", config.draft)
+
         self.speculative_config = config
+        drafting = make_drafting(Setting(config, self._checkpoint, load_draft))
         self.engine = Engine(
             self._checkpoint.model,
-            self._make_drafter(config),
-            Constant(config.num_speculative_tokens),
+            drafting.drafter,
+            make_lookahead(config),
             config.verification,
+            scoring=config.scoring,
             max_model_len=self.max_model_len,
+            inputs=drafting.inputs,
             on_progress=self._on_progress,
         )
-
-    def _make_drafter(self, config: SpeculativeConfig) -> Drafter:
-        if config.method == "none":
-            return NoDraft(lookahead=0)
-        if config.method == "prompt_lookup":
-            return PromptLookup(config.num_speculative_tokens, config.prompt_lookup_max)
-        assert config.draft is not None  # SpeculativeConfig has checked it
-        target = self._checkpoint
-        if config.draft == self._target:
-            return DraftModel(target.model, config.num_speculative_tokens)
-        draft = self._load("draft", config.draft)
-        difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
-        if difference is not None:
-            raise VocabularyMismatchError(
-                f"the draft {draft.name} does not share the vocabulary of {target.name}: "
-                f"{difference} Use a draft of the same tokenizer, or method 'prompt_lookup', which "
-                "needs none."
-            )
-        return DraftModel(draft.model, config.num_speculative_tokens)
 
     def generate(
         self,

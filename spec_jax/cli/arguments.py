@@ -10,6 +10,8 @@ from spec_jax.config import (
     DTYPES,
     LOOKAHEADS,
     METHODS,
+    MOST_SPECULATIVE_TOKENS,
+    SCORINGS,
     VERIFICATIONS,
     SamplingParams,
     SpeculativeConfig,
@@ -246,15 +248,32 @@ def _add_speculation(parser: Parser) -> None:
     group = parser.add_argument_group("speculation")
     add = functools.partial(_add, group, SpeculativeConfig)
     add("method", "how to draft; draft_model if --draft is given", metavar="|".join(METHODS))
-    add("draft", "draft model of the same tokenizer, named like the target", metavar="REF")
-    add("num_speculative_tokens", "tokens drafted in a round", type=whole, metavar="K")
+    add("draft", "draft model, named like the target", metavar="REF")
+    add(
+        "num_speculative_tokens",
+        "most tokens drafted in a round (default: 4; where K changes, "
+        f"{MOST_SPECULATIVE_TOKENS['adaptive']} if adaptive, else 20)",
+        type=whole,
+        metavar="K",
+    )
     add("lookahead", "how K changes from round to round", metavar="|".join(LOOKAHEADS))
+    add("confidence_threshold", "stop drafting below it", type=number, metavar="P")
+    add("retune_confidence", "learn the threshold from what is accepted", action="store_true")
     add(
         "verification",
         "which drafted tokens to keep; greedy needs temperature 0",
         metavar="|".join(sorted(VERIFICATIONS)),
     )
+    add("scoring", "how the target reads a draft", metavar="|".join(SCORINGS))
+    add("num_drafts", "drafts per round, verified as a tree", type=whole, metavar="N")
     add("prompt_lookup_max", "longest n-gram looked up", type=whole, metavar="N")
+    add(
+        "early_exit_layers",
+        "layers that draft, for early_exit (default: a quarter)",
+        type=whole,
+        metavar="N",
+    )
+    add("draft_vocab_size", "tokens that a draft model may propose", type=whole, metavar="N")
 
 
 def _add_sampling(parser: Parser) -> None:

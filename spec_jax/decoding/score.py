@@ -11,8 +11,6 @@ from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft
 from spec_jax.models.transformer import Model
 
-SCORINGS = ("block", "stairs")
-
 
 def entries_per_round(scoring: str, lookahead: int, drafts: int) -> int:
     """Cache entries that scoring may write past a row's known tokens."""
