@@ -27,6 +27,7 @@ BAD_SAMPLING = [
     *[("stop", bad, "strings") for bad in (5, None)],
     *[("stop_token_ids", bad, "token ids") for bad in (5, None)],
     *[("ignore_eos", bad, "True or False") for bad in ("no", 1, None)],
+    *[("namespace", bad, "as text") for bad in (None, 7, b"a", ("a",))],
 ]
 
 BAD_SPECULATIVE = [

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.pytree import pytree, static
@@ -42,18 +42,17 @@ class PromptLookup:
         self, tokens: Int[Array, " length"], length: Int[Array, ""]
     ) -> tuple[Int[Array, " drafted"], Int[Array, ""]]:
         matched = matches(tokens, length, self.max_ngram)
-        draft, longest = continuation(tokens, length, matched, self.lookahead)
         if self.drafts == 1:
-            return draft, longest
+            return continuation(tokens, length, matched, self.lookahead)
         steps = jnp.arange(self.lookahead, dtype=jnp.int32)
-        found, side_by_side = longest, []
+        several, longest = [], jnp.int32(0)
         for _ in range(self.drafts):
-            draft = jnp.where(steps < found, draft, -1)
-            side_by_side.append(draft)
-            matched = jnp.where(says(tokens, length, draft), 0, matched)
             draft, found = continuation(tokens, length, matched, self.lookahead)
+            draft = jnp.where(steps < found, draft, -1)
+            matched = jnp.where(says(tokens, length, draft), 0, matched)
+            several.append(draft)
             longest = jnp.maximum(longest, found)
-        return jnp.stack(side_by_side, axis=1).reshape(-1), longest
+        return jnp.stack(several, axis=1).reshape(-1), longest
 
 
 def matches(
@@ -89,7 +88,7 @@ def continuation(
 
 def says(
     tokens: Int[Array, " length"], length: Int[Array, ""], draft: Int[Array, " lookahead"]
-) -> Int[Array, " length"]:
+) -> Bool[Array, " length"]:
     """Whether a draft, padded with -1, says all that stands at each place within its reach."""
     places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     same = jnp.ones(tokens.shape, bool)

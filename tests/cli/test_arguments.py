@@ -19,7 +19,7 @@ ALL_FLAGS = shlex.split("""
     --verification greedy --prompt-lookup-max 5 --max-tokens 9 --temperature 0.0 --top-k 3
     --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty -0.5
     --frequency-penalty 0.125 --stop a --stop b --ignore-eos --seed 11 --dtype bfloat16
-    --max-model-len 99 --max-num-seqs 2 --json --compare --debug --chat --prompt p
+    --namespace mine --max-model-len 99 --max-num-seqs 2 --json --compare --debug --chat --prompt p
     --prompt-file f positional
 """)
 
@@ -46,6 +46,7 @@ def test_flags_become_config_objects():
         stop=("a", "b"),
         ignore_eos=True,
         seed=11,
+        namespace="mine",
     )
     assert options.llm == {"dtype": "bfloat16", "max_model_len": 99, "max_num_seqs": 2}
     assert options.sources == (("text", "positional"), ("text", "p"), ("file", "f"))

@@ -131,3 +131,73 @@ def test_drafts_agree_with_transformers_own_generator(lookahead, max_ngram):
     assert _drafts(rows, lookahead, max_ngram, junk=1) == expected
     assert sum(map(bool, expected)) > 100  # matches are common
     assert not all(expected)  # and so is their absence
+
+
+def _look_up_several(known, lookahead: int, max_ngram: int, drafts: int) -> list[list[int]]:
+    """The drafts for one row, in plain Python."""
+    found: list[list[int]] = []
+    length, seen = len(known), set()
+    for size in range(min(max_ngram, length - 1), 0, -1):
+        for start in range(size, length):
+            if start in seen or known[start - size : start] != known[length - size :]:
+                continue
+            seen.add(start)
+            draft = list(known[start : start + lookahead])
+            if len(found) < drafts and not any(each[: len(draft)] == draft for each in found):
+                found.append(draft)
+    return found
+
+
+def _several(rows, lookahead: int, max_ngram: int, drafts: int, junk=0) -> list[list[list[int]]]:
+    """The drafter's proposals, each row's drafts apart and without their padding."""
+    tokens = np.broadcast_to(np.asarray(junk, np.int32), (len(rows), CAPACITY)).copy()
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    lengths = jnp.asarray([len(row) for row in rows], jnp.int32)
+    draft = _propose(
+        PromptLookup(lookahead, max_ngram, drafts),
+        Context(
+            tokens=jnp.asarray(tokens),
+            lengths=lengths,
+            prompt_lengths=jnp.minimum(lengths, 2),
+            keys=jax.random.split(jax.random.key(0), len(rows)),
+            sampling=BatchSampling.stack([SamplingParams()] * len(rows), 6),
+        ),
+    )
+    assert (draft.probs, draft.drafts, draft.lookahead) == (None, drafts, lookahead)
+    several = np.asarray(draft.tokens).reshape(len(rows), lookahead, drafts).swapaxes(1, 2)
+    sizes = (several >= 0).sum(-1)
+    assert (several == np.where(np.arange(lookahead) < sizes[..., None], several, -1)).all()
+    assert np.asarray(draft.lengths).tolist() == sizes.max(-1).tolist()
+    return [
+        [each[:size].tolist() for each, size in zip(row, own, strict=True) if size]
+        for row, own in zip(several, sizes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "max_ngram", "drafts"), [(1, 1, 3), (3, 2, 2), (4, 9, 3), (30, 3, 4)]
+)
+@given(rows=st.lists(tokens_of_few_words, min_size=BATCH, max_size=BATCH), junk=st.integers(0, 2))
+def test_several_drafts_agree_with_plain_python(lookahead, max_ngram, drafts, rows, junk):
+    expected = [_look_up_several(row, lookahead, max_ngram, drafts) for row in rows]
+    assert [each[:1] for each in expected] == [
+        [draft] if (draft := _look_up(row, lookahead, max_ngram)) else [] for row in rows
+    ]
+    assert _several(rows, lookahead, max_ngram, drafts, junk) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        pytest.param([1, 2, 3, 1, 2, 4, 0, 2], [[3, 1], [4, 0]], id="leftmost first"),
+        pytest.param([0, 2, 3, 1, 2, 4, 1, 2], [[4, 1], [3, 1]], id="longest first"),
+        pytest.param([2, 3, 4, 2, 3, 4, 2, 5, 2], [[3, 4], [5, 2]], id="repetitions are left out"),
+        pytest.param([2, 3, 0, 2, 2], [[3, 0], [2]], id="one ends early"),
+        pytest.param([4, 4, 4, 4], [[4, 4]], id="the beginning of another is left out"),
+        pytest.param([1, 2, 3], [], id="nothing matches"),
+    ],
+)
+def test_worked_examples_of_several_drafts(known, expected):
+    assert _look_up_several(known, 2, 2, 3) == expected
+    assert _several([known], 2, 2, 3, junk=known[-1]) == [expected]
