@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
@@ -99,18 +100,28 @@ def stored(llm, namespace=""):
     return text[: text.index(-1, counts[0])] if counts[0] else []
 
 
-def test_what_is_stored_are_the_outputs_up_to_their_stops_and_none_that_failed(fresh):
+def test_outputs_are_stored_under_their_own_names(fresh):
     llm = fresh()
-    nothing = dict.fromkeys(range(tiny.CONFIG["vocab_size"]), float("-inf"))
-    masked = SamplingParams(max_tokens=32, logit_bias=nothing)
-    fine = SamplingParams(max_tokens=20, ignore_eos=True)
-    broken, output, short = llm.generate(
-        PROMPTS, [masked, fine, SamplingParams(max_tokens=3, namespace="short")]
-    )
-    assert broken.finish_reason == "error"
-    assert stored(llm) == list(output.token_ids) and len(output.token_ids) == 20
-    assert stored(llm, "short") == list(short.token_ids)
+    long = SamplingParams(max_tokens=20, ignore_eos=True)
+    short = SamplingParams(max_tokens=3, ignore_eos=True, namespace="short")
+    outputs = llm.generate(PROMPTS[:2], [long, short])
+    assert stored(llm) == list(outputs[0].token_ids) and len(outputs[0].token_ids) == 20
+    assert stored(llm, "short") == list(outputs[1].token_ids)
     assert stored(llm, "shor") == []
+
+
+def test_what_a_request_said_before_it_failed_is_not_stored(plain, fresh, tmp_path):
+    """Once the model reads a token whose embedding is broken, it has no distribution."""
+    good, other = plain.generate(PROMPTS[:2], GREEDY)
+    prompts = {each for prompt in PROMPTS[:2] for each in plain.tokenizer.encode(prompt)}
+    bad = next(each for each in good.token_ids[4:] if each not in {*prompts, *other.token_ids})
+    tensors = tiny.llama_tensors(tiny.CONFIG)
+    tensors["model.embed_tokens.weight"][bad] = np.nan
+    path = tiny.write_directory(tmp_path / "broken", tiny.CONFIG, tensors)
+    llm = LLM(str(path), speculative_config=SpeculativeConfig(method="suffix"))
+    failed, fine = llm.generate(PROMPTS[:2], GREEDY)
+    assert failed.finish_reason == "error" and bad in failed.token_ids
+    assert stored(llm) == list(fine.token_ids) == list(other.token_ids)
 
 
 def test_a_stop_string_ends_what_is_stored(fresh):

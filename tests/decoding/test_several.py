@@ -84,6 +84,16 @@ def test_greedy_tokens_are_the_targets_own(lookahead):
     assert rounds[DRAFTS] < rounds[1]  # the second or third draft is kept now and then
 
 
+@pytest.mark.xfail(reason="score counts the tokens of all drafts before a place")
+def test_penalties_see_the_tokens_of_their_own_draft_only():
+    params = SamplingParams(
+        max_tokens=40, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7
+    )
+    requests = [request(prompt, params) for prompt in PROMPTS]
+    expected = [REFERENCE.greedy(prompt, params)[0] for prompt in PROMPTS]
+    assert completions(finish(engine_of(TARGET, 4).start(requests)), requests) == expected
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
 def test_sampled_tokens_have_the_targets_joint_distribution(temperature):
     """The prompt has continuations of different lengths, and leads to rounds without any."""
