@@ -33,6 +33,7 @@ class Request:
     key: np.ndarray
     stop_token_ids: Sequence[int]
     max_length: int
+    bad_words: Sequence[Sequence[int]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,13 @@ class Engine:
         arrays = self._put(_pad(requests, bucket))
         params = [request.sampling for request in requests]
         params += [SamplingParams(max_tokens=1)] * (bucket.batch - len(requests))
-        sampling = self._put(BatchSampling.stack(params, self.target.config.vocab_size))
+        sampling = BatchSampling.stack(
+            params,
+            self.target.config.vocab_size,
+            [request.stop_token_ids for request in requests],
+            [request.bad_words for request in requests],
+        )
+        sampling = self._put(sampling)
         compiled_before = self.compile_seconds
         prefill = self._program(
             (PREFILL, bucket), self._start, (self.target, self.drafter, arrays), (bucket.block,)
@@ -111,7 +118,7 @@ class Engine:
         state = jax.block_until_ready(prefill(self.target, self.drafter, arrays))
         prefill_seconds = time.perf_counter() - begin
         decode = self._program(
-            (DECODE, (bucket.batch, bucket.capacity, bucket.stops)),
+            (DECODE, (bucket.batch, bucket.capacity, bucket.stops, sampling.bad_words.shape)),
             self._decode,
             (self.target, self.drafter, state, sampling, np.int32(0)),
             donate=(2,),

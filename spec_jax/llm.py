@@ -262,9 +262,15 @@ class LLM:
             key=key,
             stop_token_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
             max_length=min(len(ids) + sampling.max_tokens, self.max_model_len),
+            bad_words=self._bad_words(sampling),
         )
         text = prompt if isinstance(prompt, str) else None
         return Row(index, text, request, self.tokenizer.stream())
+
+    def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
+        """The token sequences that `bad_words` means."""
+        found = [ids for text in sampling.bad_words for ids in self.tokenizer.spellings(text)]
+        return list(dict.fromkeys(found))
 
     def _token_ids(self, index: int, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

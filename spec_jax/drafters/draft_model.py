@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from spec_jax.decoding.cache import KVCache, prefill
-from spec_jax.decoding.sampling import TokenCounts, draw, probabilities
+from spec_jax.decoding.processors import History
+from spec_jax.decoding.sampling import draw, probabilities
 from spec_jax.drafters.base import Context, Draft
 from spec_jax.models.transformer import Model
 from spec_jax.pytree import pytree, static
@@ -44,23 +45,23 @@ class DraftModel:
         """
         sampling = context.sampling
         vocab = sampling.logit_bias.shape[1]
-        counts = TokenCounts.of(context.tokens, context.lengths, context.prompt_lengths, sampling)
+        history = History.of(context.tokens, context.lengths, context.prompt_lengths, sampling)
         nothing = jnp.zeros((context.lengths.shape[0], 0), jnp.int32)
 
-        def step(carry: tuple[Array, KVCache, TokenCounts], i: Array, width: int = 1):
-            tokens, cache, counts = carry
+        def step(carry: tuple[Array, KVCache, History], i: Array, width: int = 1):
+            tokens, cache, history = carry
             lengths = context.lengths + i
             start = jnp.maximum(lengths - width, 0)
             window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
             logits, cache = self.model.score(window(tokens, start), cache.with_lengths(start))
             last = jax.vmap(lambda row, at: row[at])(logits, lengths - 1 - start)
-            q = probabilities(_fit(last, vocab)[:, None], sampling, counts, nothing)[:, 0]
+            q = probabilities(_fit(last, vocab)[:, None], sampling, history, nothing)[:, 0]
             keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(context.keys)
             drawn = draw(keys, q, sampling.random)
             tokens = jax.vmap(lambda row, token, at: row.at[at].set(token))(tokens, drawn, lengths)
-            return (tokens, cache, counts.add(drawn)), (drawn, q)
+            return (tokens, cache, history.add(drawn)), (drawn, q)
 
-        carry, first = step((context.tokens, state, counts), jnp.int32(0), width=2)
+        carry, first = step((context.tokens, state, history), jnp.int32(0), width=2)
         later = jnp.arange(1, self.lookahead, dtype=jnp.int32)
         (_, cache, _), rest = jax.lax.scan(step, carry, later)
         tokens, q = (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.sampling import BatchSampling, TokenCounts, probabilities
+from spec_jax.decoding.processors import BatchSampling, History
+from spec_jax.decoding.sampling import probabilities
 
 pytestmark = pytest.mark.torch
 
@@ -89,8 +90,8 @@ def _hugging_face(logits, params, context, generated):
 
 @jax.jit
 def _ours(logits, sampling, tokens, lengths, prompt_lengths, following):
-    counts = TokenCounts.of(tokens, lengths, prompt_lengths, sampling)
-    return probabilities(logits, sampling, counts, following)
+    history = History.of(tokens, lengths, prompt_lengths, sampling)
+    return probabilities(logits, sampling, history, following)
 
 
 @functools.cache
