@@ -7,6 +7,7 @@ tokens alone, so every process of a run computes the same masks. The parsing is 
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, UInt32
@@ -188,26 +189,35 @@ def stack_masks(
 def _with_nameless_specials(tokenizer: Tokenizer, end: int) -> str:
     """The tokenizer.json with one more token, `end`, and special tokens under names of no text.
 
-    llguidance wants one token that ends a text, where a model may have none, or several. And
-    where a grammar leaves one text only, it would encode the name of a special token as that
-    token.
+    llguidance wants one token that ends a text, where a model may have none, or several. Where a
+    grammar leaves one text only, it would encode the name of a special token as that token. And
+    it knows no ids without a token.
     """
     data = json.loads(tokenizer.to_json())
+    data["post_processor"] = None
+    model, added = data["model"], data["added_tokens"]
     names = {}
-    for token in data["added_tokens"]:
+    for token in added:
         if token["special"] or token["id"] in tokenizer.eos_token_ids:
-            names[token["content"]] = f"\0{token['id']}"
-            token.update(content=f"\0{token['id']}", special=True, normalized=False)
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    data["added_tokens"].append({"id": end, "content": f"\0{end}", "special": True, **flags})
-    model, data["post_processor"] = data["model"], None
+            names[token["content"]] = _nameless(token["id"])["content"]
+            token.update(_nameless(token["id"]))
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {names.get(name, name): i for name, i in model["vocab"].items()}
-    else:
+        vocab = {names.get(name, name): i for name, i in model["vocab"].items()}
+        taken = {*vocab.values(), *(token["id"] for token in added)}
+        added += [_nameless(i) for i in range(end + 1) if i not in taken]
+        model["vocab"] = vocab | {token["content"]: token["id"] for token in added}
+    else:  # a list, which has no holes
         model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+        added.append(_nameless(end))
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     return json.dumps(data)
+
+
+def _nameless(token_id: int) -> dict[str, Any]:
+    """An entry of a tokenizer.json for a special token that no text holds."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": f"\0{token_id}", "special": True, **flags}
 
 
 def _pack(ids: Sequence[int], vocab_size: int) -> UInt32[np.ndarray, " words"]:

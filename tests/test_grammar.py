@@ -256,6 +256,18 @@ def test_rows_without_a_grammar_are_allowed_everything(has, places):
             assert not stacked[row, len(known) :].any()
 
 
+def test_ids_without_a_token_are_never_allowed():
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i if i < 100 else i + 10 for i, token in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    holed = Tokenizer(backend, eos_token_ids=())
+    (mask,) = compiled(GrammarCompiler(holed, 300), [], regex="(?s:.)").masks([])
+    assert not set(range(100, 110)) & set(ids_of(mask))
+    assert set(holed.encode("aé")[:2]) <= set(ids_of(mask))
+
+
 def test_a_request_without_a_grammar_has_none():
     assert COMPILER.compile(SamplingParams(), ENDS) is None
 
