@@ -1,6 +1,7 @@
 """`LLM` on tiny checkpoints: text, streams, stop strings, seeds and mistakes."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -179,8 +180,8 @@ def test_bad_words_are_not_spoken(llm_of, plain, method):
     (free,) = plain.generate(PROMPTS[0], params)
     # Words of one token and of several, which come up when nothing forbids them.
     tokens = [plain.tokenizer.token(i).lstrip("Ġ") for i in free.token_ids]
-    words = [token for token in tokens if token.isalpha()][:1]
-    words.append(next("".join(pair) for pair in zip(tokens, tokens[1:]) if "".join(pair).isalpha()))  # noqa: B905
+    pairs = [first + second for first, second in itertools.pairwise(tokens)]
+    words = [next(filter(str.isalpha, several)) for several in (tokens, pairs)]
     assert all(word in free.text for word in words)
     banned = dataclasses.replace(params, bad_words=words)
     (output,) = llm_of(method).generate(PROMPTS[0], banned)
@@ -194,7 +195,7 @@ def test_bad_words_are_not_spoken(llm_of, plain, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_min_tokens_holds_against_end_tokens_and_stop_strings(llm_of, plain, method):
-    (eos,) = plain.eos_token_ids
+    eos = plain.eos_token_ids[0]
     eager = SamplingParams(max_tokens=32, logit_bias={eos: 1e4})
     (short,) = llm_of(method).generate(PROMPTS[0], eager)
     assert short.token_ids == (eos,)
