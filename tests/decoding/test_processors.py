@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.processors import BatchSampling, History
+from spec_jax.decoding.processors import BatchSampling, History, process
 from spec_jax.decoding.sampling import probabilities
+from spec_jax.planning.hlo import collectives
 from spec_jax.testing import reference_probabilities
 
 VOCAB, BATCH, PLACES = 37, 4, 5
@@ -289,3 +292,24 @@ def test_sizes_are_rounded_so_that_few_programs_are_compiled():
     assert shapes([], []) == shapes([[1]], [[[1, 2, 3, 4]] * 4]) == (4, 4, 4)
     assert shapes([[1] * 5], [[], [[1]] * 5]) == (8, 8, 4)
     assert shapes([[1] * 9], [[[1] * 17]]) == (16, 4, 32)
+
+
+def test_a_sharded_vocabulary_is_processed_without_communication():
+    mesh = jax.make_mesh((4,), ("model",), (AxisType.Auto,), devices=jax.devices()[:4])
+    along, whole = NamedSharding(mesh, P(None, None, "model")), NamedSharding(mesh, P())
+    vocab = 4 * 24  # no device's part ends where a word of the mask does
+    params = [SamplingParams(min_tokens=9, frequency_penalty=1.0)] * 2
+    sampling = BatchSampling.stack(params, vocab, [[1, 2]] * 2, [[[1, 2, 3]]] * 2)
+    counts = jnp.zeros((2, vocab), jnp.int32)
+    history = History(counts, counts, jnp.zeros((2,), jnp.int32), jnp.zeros((2, 3), jnp.int32))
+    arrays = (
+        jnp.zeros((2, 5, vocab)),
+        sampling,
+        history,
+        jnp.zeros((2, 4), jnp.int32),
+        None,
+        jnp.zeros((2, 5, 3), jnp.uint32),
+    )
+    placed = jax.tree.map(lambda leaf: whole, arrays[1:])
+    jitted = jax.jit(process, in_shardings=(along, *placed), out_shardings=along)
+    assert not collectives(jitted.lower(*arrays).compile().as_text())
