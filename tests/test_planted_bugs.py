@@ -78,7 +78,7 @@ BUGS = {
         "decoding/processors.py",
         "visible[:, None] & (back[:, None] == wanted[None, :, None])",
         "visible[:, None] & (back[:1, None] == wanted[None, :, None])",
-        [LOOP, "-k", "bad_words and other"],
+        [LOOP, "-k", "bad_words and self"],
     ),
     "min_tokens counted from the round's start": (
         "decoding/processors.py",
