@@ -5,16 +5,18 @@ host decides is a function of the rows' tokens, so every process decides the sam
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from spec_jax.decoding.score import ancestors
+from spec_jax import distributed
+from spec_jax.decoding.score import drafted_before
 from spec_jax.decoding.state import RUNNING, STOP, DecodeState
 from spec_jax.drafters.given import GivenDraft
 from spec_jax.grammar import Grammar, stack_masks
+from spec_jax.programs import Compiler, Rounds
 
 
 class HostDrafts(Protocol):
@@ -31,51 +33,36 @@ class HostDrafts(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Programs:
-    """The compiled pieces of a round.
+class HostDrafter(Protocol):
+    """What drafts on the host; the drafter on the device is `Given`."""
 
-    Attributes:
-      put: moves arrays of one entry a row to the devices.
-      to_host: copies arrays from there.
-      limits: the state -> most tokens each row may draft, and its confidence threshold.
-      propose: the state -> a draft, and the state.
-      finish: a state, its draft, packed masks of allowed tokens -> the state after the round.
-      decode: the state and a number of rounds -> the state after them.
-    """
-
-    put: Callable[[Any], Any]
-    to_host: Callable[[Any], Any]
-    limits: Callable[[DecodeState], tuple[Any, Any]]
-    propose: Callable[[DecodeState], tuple[Any, DecodeState]]
-    finish: Callable[[DecodeState, Any, Any], DecodeState]
-    decode: Callable[[DecodeState, int], DecodeState]
+    def begin(self, compiler: Compiler, requests: Sequence[Any], bucket: Any) -> "HostDrafts":
+        """Reads the prompts of a batch."""
+        ...
 
 
 class HostRounds:
     """Decodes a batch round by round.
 
     Args:
-      programs: the pieces of a round.
+      rounds: the compiled pieces of a round.
       grammars: each row's, or None.
       drafts: what drafts on the host, if anything does.
-      vocab_size: rows of the target's embedding.
     """
 
     def __init__(
         self,
-        programs: Programs,
+        rounds: Rounds,
         grammars: Sequence[Grammar | None],
         drafts: HostDrafts | None,
-        vocab_size: int,
     ):
-        self._programs, self._grammars, self._drafts = programs, grammars, drafts
-        self._vocab_size = vocab_size
+        self._rounds, self._grammars, self._drafts = rounds, grammars, drafts
+        self._put = rounds.compiler.put
 
     def advance(self, state: DecodeState, rounds: int) -> DecodeState:
         """Decodes for at most `rounds` rounds, or until all rows have finished."""
         for _ in range(rounds):
-            tokens, lengths, prompts, finish = self._programs.to_host(
+            tokens, lengths, prompts, finish = distributed.to_host(
                 (state.tokens, state.lengths, state.prompt_lengths, state.finish)
             )
             finish = finish.copy()
@@ -95,23 +82,22 @@ class HostRounds:
         tokens: Int[np.ndarray, "batch length"],
         lengths: Int[np.ndarray, " batch"],
     ) -> DecodeState:
-        programs = self._programs
+        rounds = self._rounds
         if self._drafts is not None:
-            limits, threshold = programs.to_host(programs.limits(state))
+            limits, threshold = distributed.to_host(rounds.limits(state))
             drafted = self._drafts.propose(tokens, lengths, limits, threshold)
-            state = dataclasses.replace(state, drafter=GivenDraft(*programs.put(drafted)))
+            state = dataclasses.replace(state, drafter=GivenDraft(*self._put(drafted)))
         if not any(self._grammars):
-            return programs.decode(state, 1)
-        draft, state = programs.propose(state)
-        masks = self._masks(draft, len(lengths))
-        return programs.finish(state, draft, programs.put(masks))
+            return rounds.decode(state, 1)
+        draft, state = rounds.propose(state)
+        return rounds.finish(state, draft, self._masks(draft, len(lengths)))
 
     def _masks(self, draft: Any, batch: int) -> np.ndarray:
-        drafted = self._programs.to_host(draft.tokens)
-        tree = ancestors(draft.lookahead, draft.drafts)[:, 1:]
+        drafted = distributed.to_host(draft.tokens)
+        tree = drafted_before(draft.lookahead, draft.drafts)
         grammars = [*self._grammars, *[None] * (batch - len(self._grammars))]
-        rows = [row.tolist() for row in drafted]
-        return stack_masks(grammars, rows, drafted.shape[1] + 1, self._vocab_size, tree)
+        vocab_size = self._rounds.compiler.vocab_size
+        return stack_masks(grammars, drafted.tolist(), drafted.shape[1] + 1, vocab_size, tree)
 
     def _ended(self, state: DecodeState, finish: Int[np.ndarray, " batch"]) -> DecodeState:
-        return dataclasses.replace(state, finish=self._programs.put(finish))
+        return dataclasses.replace(state, finish=self._put(finish))

@@ -15,6 +15,7 @@ from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine import Bucket, Request
 from spec_jax.errors import ConfigError, VocabularyMismatchError
+from spec_jax.host_rounds import HostDrafter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +25,12 @@ class Drafting:
     Attributes:
       drafter: what proposes tokens on the device.
       inputs: what the drafter must be told about a batch of requests, if anything.
+      host: what drafts on the host, if `drafter` is only told.
     """
 
     drafter: Drafter
     inputs: Callable[[Sequence[Request], Bucket], Any] | None = None
+    host: HostDrafter | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,6 +68,10 @@ class Tokenizer:
         """Writes what turns text into ids, and back, as a tokenizer.json."""
         self._backend.save(os.fspath(path))
 
+    def to_json(self) -> str:
+        """What `save` writes."""
+        return self._backend.to_str()
+
     @property
     def vocab_size(self) -> int:
         """Ids below this have a token; a model's embedding may have padding rows beyond."""
@@ -89,6 +93,16 @@ class Tokenizer:
             raise RequestError(
                 f"a prompt must be text that UTF-8 can express, not {text!r}."
             ) from None
+
+    def spellings(self, text: str) -> list[tuple[int, ...]]:
+        """The tokens of a text at a text's start and after a space, whatever space it begins with.
+
+        Both mean the text where it stands in a longer one.
+        """
+        bare = text.lstrip()
+        written = (bare, f" {bare}") if bare else (text,)
+        encoded = (tuple(self.encode(each, add_special_tokens=False)) for each in written)
+        return list(dict.fromkeys(ids for ids in encoded if ids))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, not cleaned up; bytes that are not UTF-8 become U+FFFD."""

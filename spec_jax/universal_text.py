@@ -6,22 +6,23 @@ deterministic draft, so that under sampling a token is kept if the target would 
 (string-level exact match: Timor et al. 2025, arXiv 2502.05202, algorithm 2).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.cache import KVCache, prefill
 from spec_jax.decoding.processors import BatchSampling
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Context, Draft
+from spec_jax.drafters.base import Context
 from spec_jax.drafters.draft_model import catch_up, over_vocabulary, read_last_two
-from spec_jax.engine import Bucket, Engine, Request
+from spec_jax.engine import Bucket, Request
 from spec_jax.models.transformer import Model
+from spec_jax.programs import Compiler
 from spec_jax.translation import TextTranslator
 
 
@@ -38,20 +39,20 @@ class UniversalText:
         self.model, self.translator, self.lookahead = model, translator, lookahead
 
     def begin(
-        self, engine: Engine, requests: Sequence[Request], bucket: Bucket
+        self, compiler: Compiler, requests: Sequence[Request], bucket: Bucket
     ) -> "UniversalTextBatch":
         """Reads the prompts in the drafter's tokens."""
-        return UniversalTextBatch(self, engine, requests, bucket)
+        return UniversalTextBatch(self, compiler, requests, bucket)
 
 
 class UniversalTextBatch:
     """One batch: its rows' translations, and the drafter's cache."""
 
     def __init__(
-        self, parent: UniversalText, engine: Engine, requests: Sequence[Request], bucket: Bucket
+        self, parent: UniversalText, compiler: Compiler, requests: Sequence[Request], bucket: Bucket
     ):
         self._model, self._lookahead = parent.model, parent.lookahead
-        self._engine = engine
+        self._compiler = compiler
         self._rows = [parent.translator.row() for _ in requests]
         self._known = np.zeros((bucket.batch,), np.int64)
         # Another tokenizer may need more tokens for the same text; a row that outgrows the room is
@@ -63,10 +64,10 @@ class UniversalTextBatch:
         sampling = BatchSampling.stack(
             [SamplingParams()] * bucket.batch, self._model.config.vocab_size
         )
-        self._sampling = engine.put(sampling)
-        tokens, lengths = engine.put((self._tokens, self._lengths))
+        self._sampling = compiler.put(sampling)
+        tokens, lengths = compiler.put((self._tokens, self._lengths))
         self._key = (bucket.batch, self._tokens.shape[1])
-        begin = engine.program(
+        begin = compiler.program(
             ("the reading of prompts by the drafter", (self._key, bucket.block)),
             _begin,
             (self._model, tokens, lengths),
@@ -95,18 +96,16 @@ class UniversalTextBatch:
             valid[row] = self._learn(row, new.tolist()) if len(new) else self._lengths[row]
         room = self._tokens.shape[1] - self._lengths - self._lookahead - 2
         limits = np.where(room > 0, limits, 0).astype(np.int32)
-        arguments = self._engine.put((self._tokens, self._lengths, valid, limits, threshold))
-        draft = self._engine.program(
-            ("drafting", self._key),
+        arguments = self._compiler.put((self._tokens, self._lengths, valid, limits, threshold))
+        draft = self._compiler.program(
+            ("drafting in another tokenizer", self._key),
             _draft,
             (self._model, self._cache, *arguments, self._sampling),
             (self._lookahead,),
             donate=(1,),
         )
-        drafted, counts, self._cache = draft(
-            self._model, self._cache, *arguments, self._sampling
-        )
-        drafted, counts = self._engine.to_host((drafted, counts))
+        drafted, counts, self._cache = draft(self._model, self._cache, *arguments, self._sampling)
+        drafted, counts = distributed.to_host((drafted, counts))
         proposed = np.zeros((len(limits), self._lookahead), np.int32)
         proposed_lengths = np.zeros_like(limits)
         for row, translation in enumerate(self._rows):
@@ -153,14 +152,10 @@ def _draft(
     vocab = model.config.vocab_size
     going = limits > 0
     known = jnp.clip(jnp.minimum(cache.lengths, valid), 0, jnp.maximum(lengths - 2, 0))
-    cache = catch_up(
-        model, tokens, jnp.where(going, lengths - 2, 0), cache.with_lengths(known)
-    )
+    cache = catch_up(model, tokens, jnp.where(going, lengths - 2, 0), cache.with_lengths(known))
     caught_up = cache.lengths
     keys = jax.random.split(jax.random.key(0), tokens.shape[0])  # greedy drafts draw nothing
-    context = Context(
-        tokens, lengths, lengths, keys, sampling, limits=limits, threshold=threshold
-    )
+    context = Context(tokens, lengths, lengths, keys, sampling, limits=limits, threshold=threshold)
 
     def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
         if isinstance(i, int):
