@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard, get_args
+from typing import Any, Literal, TypeGuard, get_args, get_origin
 
 from spec_jax.errors import CheckpointError, did_you_mean
 from spec_jax.models.config import TransformerConfig
@@ -116,7 +116,7 @@ def _of_shape(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
             raise CheckpointError(f"{recipe}: [shape] lacks {name}.")
         if name in shape:
             _check_kind(recipe, name, shape[name], field)
-            if field.type is float:
+            if field.type in (float, float | None):
                 shape[name] = float(shape[name])
     checked = _checked_texts(recipe, values, ["name"])
     try:
@@ -127,11 +127,12 @@ def _of_shape(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 def _check_kind(recipe: Path, name: str, value: Any, field: dataclasses.Field) -> None:
     """Refuses what is not of a shape field's type; sizes are the config's own business."""
-    choices = get_args(field.type)  # of a Literal
+    choices = get_args(field.type) if get_origin(field.type) is Literal else ()
     if choices and value not in choices:
         hint = did_you_mean(str(value), choices)
         raise CheckpointError(f"{recipe}: shape.{name} is {value!r}.{hint}")
-    kinds = {bool: (bool, "true or false"), int: (int, "a whole number")}
+    whole = int, "a whole number"
+    kinds = {bool: (bool, "true or false"), int: whole, int | None: whole}
     kind, expected = kinds.get(field.type, (int | float, "a number"))
     if not choices and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
         raise CheckpointError(f"{recipe}: shape.{name} is {value!r}; write {expected}.")
