@@ -12,7 +12,7 @@ from spec_jax.errors import CheckpointError, did_you_mean
 from spec_jax.models.config import TransformerConfig
 
 _SOURCES = ("path", "hub", "pypi")
-_OF_A_WHEEL = ("pypi", "sha256", "file")
+_OF_A_WHEEL: tuple[str, ...] = ("pypi", "sha256", "file")
 _PATTERNS = {
     "name": re.compile(r"[A-Za-z0-9][\w.-]*"),
     "pypi": re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+]+"),
