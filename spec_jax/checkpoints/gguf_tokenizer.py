@@ -19,7 +19,7 @@ from spec_jax import tokenizer as text
 from spec_jax.errors import CheckpointError
 
 # Kinds of token in `tokenizer.ggml.token_type`.
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 
 _END_OF_TURN = (
     "<|im_end|>",
@@ -122,7 +122,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
             special_tokens=[(tokens[bos], bos)],
         )
     ends = {special(name) for name in ("eos", "eot", "eom")}
-    ends |= {i for token in _END_OF_TURN if kinds[i := vocabulary.get(token, 0)] == _CONTROL}
+    turns = (vocabulary.get(token) for token in _END_OF_TURN)
+    ends |= {i for i in turns if i is not None and kinds[i] == _CONTROL}
     template = metadata.get("tokenizer.chat_template")
     names = {f"{name}_token": special(name) for name in ("bos", "eos")}
     spelt = {name: tokens[i] for name, i in names.items() if i is not None}
@@ -170,7 +171,7 @@ def _sentencepiece_bpe(
     backend = Tokenizer(
         models.BPE(
             vocab=vocabulary,
-            merges=_merges(vocabulary, scores),
+            merges=_merges(_joinable(metadata, vocabulary), scores),
             unk_token=metadata["tokenizer.ggml.tokens"][unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -185,6 +186,15 @@ def _sentencepiece_bpe(
     backend.normalizer = normalizers.Sequence(spaces)
     backend.decoder = decoders.Sequence(steps)
     return backend, True
+
+
+def _joinable(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict[str, int]:
+    """The pieces that text is joined to; text that only reads like another token stays text."""
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    if not kinds:
+        return vocabulary
+    apart = (_UNKNOWN, _CONTROL, _BYTE)
+    return {token: i for token, i in vocabulary.items() if kinds[i] not in apart}
 
 
 def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:

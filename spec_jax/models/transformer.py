@@ -1,6 +1,7 @@
 """One composable decoder stack. Flax NNX holds its weights; the forward is a pure function."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from spec_jax.sharding import Placement, platform_of
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What every block of one forward call shares: where tokens stand and what they may see."""
+    """What blocks of one kind share in a forward call: where tokens stand and what they may see."""
 
     start: Int[Array, " batch"]
     angles: Float[Array, "batch tokens half"]
@@ -59,6 +60,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.head_dim = head_dim = config.head_dim
+        self.query_scalar = float(config.query_pre_attn_scalar or head_dim)
         width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
 
         def linear(in_size: int, out_size: int, axes: tuple[str, str], bias: bool) -> Linear:
@@ -104,7 +106,7 @@ class Attention(nnx.Module):
             )
             for buffer, new in ((keys, k), (values, v))
         )
-        out = attend(q, keys, values, call.visible)
+        out = attend(q, keys, values, call.visible, self.query_scalar)
         return call.residual(self.output(out.reshape(*x.shape[:2], -1))), keys, values
 
 
@@ -132,7 +134,10 @@ class Mlp(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Norm, attention, norm, MLP; in sequence, or both reading the block's input."""
+    """Norm, attention, norm, MLP; in sequence, or both reading the block's input.
+
+    What a layer sees is the caller's business, so that all blocks of a model are alike.
+    """
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.parallel_residual = config.parallel_residual
@@ -142,15 +147,21 @@ class Block(nnx.Module):
 
         self.attention_norm = norm()
         self.attention = Attention(config, dtype=dtype, rngs=rngs)
+        self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_norm = norm()
         self.mlp = Mlp(config, dtype=dtype, rngs=rngs)
+        self.mlp_post_norm = norm() if config.post_norms else None
 
     def __call__(
         self, x: Float[Array, "batch tokens embed"], keys: Array, values: Array, call: _Call
     ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
         attended, keys, values = self.attention(self.attention_norm(x), keys, values, call)
+        if self.attention_post_norm is not None:
+            attended = self.attention_post_norm(attended)
         mlp_input = x if self.parallel_residual else x + attended
         added = call.residual(self.mlp(self.mlp_norm(mlp_input)))
+        if self.mlp_post_norm is not None:
+            added = self.mlp_post_norm(added)
         return x + attended + added, keys, values
 
 
@@ -198,8 +209,13 @@ class Transformer(nnx.Module):
           The final hidden states, and the cache with the entries written but `lengths`
           unmoved: the loop's commit decides how many count.
         """
-        x, cache = self.run(self.embed(tokens), cache, placement, places)
+        x, cache = self.run(self.read(tokens), cache, placement, places)
         return self.final_norm(x), cache
+
+    def read(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
+        """The residual stream of tokens before the first block."""
+        x = self.embed(tokens)
+        return x * math.sqrt(self.config.embed_size) if self.config.scaled_embedding else x
 
     def run(
         self,
@@ -213,22 +229,49 @@ class Transformer(nnx.Module):
         """Runs the residual stream of new tokens through blocks `first` to `last` (static)."""
         config = self.config
         places = Places.following(cache, x.shape[1]) if places is None else places
-        frequencies = rope_frequencies(config.rotary_size, config.rope_theta, config.rope_scaling)
         call = _Call(
             start=cache.lengths,
-            angles=places.positions[..., None].astype(jnp.float32) * frequencies[None, None],
+            angles=_angles(config, places.positions),
             visible=places.visible,
             placement=placement,
         )
+        local = _local(config, call, places)
         x = call.residual(x)
         keys, values = list(cache.keys), list(cache.values)
         for i, block in list(enumerate(self.blocks))[first:last]:
-            x, keys[i], values[i] = block(x, keys[i], values[i], call)
+            kind = local if config.is_local(i) else call
+            x, keys[i], values[i] = block(x, keys[i], values[i], kind)
         return x, dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states."""
         return matmul(hidden, self.embed.weight[...]) if self.head is None else self.head(hidden)
+
+
+def _angles(
+    config: TransformerConfig, positions: Int[Array, "batch tokens"], *, local: bool = False
+) -> Float[Array, "batch tokens half"]:
+    """By how much the heads of tokens at these positions are rotated, in layers of a kind."""
+    if local and config.local_rope_theta is not None:
+        frequencies = rope_frequencies(config.rotary_size, config.local_rope_theta, 1.0, None)
+    else:
+        frequencies = rope_frequencies(
+            config.rotary_size, config.rope_theta, config.rope_factor, config.rope_scaling
+        )
+    return positions[..., None].astype(jnp.float32) * frequencies[None, None]
+
+
+def _local(config: TransformerConfig, call: _Call, places: Places) -> _Call:
+    """The call as local layers take part in it: they see only the window, and may rotate anew."""
+    if config.sliding_window is None:
+        return call
+    entries = jnp.arange(places.visible.shape[-1], dtype=jnp.int32)
+    near = places.positions[..., None] - entries[None, None] < config.sliding_window
+    return dataclasses.replace(
+        call,
+        angles=_angles(config, places.positions, local=True),
+        visible=places.visible & near,
+    )
 
 
 @pytree
@@ -369,7 +412,7 @@ class Model:
         count = tokens.shape[1]
         if tokens.size == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
             tokens = jnp.pad(tokens, ((0, 0), (0, 1)))  # as in `score`
-        x, cache = module.run(module.embed(tokens), cache, self.placement, None, 0, layers)
+        x, cache = module.run(module.read(tokens), cache, self.placement, None, 0, layers)
         return x[:, :count], cache
 
     def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:

@@ -40,6 +40,7 @@ VARIANTS = (
     {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     {"qk_norm": True},
     {"norm": "layer", "parallel_residual": True, "activation": "gelu"},
+    {"post_norms": True, "scaled_embedding": True, "sliding_window": 8, "global_every": 2},
 )
 
 
