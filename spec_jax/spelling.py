@@ -20,6 +20,8 @@ from spec_jax.tokenizer import Tokenizer
 _CHUNK = re.compile("[\x00-\xff]+|[^\x00-\xff]", re.DOTALL)
 # What "surrogateescape" makes of bytes that are no UTF-8.
 _BROKEN = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
+# A pattern that matches at a text's start or end alone.
+_ANCHORED = re.compile(r"^(\^|\\A)|(\$|\\[zZ])$")
 
 
 def special_symbol(target_id: int) -> str:
@@ -228,6 +230,8 @@ def _inside_a_text(step: Any) -> Any:
     """A serialised normalizer or pre-tokenizer without what it does at a text's start and end."""
     match step:
         case {"type": "Prepend" | "Strip"}:
+            return None
+        case {"type": "Replace", "pattern": {"Regex": pattern}} if _ANCHORED.search(pattern):
             return None
         case {"type": "Metaspace"}:
             return step | {"prepend_scheme": "never"}

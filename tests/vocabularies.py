@@ -1,4 +1,4 @@
-"""Tokenizers of many kinds, trained on the prompts in a moment, and strings that are hard on them."""
+"""Tokenizers of many kinds, trained in a moment, and strings that are hard on them."""
 
 import functools
 import json
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import tokenizers
 from tokenizers import (
-    AddedToken,
     Regex,
     decoders,
     models,
@@ -17,6 +16,7 @@ from tokenizers import (
     trainers,
 )
 
+from spec_jax.checkpoints.sentencepiece_model import space_decoder, space_normalizers
 from spec_jax.tokenizer import Tokenizer
 from tests.prompts import COPY_PROMPTS, PROMPTS
 
@@ -64,12 +64,9 @@ def composing_bpe() -> Tokenizer:
 def sentencepiece_bpe() -> Tokenizer:
     """As Llama 2's: a space before every text, a first token, bytes to fall back on."""
     backend = tokenizers.Tokenizer(models.BPE())
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    backend.normalizer = normalizers.Sequence(space_normalizers(first=True))
     backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")  # for the training only
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    backend.decoder = space_decoder(strip=True)
     marks = (*LLAMA_MARKS, *BYTE_TOKENS)
     tokenizer = trained(backend, trainers.BpeTrainer, 1000, marks, eos=[2], bos=1)
     described = json.loads(tokenizer.to_json())
@@ -81,21 +78,19 @@ def sentencepiece_bpe() -> Tokenizer:
 
 def unigram() -> Tokenizer:
     """As SentencePiece's unigram model with byte fallback."""
-    tokenizer = unigram_without_bytes(["identity"])
+    tokenizer = unigram_without_bytes(rewrites=False)
     described = json.loads(tokenizer.to_json())
     vocabulary = described["model"]["vocab"]
     vocabulary[3:3] = [[token, -20.0] for token in BYTE_TOKENS]
     described["model"]["byte_fallback"] = True
-    steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace()]
-    steps = [decoders.Replace("▁", " "), *steps[:2], decoders.Strip(" ", 1, 0)]
-    described["decoder"] = json.loads(decoders.Sequence(steps).__getstate__())
+    described["decoder"] = json.loads(space_decoder(strip=True).__getstate__())
     return rebuilt(described, eos=[2], bos=1)
 
 
-def unigram_without_bytes(normalization: list[str] | None = None) -> Tokenizer:
+def unigram_without_bytes(*, rewrites: bool = True) -> Tokenizer:
     """As T5's: rewrites characters, joins spaces, and does not know every character."""
     backend = tokenizers.Tokenizer(models.Unigram())
-    if normalization is None:
+    if rewrites:
         backend.normalizer = normalizers.Sequence(
             [normalizers.NFKC(), normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
         )
@@ -129,9 +124,7 @@ def trained(
     """A backend trained on the corpus, with special tokens as its first."""
     if alphabet:
         options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainer(
-        vocab_size=size, special_tokens=list(marks), show_progress=False, **options
-    )
+    trainer = trainer(vocab_size=size, special_tokens=list(marks), show_progress=False, **options)
     backend.train_from_iterator(CORPUS, trainer)
     return rebuilt(json.loads(backend.to_str()), eos=eos, bos=bos)
 
@@ -163,7 +156,7 @@ def vocabulary(name: str) -> Tokenizer:
 
 
 _EMOJI = ["🙂", "👩‍👩‍👧", "🇫🇷", "🏳️‍🌈", "👍🏽", "❤️", "🫠", "1️⃣"]
-_MARKS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<0x41>", "<unk>", "[UNK]", "##ing", "▁", "Ġ"]
+_MARKS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<0x41>", "<unk>", "[UNK]", "##a", "▁", "Ġ"]
 
 
 def hard_strings(count: int, seed: int = 0) -> Iterator[str]:
@@ -178,8 +171,10 @@ def hard_strings(count: int, seed: int = 0) -> Iterator[str]:
         lambda: " " + " ".join(draw.choices(text_words, k=draw.randint(1, 8))),
         lambda: " " + " ".join(draw.choices(text_words, k=draw.randint(1, 8))),
         lambda: draw.choice(text_words)[: draw.randint(1, 5)],
-        lambda: draw.choice([" ", "  ", "\n", "\n\n", "\t", "\r\n", " \n ", "\u00a0", "\u3000"])
-        * draw.randint(1, 5),
+        lambda: (
+            draw.choice([" ", "  ", "\n", "\n\n", "\t", "\r\n", " \n ", "\u00a0", "\u3000"])
+            * draw.randint(1, 5)
+        ),
         lambda: "".join(draw.choices(_EMOJI, k=draw.randint(1, 3))),
         lambda: characters(0x4E00, 0x9FFF, 6),  # Chinese
         lambda: characters(0xAC00, 0xD7A3, 4),  # Korean
