@@ -109,12 +109,15 @@ class Speller:
         i = next((i for i, spelt in table if spelt is not None and spelt.startswith(b" ")), None)
         return i is not None and not self._tokenizer.decode([i]).startswith(" ")
 
+    @cached_property
+    def _table(self) -> list[str | None]:
+        own = self._tokenizer.bytes_of_tokens
+        read = (None if spelt is None else spelt.decode("latin-1") for spelt in own)
+        return [self._symbols.get(i, symbols) for i, symbols in enumerate(read)]
+
     def symbols(self, token_id: int) -> str | None:
         """What a token stands for; None for a special token that the target has no match for."""
-        if token_id in self._symbols:
-            return self._symbols[token_id]
-        spelt = self._tokenizer.token_bytes(token_id)
-        return None if spelt is None else spelt.decode("latin-1")
+        return self._table[token_id] if 0 <= token_id < len(self._table) else None
 
     def spell(self, symbols: str, place: int = 0, *, at_start: bool = False) -> Spelt:
         """The tokens of a piece of text.
@@ -190,7 +193,8 @@ class Speller:
         return 1 if strips and self._covers(ids, b" " + data) else None
 
     def _covers(self, ids: list[int], data: bytes) -> bool:
-        parts = [self._tokenizer.token_bytes(token) for token in ids]
+        table = self._tokenizer.bytes_of_tokens
+        parts = [table[token] for token in ids]
         return None not in parts and b"".join(part or b"" for part in parts) == data
 
     @cached_property
