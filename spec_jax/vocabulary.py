@@ -112,7 +112,9 @@ class VocabularyMap:
         return cls(to_drafter, _inverse(to_drafter, drafter_vocab_size), spelling, lengths)
 
     @classmethod
-    def reduced(cls, target_ids: Sequence[int], target_vocab_size: int) -> "VocabularyMap":
+    def reduced(
+        cls, target_ids: np.ndarray | Sequence[int], target_vocab_size: int
+    ) -> "VocabularyMap":
         """The map of a drafter that reads the target's tokens but can propose only some of them.
 
         Args:

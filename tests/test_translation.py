@@ -121,7 +121,8 @@ def test_demo_model(demo_recipe, other):
 def test_rounds(target, drafter, seed):
     """Drafts that are right, wrong after some tokens, or empty; the text always stays the text."""
     pair, draw = translator(target, drafter), random.Random(seed)
-    text = " ".join([*draw.sample(CORPUS, 6), *hard_strings(10, seed)]).replace("▁", "_")
+    text = " ".join([*draw.sample(CORPUS, 6), *hard_strings(10, seed)])
+    text = text.replace("▁", "_").replace("<", "(")
     ids = vocabulary(target).encode(text)
     row, done = pair.row(), draw.randint(1, 20)
     had = list(row.extend(ids[:done]).ids)
@@ -142,10 +143,10 @@ def test_rounds(target, drafter, seed):
         assert had == row.drafter_ids
         assert revision.kept == len(whole) or revision.ids[:1] != whole[revision.kept :][:1]
         known = symbols_of(pair.target, pair.without_first_ids(ids[:done]))
-        if drafter != COMPOSED and len(known) > 4:
+        if drafter != COMPOSED:  # the first space may be none of the text's
             stripped = symbols_of(pair.drafter, had[len(pair.drafter.first_ids) :])
-            assert stripped.removeprefix(" ") == known.removeprefix(" ")
-    assert accepted > 0.4 * proposed
+            assert read.lstrip(" ") == known.lstrip(" ")
+    assert accepted > 0.3 * proposed  # half of what is drafted is wrong on purpose
 
 
 def test_a_right_draft_stays_in_the_drafters_cache():
