@@ -144,7 +144,7 @@ def test_rounds(target, drafter, seed):
         assert revision.kept == len(whole) or revision.ids[:1] != whole[revision.kept :][:1]
         known = symbols_of(pair.target, pair.without_first_ids(ids[:done]))
         if drafter != COMPOSED:  # the first space may be none of the text's
-            stripped = symbols_of(pair.drafter, had[len(pair.drafter.first_ids) :])
+            read = symbols_of(pair.drafter, had[len(pair.drafter.first_ids) :])
             assert read.lstrip(" ") == known.lstrip(" ")
     assert accepted > 0.3 * proposed  # half of what is drafted is wrong on purpose
 
