@@ -28,7 +28,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from spec_jax.spelling import Speller, Spelt, is_special, special_symbol
+from spec_jax.spelling import Speller, Spelt, special_symbol
 from spec_jax.tokenizer import Tokenizer
 from spec_jax.vocabulary import special_counterparts
 
@@ -170,7 +170,7 @@ class RowTranslation:
         symbols = "".join(self._drafted_symbols())
         symbols = self._translator.with_special_symbols(symbols)
         speller, length = self._translator.target, self._length
-        start = self._character_start(self._start_of(len(self._pieces) - LOOK_BEHIND))
+        start = self._start_of(len(self._pieces) - LOOK_BEHIND)
         at_start = start == 0 and (length > 0 or not self._has_text)
         spelt = speller.spell(self._since(start) + symbols, start, at_start=at_start)
         first = bisect_left(spelt.starts, length)
@@ -222,32 +222,14 @@ class RowTranslation:
             place += len(piece)
 
     def _window_start(self, known: int) -> int:
-        """Where to read again from: before the last known tokens, between two characters."""
-        place, starts, ends = (
-            self._start_of(known - LOOK_BEHIND),
-            self._spelt.starts,
-            self._spelt.ends,
-        )
-        while True:
-            moved = self._character_start(place)
-            token = bisect_right(starts, moved) - 1
-            if token >= 0 and starts[token] < moved < ends[token]:
-                moved = starts[token]
-            if moved == place:
-                return place
-            place = moved
+        """Where to read again from: before the last known tokens, at the start of a drafter's token.
 
-    def _character_start(self, place: int) -> int:
-        """The place itself, or the start of the UTF-8 character that it is in."""
-        earlier = max(0, place - 3)
-        before = self._since(earlier)[: place - earlier]
-        for back, symbol in enumerate(reversed(before), 1):
-            if is_special(symbol) or symbol < "\x80":
-                break
-            if symbol >= "\xc0":  # the first byte of a character
-                size = 2 + (symbol >= "\xe0") + (symbol >= "\xf0")
-                return place - back if size > back else place
-        return place
+        If that is within a character, the drafter's tokens are bytes there, as they were.
+        """
+        starts, ends = self._spelt.starts, self._spelt.ends
+        place = self._start_of(known - LOOK_BEHIND)
+        token = bisect_right(starts, place) - 1
+        return starts[token] if token >= 0 and starts[token] < place < ends[token] else place
 
 
 def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:

@@ -174,6 +174,16 @@ def test_a_wrong_draft_is_rolled_back():
     assert (revision.kept, revision.ids) == (kept, tokenizer.encode(" week"))
 
 
+def test_a_draft_that_ends_as_the_text_does_is_still_wrong():
+    """Equal tokens at equal places, but after other text."""
+    row, tokenizer = translator("byte level", "byte level").row(), vocabulary("byte level")
+    row.extend(tokenizer.encode("A"))
+    rest = " in the kitchen of the museum near the old bridge"
+    row.propose(tokenizer.encode(" cat" + rest))
+    row.extend(tokenizer.encode(" dog" + rest))
+    assert tokenizer.decode(row.drafter_ids) == "A dog" + rest
+
+
 @pytest.mark.parametrize("drafter", ["sentencepiece", "words"])
 def test_cost_does_not_grow(drafter, monkeypatch):
     pair, tokenizer = translator("byte level", drafter), vocabulary("byte level")
