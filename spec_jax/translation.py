@@ -222,7 +222,7 @@ class RowTranslation:
             place += len(piece)
 
     def _window_start(self, known: int) -> int:
-        """Where to read again from: before the last known tokens, at the start of a drafter's token.
+        """Where to read again from: before the last known tokens, where a drafter's token starts.
 
         If that is within a character, the drafter's tokens are bytes there, as they were.
         """
