@@ -1,6 +1,7 @@
 """From a `SpeculativeConfig` to a drafter and a lookahead policy: one row a method."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,7 +104,37 @@ def _draft_model(setting: Setting) -> Drafting:
             f"{difference} Use method 'universal_vocabulary' or 'universal_text', which take a "
             "draft of any tokenizer, or one of the target's."
         )
-    return Drafting(DraftModel(draft.model, setting.lookahead, setting.config.num_drafts))
+    model, columns = draft.model, None
+    if setting.config.draft_vocab_size is not None:
+        ids = _most_frequent(draft, setting.config.draft_vocab_size)
+        model = model.with_outputs(ids)
+        vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
+        columns = jnp.asarray(vocabulary.to_drafter)
+    drafter = DraftModel(model, setting.lookahead, setting.config.num_drafts, columns)
+    return Drafting(drafter)
+
+
+def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
+    """Ids of the likely most frequent tokens: special ones, and the first of the vocabulary.
+
+    Tokenizers are trained by merging the most frequent pair first, so ids tell frequencies.
+    """
+    size = min(draft.tokenizer.vocab_size, draft.model.config.vocab_size)
+    if count > size:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but {draft.name} has {size} tokens; give fewer, or "
+            "leave it out."
+        )
+    placement = draft.model.placement
+    ways = 1 if placement is None else placement.ways("vocab")
+    if count % ways:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but the layout cuts the draft's vocabulary into {ways} "
+            f"pieces; give a multiple of {ways}."
+        )
+    special = set(draft.eos_token_ids)
+    others = (i for i in range(size) if i not in special)
+    return sorted([*special, *itertools.islice(others, count - len(special))])
 
 
 def _universal_vocabulary(setting: Setting) -> Drafting:

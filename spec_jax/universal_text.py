@@ -21,7 +21,7 @@ from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.draft_model import catch_up, over_vocabulary, read_last_two
 from spec_jax.engine import Bucket, Request
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.programs import Compiler
 from spec_jax.translation import TextTranslator
 
