@@ -18,10 +18,12 @@ from spec_jax.drafters.early_exit import EarlyExit
 from spec_jax.drafters.given import Given
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Bucket, Request
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.host_rounds import HostDrafter
+from spec_jax.suffix_index import SuffixIndex
 from spec_jax.translation import TextTranslator
 from spec_jax.universal_text import UniversalText
 from spec_jax.vocabulary import VocabularyMap
@@ -35,11 +37,13 @@ class Drafting:
       drafter: what proposes tokens on the device.
       inputs: what the drafter must be told about a batch of requests, if anything.
       host: what drafts on the host, if `drafter` is only told.
+      learn: takes note of the output of a request whose batch has ended, if the method does.
     """
 
     drafter: Drafter
     inputs: Callable[[Sequence[Request], Bucket], Any] | None = None
     host: HostDrafter | None = None
+    learn: Callable[[Request, Sequence[int]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,20 @@ def _none(setting: Setting) -> Drafting:
 
 
 def _prompt_lookup(setting: Setting) -> Drafting:
-    return Drafting(PromptLookup(setting.lookahead, setting.config.prompt_lookup_max))
+    config = setting.config
+    return Drafting(PromptLookup(setting.lookahead, config.prompt_lookup_max, config.num_drafts))
+
+
+def _suffix(setting: Setting) -> Drafting:
+    index = SuffixIndex()
+
+    def inputs(requests: Sequence[Request], bucket: Bucket) -> Any:
+        return index.arrays([each.sampling.namespace for each in requests], bucket.batch)
+
+    def learn(request: Request, token_ids: Sequence[int]) -> None:
+        index.add(request.sampling.namespace, token_ids)
+
+    return Drafting(SuffixLookup(setting.lookahead), inputs=inputs, learn=learn)
 
 
 def _draft_model(setting: Setting) -> Drafting:
@@ -192,6 +209,7 @@ _METHODS: dict[str, Callable[[Setting], Drafting]] = {
     "none": _none,
     "draft_model": _draft_model,
     "prompt_lookup": _prompt_lookup,
+    "suffix": _suffix,
     "early_exit": _early_exit,
     "universal_vocabulary": _universal_vocabulary,
     "universal_text": _universal_text,

@@ -205,7 +205,8 @@ def _fields(config: type, given: dict[str, Any]) -> dict[str, Any]:
 def _add(group: Any, config: type, name: str, help: str, **how: Any) -> None:
     """Adds the flag of a config field, with the field's default in its help."""
     default = {field.name: field.default for field in dataclasses.fields(config)}[name]
-    note = "" if default is None or default is False or default == () else f" (default: {default})"
+    unset = default is None or default is False or default in ((), "")
+    note = "" if unset else f" (default: {default})"
     group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
 
 
@@ -294,6 +295,7 @@ def _add_sampling(parser: Parser) -> None:
     add("stop", "end before this text (repeatable)", action="append", metavar="TEXT")
     add("ignore_eos", "decode past the end of sequence", action="store_true")
     add("seed", "make sampling reproducible (default: random)", type=whole, metavar="N")
+    add("namespace", "whose outputs the suffix method may draft from", metavar="NAME")
 
 
 def _add_generate(parser: Parser) -> None:
