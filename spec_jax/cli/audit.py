@@ -56,7 +56,7 @@ def _asked(options: AuditOptions) -> dict[str, str | int | None]:
 
 def _table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("check")
+    table.add_column("check", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("looked at")
     for name in ("compared", "tests", "least p", "finds w"):

@@ -68,7 +68,7 @@ def parse_audit(arguments: Sequence[str]) -> AuditOptions:
         "--samples",
         type=whole,
         metavar="N",
-        help="rows sampled of each setting; more find smaller deviations (default: 2048, or 512 of "
+        help="rows sampled of each setting; more find smaller deviations (default: 4096, or 512 of "
         "a model of ten million parameters and more)",
     )
     group.add_argument(

@@ -1,20 +1,17 @@
 """The losslessness audit: what a method decodes against what its target alone says."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine import Engine
 from spec_jax.errors import ConfigError, RequestError
-from spec_jax.evaluation.greedy import Greedy, decode
-from spec_jax.evaluation.recorder import play, recording
+from spec_jax.evaluation.greedy import Greedy
 from spec_jax.evaluation.report import Check, Report, judge
 from spec_jax.evaluation.rows import check_rows
-from spec_jax.evaluation.sampled import DRAFTED, EMITTED, FOLLOWING, MEANINGS, Evidence, requests_of
-from spec_jax.evaluation.scoring import Scorer
+from spec_jax.evaluation.sampled import DRAFTED, EMITTED, FOLLOWING, MEANINGS
+from spec_jax.evaluation.sampler import Sampler, width_of
 
 PROMPTS = (
     "The capital of France is",
@@ -28,13 +25,8 @@ SETTINGS = {
 }
 GREEDY_TOKENS = 32
 MANY_PARAMETERS = 10_000_000
-FEW_SAMPLES, MANY_SAMPLES = 512, 2048
+FEW_SAMPLES, MANY_SAMPLES = 512, 4096
 """Rows of each setting by default, for a model of many parameters and of few."""
-BATCH_BYTES = 2**31
-"""What the rows decoded together may take, about."""
-MOST_ROWS = 4096
-CROSS_CHECKED = 2
-"""Rows of each sampled batch that are also decoded alone."""
 
 
 def audit(
@@ -70,8 +62,7 @@ def audit(
         if value < 1:
             raise ConfigError(f"{name} is {value}; give at least 1.")
     texts = [list(prompt) for prompt in prompts]
-    width = 2 * engine.drafter.lookahead + 2
-    _check_prompts(engine, texts, max_tokens, width)
+    _check_prompts(engine, texts, max_tokens)
     checks = Greedy(engine, texts, max_tokens, on_progress).run()
     greedy_only = engine.verification == "greedy"
     if greedy_only or not settings:
@@ -79,7 +70,7 @@ def audit(
         checks += [Check(name, reason=reason) for name in (EMITTED, FOLLOWING, DRAFTED)]
         settings = {"T=0": SamplingParams()}
     else:
-        checks += _sample(engine, texts, settings, samples, width, seed, on_progress)
+        checks += Sampler(engine, texts, samples, on_progress).checks(settings, seed)
     checks.append(
         check_rows(
             engine, texts, dict(settings), max_tokens=max_tokens, seed=seed, on_progress=on_progress
@@ -88,68 +79,14 @@ def audit(
     return judge(checks, MEANINGS)
 
 
-def _sample(
-    engine: Engine,
-    prompts: list[list[int]],
-    settings: Mapping[str, SamplingParams],
-    samples: int,
-    width: int,
-    seed: int,
-    on_progress: Callable[[str], None],
-) -> list[Check]:
-    """Samples `width` tokens a row, enough for two whole blocks, and collects the evidence."""
-    recorder = recording(engine, on_progress)
-    rows = min(_rows_at_once(engine, max(map(len, prompts)) + width), _power_of_two(samples))
-    scorer = Scorer(engine.target, rows=-(-rows // len(prompts)), width=width)
-    evidence = Evidence(scorer, engine.verification, seed)
-    batches = -(-samples // rows)
-    alone = Check("rows: sampled alone and among many")
-    exact = engine.target.dtype == np.float32
-    for number, (name, setting) in enumerate(settings.items()):
-        params = dataclasses.replace(setting, max_tokens=width)
-        for batch in range(batches):
-            on_progress(f"sampling, {name}: batch {batch + 1} of {batches}")
-            # Whole batches, so that one program serves all.
-            which = np.arange(batch * rows, (batch + 1) * rows) % len(prompts)
-            requests = requests_of(prompts, params, which, (seed, number, batch))
-            tokens, rounds = play(recorder, requests)
-            for row, asked in enumerate(requests[:CROSS_CHECKED] if exact else ()):
-                text = decode(engine, [asked])[0][0]
-                begin = len(asked.prompt_token_ids)
-                alone.compare(
-                    text == tokens[row, begin : begin + width].tolist(),
-                    f"a sampled row gives other tokens alone than in a batch of {rows}.",
-                )
-            on_progress(f"comparing, {name}: batch {batch + 1} of {batches}")
-            evidence.add(name, params, prompts, which, tokens, rounds)
-    alone.sample = f"{alone.comparisons} texts of {width} tokens"
-    alone.reason = "" if exact else "in bfloat16 batches of other sizes may round differently"
-    return [*evidence.checks(), alone]
-
-
-def _rows_at_once(engine: Engine, length: int) -> int:
-    """How many rows to decode together, a power of two."""
-    model, lookahead = engine.target, engine.drafter.lookahead
-    cache = jax.eval_shape(lambda: model.new_cache(1, max(256, _power_of_two(length))))
-    cached = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
-    # The draft's cache beside the target's; p, q, their intermediates and the rounds kept on host.
-    distributions = 16 * (lookahead + 1) * model.config.vocab_size * 4
-    most = max(1, BATCH_BYTES // (2 * cached + distributions))
-    return min(MOST_ROWS, 1 << most.bit_length() - 1)
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
-
-
-def _check_prompts(engine: Engine, prompts: list[list[int]], max_tokens: int, width: int) -> None:
+def _check_prompts(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
     """Every prompt must leave room for what is decoded from it, and for a neighbour's text."""
     if not prompts:
         raise RequestError("there is no prompt; give at least one.")
     for i, prompt in enumerate(prompts):
         if not prompt:
             raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")
-        needed = len(prompt) + max(2 * max_tokens, width)
+        needed = len(prompt) + max(2 * max_tokens, width_of(engine))
         if needed > engine.max_model_len:
             raise RequestError(
                 f"prompt {i} has {len(prompt)} tokens, and the audit needs {needed - len(prompt)} "

@@ -98,7 +98,7 @@ class Greedy:
         """The checks: the tokens, the same under penalties, and stops."""
         self.on_progress("decoding greedily")
         params = SamplingParams(max_tokens=self.max_tokens)
-        tokens = Check("greedy: tokens of plain decoding")
+        tokens = Check("greedy: plain tokens")
         expected = self._same(tokens, params)
         common = [token for token, _ in Counter(itertools.chain(*expected)).most_common(3)]
         penalised = SamplingParams(
@@ -108,7 +108,7 @@ class Greedy:
             frequency_penalty=0.4,
             logit_bias=dict(zip(common, (float("-inf"), 0.5, -0.5), strict=False)),
         )
-        penalties = Check("greedy: with penalties and bias")
+        penalties = Check("greedy: penalties, bias")
         self._same(penalties, penalised)
         return [tokens, penalties, self._stops(params, expected)]
 
@@ -126,7 +126,8 @@ class Greedy:
             texts = decode(self.engine, [requests[i] for i in group])[0]
             for i, text in zip(group, texts, strict=True):
                 self._compare(check, requests[i], expected[i], text, f"in a batch of {len(group)}")
-        check.sample = f"{check.comparisons} texts of {self.max_tokens} tokens"
+        batches = f"batches of 1 and {BATCH}"
+        check.sample = f"{len(expected)} texts of {self.max_tokens} tokens, {batches}"
         return [expected[i] for i in range(len(requests))]
 
     def _follows_scores(self, check: Check, asked: Request, text: list[int]) -> None:
@@ -201,7 +202,7 @@ class Greedy:
 
     def _stops(self, params: SamplingParams, expected: list[list[int]]) -> Check:
         """Stop tokens, chosen from the text, end it right behind their first occurrence."""
-        check = Check("greedy: stop tokens inside blocks")
+        check = Check("greedy: stop tokens")
         chosen = [
             (i, text, place, inside)
             for i, blocks in enumerate(self._blocks(params))

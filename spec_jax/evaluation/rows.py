@@ -26,7 +26,7 @@ def check_rows(
     on_progress: Callable[[str], None],
 ) -> Check:
     """Decodes rows alone, and in each slot of a batch beside neighbours of other kinds."""
-    check = Check("rows: independent of their batch")
+    check = Check("rows: with neighbours")
     on_progress("decoding rows beside others")
     shortest, longest = min(prompts, key=len), max(prompts, key=len)
     brief = SamplingParams(max_tokens=max(1, max_tokens // SHORT))

@@ -16,9 +16,9 @@ from spec_jax.evaluation.scoring import Scorer
 from spec_jax.evaluation.statistics import Tally
 from spec_jax.testing import reference_probabilities
 
-EMITTED = "sampling: tokens follow p"
-FOLLOWING = "sampling: tokens after an acceptance"
-DRAFTED = "drafts: tokens follow q"
+EMITTED = "sampled: follow p"
+FOLLOWING = "sampled: after a verdict"
+DRAFTED = "drafted: follow q"
 MEANINGS = {
     EMITTED: "emitted tokens do not follow the target's distribution",
     FOLLOWING: "given how many were accepted, the next token follows neither max(p - q, 0) nor the "
@@ -244,6 +244,10 @@ class Evidence:
                 drawn = texts[these, at][usable].astype(np.int64)
                 name = f"{setting}, {n} accepted" + (" and one rejected" if rejected else ", all")
                 self._add(self.following, name, *statistics.by_token(law, drawn))
+                shared = (
+                    f"ids by acceptance, after a {'rejection' if rejected else 'full acceptance'}"
+                )
+                self._add(self.following, shared, *statistics.by_index(law, drawn, n))
                 place = statistics.places(law, drawn, self._random)
                 kind = "rejection" if rejected else "full acceptance"
                 self._add(

@@ -151,6 +151,20 @@ def by_place(
     return (at * PLACE_BINS).astype(np.int64), expected
 
 
+def by_index(
+    p: Float[np.ndarray, "count vocab"], tokens: Int[np.ndarray, " count"], accepted: int
+) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+    """Bins of ids below, at and above the number of accepted tokens.
+
+    JAX's random bits are a function of key and index. If acceptance and the next token share a
+    key, token i is drawn with the number that decided the i-th draft token: small ones for those
+    accepted, a large one for the one rejected.
+    """
+    label = 1 + np.sign(np.arange(p.shape[1]) - accepted)
+    expected = np.stack([p[:, label == each].sum(1) for each in range(3)], 1)
+    return label[tokens], expected
+
+
 def by_pair(
     before: Float[np.ndarray, " count"], at: Float[np.ndarray, " count"]
 ) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:

@@ -19,7 +19,7 @@ CONFIG = tiny.CONFIG | {
     "intermediate_size": 48,
     "max_position_embeddings": 256,
 }
-NOISE = 0.15
+NOISE = 0.3
 """How far the draft's weights lie from the target's, so that it is right often but not always."""
 
 
