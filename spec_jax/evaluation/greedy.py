@@ -221,7 +221,7 @@ class Greedy:
                     self._compare(check, requests[row], right, ours, "with a stop token")
                     continue
                 check.compare(
-                    ours == right and batch.view.finish[row] == STOP,
+                    ours == right and int(batch.view.finish[row]) == STOP,
                     "a stop token inside an accepted block does not end the text where "
                     "token-by-token decoding would.",
                 )
