@@ -32,7 +32,8 @@ from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.checkpoints import locate
 from spec_jax.decoding.lookahead import Constant
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine import Engine, compiler_options
+from spec_jax.engine import Engine
+from spec_jax.programs import compiler_options
 from tests.prompts import COPY_PROMPTS, PROMPTS
 from tests.torch_reference import load_llama
 

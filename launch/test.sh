@@ -21,7 +21,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
 
 select=()
 if [ "${1-}" = --slow ]; then
-  select=(-m "not torch and not tpu")
+  select=(-m "not torch and not tpu and not gemma")
   shift
 fi
 

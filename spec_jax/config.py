@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, dataclass_transform
@@ -90,6 +91,27 @@ def _several(name: str, value: Any, of: str) -> tuple:
     return tuple(value)
 
 
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or several as a tuple, none of them empty."""
+    texts = _several(name, (value,) if isinstance(value, str) else value, "strings")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"{name} holds {text!r}; give non-empty strings.")
+    return texts
+
+
+def _json_text(name: str, value: Any) -> str:
+    """A JSON object as text; the order of its keys is kept, which is the order of the output."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(dict(value))
+        is_object = isinstance(json.loads(text), dict)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} is {value!r}; give a JSON object: {error}.") from None
+    if not is_object:
+        raise ConfigError(f"{name} is {value!r}; give a JSON object.")
+    return text
+
+
 def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name} is {value!r}.{did_you_mean(str(value), known)}")
@@ -99,12 +121,15 @@ def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
 class SamplingParams:
     """How one request is sampled and when it stops.
 
-    The logits pass through logit bias, repetition penalty, presence and frequency penalty,
-    temperature, top-k, top-p and min-p, in that order: Hugging Face transformers' order and
-    semantics, with the two additive penalties of the OpenAI API, which see generated tokens only.
+    The logits pass through logit bias, repetition penalty, presence and frequency penalty, bad
+    words, min tokens, grammar, temperature, top-k, top-p and min-p, in that order: Hugging Face
+    transformers' order and semantics, with the two additive penalties of the OpenAI API, which see
+    generated tokens only.
 
     Attributes:
       max_tokens: most tokens to generate, at least 1.
+      min_tokens: before so many tokens are generated no token that ends the request can be, and
+        no stop string ends it; at most max_tokens.
       temperature: 0 is greedy decoding; otherwise logits are divided by it.
       top_k: keep the k likeliest tokens (ties at the k-th are kept); 0 keeps all.
       top_p: keep the smallest set of likeliest tokens whose probability reaches it; in (0, 1].
@@ -114,6 +139,12 @@ class SamplingParams:
       presence_penalty: subtracted once from the logit of each generated token; 0 is off.
       frequency_penalty: subtracted per occurrence among the generated tokens; 0 is off.
       logit_bias: token id -> value added to its logit; -inf bans the token.
+      bad_words: texts that must not be generated, at the start of a word or after a space: the
+        last of a text's tokens is banned where prompt or output end with those before it. Other
+        ways to spell the same text in tokens are not banned.
+      json_schema: the output must be JSON of this schema; a mapping or JSON text. It is kept as
+        text.
+      regex: the whole output must match this regular expression (syntax of Rust's regex crate).
       seed: makes the request's randomness reproducible, whatever else shares its batch.
         None takes the next seed of the `LLM`.
       stop: strings that end the text; the text is cut before the string.
@@ -125,6 +156,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 256
+    min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -133,6 +165,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -141,6 +176,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, low=1)
+        _integer("min_tokens", self.min_tokens, low=0)
+        if self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; lower the "
+                "first or raise the second."
+            )
         _number("temperature", self.temperature, low=0.0)
         _integer("top_k", self.top_k, low=0)
         _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
@@ -161,12 +202,8 @@ class SamplingParams:
                 name = f"logit_bias of token {token}"
                 _number(name, bias, low=-FLOAT32_MAX, otherwise=otherwise)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        stop = _several("stop", stop, "strings")
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                raise ConfigError(f"stop holds {text!r}; give non-empty strings.")
-        object.__setattr__(self, "stop", stop)
+        for name in ("stop", "bad_words"):
+            object.__setattr__(self, name, _texts(name, getattr(self, name)))
         stop_token_ids = _several("stop_token_ids", self.stop_token_ids, "token ids")
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
         for token in self.stop_token_ids:
@@ -175,6 +212,24 @@ class SamplingParams:
             raise ConfigError(f"ignore_eos is {self.ignore_eos!r}; give True or False.")
         if not isinstance(self.namespace, str):
             raise ConfigError(f"namespace is {self.namespace!r}; give its name as text.")
+        self._check_grammar()
+
+    def _check_grammar(self) -> None:
+        """Refuses what is no grammar at sight; `grammar.Grammars` refuses the rest."""
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _json_text("json_schema", self.json_schema))
+        if self.regex is not None and (not isinstance(self.regex, str) or not self.regex):
+            raise ConfigError(f"regex is {self.regex!r}; give a regular expression as text.")
+        if self.json_schema is not None and self.regex is not None:
+            raise ConfigError(
+                f"json_schema is {self.json_schema!r} and regex is {self.regex!r}; give one of "
+                "the two."
+            )
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the output must follow a grammar."""
+        return self.json_schema is not None or self.regex is not None
 
 
 @_config

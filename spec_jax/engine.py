@@ -7,36 +7,48 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from spec_jax import distributed
+from spec_jax.batch import Batch
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.lookahead import Lookahead
-from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.processors import BatchSampling
 from spec_jax.decoding.score import entries_per_round
-from spec_jax.decoding.state import RUNNING, STOP, DecodeState
+from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Drafter
-from spec_jax.models.transformer import Model
+from spec_jax.grammar import Grammar
+from spec_jax.host_rounds import HostDrafter, HostRounds
+from spec_jax.models.model import Model
 from spec_jax.pacing import Pacer
+from spec_jax.programs import DECODE, PREFILL, Compiler, Rounds
 
 MIN_CAPACITY = 256
 MIN_BLOCK, MAX_BLOCK = 32, 512
-PREFILL, DECODE = "the reading of prompts", "the decoding loop"
-"""The programs of a bucket, as progress names them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One row of a batch: token ids, how to sample them, and what ends them."""
+    """One row of a batch: token ids, how to sample them, and what ends them.
+
+    Attributes:
+      prompt_token_ids: the prompt.
+      sampling: how to sample.
+      key: the row's randomness, as PRNG key data.
+      stop_token_ids: what ends it.
+      max_length: tokens at which it must end, the prompt's included.
+      bad_words: token sequences that must not come up.
+      grammar: what the output must follow; it advances with the row, so it is one request's own.
+    """
 
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     key: np.ndarray
     stop_token_ids: Sequence[int]
     max_length: int
+    bad_words: Sequence[Sequence[int]] = ()
+    grammar: Grammar | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +86,7 @@ class Engine:
         scoring: str = "block",
         max_model_len: int,
         inputs: Callable[[Sequence[Request], Bucket], Any] | None = None,
+        host: HostDrafter | None = None,
         on_progress: Callable[[str], None] | None = None,
     ):
         self.target, self.drafter = target, drafter
@@ -81,13 +94,9 @@ class Engine:
         self.max_model_len = max_model_len
         self.pacer = Pacer(lookahead) if isinstance(lookahead, Adaptive) else None
         self.inputs = inputs or (lambda requests, bucket: None)
-        """What the drafter's host side has to say about a batch: arrays of one entry a row."""
-        self.traces = 0
-        """How many programs were traced so far: constant after warm-up inside a bucket."""
-        self.compile_seconds = 0.0
-        """Seconds spent compiling so far."""
-        self._on_progress = on_progress or (lambda message: None)
-        self._programs: dict[Any, Any] = {}
+        """What the drafter must be told about a batch: arrays of one entry a row."""
+        self._host = host
+        self.compiler = Compiler(target, on_progress)
 
     def bucket(self, requests: Sequence[Request]) -> Bucket:
         """The smallest bucket that holds the requests."""
@@ -106,16 +115,23 @@ class Engine:
             stops=_power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
         )
 
-    def start(self, requests: Sequence[Request]) -> "Batch":
+    def start(self, requests: Sequence[Request]) -> Batch:
         """Reads the prompts; the batch then decodes with `Batch.advance`."""
         bucket = self.bucket(requests)
-        arrays = self._put(_pad(requests, bucket))
-        inputs = self._put(self.inputs(requests, bucket))
+        arrays = self.compiler.put(_pad(requests, bucket))
+        inputs = self.compiler.put(self.inputs(requests, bucket))
         params = [request.sampling for request in requests]
         params += [SamplingParams(max_tokens=1)] * (bucket.batch - len(requests))
-        sampling = self._put(BatchSampling.stack(params, self.target.config.vocab_size))
+        sampling = self.compiler.put(
+            BatchSampling.stack(
+                params,
+                self.target.config.vocab_size,
+                [request.stop_token_ids for request in requests],
+                [request.bad_words for request in requests],
+            )
+        )
         compiled_before = self.compile_seconds
-        prefill = self._program(
+        prefill = self.compiler.program(
             (PREFILL, bucket),
             self._start,
             (self.target, self.drafter, arrays, inputs),
@@ -123,158 +139,48 @@ class Engine:
         )
         begin = time.perf_counter()
         state = jax.block_until_ready(prefill(self.target, self.drafter, arrays, inputs))
+        drafts = None
+        if self._host is not None:
+            drafts = self._host.begin(self.compiler, requests, bucket)
         prefill_seconds = time.perf_counter() - begin
-        loop_key = (bucket.batch, bucket.capacity, bucket.stops)
-        decode = self._program(
-            (DECODE, loop_key),
-            self._decode,
-            (self.target, self.drafter, state, sampling, np.int32(0)),
-            donate=(2,),
-            # What comes out of one call goes into the next.
-            out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
-        )
-
-        def advance(state: DecodeState, rounds: int) -> DecodeState:
-            return decode(self.target, self.drafter, state, sampling, np.int32(rounds))
-
-        run = advance
+        key = (bucket.batch, bucket.capacity, bucket.stops, sampling.bad_words.shape)
+        rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy, key, sampling)
+        grammars = [request.grammar for request in requests]
+        if drafts is None and not any(grammars):
+            advance = rounds.decode
+        else:
+            advance = HostRounds(rounds, grammars, drafts).advance
         if self.pacer is not None:
-            state = self.pacer.begin(loop_key, state)
-            run = functools.partial(self.pacer.advance, loop_key, advance=advance)
+            state = self.pacer.begin(key, state)
+            advance = functools.partial(self.pacer.advance, key, advance=advance)
         return Batch(
             size=len(requests),
             state=state,
-            _advance=run,
+            _advance=advance,
+            _compile_clock=lambda: self.compile_seconds,
             prefill_seconds=prefill_seconds,
             compile_seconds=self.compile_seconds - compiled_before,
         )
 
-    def _put(self, tree: Any) -> Any:
-        """Arrays of one entry a row, on the target's devices."""
-        placement = self.target.placement
-        if placement is None:
-            return jax.tree.map(jnp.asarray, tree)
+    @property
+    def traces(self) -> int:
+        """How many programs were traced so far: constant after warm-up inside a bucket."""
+        return self.compiler.traces
 
-        def put(leaf: Any) -> jax.Array:
-            return placement.put(np.asarray(leaf), "batch", *(None,) * (leaf.ndim - 1))
-
-        return jax.tree.map(put, tree)
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent compiling so far."""
+        return self.compiler.seconds
 
     def memory(self) -> tuple[int, int]:
         """(bytes of weights and caches, bytes that the largest decoding program takes in all)."""
-        needed = taken = 0
-        for (name, _), program in self._programs.items():
-            if name == DECODE:
-                size = program.memory_analysis()
-                outputs = size.output_size_in_bytes - size.alias_size_in_bytes
-                arguments = size.argument_size_in_bytes
-                taken = max(taken, arguments + outputs + size.temp_size_in_bytes)
-                needed = max(needed, arguments)
-        return needed, taken
+        return self.compiler.memory(DECODE)
 
     def _start(
         self, target: Model, drafter: Drafter, arrays: dict, inputs: Any, block: int
     ) -> DecodeState:
-        self.traces += 1
         lookahead = self.strategy.lookahead
         return loop.start(target, drafter, lookahead, block=block, inputs=inputs, **arrays)
-
-    def _decode(self, target: Model, drafter: Drafter, state, sampling, rounds) -> DecodeState:
-        self.traces += 1
-        return loop.decode(target, drafter, self.strategy, state, sampling, rounds)
-
-    def _program(
-        self,
-        key: Any,
-        function: Callable,
-        args: tuple,
-        static: tuple = (),
-        donate: tuple = (),
-        out_shardings: Any = None,
-    ):
-        """The compiled program for `key`, compiled now if this is the first use."""
-        if key not in self._programs:
-            self._on_progress(f"compiling {key[0]}")
-            begin = time.perf_counter()
-            numbers = tuple(range(len(args), len(args) + len(static)))
-            jitted = jax.jit(
-                function,
-                static_argnums=numbers,
-                donate_argnums=donate,
-                out_shardings=out_shardings,
-            )
-            options = compiler_options(self.target)
-            self._programs[key] = jitted.lower(*args, *static).compile(compiler_options=options)
-            self.compile_seconds += time.perf_counter() - begin
-        return self._programs[key]
-
-
-@dataclasses.dataclass(frozen=True)
-class View:
-    """The host's copy of what requests want to know of a state; arrays are NumPy's.
-
-    Attributes:
-      tokens: int32 [batch, length], prompt and output.
-      lengths: int32 [batch].
-      finish: int32 [batch], RUNNING or why the row ended.
-      counters: what the rounds did.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    finish: np.ndarray
-    counters: Any
-
-
-@dataclasses.dataclass
-class Batch:
-    """A batch being decoded, and what the host last saw of it.
-
-    Attributes:
-      size: requests; rows past it are padding.
-      state: the device's state; replaced, never shared, since its buffers are donated.
-      prefill_seconds: reading the prompts.
-      compile_seconds: compilation this batch had to wait for.
-      decode_seconds: all rounds so far.
-    """
-
-    size: int
-    state: DecodeState
-    _advance: Callable[[DecodeState, int], DecodeState]
-    prefill_seconds: float
-    compile_seconds: float
-    decode_seconds: float = 0.0
-    _view: View | None = None
-
-    def advance(self, max_rounds: int) -> None:
-        """Decodes for at most `max_rounds` rounds, or until all rows have finished."""
-        begin = time.perf_counter()
-        self.state = jax.block_until_ready(self._advance(self.state, max_rounds))
-        self.decode_seconds += time.perf_counter() - begin
-        self._view = None
-
-    def stop(self, rows: Sequence[int]) -> None:
-        """Ends rows whose stop string the host has found."""
-        finish = self.view.finish.copy()
-        finish[list(rows)] = STOP
-        sharding = self.state.finish.sharding
-        ended = jax.make_array_from_callback(finish.shape, sharding, lambda part: finish[part])
-        self.state = dataclasses.replace(self.state, finish=ended)
-        self._view = None
-
-    @property
-    def view(self) -> View:
-        """The state as it is now, copied to the host at the first look."""
-        if self._view is None:
-            state = self.state
-            seen = (state.tokens, state.lengths, state.finish, state.counters)
-            self._view = View(*distributed.to_host(seen))
-        return self._view
-
-    @property
-    def running(self) -> bool:
-        """Whether any row still decodes."""
-        return bool((self.view.finish == RUNNING).any())
 
 
 def _pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, np.ndarray]:
@@ -297,18 +203,3 @@ def _pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, np.ndarray]:
         "stop_token_ids": stops,
         "keys": keys,
     }
-
-
-def compiler_options(target: Model) -> dict[str, str | bool] | None:
-    """Options that the measured programs want; see benchmarks/LOG.md.
-
-    On CPU, XLA hands float32 products of several rows to YNNPACK, which repacks the weight at
-    every call; Eigen's take the time of one row. Products of one row are LLVM's, which takes
-    vectors of 256 bits unless told otherwise. For bfloat16 YNNPACK is the only native kernel.
-    """
-    if target.platform == "cpu" and target.dtype == jnp.float32:
-        return {
-            "xla_cpu_experimental_ynn_fusion_type": "",
-            "xla_cpu_prefer_vector_width": "512",
-        }
-    return None

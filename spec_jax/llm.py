@@ -12,6 +12,7 @@ from spec_jax import checkpoints, distributed
 from spec_jax.config import DTYPES, SamplingParams, SpeculativeConfig
 from spec_jax.engine import Engine, Request
 from spec_jax.errors import ConfigError, RequestError
+from spec_jax.grammar import GrammarCompiler
 from spec_jax.methods import Setting, make_drafting, make_lookahead
 from spec_jax.outputs import RequestOutput, StreamChunk
 from spec_jax.rows import Row, collect
@@ -84,6 +85,7 @@ class LLM:
             )
         self.max_model_len = max_model_len or context
         self.max_num_seqs = max_num_seqs
+        self._grammars = GrammarCompiler(self.tokenizer, checkpoint.model.config.vocab_size)
         self._seed, self._unseeded_requests = seed, 0
         self._checkpoint = checkpoint
         self._speculate(speculative_config or SpeculativeConfig())
@@ -120,6 +122,7 @@ class LLM:
             scoring=config.scoring,
             max_model_len=self.max_model_len,
             inputs=drafting.inputs,
+            host=drafting.host,
             on_progress=self._on_progress,
         )
 
@@ -246,15 +249,23 @@ class LLM:
             key = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
             self._unseeded_requests += 1
         eos = () if sampling.ignore_eos else self.eos_token_ids
+        stop_token_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         request = Request(
             prompt_token_ids=ids,
             sampling=sampling,
             key=key,
-            stop_token_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
+            stop_token_ids=stop_token_ids,
             max_length=min(len(ids) + sampling.max_tokens, self.max_model_len),
+            bad_words=self._bad_words(sampling),
+            grammar=self._grammars.compile(sampling, stop_token_ids),
         )
         text = prompt if isinstance(prompt, str) else None
         return Row(index, text, request, self.tokenizer.stream())
+
+    def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
+        """The token sequences that `bad_words` means."""
+        found = [ids for text in sampling.bad_words for ids in self.tokenizer.spellings(text)]
+        return list(dict.fromkeys(found))
 
     def _token_ids(self, index: int, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

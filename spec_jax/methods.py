@@ -1,8 +1,12 @@
 """From a `SpeculativeConfig` to a drafter and a lookahead policy: one row a method."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import SpeculativeConfig
@@ -11,12 +15,18 @@ from spec_jax.decoding.lookahead import Confidence, Constant, Heuristic, Lookahe
 from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.early_exit import EarlyExit
+from spec_jax.drafters.given import Given
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
+from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Bucket, Request
 from spec_jax.errors import ConfigError, VocabularyMismatchError
+from spec_jax.host_rounds import HostDrafter
 from spec_jax.suffix_index import SuffixIndex
+from spec_jax.translation import TextTranslator
+from spec_jax.universal_text import UniversalText
+from spec_jax.vocabulary import VocabularyMap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +36,13 @@ class Drafting:
     Attributes:
       drafter: what proposes tokens on the device.
       inputs: what the drafter must be told about a batch of requests, if anything.
+      host: what drafts on the host, if `drafter` is only told.
       learn: takes note of the output of a request whose batch has ended, if the method does.
     """
 
     drafter: Drafter
     inputs: Callable[[Sequence[Request], Bucket], Any] | None = None
+    host: HostDrafter | None = None
     learn: Callable[[Request, Sequence[int]], None] | None = None
 
 
@@ -97,7 +109,7 @@ def _suffix(setting: Setting) -> Drafting:
     def learn(request: Request, token_ids: Sequence[int]) -> None:
         index.add(request.sampling.namespace, token_ids)
 
-    return Drafting(SuffixLookup(setting.lookahead), inputs, learn)
+    return Drafting(SuffixLookup(setting.lookahead), inputs=inputs, learn=learn)
 
 
 def _draft_model(setting: Setting) -> Drafting:
@@ -109,7 +121,76 @@ def _draft_model(setting: Setting) -> Drafting:
             f"{difference} Use method 'universal_vocabulary' or 'universal_text', which take a "
             "draft of any tokenizer, or one of the target's."
         )
-    return Drafting(DraftModel(draft.model, setting.lookahead, setting.config.num_drafts))
+    model, columns = draft.model, None
+    if setting.config.draft_vocab_size is not None:
+        ids = _most_frequent(draft, setting.config.draft_vocab_size)
+        model = model.with_outputs(ids)
+        vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
+        columns = jnp.asarray(vocabulary.to_drafter)
+    drafter = DraftModel(model, setting.lookahead, setting.config.num_drafts, columns)
+    return Drafting(drafter)
+
+
+def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
+    """Ids of the likely most frequent tokens: special ones, and the first of the vocabulary.
+
+    Tokenizers are trained by merging the most frequent pair first, so ids tell frequencies.
+    """
+    size = min(draft.tokenizer.vocab_size, draft.model.config.vocab_size)
+    if count > size:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but {draft.name} has {size} tokens; give fewer, or "
+            "leave it out."
+        )
+    placement = draft.model.placement
+    ways = 1 if placement is None else placement.ways("vocab")
+    if count % ways:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but the layout cuts the draft's vocabulary into {ways} "
+            f"pieces; give a multiple of {ways}."
+        )
+    special = set(draft.eos_token_ids)
+    others = (i for i in range(size) if i not in special)
+    return sorted([*special, *itertools.islice(others, count - len(special))])
+
+
+def _universal_vocabulary(setting: Setting) -> Drafting:
+    target, draft = setting.target, setting.load_draft()
+    vocabulary = VocabularyMap.between(
+        target.tokenizer,
+        draft.tokenizer,
+        target_vocab_size=target.model.config.vocab_size,
+        drafter_vocab_size=draft.model.config.vocab_size,
+        target_name=target.name,
+        drafter_name=draft.name,
+    )
+    drafter = UniversalVocabulary(
+        draft.model,
+        jnp.asarray(vocabulary.to_drafter),
+        jnp.asarray(np.maximum(vocabulary.spelling, 0)),
+        jnp.asarray(vocabulary.spelling_lengths),
+        setting.lookahead,
+    )
+    translator = TextTranslator(target.tokenizer, draft.tokenizer)
+
+    def prompts(requests: Sequence[Request], bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
+        """The prompts in the drafter's tokens; another tokenizer may need more for a text."""
+        tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
+        lengths = np.ones((bucket.batch,), np.int32)
+        for row, request in enumerate(requests):
+            ids = translator.encode_prompt(list(request.prompt_token_ids))[: tokens.shape[1]]
+            tokens[row, : len(ids)] = ids
+            lengths[row] = max(1, len(ids))
+        return tokens, lengths
+
+    return Drafting(drafter, inputs=prompts)
+
+
+def _universal_text(setting: Setting) -> Drafting:
+    draft = setting.load_draft()
+    translator = TextTranslator(setting.target.tokenizer, draft.tokenizer)
+    host = UniversalText(draft.model, translator, setting.lookahead)
+    return Drafting(Given(setting.lookahead), host=host)
 
 
 def _early_exit(setting: Setting) -> Drafting:
@@ -130,6 +211,8 @@ _METHODS: dict[str, Callable[[Setting], Drafting]] = {
     "prompt_lookup": _prompt_lookup,
     "suffix": _suffix,
     "early_exit": _early_exit,
+    "universal_vocabulary": _universal_vocabulary,
+    "universal_text": _universal_text,
 }
 
 _LOOKAHEADS: dict[str, Callable[[int], Lookahead]] = {

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from spec_jax.batch import Batch
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
-from spec_jax.engine import Batch, Request
+from spec_jax.engine import Request
 from spec_jax.outputs import FinishReason, RequestOutput, SpeculativeMetrics, StreamChunk, Usage
 from spec_jax.tokenizer import StreamDecoder
 
@@ -52,11 +53,13 @@ class Row:
 
     def _add_text(self, text: str) -> bool:
         """Appends text; true if that completed a stop string, which is then cut off."""
-        stops = self.request.sampling.stop
-        # A stop string may have begun in the text before.
-        begin = max(0, len(self._text) - max(map(len, stops), default=0) + 1)
+        sampling, known = self.request.sampling, len(self._text)
         self._text += text
-        found = [at for stop in stops if (at := self._text.find(stop, begin)) >= 0]
+        if len(self.token_ids) <= sampling.min_tokens:
+            return False
+        # A stop string may have begun in the text before, but it ends in this one.
+        begins = ((stop, max(0, known - len(stop) + 1)) for stop in sampling.stop)
+        found = [at for stop, begin in begins if (at := self._text.find(stop, begin)) >= 0]
         if not found:
             return False
         self._text = self._text[: min(found)]
@@ -88,9 +91,12 @@ class Row:
         if self.finish_reason == "error":
             error = (
                 f"prompt {self.index}: the target gave no distribution after "
-                f"{len(self.token_ids)} tokens: its logits hold a NaN, or logit_bias masks every "
-                "token."
+                f"{len(self.token_ids)} tokens: its logits hold a NaN, or logit_bias, "
+                "bad_words, min_tokens and the grammar together mask every token."
             )
+            grammar = self.request.grammar
+            if grammar is not None and grammar.error is not None:
+                error = f"prompt {self.index}: its grammar allows nothing {grammar.error}."
         return RequestOutput(
             prompt=self.prompt,
             text=self._text,

@@ -4,7 +4,7 @@ The reference is written for clarity: numpy, float64, sorts, one token at a time
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ from jaxtyping import Float
 
 from spec_jax.config import SamplingParams
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.transformer import Model, Transformer
+from spec_jax.models.model import Model
+from spec_jax.models.transformer import Transformer
 
 
 def tiny_model(
@@ -63,8 +64,22 @@ def reference_probabilities(
     context: Sequence[int],
     prompt_length: int,
     params: SamplingParams,
+    *,
+    stop_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    allowed: Collection[int] | None = None,
 ) -> Float[np.ndarray, " vocab"]:
-    """The distribution of the next token, by sorting, in float64 (see `SamplingParams`)."""
+    """The distribution of the next token, by sorting, in float64 (see `SamplingParams`).
+
+    Args:
+      logits: the model's.
+      context: prompt and output so far.
+      prompt_length: how many tokens of the context are the prompt's.
+      params: how to sample; texts in it play no part.
+      stop_token_ids: what ends the request, which `min_tokens` forbids.
+      bad_words: token sequences that must not come about.
+      allowed: the only tokens that a grammar allows here; None without a grammar.
+    """
     x = np.asarray(logits, np.float64).copy()
     for token, bias in params.logit_bias.items():
         x[token] += bias
@@ -74,6 +89,14 @@ def reference_probabilities(
     )
     generated = np.bincount(np.asarray(context[prompt_length:], np.int64), minlength=len(x))
     x -= params.presence_penalty * (generated > 0) + params.frequency_penalty * generated
+    for word in bad_words:
+        begin = list(word[:-1])
+        if begin == list(context[len(context) - len(begin) :]):
+            x[word[-1]] = -np.inf
+    if len(context) - prompt_length < params.min_tokens:
+        x[list(stop_token_ids)] = -np.inf
+    if allowed is not None:
+        x[[token for token in range(len(x)) if token not in allowed]] = -np.inf
     if params.temperature == 0:
         return np.eye(len(x))[int(np.argmax(x))]
 
@@ -113,18 +136,38 @@ class ReferenceDecoder:
         return np.asarray(self._all_logits(self.model, jnp.asarray(tokens)))[len(context) - 1]
 
     def distribution(
-        self, context: Sequence[int], prompt_length: int, params: SamplingParams
+        self,
+        context: Sequence[int],
+        prompt_length: int,
+        params: SamplingParams,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        bad_words: Sequence[Sequence[int]] = (),
+        allowed: Collection[int] | None = None,
     ) -> Float[np.ndarray, " vocab"]:
         """The exact distribution of the token after a context."""
-        return reference_probabilities(self.logits(context), context, prompt_length, params)
+        return reference_probabilities(
+            self.logits(context),
+            context,
+            prompt_length,
+            params,
+            stop_token_ids=stop_token_ids,
+            bad_words=bad_words,
+            allowed=allowed,
+        )
 
     def joint(
-        self, prompt: Sequence[int], length: int, params: SamplingParams
+        self,
+        prompt: Sequence[int],
+        length: int,
+        params: SamplingParams,
+        *,
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> Float[np.ndarray, "..."]:
         """The exact joint distribution of the first `length` tokens, one axis per token."""
 
         def extend(context: list[int], left: int) -> np.ndarray:
-            first = self.distribution(context, len(prompt), params)
+            first = self.distribution(context, len(prompt), params, bad_words=bad_words)
             if left == 1:
                 return first
             zeros = np.zeros((len(first),) * (left - 1))
@@ -142,12 +185,20 @@ class ReferenceDecoder:
         params: SamplingParams,
         *,
         stop_token_ids: Sequence[int] = (),
+        bad_words: Sequence[Sequence[int]] = (),
         max_length: int | None = None,
     ) -> tuple[list[int], str]:
         """Greedy tokens and finish reason, stopping exactly where the definition says."""
         context = list(prompt)
         while True:
-            token = int(np.argmax(self.distribution(context, len(prompt), params)))
+            probs = self.distribution(
+                context,
+                len(prompt),
+                params,
+                stop_token_ids=stop_token_ids,
+                bad_words=bad_words,
+            )
+            token = int(np.argmax(probs))
             context.append(token)
             generated = len(context) - len(prompt)
             if token in stop_token_ids:

@@ -33,7 +33,7 @@ def make_engine(method, target, draft=None, *, lookahead=4, verification="token"
     return Engine(target, drafter, Constant(lookahead), verification, max_model_len=max_len)
 
 
-def request(prompt, params=None, *, stop_token_ids=(), max_len=512, seed=0):
+def request(prompt, params=None, *, stop_token_ids=(), bad_words=(), max_len=512, seed=0):
     params = params or SamplingParams(max_tokens=40)
     return Request(
         prompt_token_ids=prompt,
@@ -41,6 +41,7 @@ def request(prompt, params=None, *, stop_token_ids=(), max_len=512, seed=0):
         key=np.array([0, seed], np.uint32),
         stop_token_ids=stop_token_ids,
         max_length=min(len(prompt) + params.max_tokens, max_len),
+        bad_words=bad_words,
     )
 
 

@@ -15,6 +15,8 @@ INF, NAN = math.inf, math.nan
 
 BAD_SAMPLING = [
     *[("max_tokens", bad, "at least 1") for bad in (0, -1, 1.0, "5", None, True, NAN)],
+    *[("min_tokens", bad, "at least 0") for bad in (-1, 1.0, "5", None, True, NAN)],
+    ("min_tokens", 300, "max_tokens is 256"),
     *[("temperature", bad, "[0, inf)") for bad in (-0.1, -INF, INF, NAN, "1", None, False)],
     *[("top_k", bad, "at least 0") for bad in (-1, 1.5, "all", None, True)],
     *[("top_p", bad, "(0, 1]") for bad in (0, 0.0, -0.5, 1.0001, 2, INF, NAN, "0.9", None, True)],
@@ -24,6 +26,9 @@ BAD_SAMPLING = [
     *[("frequency_penalty", bad, "(-inf, inf)") for bad in (INF, -INF, NAN, "1", None, True)],
     *[("seed", bad, "at least 0 and at most") for bad in (-1, 2**64, 1.0, "1", True)],
     *[("logit_bias", bad, "a mapping") for bad in ([3, 4], 5, "5", None)],
+    *[("bad_words", bad, "strings") for bad in (5, None)],
+    *[("json_schema", bad, "a JSON object") for bad in (5, "{", "[]", "5", [1], {1: {2}}, "")],
+    *[("regex", bad, "as text") for bad in (5, "", b"a", ["a"])],
     *[("stop", bad, "strings") for bad in (5, None)],
     *[("stop_token_ids", bad, "token ids") for bad in (5, None)],
     *[("ignore_eos", bad, "True or False") for bad in ("no", 1, None)],
@@ -86,6 +91,8 @@ def test_every_field_is_validated():
         ({"stop": ("end", "")}, "stop holds ''", "non-empty strings"),
         ({"stop": ["end", 5]}, "stop holds 5", "non-empty strings"),
         ({"stop": [b"end"]}, "stop holds b'end'", "non-empty strings"),
+        ({"bad_words": ("a", "")}, "bad_words holds ''", "non-empty strings"),
+        ({"regex": "a", "json_schema": {}}, "json_schema is '{}' and regex is 'a'", "one of the"),
         ({"stop_token_ids": [2, -1]}, "stop token id is -1", "at least 0"),
         ({"stop_token_ids": "2"}, "stop token id is '2'", "at least 0"),
         ({"stop_token_ids": [1.0]}, "stop token id is 1.0", "at least 0"),
@@ -182,6 +189,7 @@ def test_copies_and_pickles_are_equal():
 def test_the_ends_of_every_range_are_accepted():
     SamplingParams(
         max_tokens=1,
+        min_tokens=1,
         temperature=0,
         top_k=0,
         top_p=1,
@@ -208,13 +216,23 @@ def test_the_defaults_decode_greedily_and_change_nothing():
     assert (made.temperature, made.top_k, made.top_p, made.min_p) == (0.0, 0, 1.0, 0.0)
     assert (made.repetition_penalty, made.presence_penalty, made.frequency_penalty) == (1, 0, 0)
     assert (made.logit_bias, made.seed, made.stop, made.stop_token_ids) == ({}, None, (), ())
+    assert (made.min_tokens, made.bad_words, made.has_grammar) == (0, (), False)
     assert SpeculativeConfig().method == "none"
 
 
 def test_stops_may_be_given_as_one_string_or_any_sequence_and_become_tuples():
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(bad_words="end").bad_words == ("end",)
     assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
+
+
+def test_a_schema_is_kept_as_text_in_the_order_of_its_keys():
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    made = SamplingParams(json_schema=schema)
+    assert made.json_schema == '{"type": "object", "properties": {"b": {}, "a": {}}}'
+    assert SamplingParams(json_schema=made.json_schema) == made
+    assert made.has_grammar and SamplingParams(regex="a").has_grammar
 
 
 def test_two_defaults_do_not_share_their_collections():

@@ -24,15 +24,21 @@ def test_caches_are_updated_in_place(method):
 def test_a_bucket_is_compiled_once_and_others_on_their_own():
     engine = make_engine("prompt_lookup", tiny_model(0))
 
-    def traces_of(*sizes, stop_token_ids=()):
+    def traces_of(*sizes, stop_token_ids=(), bad_words=(), min_tokens=0):
         before = engine.traces
-        params = SamplingParams(max_tokens=5)
-        requests = [request([1] * size, params, stop_token_ids=stop_token_ids) for size in sizes]
+        params = SamplingParams(max_tokens=5, min_tokens=min_tokens)
+        requests = [
+            request([1] * size, params, stop_token_ids=stop_token_ids, bad_words=bad_words)
+            for size in sizes
+        ]
         finish(engine.start(requests))
         return engine.traces - before
 
     assert traces_of(3) == 2  # the reading of prompts and the loop
     assert traces_of(30) == traces_of(2, stop_token_ids=(1, 2, 3)) == 0
+    assert traces_of(3, bad_words=[[1, 2], [3]], min_tokens=3) == 0
+    assert traces_of(3, bad_words=[[1]] * 5) == 1  # room for more words, in the loop only
+    assert traces_of(3, bad_words=[[2]] * 8) == traces_of(3) == 0
     assert traces_of(3, 9) == 2
     assert traces_of(9, 30) == 0
     assert traces_of(3, 9, 2) == 2  # in a batch of four

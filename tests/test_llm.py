@@ -1,6 +1,7 @@
 """`LLM` on tiny checkpoints: text, streams, stop strings, seeds and mistakes."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -171,6 +172,50 @@ def test_the_edge_of_the_context_ends_a_request(directories, method):
     llm = LLM(str(directories / "target"), speculative_config=config, max_model_len=30)
     (output,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True))
     assert output.finish_reason == "length" and output.usage.total_tokens == 30
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bad_words_are_not_spoken(llm_of, plain, method):
+    params = SamplingParams(max_tokens=48, ignore_eos=True, logit_bias=LETTERS_ONLY)
+    (free,) = plain.generate(PROMPTS[0], params)
+    # Words of one token and of several, which come up when nothing forbids them.
+    tokens = [plain.tokenizer.token(i).lstrip("Ġ") for i in free.token_ids]
+    pairs = [first + second for first, second in itertools.pairwise(tokens)]
+    words = [next(filter(str.isalpha, several)) for several in (tokens, pairs)]
+    assert all(word in free.text for word in words)
+    banned = dataclasses.replace(params, bad_words=words)
+    (output,) = llm_of(method).generate(PROMPTS[0], banned)
+    for word in words:
+        for ids in plain.tokenizer.spellings(word):
+            pieces = [output.token_ids[i : i + len(ids)] for i in range(48)]
+            assert ids not in pieces
+    assert output.token_ids != free.token_ids
+    assert output.token_ids == plain.generate(PROMPTS[0], banned)[0].token_ids
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_min_tokens_holds_against_end_tokens_and_stop_strings(llm_of, plain, method):
+    eos = plain.eos_token_ids[0]
+    eager = SamplingParams(max_tokens=32, logit_bias={eos: 1e4})
+    (short,) = llm_of(method).generate(PROMPTS[0], eager)
+    assert short.token_ids == (eos,)
+    (longer,) = llm_of(method).generate(PROMPTS[0], dataclasses.replace(eager, min_tokens=9))
+    assert longer.token_ids[9:] == (eos,) and eos not in longer.token_ids[:9]
+    letters = SamplingParams(max_tokens=32, ignore_eos=True, logit_bias=LETTERS_ONLY)
+    (free,) = plain.generate(PROMPTS[0], letters)
+    # The text ends with the first of the stop strings that ends past the tenth token.
+    stops = (free.text[2], free.text[-3:])
+    params = dataclasses.replace(letters, stop=stops, min_tokens=10)
+    (output,) = llm_of(method).generate(PROMPTS[0], params)
+    known = len(plain.tokenizer.decode(free.token_ids[:10]))
+    ends = [
+        at
+        for stop in stops
+        for at in range(len(free.text))
+        if free.text.startswith(stop, at) and at + len(stop) > known
+    ]
+    assert output.text == free.text[: min(ends)] and output.finish_reason == "stop"
+    assert len(output.token_ids) > 10
 
 
 @pytest.mark.parametrize("method", METHODS)

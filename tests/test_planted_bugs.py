@@ -20,10 +20,10 @@ PROOF, LOOP, SAMPLED = (
 BUGS = {
     "temperature on one side only": (
         "decoding/score.py",
-        "return probabilities(logits, sampling, counts, draft.tokens), cache",
+        "return probabilities(logits, sampling, history, draft.tokens), cache",
         "import dataclasses\n"
         "    cold = dataclasses.replace(sampling, temperature=sampling.temperature * 0 + 1)\n"
-        "    return probabilities(logits, cold, counts, draft.tokens), cache",
+        "    return probabilities(logits, cold, history, draft.tokens), cache",
         [SAMPLED, "-k", "other-cool"],
     ),
     "accept uniform reused for the residual": (
@@ -69,10 +69,22 @@ BUGS = {
         [LOOP, "-k", "stop_token and self"],
     ),
     "penalties blind to the draft": (
-        "decoding/sampling.py",
-        "generated = counts.generated[:, None] + jnp.cumsum(later, axis=1)",
-        "generated = counts.generated[:, None] + 0 * jnp.cumsum(later, axis=1)",
+        "decoding/processors.py",
+        "generated = history.generated[:, None] + drafted",
+        "generated = history.generated[:, None] + 0 * drafted",
         [LOOP, "-k", "every_processor and other"],
+    ),
+    "bad words blind to the draft": (
+        "decoding/processors.py",
+        "visible[:, None] & (back[:, None] == wanted[None, :, None])",
+        "visible[:, None] & (back[:1, None] == wanted[None, :, None])",
+        [LOOP, "-k", "bad_words and self"],
+    ),
+    "min_tokens counted from the round's start": (
+        "decoding/processors.py",
+        "history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]",
+        "history.lengths[:, None] + 0 * before.sum(1, dtype=jnp.int32)[None]",
+        [LOOP, "-k", "min_tokens and self"],
     ),
     "a row's randomness shared with its neighbours": (
         "decoding/loop.py",
@@ -83,16 +95,24 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
-    file, right, wrong, selection = BUGS[bug]
+def plant(bug: str | None, root: Path) -> list[str]:
+    """Copies package and tests with one bug, or without; returns the tests that must find it."""
     for name in ("spec_jax", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    path = tmp_path / "spec_jax" / file
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    if bug is None:
+        return []
+    file, right, wrong, selection = BUGS[bug]
+    path = root / "spec_jax" / file
     source = path.read_text()
     assert source.count(right) == 1, f"{file} no longer holds {right!r} once: plant the bug anew"
     path.write_text(source.replace(right, wrong))
+    return selection
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
+    selection = plant(bug, tmp_path)
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *selection],
         cwd=tmp_path,

@@ -1,5 +1,6 @@
 """Method `suffix` through `LLM`: what is learnt, from whom, and that it changes no token."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -22,16 +23,17 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compiled(plain):
-    return plain.with_speculation(SpeculativeConfig(method="suffix"))
+    return plain.with_speculation(SpeculativeConfig(method="suffix")).engine
 
 
 @pytest.fixture
 def fresh(plain, compiled):
-    """Makes an `LLM` that has decoded nothing yet; the programs it would compile are shared."""
+    """Makes an `LLM` that has decoded nothing yet; all of them share what one has compiled."""
 
     def make():
-        llm = plain.with_speculation(compiled.speculative_config)
-        llm.engine._programs = compiled.engine._programs
+        llm = plain.with_speculation(SpeculativeConfig(method="suffix"))
+        engine = copy.copy(compiled)
+        engine.inputs, llm.engine = llm.engine.inputs, engine
         return llm
 
     return make

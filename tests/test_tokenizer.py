@@ -226,3 +226,18 @@ def test_chat_without_a_template():
 def test_bad_messages(messages, said):
     with pytest.raises(RequestError, match=said):
         tokenizer_named("byte level").apply_chat_template(messages)
+
+
+def test_a_texts_spellings_are_those_at_a_start_and_after_a_space():
+    tokenizer = tokenizer_named("byte level")
+    for text in ("the", " the", "  the"):
+        found = tokenizer.spellings(text)
+        assert [tokenizer.decode(ids) for ids in found] == ["the", " the"]
+    assert [tokenizer.decode(ids) for ids in tokenizer.spellings("\n ")] == ["\n "]
+
+
+def test_spellings_have_nothing_before_the_text():
+    for name in ("sentencepiece", "no first space"):
+        tokenizer = tokenizer_named(name)
+        assert tokenizer.encode("on")[0] == 1  # a first token, where a text begins
+        assert all(1 not in ids for ids in tokenizer.spellings("on"))

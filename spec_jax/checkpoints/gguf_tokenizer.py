@@ -16,10 +16,15 @@ from tokenizers import (
 )
 
 from spec_jax import tokenizer as text
+from spec_jax.checkpoints.sentencepiece_model import (
+    ranked_merges,
+    space_decoder,
+    space_normalizers,
+)
 from spec_jax.errors import CheckpointError
 
 # Kinds of token in `tokenizer.ggml.token_type`.
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 
 _END_OF_TURN = (
     "<|im_end|>",
@@ -122,7 +127,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
             special_tokens=[(tokens[bos], bos)],
         )
     ends = {special(name) for name in ("eos", "eot", "eom")}
-    ends |= {i for token in _END_OF_TURN if kinds[i := vocabulary.get(token, 0)] == _CONTROL}
+    turns = (vocabulary.get(token) for token in _END_OF_TURN)
+    ends |= {i for i in turns if i is not None and kinds[i] == _CONTROL}
     template = metadata.get("tokenizer.chat_template")
     names = {f"{name}_token": special(name) for name in ("bos", "eos")}
     spelt = {name: tokens[i] for name, i in names.items() if i is not None}
@@ -170,33 +176,25 @@ def _sentencepiece_bpe(
     backend = Tokenizer(
         models.BPE(
             vocab=vocabulary,
-            merges=_merges(vocabulary, scores),
+            merges=ranked_merges(vocabulary, scores, _joinable(metadata, vocabulary)),
             unk_token=metadata["tokenizer.ggml.tokens"][unknown],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
     space_first = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if space_first:
-        spaces.insert(0, normalizers.Prepend("▁"))
-        steps.append(decoders.Strip(" ", 1, 0))
-    backend.normalizer = normalizers.Sequence(spaces)
-    backend.decoder = decoders.Sequence(steps)
+    backend.normalizer = normalizers.Sequence(space_normalizers(first=space_first))
+    backend.decoder = space_decoder(strip=space_first)
     return backend, True
 
 
-def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best; as a ranked list of merges."""
-    ranked = []
-    for token in vocabulary:
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocabulary and right in vocabulary:
-                rank = -scores[vocabulary[token]], vocabulary[left], vocabulary[right]
-                ranked.append((rank, (left, right)))
-    return [merge for _, merge in sorted(ranked)]
+def _joinable(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict[str, int]:
+    """The pieces that text is joined to; text that only reads like another token stays text."""
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    if not kinds:
+        return vocabulary
+    apart = (_UNKNOWN, _CONTROL, _BYTE)
+    return {token: i for token, i in vocabulary.items() if kinds[i] not in apart}
 
 
 _MODELS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}

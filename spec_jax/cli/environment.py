@@ -21,6 +21,7 @@ PACKAGES = (
     "tokenizers",
     "safetensors",
     "gguf",
+    "llguidance",
     "huggingface-hub",
     "libtpu",
     "jax-cuda12-plugin",

@@ -17,23 +17,22 @@ class Outcome:
     Attributes:
       drafted: tokens that each row drafted; 0 for finished rows.
       accepted: how many of them were kept.
-      confidence: the drafter's probability of each token on the path that verification followed.
+      confidence: how sure the drafter was of each token on the path that verification followed,
+        if it was asked.
     """
 
     drafted: Int[Array, " batch"]
     accepted: Int[Array, " batch"]
-    confidence: Float[Array, "batch lookahead"]
+    confidence: Float[Array, "batch lookahead"] | None
 
     @classmethod
     def of(cls, draft: Draft, chosen: Array, drafted: Array, accepted: Array) -> "Outcome":
-        """Reads the probabilities of the chosen draft's tokens."""
+        """Reads the confidence along the chosen draft."""
+        if draft.confidence is None:
+            return cls(drafted, accepted, None)
         steps = jnp.arange(draft.lookahead, dtype=jnp.int32)[None]
         at = steps * draft.drafts + chosen[:, None]
-        if draft.probs is None:
-            confidence = jnp.ones(at.shape, jnp.float32)
-        else:
-            rows = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None]
-            confidence = draft.probs[rows, at, draft.tokens[rows, at]]
+        confidence = jnp.take_along_axis(draft.confidence, at, axis=1)
         return cls(drafted, accepted, confidence)
 
 
@@ -229,8 +228,8 @@ class Confidence:
 
     def update(self, state: Seen | None, outcome: Outcome) -> Seen | None:
         """Accepted tokens and the first refused one; those after it were not judged."""
-        if state is None:
-            return None
+        if state is None or outcome.confidence is None:
+            return state
         at = jnp.clip((outcome.confidence * self.bins).astype(jnp.int32), 0, self.bins - 1)
         hit = at[..., None] == jnp.arange(self.bins, dtype=jnp.int32)[None, None]
         steps = jnp.arange(at.shape[1], dtype=jnp.int32)[None]

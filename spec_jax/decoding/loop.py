@@ -5,18 +5,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from spec_jax.decoding.cache import KVCache, prefill
 from spec_jax.decoding.control import at_width
 from spec_jax.decoding.lookahead import Lookahead, Outcome, scoring_widths
-from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.processors import BatchSampling
 from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 
 
 def start(
@@ -99,10 +99,27 @@ def decode_round(
 ) -> DecodeState:
     """One round: every running row emits between 1 and K + 1 tokens."""
     draft, state = propose(drafter, strategy.lookahead, state, sampling)
+    return finish_round(target, drafter, strategy, state, draft, sampling)
+
+
+def finish_round(
+    target: Model,
+    drafter: Drafter,
+    strategy: Strategy,
+    state: DecodeState,
+    draft: Draft,
+    sampling: BatchSampling,
+    allowed: UInt32[Array, "batch places words"] | None = None,
+) -> DecodeState:
+    """Scores, verifies and commits a draft, at the smallest compiled width that holds it.
+
+    `allowed` are packed sets of tokens for each place of the draft; all others are banned there.
+    """
 
     def finish(width: int, state: DecodeState) -> DecodeState:
         short = draft.first(width)
-        p, cache = score(target, state, short, sampling, strategy.scoring)
+        only = None if allowed is None else allowed[:, : 1 + width * draft.drafts]
+        p, cache = score(target, state, short, sampling, strategy.scoring, only)
         verdict = verify(strategy.verification, p, short, _round_keys(state)[1], sampling.random)
         return commit(state, short, verdict, drafter, strategy.lookahead, cache)
 
@@ -110,14 +127,25 @@ def decode_round(
     return at_width(widths, draft.lengths.max(), finish, state)
 
 
-def propose(
-    drafter: Drafter, lookahead: Lookahead, state: DecodeState, sampling: BatchSampling
-) -> tuple[Draft, DecodeState]:
-    """Drafts as many tokens as the policy wants and the row can still emit besides one."""
+def limits(
+    lookahead: Lookahead, state: DecodeState
+) -> tuple[Int[Array, " batch"], Float[Array, " batch"] | None]:
+    """Most tokens that each row may draft, and the confidence below which it stops.
+
+    As many as the policy wants, and as the row can still emit besides one.
+    """
     batch = state.lengths.shape[0]
     room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
     allowed = jnp.minimum(lookahead.limits(state.lookahead, batch), room)
     allowed = jnp.where(state.finish == RUNNING, allowed, 0)
+    return allowed, lookahead.threshold(state.lookahead, batch)
+
+
+def propose(
+    drafter: Drafter, lookahead: Lookahead, state: DecodeState, sampling: BatchSampling
+) -> tuple[Draft, DecodeState]:
+    """Drafts as much as `limits` allows."""
+    allowed, threshold = limits(lookahead, state)
     context = Context(
         tokens=state.tokens,
         lengths=state.lengths,
@@ -125,7 +153,7 @@ def propose(
         keys=_round_keys(state)[0],
         sampling=sampling,
         limits=allowed if lookahead.varies else None,
-        threshold=lookahead.threshold(state.lookahead, batch),
+        threshold=threshold,
         cache=state.cache,
     )
     draft, drafter_state = drafter.propose(state.drafter, context)

@@ -1,183 +1,61 @@
 """Logits to probabilities, once for both models, by reductions instead of sorts.
 
-The order and semantics are those of Hugging Face transformers' logits processors: bias,
-repetition penalty, temperature, top-k, top-p, min-p; presence and frequency penalties follow the
-OpenAI API, after the repetition penalty. Every step is a reduction over the vocabulary, so the
-vocabulary may stay sharded. A step that no row of the batch uses is skipped on device; a row that
-does not use a step passes through it bit for bit, so a row's tokens do not depend on its
-neighbours' parameters.
+The order and semantics are those of Hugging Face transformers' logits processors: what
+`processors` does (bias, penalties, bans), then temperature, top-k, top-p, min-p. Every step is a
+reduction over the vocabulary, so the vocabulary may stay sharded. A step that no row of the batch
+uses is skipped on device; a row that does not use a step passes through it bit for bit, so a row's
+tokens do not depend on its neighbours' parameters.
 """
-
-import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
-from spec_jax.config import SamplingParams
-from spec_jax.pytree import pytree
-
-
-@pytree
-class BatchSampling:
-    """The `SamplingParams` of each row as arrays; dynamic under jit."""
-
-    temperature: Float[Array, " batch"]
-    top_k: Int[Array, " batch"]
-    top_p: Float[Array, " batch"]
-    min_p: Float[Array, " batch"]
-    repetition_penalty: Float[Array, " batch"]
-    presence_penalty: Float[Array, " batch"]
-    frequency_penalty: Float[Array, " batch"]
-    logit_bias: Float[Array, "batch vocab"]
-
-    @classmethod
-    def stack(cls, rows: Sequence[SamplingParams], vocab_size: int) -> "BatchSampling":
-        """One array entry per request."""
-
-        def column(name: str, dtype: type) -> Array:
-            return jnp.asarray(np.array([getattr(row, name) for row in rows], dtype))
-
-        bias = np.zeros((len(rows), vocab_size), np.float32)
-        for i, row in enumerate(rows):
-            for token, value in row.logit_bias.items():
-                bias[i, token] = value
-        return cls(
-            temperature=column("temperature", np.float32),
-            # A top_k past the vocabulary keeps all of it, however large the number.
-            top_k=jnp.asarray(np.array([min(row.top_k, vocab_size) for row in rows], np.int32)),
-            top_p=column("top_p", np.float32),
-            min_p=column("min_p", np.float32),
-            repetition_penalty=column("repetition_penalty", np.float32),
-            presence_penalty=column("presence_penalty", np.float32),
-            frequency_penalty=column("frequency_penalty", np.float32),
-            logit_bias=jnp.asarray(bias),
-        )
-
-    def repeat(self, times: int) -> "BatchSampling":
-        """Each row's parameters `times` times in succession."""
-        return jax.tree.map(lambda each: jnp.repeat(each, times, axis=0), self)
-
-    @property
-    def random(self) -> Bool[Array, ""]:
-        """Whether any row draws at random; the others are greedy."""
-        return (self.temperature > 0).any()
-
-    @property
-    def uses_history(self) -> Bool[Array, ""]:
-        """Whether any row's penalties look at the tokens before."""
-        off = (
-            (self.repetition_penalty == 1)
-            & (self.presence_penalty == 0)
-            & (self.frequency_penalty == 0)
-        )
-        return (~off).any()
-
-
-@pytree
-class TokenCounts:
-    """How often each token stands in the prompt and among the generated tokens."""
-
-    prompt: Int[Array, "batch vocab"]
-    generated: Int[Array, "batch vocab"]
-
-    @classmethod
-    def of(
-        cls,
-        tokens: Int[Array, "batch length"],
-        lengths: Int[Array, " batch"],
-        prompt_lengths: Int[Array, " batch"],
-        sampling: BatchSampling,
-    ) -> "TokenCounts":
-        """Counts the rows' tokens; zeros if no row's penalties look at them."""
-        shape = sampling.logit_bias.shape
-
-        def count() -> tuple[Array, Array]:
-            places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-            in_prompt = places < prompt_lengths[:, None]
-            generated = ~in_prompt & (places < lengths[:, None])
-            rows = jnp.arange(shape[0], dtype=jnp.int32)[:, None]
-            zeros = jnp.zeros(shape, jnp.int32)
-            return (
-                zeros.at[rows, tokens].add(in_prompt.astype(jnp.int32)),
-                zeros.at[rows, tokens].add(generated.astype(jnp.int32)),
-            )
-
-        def none() -> tuple[Array, Array]:
-            return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)
-
-        return cls(*jax.lax.cond(sampling.uses_history, count, none))
-
-    def repeat(self, times: int) -> "TokenCounts":
-        """Each row's counts `times` times in succession."""
-        return jax.tree.map(lambda each: jnp.repeat(each, times, axis=0), self)
-
-    def add(self, tokens: Int[Array, " batch"]) -> "TokenCounts":
-        """One more generated token in each row."""
-        # Compared, not scattered: for a scatter the partitioner gathers counts that are sharded.
-        ids = jnp.arange(self.generated.shape[1], dtype=jnp.int32)
-        drawn = (ids[None] == tokens[:, None]).astype(jnp.int32)
-        return dataclasses.replace(self, generated=self.generated + drawn)
+from spec_jax.decoding.processors import BatchSampling, History, process
 
 
 def probabilities(
     logits: Float[Array, "batch places vocab"],
     sampling: BatchSampling,
-    counts: TokenCounts,
+    history: History,
     following: Int[Array, "batch places_but_one"],
+    ancestors: Bool[Array | np.ndarray, "places places_but_one"] | None = None,
+    allowed: UInt32[Array, "batch places words"] | Int32[Array, "batch places words"] | None = None,
 ) -> Float[Array, "batch places vocab"]:
     """The distributions that tokens are drawn from, at several places of each row.
 
     Args:
       logits: float32 logits after each place.
       sampling: each row's parameters.
-      counts: tokens of each row up to its first place.
-      following: the token that stands after each place but the last; penalties at a later place
-        count them too.
+      history: tokens of each row up to its first place.
+      following: the tokens drafted after the first place; the processors at later places see
+        those that stand before them.
+      ancestors: which of `following` stand before each place, in the order of their index; all
+        earlier ones if None. The draft of a tree passes the path to each of its places.
+      allowed: packed sets of tokens, all others banned: token i is bit i % 32 of word i // 32,
+        and ids past the last word are banned too. None bans nothing.
 
     Returns:
       Probabilities; one-hot for greedy rows. A place whose logits hold a NaN, or whose tokens are
       all masked, has no distribution and returns zeros.
     """
-    logits = logits + sampling.logit_bias[:, None]
-    logits = jax.lax.cond(
-        sampling.uses_history,
-        lambda: _penalise(logits, sampling, counts, following),
-        lambda: logits,
-    )
+    return warp(process(logits, sampling, history, following, ancestors, allowed), sampling)
+
+
+def warp(
+    logits: Float[Array, "batch places vocab"], sampling: BatchSampling
+) -> Float[Array, "batch places vocab"]:
+    """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
     best = logits.max(-1, keepdims=True)
     greedy = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=logits.dtype)
 
-    def warp() -> Array:
+    def sampled() -> Array:
         is_greedy = (sampling.temperature == 0)[:, None, None]
         return jnp.where(is_greedy, greedy, _warp(logits, sampling))
 
-    probs = jax.lax.cond(sampling.random, warp, lambda: greedy)
+    probs = jax.lax.cond(sampling.random, sampled, lambda: greedy)
     return jnp.where(jnp.isfinite(best), probs, 0.0)
-
-
-def _penalise(
-    logits: Float[Array, "batch places vocab"],
-    sampling: BatchSampling,
-    counts: TokenCounts,
-    following: Int[Array, "batch places_but_one"],
-) -> Float[Array, "batch places vocab"]:
-    batch, places, vocab = logits.shape
-    rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
-    steps = jnp.arange(1, places, dtype=jnp.int32)[None]
-    later = jnp.zeros((batch, places, vocab), jnp.int32).at[rows, steps, following].add(1)
-    generated = counts.generated[:, None] + jnp.cumsum(later, axis=1)
-    seen = (counts.prompt[:, None] + generated) > 0
-
-    repetition = sampling.repetition_penalty[:, None, None]
-    penalised = jnp.where(logits > 0, logits / repetition, logits * repetition)
-    logits = jnp.where(seen & (repetition != 1), penalised, logits)
-    presence = sampling.presence_penalty[:, None, None]
-    frequency = sampling.frequency_penalty[:, None, None]
-    logits = logits - presence * (generated > 0).astype(logits.dtype)
-    return logits - frequency * generated.astype(logits.dtype)
 
 
 def _warp(

@@ -3,13 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from spec_jax.decoding.cache import KVCache, Places
-from spec_jax.decoding.sampling import BatchSampling, TokenCounts, probabilities
+from spec_jax.decoding.processors import BatchSampling, History
+from spec_jax.decoding.sampling import probabilities
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 
 
 def entries_per_round(scoring: str, lookahead: int, drafts: int) -> int:
@@ -20,7 +21,12 @@ def entries_per_round(scoring: str, lookahead: int, drafts: int) -> int:
 
 
 def score(
-    target: Model, state: DecodeState, draft: Draft, sampling: BatchSampling, scoring: str = "block"
+    target: Model,
+    state: DecodeState,
+    draft: Draft,
+    sampling: BatchSampling,
+    scoring: str = "block",
+    allowed: UInt32[Array, "batch places words"] | None = None,
 ) -> tuple[Float[Array, "batch places vocab"], KVCache]:
     """The target's distributions p after each row's known tokens and after each draft token.
 
@@ -30,6 +36,7 @@ def score(
     `scoring` (static) says how the target is called: `block` once over all tokens side by side;
     `stairs` once over a batch of K + 1 prefixes of the draft, each as long as itself, which share
     the cached text but nothing else (staged speculative verification as in IVUS 2024).
+    `allowed` are packed sets of the tokens that a grammar allows at each place.
     """
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
@@ -42,14 +49,23 @@ def score(
         logits, cache = target.score(tokens, state.cache, places)
     else:
         logits, cache = target.score(tokens, state.cache)
-    counts = TokenCounts.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
-    return probabilities(logits, sampling, counts, draft.tokens), cache
+    history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
+    before = None
+    if draft.drafts > 1:
+        before = drafted_before(draft.lookahead, draft.drafts)
+    return probabilities(logits, sampling, history, draft.tokens, before, allowed), cache
 
 
-def ancestors(steps: int, drafts: int) -> Bool[np.ndarray, "places places"]:
-    """[i, j]: whether place j stands before place i, or is it, in its own draft.
+def drafted_before(steps: int, drafts: int) -> Bool[np.ndarray, "places drafted"]:
+    """[i, j]: whether drafted token j stands before what place i predicts."""
+    return _seen_in_tree(steps, drafts)[:, 1:]
 
-    Place 0 is the last known token; place `1 + i * drafts + n` the i-th token of draft n.
+
+def _seen_in_tree(steps: int, drafts: int) -> Bool[np.ndarray, "places places"]:
+    """[i, j]: whether the token at place j stands before the one at place i, or is it.
+
+    Place 0 is the last known token; place `1 + i * drafts + n` the i-th token of draft n. What
+    stands before place i in its own draft is what it sees.
     """
     step = np.concatenate([[-1], np.repeat(np.arange(steps), drafts)])
     draft = np.concatenate([[-1], np.tile(np.arange(drafts), steps)])
@@ -60,7 +76,7 @@ def ancestors(steps: int, drafts: int) -> Bool[np.ndarray, "places places"]:
 def tree_places(cache: KVCache, steps: int, drafts: int) -> Places:
     """Several drafts of each row, side by side: each sees the text and its own tokens."""
     depths = np.concatenate([[0], np.repeat(np.arange(1, steps + 1), drafts)])
-    return _among_themselves(cache, depths, ancestors(steps, drafts))
+    return _among_themselves(cache, depths, _seen_in_tree(steps, drafts))
 
 
 def _among_themselves(

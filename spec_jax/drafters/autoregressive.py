@@ -1,17 +1,35 @@
 """Drafting token by token, for every drafter that is a language model."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.decoding.control import in_place_if
-from spec_jax.decoding.sampling import TokenCounts, draw, probabilities
+from spec_jax.decoding.processors import History, process
+from spec_jax.decoding.sampling import draw, warp
 from spec_jax.drafters.base import Context, Draft
+from spec_jax.pytree import pytree
 
 T = TypeVar("T")
+
+
+@pytree
+class _Drafting(Generic[T]):
+    """What the steps update; arrays of `rows` have an entry for each draft of each row."""
+
+    carry: T
+    history: History
+    last: Int[Array, " rows"]
+    tokens: Int[Array, "batch drafted"]
+    probs: Float[Array, "batch drafted vocab"]
+    confidence: Float[Array, "batch drafted"] | None
+    lengths: Int[Array, " batch"]
+    active: Bool[Array, " batch"]
+
+
 Step = Callable[[T, int | Array, Int[Array, "batch drafts"]], tuple[Array, T]]
 
 
@@ -37,51 +55,75 @@ def autoregress(
     batch = context.lengths.shape[0]
     rows, vocab = batch * drafts, context.sampling.logit_bias.shape[1]
     sampling, random = context.sampling.repeat(drafts), context.sampling.random
-    counts = TokenCounts.of(
+    is_greedy = (sampling.temperature == 0)[:, None]
+    history = History.of(
         context.tokens, context.lengths, context.prompt_lengths, context.sampling
     ).repeat(drafts)
     limits = jnp.full((batch,), lookahead, jnp.int32) if context.limits is None else context.limits
     nothing = jnp.zeros((rows, 0), jnp.int32)
 
-    def one(i: int | Array, state):
-        carry, counts, last, tokens, probs, lengths, active = state
-        logits, carry = step(carry, i, last)
-        q = probabilities(logits.reshape(rows, 1, vocab), sampling, counts, nothing)[:, 0]
-        places = (i * drafts + jnp.arange(drafts, dtype=jnp.int32))[None]
-        keys = jax.vmap(lambda key: jax.vmap(lambda at: jax.random.fold_in(key, at))(places[0]))(
-            context.keys
-        )
-        drawn = draw(keys.reshape(rows), q, random)
-        counts = counts.add(drawn)
-        q, last = q.reshape(batch, drafts, vocab), drawn.reshape(batch, drafts)
-        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, last, i * drafts, axis=1)
-        probs = jax.lax.dynamic_update_slice_in_dim(probs, q, i * drafts, axis=1)
-        # A place without a distribution (NaN) ends the draft before it; the target goes on.
-        usable = (q.sum(-1) > 0).all(-1)
-        active = active & usable
-        lengths = lengths + active.astype(jnp.int32)
-        if context.threshold is not None:
-            confidence = jnp.take_along_axis(q, last[..., None], axis=2)[..., 0].max(-1)
-            active = active & (confidence >= context.threshold)
-        return carry, counts, last, tokens, probs, lengths, active & (lengths < limits)
+    def write(buffer: Array, new: Array, i: int | Array) -> Array:
+        new = new.reshape(batch, drafts, *buffer.shape[2:])
+        return jax.lax.dynamic_update_slice_in_dim(buffer, new, i * drafts, axis=1)
 
-    state = (
-        carry,
-        counts,
-        jnp.zeros((batch, drafts), jnp.int32),
-        jnp.zeros((batch, lookahead * drafts), jnp.int32),
-        jnp.zeros((batch, lookahead * drafts, vocab), jnp.float32),
-        jnp.zeros((batch,), jnp.int32),
-        limits > 0,
+    def one(i: int | Array, state: _Drafting[T]) -> _Drafting[T]:
+        logits, carry = step(state.carry, i, state.last.reshape(batch, drafts))
+        logits = process(logits.reshape(rows, 1, vocab), sampling, state.history, nothing)
+        q = warp(logits, sampling)[:, 0]
+        keys = jax.vmap(lambda key: _fold(key, i * drafts, drafts))(context.keys)
+        last = draw(keys.reshape(rows), q, random)
+        # A place without a distribution (NaN) ends the draft before it; the target goes on.
+        usable = (q.sum(-1) > 0).reshape(batch, drafts).all(-1)
+        lengths = state.lengths + (state.active & usable).astype(jnp.int32)
+        active = state.active & usable & (lengths < limits)
+        confidence = state.confidence
+        if context.threshold is not None and confidence is not None:
+            # Of a greedy row q says nothing: its confidence is what it would sample with.
+            sure = jnp.where(is_greedy, jax.nn.softmax(logits[:, 0], -1), q)
+            sure = jnp.take_along_axis(sure, last[:, None], axis=1)[:, 0]
+            active = active & (sure.reshape(batch, drafts).max(-1) >= context.threshold)
+            confidence = write(confidence, sure, i)
+        return _Drafting(
+            carry=carry,
+            history=state.history.add(last),
+            last=last,
+            tokens=write(state.tokens, last, i),
+            probs=write(state.probs, q, i),
+            confidence=confidence,
+            lengths=lengths,
+            active=active,
+        )
+
+    count = lookahead * drafts
+    state = _Drafting(
+        carry=carry,
+        history=history,
+        last=jnp.zeros((rows,), jnp.int32),
+        tokens=jnp.zeros((batch, count), jnp.int32),
+        probs=jnp.zeros((batch, count, vocab), jnp.float32),
+        confidence=None if context.threshold is None else jnp.zeros((batch, count), jnp.float32),
+        lengths=jnp.zeros((batch,), jnp.int32),
+        active=limits > 0,
     )
     if context.limits is None:
         state = jax.lax.fori_loop(1, lookahead, one, one(0, state))
     else:
-        state = in_place_if(state[-1].any(), lambda state: one(0, state), state)
+        state = in_place_if(state.active.any(), lambda state: one(0, state), state)
         _, state = jax.lax.while_loop(
-            lambda each: (each[0] < lookahead) & each[1][-1].any(),
+            lambda each: (each[0] < lookahead) & each[1].active.any(),
             lambda each: (each[0] + 1, one(each[0], each[1])),
             (jnp.int32(1), state),
         )
-    carry, _, _, tokens, probs, lengths, _ = state
-    return Draft(tokens=tokens, probs=probs, lengths=lengths, drafts=drafts), carry
+    draft = Draft(
+        tokens=state.tokens,
+        probs=state.probs,
+        lengths=state.lengths,
+        drafts=drafts,
+        confidence=state.confidence,
+    )
+    return draft, state.carry
+
+
+def _fold(key: Array, first: int | Array, count: int) -> Array:
+    """`count` keys of a row: one for each of its drafts' next tokens."""
+    return jax.vmap(lambda n: jax.random.fold_in(key, first + n))(jnp.arange(count))

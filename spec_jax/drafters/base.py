@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Array, Float, Int, Key
 
 from spec_jax.decoding.cache import KVCache
-from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.processors import BatchSampling
 from spec_jax.pytree import pytree, static
 
 
@@ -68,6 +68,8 @@ class Draft:
       lengths: how many steps each row proposes.
       drafts: drafts of each row; static.
       begun: what the drafter has done of the target's work.
+      confidence: how sure the drafter was of each token, if a threshold asked for it: q, or what
+        q would be at temperature 1 for a greedy row.
     """
 
     tokens: Int[Array, "batch drafted"]
@@ -75,6 +77,7 @@ class Draft:
     lengths: Int[Array, " batch"]
     drafts: int = static(default=1)
     begun: Begun | None = None
+    confidence: Float[Array, "batch drafted"] | None = None
 
     @property
     def lookahead(self) -> int:
@@ -88,6 +91,7 @@ class Draft:
             self,
             tokens=self.tokens[:, :kept],
             probs=None if self.probs is None else self.probs[:, :kept],
+            confidence=None if self.confidence is None else self.confidence[:, :kept],
             begun=begun and dataclasses.replace(begun, hidden=begun.hidden[:, : steps + 1]),
         )
 

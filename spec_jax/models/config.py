@@ -35,11 +35,20 @@ class TransformerConfig:
       gated_mlp: `down(act(gate(x)) * up(x))` rather than `down(act(up(x)))`.
       rope_theta: base of the rotary embedding.
       rope_fraction: the leading part of each head that is rotated.
+      rope_factor: positions are divided by it before the rotation (linear scaling).
       rope_scaling: long-context scaling of the rotary frequencies.
+      sliding_window: local layers see this many latest positions, a token's own included; None
+        if all layers are global and see the whole context.
+      global_every: with a window, every so many-th layer is global; None if all are local.
+      local_rope_theta: with a window, the local layers' own rotary base, whose frequencies are not
+        scaled; None if they rotate as the global ones.
       qkv_bias: biases on query, key and value projections.
       output_bias: bias on the attention's output projection.
       mlp_bias: biases in the MLP.
       qk_norm: an RMS norm over each query and key head before the rotation.
+      query_pre_attn_scalar: scores are divided by its square root; `head_dim` by default.
+      post_norms: attention and MLP are normed on their way out as well as in (Gemma).
+      scaled_embedding: the residual stream starts as the embedding times sqrt(`embed_size`).
       parallel_residual: attention and MLP both read the block's input (GPT-NeoX).
       tied_head: the embedding table is the output head.
     """
@@ -58,20 +67,41 @@ class TransformerConfig:
     gated_mlp: bool = True
     rope_theta: float = 10000.0
     rope_fraction: float = 1.0
+    rope_factor: float = 1.0
     rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    global_every: int | None = None
+    local_rope_theta: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    query_pre_attn_scalar: float | None = None
+    post_norms: bool = False
+    scaled_embedding: bool = False
     parallel_residual: bool = False
     tied_head: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "embed_size", "num_layers", "num_heads", "num_kv_heads")
-        for name in (*sizes, "head_dim", "mlp_size", "max_position"):
+        optional = ("sliding_window", "global_every")
+        for name in (*sizes, "head_dim", "mlp_size", "max_position", *optional):
             value = getattr(self, name)
+            if name in optional and value is None:
+                continue
             if not isinstance(value, int) or value < 1:
                 raise CheckpointError(f"model config: {name} is {value!r}; expected an int >= 1.")
+        for name in ("rope_factor", "query_pre_attn_scalar"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise CheckpointError(f"model config: {name} is {value!r}; expected a number > 0.")
+        for name in ("global_every", "local_rope_theta"):
+            value = getattr(self, name)
+            if value is not None and self.sliding_window is None:
+                raise CheckpointError(
+                    f"model config: {name} is {value!r}, but without a sliding_window no layer is "
+                    "local; give both or neither."
+                )
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"model config: {self.num_kv_heads} KV heads do not divide {self.num_heads} "
@@ -93,6 +123,12 @@ class TransformerConfig:
             "kv_heads": self.num_kv_heads,
             "mlp": self.mlp_size,
         }
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, sees only the sliding window."""
+        if self.sliding_window is None:
+            return False
+        return self.global_every is None or (layer + 1) % self.global_every > 0
 
     @property
     def rotary_size(self) -> int:

@@ -138,15 +138,20 @@ def require(config: Config, name: str, supported: Any, default: Any) -> None:
         )
 
 
-def hf_activation(config: Config, default: str) -> Activation:
+def hf_activation(config: Config, default: str, key: str = "hidden_act") -> Activation:
     """The MLP's activation under our name."""
-    name = get(config, "hidden_act", default)
+    name = get(config, key, default)
     if name not in HF_ACTIVATIONS:
         raise CheckpointError(
-            f"the checkpoint's config has hidden_act = {name!r}; supported: "
-            f"{', '.join(HF_ACTIVATIONS)}."
+            f"the checkpoint's config has {key} = {name!r}; supported: {', '.join(HF_ACTIVATIONS)}."
         )
     return HF_ACTIVATIONS[name]
+
+
+def window(config: Config, name: str, max_position: int) -> int | None:
+    """The sliding window that a config names, or None if it is no shorter than the context."""
+    size = integer(config, name) if config.get(name) else max_position
+    return size if size < max_position else None
 
 
 def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
       fraction: the rotated part of each head if the config names none.
 
     Returns:
-      `rope_theta`, `rope_fraction` and `rope_scaling` of `TransformerConfig`.
+      `rope_theta`, `rope_fraction`, `rope_factor` and `rope_scaling` of `TransformerConfig`.
 
     Raises:
       CheckpointError: the positions are scaled in a way that is not supported.
@@ -166,10 +171,10 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     own = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = own.get("rope_type", own.get("type", "default"))
     differ_by_layer = any(isinstance(value, Mapping) for value in own.values())
-    if kind not in ("default", "llama3") or differ_by_layer:
+    if kind not in ("default", "linear", "llama3") or differ_by_layer:
         raise CheckpointError(
             f"the checkpoint's config scales rotary positions by {dict(own)!r}; supported "
-            "rope types: default and llama3, the same in every layer."
+            "rope types: default, linear and llama3, the same in every layer."
         )
     rope = {**config, **own}
     scaling = None
@@ -183,5 +188,6 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     return {
         "rope_theta": number(rope, "rope_theta", theta),
         "rope_fraction": number(rope, "partial_rotary_factor", fraction),
+        "rope_factor": number(rope, "factor") if kind == "linear" else 1.0,
         "rope_scaling": scaling,
     }

@@ -95,14 +95,14 @@ class Embedding(nnx.Module):
 
 
 def rope_frequencies(
-    rotary_size: int, theta: float, scaling: RopeScaling | None
+    rotary_size: int, theta: float, factor: float, scaling: RopeScaling | None
 ) -> Float[Array, " half"]:
     """Rotary frequencies in radians per position (Su et al. 2021, arXiv 2104.09864).
 
-    `scaling` stretches long wavelengths as Llama 3.1 does.
+    `factor` divides all of them; `scaling` stretches long wavelengths as Llama 3.1 does.
     """
     exponents = jnp.arange(0, rotary_size, 2, dtype=jnp.float32) / rotary_size
-    frequencies = 1.0 / (theta**exponents)
+    frequencies = 1.0 / (theta**exponents) / factor
     if scaling is None:
         return frequencies
     wavelengths = 2 * math.pi / frequencies
@@ -127,15 +127,19 @@ def attend(
     keys: Float[Array, "batch kv_heads length head_dim"],
     values: Float[Array, "batch kv_heads length head_dim"],
     visible: Bool[Array, "batch tokens length"],
+    query_scalar: float,
 ) -> Float[Array, "batch tokens heads head_dim"]:
-    """Grouped-query attention of new tokens over the cache, in float32."""
+    """Grouped-query attention of new tokens over the cache, in float32.
+
+    Scores are divided by the square root of `query_scalar`.
+    """
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
     # The query heads of a group stand above its tokens as rows of one product with its keys: in
     # this order a group whose heads lie on several devices stays there.
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
-    rows = rows.reshape(batch, kv_heads, group * tokens, head_dim) / math.sqrt(head_dim)
+    rows = rows.reshape(batch, kv_heads, group * tokens, head_dim) / math.sqrt(query_scalar)
     # Whatever stands past a row's length is not read, be it a NaN. For keys the mask below would
     # do, but XLA:CPU then fuses the cache's update into this product and copies the whole buffer
     # in every one-row step (tests/test_engine.py).

@@ -20,6 +20,7 @@ from spec_jax.models.family import (
     integer,
     number,
     require,
+    window,
 )
 
 HF_WEIGHTS: WeightTable = {
@@ -111,13 +112,6 @@ def gguf_shape(metadata: Config, tensors: TensorStore, architecture: str) -> dic
         return integer(metadata, f"{architecture}.{name}", default)
 
     max_position = size("context_length")
-    require(metadata, f"{architecture}.rope.scaling.type", "none", default="none")
-    window = metadata.get(f"{architecture}.attention.sliding_window")
-    if window and window < max_position:
-        raise CheckpointError(
-            f"{architecture}.attention.sliding_window is {window}, less than the context of "
-            f"{max_position}; sliding-window attention is not supported."
-        )
     embed_size, num_heads = size("embedding_length"), size("attention.head_count")
     if "token_embd.weight" not in tensors.shapes:
         raise CheckpointError("the GGUF file has no tensor 'token_embd.weight'.")
@@ -132,8 +126,20 @@ def gguf_shape(metadata: Config, tensors: TensorStore, architecture: str) -> dic
         "max_position": max_position,
         "norm_eps": number(metadata, f"{architecture}.attention.layer_norm_rms_epsilon"),
         "rope_theta": number(metadata, f"{architecture}.rope.freq_base", 10000.0),
+        "rope_factor": _gguf_rope_factor(metadata, architecture),
+        "sliding_window": window(
+            metadata, f"{architecture}.attention.sliding_window", max_position
+        ),
         "tied_head": "output.weight" not in tensors.shapes,
     }
+
+
+def _gguf_rope_factor(metadata: Config, architecture: str) -> float:
+    kind = get(metadata, f"{architecture}.rope.scaling.type", "none")
+    if kind == "linear":
+        return number(metadata, f"{architecture}.rope.scaling.factor")
+    require(metadata, f"{architecture}.rope.scaling.type", "none", default="none")
+    return 1.0
 
 
 def _gguf_rope_scaling(tensors: TensorStore, shape: Mapping[str, Any]) -> RopeScaling | None:

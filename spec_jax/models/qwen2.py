@@ -1,5 +1,7 @@
 """Qwen2 and Qwen2.5 (arXiv 2407.10671): Llama with biases on query, key and value."""
 
+from typing import Any
+
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Config, Family, TensorStore, hf_rope, require
@@ -25,7 +27,19 @@ def refuse_sliding_window(config: Config) -> None:
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `qwen2`."""
-    return TransformerConfig(**gguf_shape(metadata, tensors, "qwen2"), qkv_bias=True)
+    return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen2"), qkv_bias=True)
+
+
+def gguf_full_shape(metadata: Config, tensors: TensorStore, architecture: str) -> dict[str, Any]:
+    """`gguf_shape`, refusing a window: GGUF does not say which of Qwen's layers have it."""
+    shape = gguf_shape(metadata, tensors, architecture)
+    if shape["sliding_window"] is not None:
+        raise CheckpointError(
+            f"{architecture}.attention.sliding_window is {shape['sliding_window']}, less than the "
+            f"context of {shape['max_position']}; spec-jax supports {architecture} without "
+            "windows only."
+        )
+    return shape
 
 
 FAMILY = Family(

@@ -2,8 +2,8 @@
 
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Config, Family, TensorStore, get, hf_rope
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape
-from spec_jax.models.qwen2 import refuse_sliding_window
+from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, hf_shape
+from spec_jax.models.qwen2 import gguf_full_shape, refuse_sliding_window
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -18,7 +18,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `qwen3`."""
-    return TransformerConfig(**gguf_shape(metadata, tensors, "qwen3"), qk_norm=True)
+    return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen3"), qk_norm=True)
 
 
 FAMILY = Family(

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from spec_jax.errors import CheckpointError
-from spec_jax.models import gpt_neox, llama, mistral, qwen2, qwen3
+from spec_jax.models import gemma3, gpt_neox, llama, mistral, qwen2, qwen3
 from spec_jax.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
+    gemma3.FAMILY,
     gpt_neox.FAMILY,
     llama.FAMILY,
     mistral.FAMILY,
@@ -21,6 +22,12 @@ def family_of_hf(model_type: str | None) -> Family:
     Raises:
       CheckpointError: there is none; the message lists those there are.
     """
+    if model_type == "gemma3":
+        raise CheckpointError(
+            "model_type is 'gemma3', a model of text and images; spec-jax reads the text-only "
+            "'gemma3_text' (270M and 1B), and of larger ones a .gguf file, which holds the text "
+            "model alone."
+        )
     return _find(model_type, "model_type", lambda family: family.model_type)
 
 

@@ -1,14 +1,11 @@
 """One composable decoder stack. Flax NNX holds its weights; the forward is a pure function."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -24,13 +21,12 @@ from spec_jax.models.layers import (
     rope_frequencies,
     rotate,
 )
-from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement, platform_of
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What every block of one forward call shares: where tokens stand and what they may see."""
+    """What blocks of one kind share in a forward call: where tokens stand and what they may see."""
 
     start: Int[Array, " batch"]
     angles: Float[Array, "batch tokens half"]
@@ -59,6 +55,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.head_dim = head_dim = config.head_dim
+        self.query_scalar = float(config.query_pre_attn_scalar or head_dim)
         width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
 
         def linear(in_size: int, out_size: int, axes: tuple[str, str], bias: bool) -> Linear:
@@ -104,7 +101,7 @@ class Attention(nnx.Module):
             )
             for buffer, new in ((keys, k), (values, v))
         )
-        out = attend(q, keys, values, call.visible)
+        out = attend(q, keys, values, call.visible, self.query_scalar)
         return call.residual(self.output(out.reshape(*x.shape[:2], -1))), keys, values
 
 
@@ -132,7 +129,10 @@ class Mlp(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Norm, attention, norm, MLP; in sequence, or both reading the block's input."""
+    """Norm, attention, norm, MLP; in sequence, or both reading the block's input.
+
+    What a layer sees is the caller's business, so that all blocks of a model are alike.
+    """
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.parallel_residual = config.parallel_residual
@@ -142,15 +142,21 @@ class Block(nnx.Module):
 
         self.attention_norm = norm()
         self.attention = Attention(config, dtype=dtype, rngs=rngs)
+        self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_norm = norm()
         self.mlp = Mlp(config, dtype=dtype, rngs=rngs)
+        self.mlp_post_norm = norm() if config.post_norms else None
 
     def __call__(
         self, x: Float[Array, "batch tokens embed"], keys: Array, values: Array, call: _Call
     ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
         attended, keys, values = self.attention(self.attention_norm(x), keys, values, call)
+        if self.attention_post_norm is not None:
+            attended = self.attention_post_norm(attended)
         mlp_input = x if self.parallel_residual else x + attended
         added = call.residual(self.mlp(self.mlp_norm(mlp_input)))
+        if self.mlp_post_norm is not None:
+            added = self.mlp_post_norm(added)
         return x + attended + added, keys, values
 
 
@@ -198,8 +204,13 @@ class Transformer(nnx.Module):
           The final hidden states, and the cache with the entries written but `lengths`
           unmoved: the loop's commit decides how many count.
         """
-        x, cache = self.run(self.embed(tokens), cache, placement, places)
+        x, cache = self.run(self.read(tokens), cache, placement, places)
         return self.final_norm(x), cache
+
+    def read(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
+        """The residual stream of tokens before the first block."""
+        x = self.embed(tokens)
+        return x * math.sqrt(self.config.embed_size) if self.config.scaled_embedding else x
 
     def run(
         self,
@@ -213,17 +224,18 @@ class Transformer(nnx.Module):
         """Runs the residual stream of new tokens through blocks `first` to `last` (static)."""
         config = self.config
         places = Places.following(cache, x.shape[1]) if places is None else places
-        frequencies = rope_frequencies(config.rotary_size, config.rope_theta, config.rope_scaling)
         call = _Call(
             start=cache.lengths,
-            angles=places.positions[..., None].astype(jnp.float32) * frequencies[None, None],
+            angles=_angles(config, places.positions),
             visible=places.visible,
             placement=placement,
         )
+        local = _local(config, call, places)
         x = call.residual(x)
         keys, values = list(cache.keys), list(cache.values)
         for i, block in list(enumerate(self.blocks))[first:last]:
-            x, keys[i], values[i] = block(x, keys[i], values[i], call)
+            kind = local if config.is_local(i) else call
+            x, keys[i], values[i] = block(x, keys[i], values[i], kind)
         return x, dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
@@ -231,181 +243,27 @@ class Transformer(nnx.Module):
         return matmul(hidden, self.embed.weight[...]) if self.head is None else self.head(hidden)
 
 
-@pytree
-class Model:
-    """A model as the loop sees it: a static graph definition and a pytree of arrays.
-
-    Attributes:
-      graphdef: structure of the NNX module; static under jit.
-      params: its arrays.
-      config: its shape; static under jit.
-      placement: how it lies on a mesh, or None on a single device; static under jit.
-    """
-
-    graphdef: Any = static()
-    params: Any
-    config: TransformerConfig = static()
-    placement: Placement | None = static(default=None)
-
-    @classmethod
-    def abstract(
-        cls, config: TransformerConfig, *, dtype: DTypeLike, placement: Placement | None = None
-    ) -> "Model":
-        """A model's shapes and shardings: its params are `jax.ShapeDtypeStruct`.
-
-        One block is traced and repeated, since tracing takes time that grows with the square of
-        the layers: seconds for eighty.
-        """
-        one = dataclasses.replace(config, num_layers=1)
-        module = nnx.eval_shape(lambda: Transformer(one, dtype=dtype, rngs=nnx.Rngs(0)))
-        module.blocks = nnx.List([nnx.clone(module.blocks[0]) for _ in range(config.num_layers)])
-        module.config = config
-        graphdef, params = nnx.split(module)
-        if placement is not None:
-            params = _each(
-                params,
-                lambda leaf: jax.ShapeDtypeStruct(
-                    leaf.get_value().shape,
-                    leaf.get_value().dtype,
-                    sharding=param_sharding(placement, leaf),
-                ),
-            )
-        return cls(graphdef=graphdef, params=params, config=config, placement=placement)
-
-    @classmethod
-    def random(
-        cls,
-        config: TransformerConfig,
-        *,
-        seed: int = 0,
-        dtype: DTypeLike = jnp.float32,
-        placement: Placement | None = None,
-    ) -> "Model":
-        """A model with random weights, made where they belong."""
-
-        def weights() -> Any:
-            return nnx.state(Transformer(config, dtype=dtype, rngs=nnx.Rngs(seed)))
-
-        shape = cls.abstract(config, dtype=dtype, placement=placement)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, shape.params)
-        params = jax.jit(weights, out_shardings=shardings)() if placement else weights()
-        return dataclasses.replace(shape, params=params)
-
-    def place(self, placement: Placement) -> "Model":
-        """The same weights, moved to where the placement wants them."""
-        params = _each(
-            self.params,
-            lambda leaf: jax.device_put(leaf.get_value(), param_sharding(placement, leaf)),
+def _angles(
+    config: TransformerConfig, positions: Int[Array, "batch tokens"], *, local: bool = False
+) -> Float[Array, "batch tokens half"]:
+    """By how much the heads of tokens at these positions are rotated, in layers of a kind."""
+    if local and config.local_rope_theta is not None:
+        frequencies = rope_frequencies(config.rotary_size, config.local_rope_theta, 1.0, None)
+    else:
+        frequencies = rope_frequencies(
+            config.rotary_size, config.rope_theta, config.rope_factor, config.rope_scaling
         )
-        return dataclasses.replace(self, params=params, placement=placement)
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """The weights' dtype."""
-        return jax.tree.leaves(self.params)[0].dtype
-
-    @property
-    def platform(self) -> str:
-        """What it runs on: `cpu`, `gpu` or `tpu`."""
-        return platform_of(self.placement)
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of the model's shape and dtype."""
-        cache = KVCache.zeros(
-            num_layers=self.config.num_layers,
-            batch=batch,
-            num_kv_heads=self.config.num_kv_heads,
-            capacity=capacity,
-            head_dim=self.config.head_dim,
-            # XLA:CPU updates a bfloat16 array by way of a float32 copy of all of it.
-            dtype=jnp.float32 if self.platform == "cpu" else self.dtype,
-        )
-        if self.placement is None:
-            return cache
-        pin = self.placement.pin
-        axes = ("batch", "kv_heads", "length", None)
-        return KVCache(
-            keys=tuple(pin(each, *axes) for each in cache.keys),
-            values=tuple(pin(each, *axes) for each in cache.values),
-            lengths=pin(cache.lengths, "batch"),
-        )
-
-    def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
-        """Writes the tokens' cache entries, without logits: what a prompt needs."""
-        _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache, self.placement)
-        return cache
-
-    def score(
-        self,
-        tokens: Int[Array, "batch tokens"],
-        cache: KVCache,
-        places: Places | None = None,
-        at: Sequence[int] | None = None,
-    ) -> tuple[Float[Array, "batch scored vocab"], KVCache]:
-        """Float32 logits after the new tokens, and the cache with their entries.
-
-        A single bfloat16 row is scored beside a throw-away token: XLA:CPU has no one-row
-        bfloat16 product, and widens every weight to float32 for it.
-
-        Args:
-          tokens: token ids.
-          cache: entries of everything before the tokens.
-          places: where the tokens stand; by default they continue the rows' texts.
-          at: the tokens whose logits are wanted (static); all by default.
-        """
-        module = nnx.merge(self.graphdef, self.params)
-        one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
-        if one_row and self.platform == "cpu" and places is None:
-            hidden, cache = module(jnp.pad(tokens, ((0, 0), (0, 1))), cache, self.placement)
-            return self._logits(module, hidden)[:, :1], cache
-        hidden, cache = module(tokens, cache, self.placement, places)
-        return self._logits(module, hidden if at is None else hidden[:, np.array(at)]), cache
-
-    def begin(
-        self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
-    ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
-        """Runs new tokens through the first `layers` (static) blocks; writes those entries."""
-        module = nnx.merge(self.graphdef, self.params)
-        count = tokens.shape[1]
-        if tokens.size == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
-            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))  # as in `score`
-        x, cache = module.run(module.embed(tokens), cache, self.placement, None, 0, layers)
-        return x[:, :count], cache
-
-    def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
-        """Float32 logits of what any of the blocks gave out, through the model's own head."""
-        module = nnx.merge(self.graphdef, self.params)
-        if x.shape[0] * x.shape[1] == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
-            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
-            return self._logits(module, module.final_norm(x))[:, :1]
-        return self._logits(module, module.final_norm(x))
-
-    def resume(
-        self, x: Float[Array, "batch tokens embed"], cache: KVCache, layers: int
-    ) -> tuple[Float[Array, "batch tokens vocab"], KVCache]:
-        """Logits of tokens that `begin` ran through the first `layers`; writes the others' entries.
-
-        `cache.lengths` is where the tokens stand, as it was when they began.
-        """
-        module = nnx.merge(self.graphdef, self.params)
-        count = x.shape[1]
-        if x.shape[0] * count == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
-            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
-        x, cache = module.run(x, cache, self.placement, None, layers)
-        return self._logits(module, module.final_norm(x))[:, :count], cache
-
-    def _logits(self, module: Any, hidden: Array) -> Array:
-        logits = module.logits(hidden)
-        pin = self.placement and self.placement.pin
-        return pin(logits, "batch", None, "vocab") if pin else logits
+    return positions[..., None].astype(jnp.float32) * frequencies[None, None]
 
 
-def param_sharding(placement: Placement, param: nnx.Variable) -> NamedSharding:
-    """Where a weight belongs; one without logical axes, a norm's, is everywhere."""
-    return placement.sharding(*param.get_metadata().get("axes", ()))
-
-
-def _each(params: Any, function: Callable[[nnx.Variable], Any]) -> Any:
-    """The same variables with other values."""
-    leaves = nnx.to_flat_state(params)
-    return nnx.from_flat_state([(path, leaf.replace(function(leaf))) for path, leaf in leaves])
+def _local(config: TransformerConfig, call: _Call, places: Places) -> _Call:
+    """The call as local layers take part in it: they see only the window, and may rotate anew."""
+    if config.sliding_window is None:
+        return call
+    entries = jnp.arange(places.visible.shape[-1], dtype=jnp.int32)
+    near = places.positions[..., None] - entries[None, None] < config.sliding_window
+    return dataclasses.replace(
+        call,
+        angles=_angles(config, places.positions, local=True),
+        visible=places.visible & near,
+    )

@@ -13,11 +13,11 @@ from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.cache import KVCache
 from spec_jax.decoding.lookahead import Constant
-from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.processors import BatchSampling
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine import Bucket, Engine, Request
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.sharding import Layout
 
 

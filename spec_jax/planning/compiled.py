@@ -13,9 +13,9 @@ import jax
 from spec_jax.decoding import loop
 from spec_jax.decoding.lookahead import Constant
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine import Bucket, compiler_options
+from spec_jax.engine import Bucket
 from spec_jax.errors import ConfigError
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.planning.abstract import (
     abstract_cache,
     abstract_sampling,
@@ -23,6 +23,7 @@ from spec_jax.planning.abstract import (
     abstract_tokens,
 )
 from spec_jax.planning.hlo import Collective, by_kind, collectives
+from spec_jax.programs import compiler_options
 from spec_jax.sharding import Layout
 
 _LIBTPU = {

@@ -216,7 +216,6 @@ def test_unknown_dtype(tmp_path):
         ("llama.expert_count", 8, "expert_count"),
         ("llama.rope.dimension_count", 4, "llama.rope.dimension_count is 4"),
         ("llama.rope.scaling.type", "yarn", "'yarn'"),
-        ("llama.attention.sliding_window", 32, "sliding"),
         ("tokenizer.ggml.pre", "no-such", "smollm"),
     ],
 )

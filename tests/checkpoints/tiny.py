@@ -126,13 +126,23 @@ GGUF_NAMES = {
 }
 
 
-def gguf_name(name: str) -> str:
+GGUF_NAMES_OF_GEMMA = GGUF_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+}
+
+
+def gguf_name(name: str, architecture: str) -> str:
     """llama.cpp's name of a tensor."""
+    names = GGUF_NAMES_OF_GEMMA if architecture == "gemma3" else GGUF_NAMES
     module, leaf = name.rsplit(".", 1)
     if module.startswith("model.layers."):
         layer, module = module.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{layer}.{GGUF_NAMES[module]}.{leaf}"
-    return f"{GGUF_NAMES[module]}.{leaf}"
+        return f"blk.{layer}.{names[module]}.{leaf}"
+    return f"{names[module]}.{leaf}"
 
 
 def interleave(tensor: np.ndarray, heads: int) -> np.ndarray:
@@ -179,7 +189,9 @@ def write_gguf(
             tensor = interleave(tensor, config["num_attention_heads"])
         if "k_proj" in name and architecture == "llama":
             tensor = interleave(tensor, config["num_key_value_heads"])
-        stored = name if name == "rope_freqs.weight" else gguf_name(name)
+        if "norm" in name and architecture == "gemma3":
+            tensor = tensor + 1
+        stored = name if name == "rope_freqs.weight" else gguf_name(name, architecture)
         if quantization is not None and tensor.ndim == 2:
             writer.add_tensor(
                 stored, gguf.quants.quantize(tensor, quantization), raw_dtype=quantization

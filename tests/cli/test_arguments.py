@@ -16,7 +16,8 @@ from tests.cli.harness import failure, run
 
 ALL_FLAGS = shlex.split("""
     --target t --draft d --method draft_model --num-speculative-tokens 7 --lookahead constant
-    --verification greedy --prompt-lookup-max 5 --max-tokens 9 --temperature 0.0 --top-k 3
+    --verification greedy --prompt-lookup-max 5 --max-tokens 9 --min-tokens 4 --temperature 0.0
+    --top-k 3 --bad-words "x y" --bad-words z
     --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty -0.5
     --frequency-penalty 0.125 --stop a --stop b --ignore-eos --seed 11 --dtype bfloat16
     --namespace mine --max-model-len 99 --max-num-seqs 2 --json --compare --debug --chat --prompt p
@@ -36,6 +37,8 @@ def test_flags_become_config_objects():
     )
     assert options.sampling == SamplingParams(
         max_tokens=9,
+        min_tokens=4,
+        bad_words=("x y", "z"),
         temperature=0.0,
         top_k=3,
         top_p=0.5,

@@ -61,6 +61,52 @@ def test_greedy_with_every_processor_is_the_targets_own(method):
     assert run(engine, requests) == [tokens for tokens, _ in reference(PROMPTS, params)]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_with_bad_words_is_the_targets_own(method):
+    free = [tokens for tokens, _ in reference(PROMPTS, SamplingParams(max_tokens=30))]
+    # Words that stand in what the rows would say: at every distance, of one to four tokens.
+    words = [[tokens[i : i + 1 + i % 4] for i in (3, 6, 9, 12)] for tokens in free]
+    words[1] = []
+    params = SamplingParams(max_tokens=30)
+    requests = [
+        request(prompt, params, bad_words=own) for prompt, own in zip(PROMPTS, words, strict=True)
+    ]
+    expected = [
+        REFERENCE.greedy(prompt, params, bad_words=own)[0]
+        for prompt, own in zip(PROMPTS, words, strict=True)
+    ]
+    assert [ours == theirs for ours, theirs in zip(expected, free, strict=True)] == [
+        False, True, False, False,
+    ]  # fmt: skip
+    engine = shared_engine(method)
+    assert run(engine, requests) == expected
+    assert run(engine, requests[2:3]) == expected[2:3]
+
+
+@pytest.mark.parametrize("min_tokens", [1, 3, 4, 9, 30])
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_with_min_tokens_is_the_targets_own(method, min_tokens):
+    engine = shared_engine(method)
+    free, _ = REFERENCE.greedy(PROMPTS[1], SamplingParams(max_tokens=30))
+    # One row that would stop at once, one with another stop, one that need not go on.
+    params = [SamplingParams(max_tokens=30, min_tokens=n) for n in (min_tokens, min_tokens, 0)]
+    stops = [tuple(dict.fromkeys(free[:6])), (free[7],), (free[4],)]
+    requests = [
+        request(PROMPTS[1], each, stop_token_ids=stop)
+        for each, stop in zip(params, stops, strict=True)
+    ]
+    batch = finish(engine.start(requests))
+    expected = [
+        REFERENCE.greedy(PROMPTS[1], each, stop_token_ids=stop)
+        for each, stop in zip(params, stops, strict=True)
+    ]
+    assert completions(batch, requests) == [tokens for tokens, _ in expected]
+    reasons = {"stop": STOP, "length": LENGTH}
+    assert batch.state.finish[:3].tolist() == [reasons[reason] for _, reason in expected]
+    for (tokens, _), own, stop in zip(expected, params, stops, strict=True):
+        assert not set(tokens[: own.min_tokens]) & set(stop)
+
+
 def test_a_self_draft_is_accepted_whole():
     engine = shared_engine("self")
     requests = [request(prompt, SamplingParams(max_tokens=41)) for prompt in PROMPTS[:3]]

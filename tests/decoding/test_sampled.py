@@ -27,6 +27,10 @@ SETTINGS = {
 }
 
 
+BAD_WORDS = {"warm": [(4,), (1, 6), (5, 2, 0)]}
+"""Token sequences that a setting forbids as well."""
+
+
 def chi_square(observed, probabilities):
     """The p-value of counts against exact probabilities, rare cells merged."""
     observed, expected = observed.ravel(), probabilities.ravel() * observed.sum()
@@ -48,11 +52,12 @@ def engine_of(method):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", ["none", "other", "prompt_lookup"])
 def test_the_first_tokens_have_the_targets_joint_distribution(method, setting):
-    params = SETTINGS[setting]
-    rows = run(engine_of(method), [request(PROMPT, params, seed=i) for i in range(ROWS)])
+    params, words = SETTINGS[setting], BAD_WORDS.get(setting, ())
+    requests = [request(PROMPT, params, bad_words=words, seed=i) for i in range(ROWS)]
+    rows = run(engine_of(method), requests)
     observed = np.zeros((VOCAB,) * LENGTH)
     np.add.at(observed, tuple(np.array(rows).T), 1)
-    joint = ReferenceDecoder(TARGET).joint(PROMPT, LENGTH, params)
+    joint = ReferenceDecoder(TARGET).joint(PROMPT, LENGTH, params, bad_words=words)
     assert chi_square(observed, joint) > P_VALUE
     for axes in [(1, 2), (0, 2), (0, 1)]:
         assert chi_square(observed.sum(axes), joint.sum(axes)) > P_VALUE

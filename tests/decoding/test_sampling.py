@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.sampling import BatchSampling, TokenCounts, _keep_top, probabilities
+from spec_jax.decoding.processors import BatchSampling, History
+from spec_jax.decoding.sampling import _keep_top, probabilities
 
 VOCAB = 37
 
 
 @jax.jit
 def _run(logits, sampling, tokens, lengths, prompt_lengths, following):
-    counts = TokenCounts.of(tokens, lengths, prompt_lengths, sampling)
-    return probabilities(logits, sampling, counts, following)
+    history = History.of(tokens, lengths, prompt_lengths, sampling)
+    return probabilities(logits, sampling, history, following)
 
 
 def _probs(
@@ -301,7 +302,7 @@ def test_counts_know_prompt_from_output_and_ignore_what_lies_past_the_end():
     sampling = BatchSampling.stack([SamplingParams(frequency_penalty=1.0)] * 2, 5)
     tokens = jnp.asarray([[1, 1, 2, 1, 4, 4], [0, 3, 3, 3, 3, 3]], jnp.int32)
     lengths, prompts = jnp.asarray([4, 1], jnp.int32), jnp.asarray([2, 1], jnp.int32)
-    counts = TokenCounts.of(tokens, lengths, prompts, sampling)
+    counts = History.of(tokens, lengths, prompts, sampling)
     assert counts.prompt.tolist() == [[0, 2, 0, 0, 0], [1, 0, 0, 0, 0]]
     assert counts.generated.tolist() == [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
     more = counts.add(jnp.asarray([1, 0], jnp.int32))

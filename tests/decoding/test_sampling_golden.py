@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.sampling import BatchSampling, TokenCounts, probabilities
+from spec_jax.decoding.processors import BatchSampling, History
+from spec_jax.decoding.sampling import probabilities
 
 pytestmark = pytest.mark.torch
 
@@ -16,6 +17,14 @@ ROWS = 50
 VOCABS = (5, 8, 13, 31, 64, 100, 256, 500, 1000, 2000)
 MARGIN = 1e-6  # how near a cut may be to a token before float32 may decide either way
 UNDERFLOW = 1e-37  # XLA flushes what is smaller to zero, PyTorch does not
+
+
+def _random_words(rng: np.random.Generator, vocab: int) -> list[list[int]]:
+    """No bad words, or a few of few distinct tokens."""
+    if rng.random() < 0.5:
+        return []
+    sizes = rng.choice([1, 2, 2, 3], int(rng.integers(1, 5)))
+    return [rng.integers(0, min(vocab, 6), size).tolist() for size in sizes]
 
 
 def _random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
@@ -29,6 +38,7 @@ def _random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
 
     biased = rng.choice(vocab, min(vocab - 1, int(rng.integers(1, 6))), replace=False)
     return SamplingParams(
+        min_tokens=maybe(int(rng.integers(0, 30)), 0),
         temperature=f32(maybe(rng.choice([0.02, 0.3, 0.7, 1.5, 5.0, 100.0]), 1.0)),
         top_k=maybe(int(rng.integers(1, vocab + 10)), 0),
         top_p=f32(maybe(rng.choice([rng.uniform(0.001, 1), 0.9, 0.999]), 1.0)),
@@ -53,7 +63,7 @@ def _additive_penalties(scores, params, generated):
     return out
 
 
-def _hugging_face(logits, params, context, generated):
+def _hugging_face(logits, params, context, generated, words, stops):
     """Final probabilities, and whether some token stands too near a cut to compare the support.
 
     The processors are called in the order of `GenerationMixin._get_logits_processor`.
@@ -69,6 +79,11 @@ def _hugging_face(logits, params, context, generated):
     if params.repetition_penalty != 1:
         scores = hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
     scores = _additive_penalties(scores, params, generated)
+    if words:
+        scores = hf.NoBadWordsLogitsProcessor(words)(ids, scores)
+    if params.min_tokens:
+        prompt = len(context) - len(generated)
+        scores = hf.MinNewTokensLengthLogitsProcessor(prompt, params.min_tokens, stops)(ids, scores)
     if params.temperature != 1:
         scores = hf.TemperatureLogitsWarper(params.temperature)(ids, scores)
     if params.top_k:
@@ -89,8 +104,8 @@ def _hugging_face(logits, params, context, generated):
 
 @jax.jit
 def _ours(logits, sampling, tokens, lengths, prompt_lengths, following):
-    counts = TokenCounts.of(tokens, lengths, prompt_lengths, sampling)
-    return probabilities(logits, sampling, counts, following)
+    history = History.of(tokens, lengths, prompt_lengths, sampling)
+    return probabilities(logits, sampling, history, following)
 
 
 @functools.cache
@@ -106,6 +121,9 @@ def _compared(vocab: int, ties: bool = False):
         params = [
             SamplingParams(temperature=p.temperature, top_k=p.top_k, min_p=p.min_p) for p in params
         ]
+    words = [[] if ties else _random_words(rng, vocab) for _ in range(ROWS)]
+    # Not every token that is left may be banned.
+    stops = [rng.choice(vocab, min(vocab, 2), replace=False).tolist() for _ in range(ROWS)]
     lengths = rng.integers(1, 30, ROWS)
     prompt_lengths = rng.integers(0, lengths + 1)
     # Words from a small part of the vocabulary, so that contexts repeat themselves.
@@ -113,7 +131,7 @@ def _compared(vocab: int, ties: bool = False):
     following = rng.integers(0, min(vocab, 20), (ROWS, 1))
     ours = _ours(
         jnp.asarray(logits),
-        BatchSampling.stack(params, vocab),
+        BatchSampling.stack(params, vocab, stops, words),
         jnp.asarray(tokens, jnp.int32),
         jnp.asarray(lengths, jnp.int32),
         jnp.asarray(prompt_lengths, jnp.int32),
@@ -125,7 +143,7 @@ def _compared(vocab: int, ties: bool = False):
         context = [*tokens[row, : lengths[row]].tolist(), *following[row, :place].tolist()]
         generated = context[prompt_lengths[row] :]
         theirs[row, place], near[row, place] = _hugging_face(
-            logits[row, place], params[row], context, generated
+            logits[row, place], params[row], context, generated, words[row], stops[row]
         )
     return np.asarray(ours), theirs, near, params
 
@@ -177,15 +195,27 @@ def test_the_order_of_the_processors_is_the_one_that_transformers_uses():
         do_sample=True,
         sequence_bias=[[[1], 2.0]],
         repetition_penalty=1.5,
+        bad_words_ids=[[1, 2]],
+        min_new_tokens=2,
+        eos_token_id=[3],
         temperature=0.5,
         top_k=3,
         top_p=0.9,
         min_p=0.1,
     )
-    processors = model._get_logits_processor(config, input_ids_seq_length=4, device="cpu")
+    model._prepare_special_tokens(config, False, device="cpu")
+    processors = model._get_logits_processor(
+        config,
+        input_ids_seq_length=4,
+        prefix_allowed_tokens_fn=lambda row, context: [0],
+        device="cpu",
+    )
     assert [type(each).__name__ for each in processors] == [
         "SequenceBiasLogitsProcessor",
         "RepetitionPenaltyLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "PrefixConstrainedLogitsProcessor",
         "TemperatureLogitsWarper",
         "TopKLogitsWarper",
         "TopPLogitsWarper",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.processors import BatchSampling
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.prompt_lookup import PromptLookup
 

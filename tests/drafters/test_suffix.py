@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.lookahead import Constant
-from spec_jax.decoding.sampling import BatchSampling
+from spec_jax.decoding.processors import BatchSampling
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.suffix import OCCURRENCES, SuffixLookup
 from spec_jax.engine import Engine

@@ -1,10 +1,12 @@
 """Every family's translation of configs, and what it refuses to misread."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from spec_jax.errors import CheckpointError
-from spec_jax.models import gpt_neox, llama, mistral, qwen2, qwen3
+from spec_jax.models import gemma3, gpt_neox, llama, mistral, qwen2, qwen3
 from spec_jax.models.config import RopeScaling
 from spec_jax.models.registry import FAMILIES, family_of_gguf, family_of_hf
 
@@ -32,6 +34,15 @@ GGUF_METADATA = {
     "attention.head_count": 4,
     "attention.layer_norm_rms_epsilon": 1e-6,
 }
+GEMMA = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 512,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
 FOLLOWERS = [llama, mistral, qwen2, qwen3]
 
 
@@ -81,12 +92,79 @@ def test_what_sets_the_families_apart():
     mistral_config = mistral.config_from_hf(dict(LLAMA, sliding_window=None))
     assert mistral_config == llama.config_from_hf(LLAMA)
     assert mistral.config_from_hf(dict(LLAMA, sliding_window=4096)) == mistral_config
+    assert mistral.config_from_hf(LLAMA) == mistral_config  # the first version's 4096
+    windowed = mistral.config_from_hf(dict(LLAMA, sliding_window=1024))
+    assert windowed == dataclasses.replace(mistral_config, sliding_window=1024)
+    assert all(windowed.is_local(i) for i in range(2))
     config = qwen2.config_from_hf(dict(LLAMA, use_sliding_window=False, sliding_window=8))
     assert config.qkv_bias and not config.output_bias
     config = qwen3.config_from_hf(LLAMA)
     assert config.qk_norm and config.head_dim == 128 and not config.qkv_bias
     config = llama.config_from_hf(dict(LLAMA, attention_bias=True, mlp_bias=True))
     assert config.qkv_bias and config.output_bias and config.mlp_bias
+
+
+def test_positions_may_all_be_scaled():
+    for rope in ({"rope_scaling": LINEAR}, {"rope_parameters": LINEAR | {"rope_theta": 1e4}}):
+        config = llama.config_from_hf(LLAMA | rope)
+        assert config == dataclasses.replace(llama.config_from_hf(LLAMA), rope_factor=8.0)
+
+
+def test_gemma3_of_transformers_4_and_5():
+    nested = {
+        "full_attention": LINEAR | {"rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    }
+    kinds = ["sliding_attention", "full_attention"]
+    new = LLAMA | GEMMA | {"layer_types": kinds, "rope_parameters": nested}
+    old = {"sliding_window_pattern": 2, "rope_theta": 5e5, "rope_local_base_freq": 500.0}
+    config = gemma3.config_from_hf(new)
+    assert config == gemma3.config_from_hf(LLAMA | GEMMA | old | {"rope_scaling": LINEAR})
+    assert (config.rope_theta, config.rope_factor, config.local_rope_theta) == (5e5, 8.0, 500.0)
+    assert (config.head_dim, config.query_pre_attn_scalar) == (16, 24.0)
+    assert config.qk_norm and config.post_norms and config.scaled_embedding and config.tied_head
+    assert [config.is_local(i) for i in range(4)] == [True, False, True, False]
+
+
+def test_defaults_of_gemma3():
+    config = gemma3.config_from_hf(LLAMA)
+    assert (config.head_dim, config.query_pre_attn_scalar, config.activation) == (
+        256,
+        256.0,
+        "gelu_tanh",
+    )
+    assert (config.sliding_window, config.global_every) == (4096, 6)
+    assert (config.rope_theta, config.local_rope_theta, config.rope_factor) == (1e6, 1e4, 1.0)
+    assert [i for i in range(18) if not config.is_local(i)] == [5, 11, 17]
+    only_local = gemma3.config_from_hf(LLAMA | {"layer_types": ["sliding_attention"] * 2})
+    assert only_local.is_local(0) and only_local.is_local(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"hidden_activation": "relu"}, "hidden_activation = 'relu'; supported: silu"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "at regular intervals"),
+        ({"layer_types": ["sliding_attention"]}, "one for each layer"),
+        ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        ({"rope_parameters": {"sliding_attention": LINEAR}}, "must not be scaled"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn'"),
+        ({"sliding_window": 0}, "sliding_window = 0"),
+    ],
+)
+def test_refused_by_gemma3(changes, said):
+    with pytest.raises(CheckpointError) as caught:
+        gemma3.config_from_hf(LLAMA | GEMMA | changes)
+    assert said in str(caught.value)
+
+
+def test_gemma3_that_sees_images_is_refused():
+    with pytest.raises(CheckpointError, match=r"text and images; .*'gemma3_text'.*\.gguf file"):
+        family_of_hf("gemma3")
 
 
 def test_gpt_neox():
@@ -130,8 +208,7 @@ def test_refused(family, changes, said):
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
-        (mistral, {"sliding_window": 1024}, "sliding_window = 1024, less than its context of 4096"),
-        (mistral, {"max_position_embeddings": 32768}, "sliding_window = 4096"),
+        (mistral, {"sliding_window": -1}, "sliding_window = -1; expected a whole number"),
         (qwen2, {"use_sliding_window": True}, "use_sliding_window = True"),
         (qwen3, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         (gpt_neox, {"hidden_act": "relu"}, "hidden_act = 'relu'"),
@@ -159,6 +236,51 @@ def test_gguf(architecture):
         family.config_from_gguf(metadata, Gguf())
 
 
+def test_gguf_of_gemma3():
+    """Older files leave out what llama.cpp has always assumed."""
+    metadata = {f"gemma3.{key}": value for key, value in GGUF_METADATA.items()}
+    metadata |= {"gemma3.attention.key_length": 256, "gemma3.attention.sliding_window": 512}
+    family = family_of_gguf("gemma3")
+    config = family.config_from_gguf(metadata, Gguf())
+    assert config == gemma3.config_from_hf(LLAMA | {"sliding_window": 512})
+    metadata |= {
+        "gemma3.attention.sliding_window_pattern": 2,
+        "gemma3.rope.freq_base": 5e5,
+        "gemma3.rope.freq_base_swa": 500.0,
+        "gemma3.rope.scaling.type": "linear",
+        "gemma3.rope.scaling.factor": 8.0,
+    }
+    config = family.config_from_gguf(metadata, Gguf())
+    assert (config.global_every, config.rope_factor) == (2, 8.0)
+    assert (config.rope_theta, config.local_rope_theta) == (5e5, 500.0)
+    of_27b = family.config_from_gguf(metadata | {"gemma3.block_count": 62}, Gguf())
+    assert of_27b.query_pre_attn_scalar == 32 / 4  # width over heads
+    with pytest.raises(CheckpointError, match="softcapping"):
+        family.config_from_gguf(metadata | {"gemma3.final_logit_softcapping": 30.0}, Gguf())
+
+
+def test_windows_and_scaling_in_gguf():
+    metadata = {f"llama.{key}": value for key, value in GGUF_METADATA.items()}
+    plain = llama.config_from_gguf(metadata, Gguf())
+    assert llama.config_from_gguf(metadata | {"llama.attention.sliding_window": 4096}, Gguf()) == (
+        plain
+    )
+    windowed = llama.config_from_gguf(metadata | {"llama.attention.sliding_window": 64}, Gguf())
+    assert windowed == dataclasses.replace(plain, sliding_window=64)
+    with pytest.raises(CheckpointError, match=r"rope\.scaling\.type = 'yarn'"):
+        llama.config_from_gguf(metadata | {"llama.rope.scaling.type": "yarn"}, Gguf())
+    with pytest.raises(CheckpointError, match=r"no 'llama\.rope\.scaling\.factor'"):
+        llama.config_from_gguf(metadata | {"llama.rope.scaling.type": "linear"}, Gguf())
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_windows_of_qwen_are_refused(architecture):
+    metadata = {f"{architecture}.{key}": value for key, value in GGUF_METADATA.items()}
+    metadata[f"{architecture}.attention.sliding_window"] = 64
+    with pytest.raises(CheckpointError, match="sliding_window is 64, less than the context of"):
+        family_of_gguf(architecture).config_from_gguf(metadata, Gguf())
+
+
 def test_gguf_biases_are_seen_in_the_tensors():
     metadata = {f"llama.{key}": value for key, value in GGUF_METADATA.items()}
     biases = {"blk.0.attn_q.bias": np.zeros(32), "blk.0.ffn_down.bias": np.zeros(32)}
@@ -172,7 +294,7 @@ def test_registry():
         assert family_of_hf(family.model_type) is family
     assert family_of_gguf("llama") is llama.FAMILY
     for missing in ("gpt2", None):
-        with pytest.raises(CheckpointError, match="knows gpt_neox, llama, mistral, qwen2, qwen3"):
+        with pytest.raises(CheckpointError, match="knows gemma3_text, gpt_neox, llama, mistral"):
             family_of_hf(missing)
-    with pytest.raises(CheckpointError, match="knows llama, qwen2, qwen3"):
+    with pytest.raises(CheckpointError, match="knows gemma3, llama, qwen2, qwen3"):
         family_of_gguf("gpt_neox")

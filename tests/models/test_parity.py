@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from spec_jax import checkpoints
+from spec_jax.models.model import Model
 from spec_jax.models.registry import FAMILIES
-from spec_jax.models.transformer import Model
 from tests.checkpoints.tiny import write_tokenizer
 from tests.prompts import COPY_PROMPTS
 
@@ -36,17 +36,32 @@ LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
+GEMMA = dict(GQA, head_dim=16, num_hidden_layers=4, sliding_window=5, query_pre_attn_scalar=20)
+GEMMA_ROPE = dict(
+    full_attention=dict(rope_type="linear", rope_theta=5000.0, factor=4.0),
+    sliding_attention=dict(rope_type="default", rope_theta=50.0),
+)
 MODELS: dict[str, tuple[str, dict]] = {
     "llama": ("Llama", GQA),
     "llama, tied": ("Llama", dict(GQA, tie_word_embeddings=True)),
     "llama, scaled positions": ("Llama", dict(GQA, rope_parameters=LLAMA3_ROPE)),
+    "llama, all positions scaled": (
+        "Llama",
+        dict(GQA, rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=4.0)),
+    ),
     "llama, biases and wide heads": (
         "Llama",
         dict(GQA, attention_bias=True, mlp_bias=True, head_dim=10, hidden_act="gelu"),
     ),
     "mistral": ("Mistral", dict(GQA, sliding_window=None, head_dim=12)),
+    "mistral, a window": ("Mistral", dict(GQA, sliding_window=5)),
     "qwen2": ("Qwen2", dict(GQA, tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(GQA, head_dim=16)),
+    "gemma3_text": ("Gemma3", dict(GEMMA, sliding_window_pattern=2, rope_parameters=GEMMA_ROPE)),
+    "gemma3_text, no global layer, own head": (
+        "Gemma3",
+        dict(GEMMA, tie_word_embeddings=False, hidden_activation="gelu", num_key_value_heads=1),
+    ),
     "gpt_neox": ("GPTNeoX", SHAPE),
     "gpt_neox, sequential": ("GPTNeoX", dict(SHAPE, use_parallel_residual=False)),
     "gpt_neox, half rotated, other gelu": (
@@ -61,9 +76,8 @@ def make(name: str, path: Path) -> tuple["torch.nn.Module", Model]:
     """A random torch model, saved, and ours loaded from what it saved."""
     kind, options = MODELS[name]
     torch.manual_seed(0)
-    reference = getattr(transformers, f"{kind}ForCausalLM")(
-        getattr(transformers, f"{kind}Config")(**options)
-    )
+    architecture = getattr(transformers, f"{kind}ForCausalLM")
+    reference = architecture(architecture.config_class(**options))
     reference.eval()
     with torch.no_grad():  # norms and biases must matter too
         for weight in reference.parameters():

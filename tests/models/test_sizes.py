@@ -9,8 +9,9 @@ from flax import nnx
 
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.model import Model
 from spec_jax.models.sizes import WideShallow, parameter_count
-from spec_jax.models.transformer import Model, Transformer
+from spec_jax.models.transformer import Transformer
 
 TINY = TransformerConfig(
     vocab_size=40,
@@ -40,6 +41,7 @@ VARIANTS = (
     {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     {"qk_norm": True},
     {"norm": "layer", "parallel_residual": True, "activation": "gelu"},
+    {"post_norms": True, "scaled_embedding": True, "sliding_window": 8, "global_every": 2},
 )
 
 

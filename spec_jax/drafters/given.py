@@ -1,0 +1,41 @@
+"""Drafts that the host makes: each round proposes what it has put into the state."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.pytree import pytree, static
+
+
+@pytree
+class GivenDraft:
+    """What the host proposes in the next round: tokens, and how many of them count."""
+
+    tokens: Int[Array, "batch lookahead"]
+    lengths: Int[Array, " batch"]
+
+
+@pytree
+class Given:
+    """Proposes what the host has put there, as a deterministic draft.
+
+    Attributes:
+      lookahead: most tokens proposed per round (K).
+    """
+
+    lookahead: int = static()
+    drafts = 1
+    steady = False
+
+    def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> GivenDraft:
+        """Nothing yet."""
+        shape = (lengths.shape[0], self.lookahead)
+        return GivenDraft(jnp.zeros(shape, jnp.int32), jnp.zeros(lengths.shape, jnp.int32))
+
+    def propose(self, state: GivenDraft, context: Context) -> tuple[Draft, GivenDraft]:
+        """The host's tokens; q is one-hot."""
+        return Draft(tokens=state.tokens, probs=None, lengths=state.lengths), state
+
+    def commit(self, state: GivenDraft, committed: Committed) -> GivenDraft:
+        """Nothing of it is proposed twice."""
+        return GivenDraft(state.tokens, jnp.zeros_like(state.lengths))

@@ -1,0 +1,133 @@
+"""Gemma 3, text only (arXiv 2503.19786): windows in five layers of six, norms on both sides."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from spec_jax.errors import CheckpointError
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import (
+    Config,
+    Family,
+    Part,
+    TensorStore,
+    get,
+    hf_activation,
+    hf_rope,
+    integer,
+    number,
+    require,
+)
+from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape
+
+_GLOBAL_EVERY = 6
+_ROPE_THETA, _LOCAL_ROPE_THETA = 1e6, 1e4
+_LAYERS_OF_27B = 62
+
+_ALWAYS: Mapping[str, Any] = {"qk_norm": True, "post_norms": True, "scaled_embedding": True}
+
+
+def config_from_hf(config: Config) -> TransformerConfig:
+    """Translates config.json of a `Gemma3ForCausalLM`."""
+    require(config, "attention_bias", False, default=False)
+    require(config, "attn_logit_softcapping", None, default=None)
+    require(config, "final_logit_softcapping", None, default=None)
+    require(config, "use_bidirectional_attention", False, default=False)
+    shape = hf_shape({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": None})
+    shape["activation"] = hf_activation(config, "gelu_pytorch_tanh", key="hidden_activation")
+    return TransformerConfig(
+        **shape,
+        **_hf_rope(config),
+        **_ALWAYS,
+        query_pre_attn_scalar=number(config, "query_pre_attn_scalar", 256.0),
+        sliding_window=integer(config, "sliding_window", 4096),
+        global_every=_global_every(config, shape["num_layers"]),
+    )
+
+
+def _hf_rope(config: Config) -> dict[str, Any]:
+    """Rotary settings of both kinds of layers: transformers 5 nests them, 4 names them apart."""
+    own = config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in own.values()):
+        of_global, of_local = (
+            hf_rope({"rope_parameters": own.get(f"{kind}_attention")}, theta=theta)
+            for kind, theta in (("full", _ROPE_THETA), ("sliding", _LOCAL_ROPE_THETA))
+        )
+        if (of_local["rope_factor"], of_local["rope_scaling"]) != (1.0, None):
+            raise CheckpointError(
+                f"the checkpoint's config has rope_parameters = {own!r}; the positions of "
+                "sliding_attention layers must not be scaled."
+            )
+        return {**of_global, "local_rope_theta": of_local["rope_theta"]}
+    local_theta = number(config, "rope_local_base_freq", _LOCAL_ROPE_THETA)
+    return {**hf_rope(config, theta=_ROPE_THETA), "local_rope_theta": local_theta}
+
+
+def _global_every(config: Config, num_layers: int) -> int:
+    """How often a layer is global, which newer configs say by a list of all layers."""
+    kinds = get(config, "layer_types", ())
+    if not kinds:
+        return integer(config, "sliding_window_pattern", _GLOBAL_EVERY)
+    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else num_layers + 1
+    expected = [
+        "sliding_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
+    ]
+    if list(kinds) != expected:
+        raise CheckpointError(
+            f"the checkpoint's config has layer_types = {list(kinds)!r}; supported: one for each "
+            "layer, and full_attention at regular intervals."
+        )
+    return every
+
+
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `gemma3`.
+
+    What the metadata leaves out is what llama.cpp assumes, too.
+    """
+    require(metadata, "gemma3.final_logit_softcapping", 0.0, default=0.0)
+    shape = gguf_shape(metadata, tensors, "gemma3")
+    shape["sliding_window"] = integer(metadata, "gemma3.attention.sliding_window")
+    shape["rope_theta"] = number(metadata, "gemma3.rope.freq_base", _ROPE_THETA)
+    # Only the 27B model scales its scores by something else than its head's width.
+    widest = shape["num_layers"] == _LAYERS_OF_27B
+    scalar = shape["embed_size"] // shape["num_heads"] if widest else shape["head_dim"]
+    return TransformerConfig(
+        **shape,
+        **_ALWAYS,
+        activation="gelu_tanh",
+        query_pre_attn_scalar=float(scalar),
+        global_every=integer(metadata, "gemma3.attention.sliding_window_pattern", _GLOBAL_EVERY),
+        local_rope_theta=number(metadata, "gemma3.rope.freq_base_swa", _LOCAL_ROPE_THETA),
+    )
+
+
+def _one_more(name: str) -> Part:
+    """A norm's weight, of which checkpoints store how much more than one it is."""
+    return Part(name, lambda stored, config: stored.astype(np.float32) + 1)
+
+
+FAMILY = Family(
+    model_type="gemma3_text",
+    config_from_hf=config_from_hf,
+    hf_weights={
+        **HF_WEIGHTS,
+        "blocks.{}.attention_norm": _one_more("model.layers.{}.input_layernorm"),
+        "blocks.{}.attention.query_norm": _one_more("model.layers.{}.self_attn.q_norm"),
+        "blocks.{}.attention.key_norm": _one_more("model.layers.{}.self_attn.k_norm"),
+        "blocks.{}.attention_post_norm": _one_more("model.layers.{}.post_attention_layernorm"),
+        "blocks.{}.mlp_norm": _one_more("model.layers.{}.pre_feedforward_layernorm"),
+        "blocks.{}.mlp_post_norm": _one_more("model.layers.{}.post_feedforward_layernorm"),
+        "final_norm": _one_more("model.norm"),
+    },
+    gguf_architecture="gemma3",
+    config_from_gguf=config_from_gguf,
+    gguf_weights={
+        **GGUF_WEIGHTS,
+        "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
+        "blocks.{}.attention.key_norm": "blk.{}.attn_k_norm",
+        "blocks.{}.attention_post_norm": "blk.{}.post_attention_norm",
+        "blocks.{}.mlp_post_norm": "blk.{}.post_ffw_norm",
+    },
+)
