@@ -49,6 +49,7 @@ class Adaptive:
     num_speculative_tokens: int = 8
     varies = True
     counts_refused = True
+    reproducible = False
     memory = 0.97
     """How much less each judged token lets those before it count."""
     prior_rate, prior_tokens = 0.7, 3.0
