@@ -5,7 +5,7 @@ tokens alone, so every process of a run computes the same masks. The parsing is 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -67,13 +67,10 @@ class GrammarCompiler:
         else:
             return None
         tokens, end = self._tokens
-        limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(tokens, source, log_level=0, limits=limits)
+        grammar = Grammar(tokens, source, stop_token_ids, end, self.vocab_size)
         shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-        if matcher.is_error():
-            problem = _problem(matcher.get_error())
-            raise ConfigError(f"{name} is {shown}, which does not compile: {problem}.")
-        grammar = Grammar(matcher, stop_token_ids, end, self.vocab_size)
+        if grammar.error is not None:
+            raise ConfigError(f"{name} is {shown}, which does not compile: {grammar.error}.")
         if not grammar.is_complete and not grammar.masks(()).any():
             raise ConfigError(f"{name} is {shown}, which matches no text; loosen it.")
         return grammar
@@ -85,20 +82,39 @@ class Grammar:
     A stop token is allowed exactly where the output may end, even if it spells text that the
     grammar would allow elsewhere. After the whole grammar nothing but stop tokens is allowed.
 
+    Args:
+      tokens: the model's tokens.
+      source: the grammar in llguidance's own form.
+      stop_token_ids: what ends the request.
+      end: the token that llguidance ends texts with.
+      vocab_size: rows of the model's embedding.
+      limits: bounds of the work of the parser, as `LLParserLimits` names them.
+
     Attributes:
       error: why no token is allowed any more, although the output is not complete.
     """
 
     def __init__(
-        self, matcher: LLMatcher, stop_token_ids: Sequence[int], end: int, vocab_size: int
+        self,
+        tokens: LLTokenizer,
+        source: str,
+        stop_token_ids: Sequence[int],
+        end: int,
+        vocab_size: int,
+        **limits: Any,
     ):
-        self.error: str | None = None
-        self._matcher = matcher
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._seen = 0
+        bounds = LLParserLimits(verbose_errors=False, **limits)
+        self._make = lambda: LLMatcher(tokens, source, log_level=0, limits=bounds)
+        self._matcher = self._make()
+        self._read: list[int] = []
         self._stopped = False
+        self._stop_token_ids = frozenset(stop_token_ids)
         self._stops = _pack(stop_token_ids, vocab_size)
-        self._text = _pack([i for i in range(vocab_size) if i != end], vocab_size) & ~self._stops
+        not_text = {*stop_token_ids, end}
+        self._text = _pack((i for i in range(vocab_size) if i not in not_text), vocab_size)
+        self.error: str | None = None
+        if self._matcher.is_error():
+            self.error = _problem(self._matcher.get_error())
 
     @property
     def is_complete(self) -> bool:
@@ -112,13 +128,16 @@ class Grammar:
 
     def advance(self, generated: Sequence[int]) -> None:
         """Reads the tokens generated so far: all of them, of which only the new ones are read."""
-        for token in generated[self._seen :]:
-            self._seen += 1
+        for token in generated[len(self._read) :]:
             if token in self._stop_token_ids and self.is_complete:
                 self._stopped = True
-            elif self._stopped or self._matcher.try_consume_tokens([token]) == 0:
-                why = _problem(self._matcher.get_error()) or f"token {token} is not allowed there"
-                self.error = self.error or f"after {self._seen - 1} tokens: {why}"
+            elif self._stopped or not self._matcher.try_consume_tokens([token]):
+                if self._matcher.is_error():
+                    self._matcher = self._parse([*self._read, token])
+                    self._check()
+                else:
+                    self._fail(f"token {token} is not allowed there")
+            self._read.append(token)
 
     def masks(
         self,
@@ -134,31 +153,55 @@ class Grammar:
           draft: tokens proposed after those of `advance`; -1 is none.
           ancestors: which of them stand before each place; all earlier ones if None.
         """
-        states = [self._matcher if self.error is None and not self._stopped else None]
         masks = np.zeros((len(draft) + 1, len(self._stops)), np.uint32)
-        masks[0] = self._mask(states[0])
+        if self.error is not None or self._stopped:
+            return masks
+        self._matcher, masks[0] = self._open(self._matcher, [])
+        self._check()
+        states: list[LLMatcher | None] = [self._matcher]
+        paths: list[list[int]] = [[]]
         for i, token in enumerate(draft):
             earlier = range(i) if ancestors is None else np.flatnonzero(ancestors[i + 1, :i])
             parent = 1 + int(max(earlier, default=-1))
-            states.append(self._after(states[parent], masks[parent], token))
-            masks[i + 1] = self._mask(states[-1])
+            state = states[parent]
+            is_allowed = token >= 0 and (masks[parent, token // 32] >> np.uint32(token % 32)) & 1
+            if state is None or not is_allowed or token in self._stop_token_ids:
+                state = None
+            else:
+                # A copy costs no more than a rollback, and cannot be forgotten.
+                state = state.deep_copy()
+                state.try_consume_tokens([token])
+                state, masks[i + 1] = self._open(state, [*paths[parent], token])
+            states.append(state)
+            paths.append([*paths[parent], token])
         return masks
 
-    def _after(
-        self, state: LLMatcher | None, mask: UInt32[np.ndarray, " words"], token: int
-    ) -> LLMatcher | None:
-        is_allowed = token >= 0 and (mask[token // 32] >> np.uint32(token % 32)) & 1
-        if state is None or not is_allowed or token in self._stop_token_ids:
-            return None
-        # A copy costs no more than a rollback, and what fails in it does not concern the row.
-        state = state.deep_copy()
-        return state if state.try_consume_tokens([token]) else None
+    def _open(
+        self, state: LLMatcher, path: list[int]
+    ) -> tuple[LLMatcher, UInt32[np.ndarray, " words"]]:
+        """The tokens allowed after a path through the draft, and the parser that found them."""
+        mask = self._mask(state)
+        if state.is_error():
+            # Copies share a bound on the parser's work, of which drafts must not cost a row any.
+            state = self._parse([*self._read, *path])
+            mask = self._mask(state)
+        return state, mask
 
-    def _mask(self, state: LLMatcher | None) -> UInt32[np.ndarray, " words"]:
-        if state is None:
-            return np.zeros_like(self._stops)
+    def _mask(self, state: LLMatcher) -> UInt32[np.ndarray, " words"]:
         mask = np.frombuffer(state.compute_bitmask(), np.uint32)[: len(self._stops)] & self._text
         return mask | self._stops if state.is_accepting() else mask
+
+    def _parse(self, tokens: list[int]) -> LLMatcher:
+        matcher = self._make()
+        matcher.consume_tokens(tokens)
+        return matcher
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            self._fail(_problem(self._matcher.get_error()))
+
+    def _fail(self, why: str) -> None:
+        self.error = self.error or f"after {len(self._read)} tokens: {why}"
 
 
 def stack_masks(
@@ -220,11 +263,10 @@ def _nameless(token_id: int) -> dict[str, Any]:
     return {"id": token_id, "content": f"\0{token_id}", "special": True, **flags}
 
 
-def _pack(ids: Sequence[int], vocab_size: int) -> UInt32[np.ndarray, " words"]:
-    packed = np.zeros(-(-vocab_size // 32), np.uint32)
-    for i in ids:
-        packed[i // 32] |= np.uint32(1 << i % 32)
-    return packed
+def _pack(ids: Iterable[int], vocab_size: int) -> UInt32[np.ndarray, " words"]:
+    flags = np.zeros(-(-vocab_size // 32) * 32, bool)
+    flags[list(ids)] = True
+    return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
 def _problem(message: str) -> str:

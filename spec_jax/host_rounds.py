@@ -93,11 +93,15 @@ class HostRounds:
         return rounds.finish(state, draft, self._masks(draft, len(lengths)))
 
     def _masks(self, draft: Any, batch: int) -> np.ndarray:
-        drafted = distributed.to_host(draft.tokens)
+        drafted, lengths = distributed.to_host((draft.tokens, draft.lengths))
         tree = drafted_before(draft.lookahead, draft.drafts)
         grammars = [*self._grammars, *[None] * (batch - len(self._grammars))]
+        proposed = [
+            row[: length * draft.drafts].tolist()
+            for row, length in zip(drafted, lengths, strict=True)
+        ]
         vocab_size = self._rounds.compiler.vocab_size
-        return stack_masks(grammars, drafted.tolist(), drafted.shape[1] + 1, vocab_size, tree)
+        return stack_masks(grammars, proposed, drafted.shape[1] + 1, vocab_size, tree)
 
     def _ended(self, state: DecodeState, finish: Int[np.ndarray, " batch"]) -> DecodeState:
         return dataclasses.replace(state, finish=self._put(finish))

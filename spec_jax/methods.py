@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import SpeculativeConfig
 from spec_jax.decoding.adaptive import Adaptive
@@ -11,11 +14,16 @@ from spec_jax.decoding.lookahead import Confidence, Constant, Heuristic, Lookahe
 from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.early_exit import EarlyExit
+from spec_jax.drafters.given import Given
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Bucket, Request
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.host_rounds import HostDrafter
+from spec_jax.translation import TextTranslator
+from spec_jax.universal_text import UniversalText
+from spec_jax.vocabulary import VocabularyMap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +106,45 @@ def _draft_model(setting: Setting) -> Drafting:
     return Drafting(DraftModel(draft.model, setting.lookahead, setting.config.num_drafts))
 
 
+def _universal_vocabulary(setting: Setting) -> Drafting:
+    target, draft = setting.target, setting.load_draft()
+    vocabulary = VocabularyMap.between(
+        target.tokenizer,
+        draft.tokenizer,
+        target_vocab_size=target.model.config.vocab_size,
+        drafter_vocab_size=draft.model.config.vocab_size,
+        target_name=target.name,
+        drafter_name=draft.name,
+    )
+    drafter = UniversalVocabulary(
+        draft.model,
+        jnp.asarray(vocabulary.to_drafter),
+        jnp.asarray(np.maximum(vocabulary.spelling, 0)),
+        jnp.asarray(vocabulary.spelling_lengths),
+        setting.lookahead,
+    )
+    translator = TextTranslator(target.tokenizer, draft.tokenizer)
+
+    def prompts(requests: Sequence[Request], bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
+        """The prompts in the drafter's tokens; another tokenizer may need more for a text."""
+        tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
+        lengths = np.ones((bucket.batch,), np.int32)
+        for row, request in enumerate(requests):
+            ids = translator.encode_prompt(list(request.prompt_token_ids))[: tokens.shape[1]]
+            tokens[row, : len(ids)] = ids
+            lengths[row] = max(1, len(ids))
+        return tokens, lengths
+
+    return Drafting(drafter, inputs=prompts)
+
+
+def _universal_text(setting: Setting) -> Drafting:
+    draft = setting.load_draft()
+    translator = TextTranslator(setting.target.tokenizer, draft.tokenizer)
+    host = UniversalText(draft.model, translator, setting.lookahead)
+    return Drafting(Given(setting.lookahead), host=host)
+
+
 def _early_exit(setting: Setting) -> Drafting:
     model = setting.target.model
     all_layers = model.config.num_layers
@@ -115,6 +162,8 @@ _METHODS: dict[str, Callable[[Setting], Drafting]] = {
     "draft_model": _draft_model,
     "prompt_lookup": _prompt_lookup,
     "early_exit": _early_exit,
+    "universal_vocabulary": _universal_vocabulary,
+    "universal_text": _universal_text,
 }
 
 _LOOKAHEADS: dict[str, Callable[[int], Lookahead]] = {

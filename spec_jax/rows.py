@@ -94,6 +94,9 @@ class Row:
                 f"{len(self.token_ids)} tokens: its logits hold a NaN, or logit_bias, "
                 "bad_words, min_tokens and the grammar together mask every token."
             )
+            grammar = self.request.grammar
+            if grammar is not None and grammar.error is not None:
+                error = f"prompt {self.index}: its grammar allows nothing {grammar.error}."
         return RequestOutput(
             prompt=self.prompt,
             text=self._text,

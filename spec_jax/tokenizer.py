@@ -4,7 +4,6 @@ import abc
 import codecs
 import dataclasses
 import os
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
@@ -14,13 +13,12 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
+from spec_jax.token_bytes import BYTE_TOKEN, byte_level, token_bytes_table
 
 # Else transformers reports, when first imported, that PyTorch is missing: nothing here needs it.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 ROLES = ("assistant", "developer", "system", "tool", "user")
-
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -68,8 +66,21 @@ class Tokenizer:
         """Writes what turns text into ids, and back, as a tokenizer.json."""
         self._backend.save(os.fspath(path))
 
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """The tokens that are no text, by id: those so marked, and those that begin or end one."""
+        roles = {*self.eos_token_ids, self.bos_token_id}
+        added = self.added_tokens.items()
+        return {i: token for i, token in added if i in roles or i in self._special_ids}
+
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """The tokens that text is searched for before it is split, special ones included, by id."""
+        added = self._backend.get_added_tokens_decoder()
+        return {i: token.content for i, token in sorted(added.items())}
+
     def to_json(self) -> str:
-        """What `save` writes."""
+        """What turns text into ids, and back, as a tokenizer.json has it."""
         return self._backend.to_str()
 
     @property
@@ -112,6 +123,20 @@ class Tokenizer:
         """A token as the vocabulary spells it, or `<no token N>` for a padding row's id."""
         token = self._backend.id_to_token(token_id)
         return f"<no token {token_id}>" if token is None else token
+
+    @cached_property
+    def bytes_of_tokens(self) -> list[bytes | None]:
+        """What every token stands for in a text, by its id.
+
+        None for what stands for no text: special tokens, the unknown token and unused ids. A word's
+        first token keeps the space that begins it, which decoders strip at a text's start.
+        """
+        return token_bytes_table(self._backend, self._tokens)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What one token stands for in a text, as `bytes_of_tokens`; None for a padding row."""
+        table = self.bytes_of_tokens
+        return table[token_id] if 0 <= token_id < len(table) else None
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt that asks the model for the assistant's next message.
@@ -179,18 +204,6 @@ class StreamDecoder(abc.ABC):
         """Ends the stream and returns what was held back."""
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The printable characters by which byte-level BPE spells bytes (GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
-    }
-
-
-_BYTE_OF = _byte_alphabet()
-
-
 class _ByteLevelStream(StreamDecoder):
     """For byte-level vocabularies: tokens are bytes, and UTF-8 can be decoded as it comes."""
 
@@ -207,12 +220,7 @@ class _ByteLevelStream(StreamDecoder):
 
     def _bytes(self, token_id: int) -> bytes:
         token = self._token(token_id)
-        if token is None or token_id in self._skipped:
-            return b""
-        try:
-            return bytes([_BYTE_OF[character] for character in token])
-        except KeyError:  # an added token is spelt as it reads
-            return token.encode()
+        return b"" if token is None or token_id in self._skipped else byte_level(token)
 
 
 class _WindowStream(StreamDecoder):
@@ -231,7 +239,7 @@ class _WindowStream(StreamDecoder):
         known = self._tokenizer._backend.id_to_token
         self._window += [i for i in ids if i not in self._skipped and known(i) is not None]
         # A run of byte tokens reads as text if all of it is UTF-8, so the next byte can change it.
-        if not self._window or _BYTE_TOKEN.fullmatch(self._tokenizer.token(self._window[-1])):
+        if not self._window or BYTE_TOKEN.fullmatch(self._tokenizer.token(self._window[-1])):
             return ""
         return self._give(hold_incomplete=True)
 

@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from tokenizers import decoders, models, pre_tokenizers
 
 from spec_jax import ConfigError, SamplingParams
@@ -169,6 +170,39 @@ def test_a_committed_token_that_is_not_allowed_is_an_error_that_stays():
     assert grammar.error == f"after 1 tokens: token {ids('x')[0]} is not allowed there"
     grammar.advance(ids("axb"))
     assert "after 1 tokens" in grammar.error and not grammar.masks(ids("b")).any()
+
+
+def limited(states: int) -> Grammar:
+    """A grammar whose parser may take on so few states."""
+    tokens, end = COMPILER._tokens
+    source = LLMatcher.grammar_from_regex("[ab]*a[ab]{14}")
+    return Grammar(tokens, source, ENDS, end, ROWS, max_lexer_states=states)
+
+
+def test_a_grammar_that_outgrows_the_parser_ends_its_row_with_the_reason():
+    grammar, text = limited(30), ids("abaabaababbaabaabaab" * 4)
+    for length in range(len(text)):
+        grammar.advance(text[:length])
+        if not grammar.masks([]).any():
+            break
+    assert "too many states" in grammar.error and grammar.error.startswith(f"after {length} tok")
+    grammar.advance(text)
+    assert not grammar.masks(ids("a")).any()
+
+
+def test_what_drafts_cost_the_parser_does_not_concern_the_row():
+    rng = np.random.default_rng(0)
+    text = ids("".join(rng.choice(["a", "b"], 12)))
+    plain, drafting = limited(40), limited(40)
+    for length in range(len(text)):
+        plain.advance(text[:length])
+        expected = plain.masks([]).tolist()
+        drafting.advance(text[:length])
+        for _ in range(20):
+            draft = ids("".join(rng.choice(["a", "b"], 3)))
+            assert drafting.masks(draft)[:1].tolist() == expected
+            assert drafting.masks(draft).any(1).all()
+        assert drafting.error == plain.error is None
 
 
 def test_advance_reads_only_what_is_new():

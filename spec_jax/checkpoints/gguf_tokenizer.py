@@ -16,6 +16,11 @@ from tokenizers import (
 )
 
 from spec_jax import tokenizer as text
+from spec_jax.checkpoints.sentencepiece_model import (
+    ranked_merges,
+    space_decoder,
+    space_normalizers,
+)
 from spec_jax.errors import CheckpointError
 
 # Kinds of token in `tokenizer.ggml.token_type`.
@@ -171,20 +176,15 @@ def _sentencepiece_bpe(
     backend = Tokenizer(
         models.BPE(
             vocab=vocabulary,
-            merges=_merges(_joinable(metadata, vocabulary), scores),
+            merges=ranked_merges(vocabulary, scores, _joinable(metadata, vocabulary)),
             unk_token=metadata["tokenizer.ggml.tokens"][unknown],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
     space_first = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if space_first:
-        spaces.insert(0, normalizers.Prepend("▁"))
-        steps.append(decoders.Strip(" ", 1, 0))
-    backend.normalizer = normalizers.Sequence(spaces)
-    backend.decoder = decoders.Sequence(steps)
+    backend.normalizer = normalizers.Sequence(space_normalizers(first=space_first))
+    backend.decoder = space_decoder(strip=space_first)
     return backend, True
 
 
@@ -195,18 +195,6 @@ def _joinable(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict[s
         return vocabulary
     apart = (_UNKNOWN, _CONTROL, _BYTE)
     return {token: i for token, i in vocabulary.items() if kinds[i] not in apart}
-
-
-def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best; as a ranked list of merges."""
-    ranked = []
-    for token in vocabulary:
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocabulary and right in vocabulary:
-                rank = -scores[vocabulary[token]], vocabulary[left], vocabulary[right]
-                ranked.append((rank, (left, right)))
-    return [merge for _, merge in sorted(ranked)]
 
 
 _MODELS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}

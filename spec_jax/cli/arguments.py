@@ -289,6 +289,8 @@ def _add_sampling(parser: Parser) -> None:
     add("presence_penalty", "on tokens generated; 0 is off", type=number, metavar="X")
     add("frequency_penalty", "per time generated; 0 is off", type=number, metavar="X")
     add("bad_words", "never generate this text (repeatable)", action="append", metavar="TEXT")
+    add("json_schema", "the output is JSON of this schema", metavar="JSON")
+    add("regex", "the output matches this regular expression", metavar="REGEX")
     add("stop", "end before this text (repeatable)", action="append", metavar="TEXT")
     add("ignore_eos", "decode past the end of sequence", action="store_true")
     add("seed", "make sampling reproducible (default: random)", type=whole, metavar="N")

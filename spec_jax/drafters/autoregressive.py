@@ -61,7 +61,6 @@ def autoregress(
     ).repeat(drafts)
     limits = jnp.full((batch,), lookahead, jnp.int32) if context.limits is None else context.limits
     nothing = jnp.zeros((rows, 0), jnp.int32)
-    judging = context.threshold is not None
 
     def write(buffer: Array, new: Array, i: int | Array) -> Array:
         new = new.reshape(batch, drafts, *buffer.shape[2:])
@@ -78,7 +77,7 @@ def autoregress(
         lengths = state.lengths + (state.active & usable).astype(jnp.int32)
         active = state.active & usable & (lengths < limits)
         confidence = state.confidence
-        if judging:
+        if context.threshold is not None and confidence is not None:
             # Of a greedy row q says nothing: its confidence is what it would sample with.
             sure = jnp.where(is_greedy, jax.nn.softmax(logits[:, 0], -1), q)
             sure = jnp.take_along_axis(sure, last[:, None], axis=1)[:, 0]
@@ -102,7 +101,7 @@ def autoregress(
         last=jnp.zeros((rows,), jnp.int32),
         tokens=jnp.zeros((batch, count), jnp.int32),
         probs=jnp.zeros((batch, count, vocab), jnp.float32),
-        confidence=jnp.zeros((batch, count), jnp.float32) if judging else None,
+        confidence=None if context.threshold is None else jnp.zeros((batch, count), jnp.float32),
         lengths=jnp.zeros((batch,), jnp.int32),
         active=limits > 0,
     )
