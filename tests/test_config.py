@@ -230,7 +230,7 @@ def test_no_field_can_be_changed_or_added(config):
     ("config", "change", "bad"),
     [
         (SamplingParams, {"top_k": 5}, {"top_k": -1}),
-        (SpeculativeConfig, {"lookahead": "oracle"}, {"num_speculative_tokens": 0}),
+        (SpeculativeConfig, {"verification": "block"}, {"num_speculative_tokens": 0}),
     ],
 )
 def test_a_changed_copy_is_validated_again(config, change, bad):

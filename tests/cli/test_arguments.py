@@ -12,6 +12,7 @@ import pytest
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, __version__
 from spec_jax.cli import arguments, main
 from spec_jax.cli.arguments import parse_model_command
+from spec_jax.config import LOOKAHEADS
 from tests.cli.harness import failure, run
 
 ALL_FLAGS = shlex.split("""
@@ -89,9 +90,12 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
     llm = inspect.signature(LLM.__init__).parameters
     llm_defaults = {name: llm[name].default for name in ("dtype", "max_num_seqs")}
     defaults |= llm_defaults
-    for name in ("max_tokens", "top_p", "num_speculative_tokens", "method", *llm_defaults):
+    for name in ("max_tokens", "top_p", "num_drafts", "scoring", "method", *llm_defaults):
         flag, value = f"--{name.replace('_', '-')}", re.escape(str(defaults[name]))
         assert re.search(rf"{flag} .{{0,120}}\(default: {value}\)", text), name
+    most = [SpeculativeConfig(lookahead=each).num_speculative_tokens for each in LOOKAHEADS]
+    assert set(most) == {4, 8, 20}
+    assert "(default: 4; where K changes, 8 if adaptive, else 20)" in text
 
 
 def test_overview_and_version(capsys):
