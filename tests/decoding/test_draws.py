@@ -172,7 +172,7 @@ def _rounds(key, p, q, rule: str, one_hot: bool, length: int, short_after: tuple
     first = draw(draft_keys, q0, yes)
     q1 = q[1][first]
     second = draw(second_keys, q1, yes)
-    is_short = (first[:, None] == jnp.array((-1, *short_after), jnp.int32)).any(1)
+    is_short = (first[:, None] == jnp.array((-1, *short_after), jnp.int32)[None]).any(1)
     draft = Draft(
         tokens=jnp.stack([first, second], 1),
         probs=None if one_hot else jnp.stack([q0, q1], 1),
