@@ -150,6 +150,9 @@ class SamplingParams:
       stop: strings that end the text; the text is cut before the string.
       stop_token_ids: tokens that end the request, besides the model's end-of-sequence tokens.
       ignore_eos: decode past the model's end-of-sequence tokens.
+      namespace: for method `suffix`: requests of one namespace draft from each other's outputs;
+        those of others are never seen. How fast a request runs tells of the outputs it drafts
+        from, so users who must not learn of each other need namespaces of their own.
     """
 
     max_tokens: int = 256
@@ -169,6 +172,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    namespace: str = ""
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, low=1)
@@ -206,6 +210,8 @@ class SamplingParams:
             _integer("a stop token id", token, low=0)
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos is {self.ignore_eos!r}; give True or False.")
+        if not isinstance(self.namespace, str):
+            raise ConfigError(f"namespace is {self.namespace!r}; give its name as text.")
         self._check_grammar()
 
     def _check_grammar(self) -> None:

@@ -20,7 +20,7 @@ from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Drafter
 from spec_jax.grammar import Grammar
 from spec_jax.host_rounds import HostDrafter, HostRounds
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.pacing import Pacer
 from spec_jax.programs import DECODE, PREFILL, Compiler, Rounds
 

@@ -113,6 +113,7 @@ class LLM:
 
         self.speculative_config = config
         drafting = make_drafting(Setting(config, self._checkpoint, load_draft))
+        self._learn = drafting.learn or (lambda request, token_ids: None)
         self.engine = Engine(
             self._checkpoint.model,
             drafting.drafter,
@@ -216,6 +217,10 @@ class LLM:
             while batch.running:
                 batch.advance(rounds_per_call)
                 yield from collect(group, batch)
+            # By rows, so that neither the rounds of a call nor the process decides their order.
+            for row in group:
+                if row.finish_reason != "error":
+                    self._learn(row.request, row.token_ids)
 
     def _row(self, index: int, prompt: Prompt, sampling: SamplingParams) -> Row:
         """Checks one request and turns it into token ids."""

@@ -1,6 +1,7 @@
 """From a `SpeculativeConfig` to a drafter and a lookahead policy: one row a method."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +18,12 @@ from spec_jax.drafters.early_exit import EarlyExit
 from spec_jax.drafters.given import Given
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Bucket, Request
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.host_rounds import HostDrafter
+from spec_jax.suffix_index import SuffixIndex
 from spec_jax.translation import TextTranslator
 from spec_jax.universal_text import UniversalText
 from spec_jax.vocabulary import VocabularyMap
@@ -34,11 +37,13 @@ class Drafting:
       drafter: what proposes tokens on the device.
       inputs: what the drafter must be told about a batch of requests, if anything.
       host: what drafts on the host, if `drafter` is only told.
+      learn: takes note of the output of a request whose batch has ended, if the method does.
     """
 
     drafter: Drafter
     inputs: Callable[[Sequence[Request], Bucket], Any] | None = None
     host: HostDrafter | None = None
+    learn: Callable[[Request, Sequence[int]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +96,20 @@ def _none(setting: Setting) -> Drafting:
 
 
 def _prompt_lookup(setting: Setting) -> Drafting:
-    return Drafting(PromptLookup(setting.lookahead, setting.config.prompt_lookup_max))
+    config = setting.config
+    return Drafting(PromptLookup(setting.lookahead, config.prompt_lookup_max, config.num_drafts))
+
+
+def _suffix(setting: Setting) -> Drafting:
+    index = SuffixIndex()
+
+    def inputs(requests: Sequence[Request], bucket: Bucket) -> Any:
+        return index.arrays([each.sampling.namespace for each in requests], bucket.batch)
+
+    def learn(request: Request, token_ids: Sequence[int]) -> None:
+        index.add(request.sampling.namespace, token_ids)
+
+    return Drafting(SuffixLookup(setting.lookahead), inputs=inputs, learn=learn)
 
 
 def _draft_model(setting: Setting) -> Drafting:
@@ -103,7 +121,37 @@ def _draft_model(setting: Setting) -> Drafting:
             f"{difference} Use method 'universal_vocabulary' or 'universal_text', which take a "
             "draft of any tokenizer, or one of the target's."
         )
-    return Drafting(DraftModel(draft.model, setting.lookahead, setting.config.num_drafts))
+    model, columns = draft.model, None
+    if setting.config.draft_vocab_size is not None:
+        ids = _most_frequent(draft, setting.config.draft_vocab_size)
+        model = model.with_outputs(ids)
+        vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
+        columns = jnp.asarray(vocabulary.to_drafter)
+    drafter = DraftModel(model, setting.lookahead, setting.config.num_drafts, columns)
+    return Drafting(drafter)
+
+
+def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
+    """Ids of the likely most frequent tokens: special ones, and the first of the vocabulary.
+
+    Tokenizers are trained by merging the most frequent pair first, so ids tell frequencies.
+    """
+    size = min(draft.tokenizer.vocab_size, draft.model.config.vocab_size)
+    if count > size:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but {draft.name} has {size} tokens; give fewer, or "
+            "leave it out."
+        )
+    placement = draft.model.placement
+    ways = 1 if placement is None else placement.ways("vocab")
+    if count % ways:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but the layout cuts the draft's vocabulary into {ways} "
+            f"pieces; give a multiple of {ways}."
+        )
+    special = set(draft.eos_token_ids)
+    others = (i for i in range(size) if i not in special)
+    return sorted([*special, *itertools.islice(others, count - len(special))])
 
 
 def _universal_vocabulary(setting: Setting) -> Drafting:
@@ -161,6 +209,7 @@ _METHODS: dict[str, Callable[[Setting], Drafting]] = {
     "none": _none,
     "draft_model": _draft_model,
     "prompt_lookup": _prompt_lookup,
+    "suffix": _suffix,
     "early_exit": _early_exit,
     "universal_vocabulary": _universal_vocabulary,
     "universal_text": _universal_text,

@@ -12,7 +12,7 @@ from spec_jax.decoding import loop
 from spec_jax.decoding.processors import BatchSampling
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft, Drafter
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 
 PREFILL, DECODE = "the reading of prompts", "the decoding loop"
 DRAFT, VERIFY, LIMITS = "drafting", "verification", "limits"

@@ -14,7 +14,8 @@ from jaxtyping import Float
 
 from spec_jax.config import SamplingParams
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.transformer import Model, Transformer
+from spec_jax.models.model import Model
+from spec_jax.models.transformer import Transformer
 
 
 def tiny_model(

@@ -21,7 +21,7 @@ from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.draft_model import catch_up, over_vocabulary, read_last_two
 from spec_jax.engine import Bucket, Request
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.programs import Compiler
 from spec_jax.translation import TextTranslator
 
@@ -111,7 +111,9 @@ class UniversalTextBatch:
         for row, translation in enumerate(self._rows):
             if not counts[row]:
                 continue
-            ids = translation.propose(drafted[row, : counts[row]].tolist())[: self._lookahead]
+            own, end = drafted[row, : counts[row]], self._lengths[row]
+            self._tokens[row, end : end + len(own)] = own  # of which some may be kept
+            ids = translation.propose(own.tolist())[: self._lookahead]
             proposed[row, : len(ids)] = ids
             proposed_lengths[row] = len(ids)
         return proposed, proposed_lengths

@@ -17,7 +17,7 @@ from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine import Engine
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.programs import DECODE
 from spec_jax.sharding import Layout, Rule
 from tests.harness import completions, finish, request

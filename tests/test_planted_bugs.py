@@ -95,16 +95,24 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
-    file, right, wrong, selection = BUGS[bug]
+def plant(bug: str | None, root: Path) -> list[str]:
+    """Copies package and tests with one bug, or without; returns the tests that must find it."""
     for name in ("spec_jax", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    path = tmp_path / "spec_jax" / file
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    if bug is None:
+        return []
+    file, right, wrong, selection = BUGS[bug]
+    path = root / "spec_jax" / file
     source = path.read_text()
     assert source.count(right) == 1, f"{file} no longer holds {right!r} once: plant the bug anew"
     path.write_text(source.replace(right, wrong))
+    return selection
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
+    selection = plant(bug, tmp_path)
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *selection],
         cwd=tmp_path,

@@ -24,8 +24,8 @@ from spec_jax.checkpoints.weights import build_model
 from spec_jax.config import DTYPES
 from spec_jax.errors import CheckpointError, ConfigError
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_gguf, family_of_hf
-from spec_jax.models.transformer import Model
 from spec_jax.sharding import Placement
 from spec_jax.tokenizer import Tokenizer
 

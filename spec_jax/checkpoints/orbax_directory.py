@@ -19,7 +19,7 @@ from spec_jax import distributed
 from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import RopeScaling, TransformerConfig
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
 from spec_jax.tokenizer import ChatTemplate, Tokenizer
 

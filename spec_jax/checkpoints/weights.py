@@ -11,7 +11,7 @@ from flax import nnx
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Part, Slices, TensorStore, WeightTable
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
 
 

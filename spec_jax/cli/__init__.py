@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from spec_jax import __version__
 from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_convert, parse_env, parse_model_command
+from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
@@ -26,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      0; 2 after a mistake in a flag, a prompt or a checkpoint and if a request failed; 3 if another
-      process of the same run was lost; 130 after Ctrl-C.
+      0; 1 if an audit fails; 2 after a mistake in a flag, a prompt or a checkpoint and if a request
+      failed; 3 if another process of the same run was lost; 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     code = _guarded(arguments)
@@ -102,6 +103,12 @@ def _run(arguments: list[str]) -> int:
         from spec_jax.cli import plan
 
         return plan.run(plan_options)
+    if command == "audit":
+        audit_options = parse_audit(rest)
+        audit_prompts = read_prompts(audit_options.sources) if audit_options.sources else None
+        from spec_jax.cli import audit
+
+        return audit.run(audit_options, audit_prompts)
     if command == "convert":
         convert_options = parse_convert(rest)
         from spec_jax.cli import convert

@@ -18,7 +18,7 @@ from spec_jax.config import (
 )
 from spec_jax.errors import ConfigError, did_you_mean
 
-COMMANDS = ("generate", "chat", "convert", "plan", "env")
+COMMANDS = ("generate", "chat", "audit", "convert", "plan", "env")
 
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
@@ -27,6 +27,7 @@ Decode language models faster without changing what they say.
 
   spec-jax generate   complete prompts
   spec-jax chat       hold a conversation
+  spec-jax audit      test on your own models that nothing is lost
   spec-jax convert    write a model so that every process of a pod reads its own part
   spec-jax plan       project memory and speed on other machines
   spec-jax env        show versions and devices, for bug reports
@@ -101,24 +102,27 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
         parser = Parser(command, "[PROMPT] --target REF", _GENERATE_EPILOG)
     else:
         parser = Parser(command, "--target REF")
-    _add_model(parser)
-    _add_speculation(parser)
+    add_model(parser).add_argument(
+        "--max-num-seqs",
+        type=whole,
+        metavar="N",
+        help="most prompts decoded as one batch (default: 8)",
+    )
+    add_speculation(parser)
     _add_sampling(parser)
     if command == "generate":
         _add_generate(parser)
     else:
         add_debug(parser)
     given = parser.parse(arguments)
-    _require_target(given)
-    if given.get("draft") and "method" not in given:
-        given["method"] = "draft_model"
+    require_target(given)
     for name in ("max_model_len", "max_num_seqs"):
         if given.get(name, 1) < 1:
             raise ConfigError(f"{name} is {given[name]}; give at least 1.")
     options = Options(
         target=given["target"],
-        speculative=SpeculativeConfig(**_fields(SpeculativeConfig, given)),
-        sampling=SamplingParams(**_fields(SamplingParams, given)),
+        speculative=speculation_of(given),
+        sampling=SamplingParams(**fields_of(SamplingParams, given)),
         llm={
             name: given[name]
             for name in ("layout", "dtype", "max_model_len", "max_num_seqs")
@@ -130,11 +134,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
         ),
         **{name: given[name] for name in ("chat", "json", "compare") if name in given},
     )
-    if options.speculative.verification == "greedy" and options.sampling.temperature > 0:
-        raise ConfigError(
-            "verification 'greedy' is exact at temperature 0 only, but temperature is "
-            f"{options.sampling.temperature}; use verification 'token'."
-        )
+    refuse_greedy_sampling(options)
     return options
 
 
@@ -170,7 +170,7 @@ def parse_convert(arguments: Sequence[str]) -> ConvertOptions:
     group.add_argument("--output", metavar="DIR", help="a directory that does not exist yet")
     add_debug(group)
     given = parser.parse(arguments)
-    _require_target(given)
+    require_target(given)
     if not given.get("output"):
         raise ConfigError("no output given; name a new directory with --output.")
     load = {name: given[name] for name in ("layout", "dtype") if name in given}
@@ -185,7 +185,7 @@ def parse_env(arguments: Sequence[str]) -> EnvOptions:
     return EnvOptions(json="json" in parser.parse(arguments))
 
 
-def _require_target(given: dict[str, Any]) -> None:
+def require_target(given: dict[str, Any]) -> None:
     """Refuses what every command that loads a model refuses."""
     if not given.get("target"):
         raise ConfigError(
@@ -196,7 +196,23 @@ def _require_target(given: dict[str, Any]) -> None:
         raise ConfigError(f"dtype is {given['dtype']!r}.{did_you_mean(given['dtype'], DTYPES)}")
 
 
-def _fields(config: type, given: dict[str, Any]) -> dict[str, Any]:
+def speculation_of(given: dict[str, Any]) -> SpeculativeConfig:
+    """How to draft and verify; a draft without a method is a draft model."""
+    if given.get("draft") and "method" not in given:
+        given["method"] = "draft_model"
+    return SpeculativeConfig(**fields_of(SpeculativeConfig, given))
+
+
+def refuse_greedy_sampling(options: Options) -> None:
+    """Refuses to sample with a verification that is for temperature 0."""
+    if options.speculative.verification == "greedy" and options.sampling.temperature > 0:
+        raise ConfigError(
+            "verification 'greedy' is exact at temperature 0 only, but temperature is "
+            f"{options.sampling.temperature}; use verification 'token'."
+        )
+
+
+def fields_of(config: type, given: dict[str, Any]) -> dict[str, Any]:
     """Those of the given values that are fields of a config class."""
     names = {field.name for field in dataclasses.fields(config)}
     return {name: value for name, value in given.items() if name in names}
@@ -205,7 +221,8 @@ def _fields(config: type, given: dict[str, Any]) -> dict[str, Any]:
 def _add(group: Any, config: type, name: str, help: str, **how: Any) -> None:
     """Adds the flag of a config field, with the field's default in its help."""
     default = {field.name: field.default for field in dataclasses.fields(config)}[name]
-    note = "" if default is None or default is False or default == () else f" (default: {default})"
+    unset = default is None or default is False or default in ((), "")
+    note = "" if unset else f" (default: {default})"
     group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
 
 
@@ -227,7 +244,8 @@ def _add_reference(group: Any) -> None:
     )
 
 
-def _add_model(parser: Parser) -> None:
+def add_model(parser: Parser) -> Any:
+    """The flags of the target and of what it may hold; returns their group."""
     group = parser.add_argument_group("model")
     _add_reference(group)
     group.add_argument(
@@ -236,15 +254,11 @@ def _add_model(parser: Parser) -> None:
         metavar="N",
         help="longest prompt and completion together (default: the model's context)",
     )
-    group.add_argument(
-        "--max-num-seqs",
-        type=whole,
-        metavar="N",
-        help="most prompts decoded as one batch (default: 8)",
-    )
+    return group
 
 
-def _add_speculation(parser: Parser) -> None:
+def add_speculation(parser: Parser) -> None:
+    """The flags of `SpeculativeConfig`."""
     group = parser.add_argument_group("speculation")
     add = functools.partial(_add, group, SpeculativeConfig)
     add("method", "how to draft; draft_model if --draft is given", metavar="|".join(METHODS))
@@ -276,11 +290,9 @@ def _add_speculation(parser: Parser) -> None:
     add("draft_vocab_size", "tokens that a draft model may propose", type=whole, metavar="N")
 
 
-def _add_sampling(parser: Parser) -> None:
-    group = parser.add_argument_group("sampling")
+def add_distribution(group: Any) -> None:
+    """The flags that decide what the next token's distribution is."""
     add = functools.partial(_add, group, SamplingParams)
-    add("max_tokens", "most tokens to generate", type=whole, metavar="N")
-    add("min_tokens", "fewest tokens to generate before any stop", type=whole, metavar="N")
     add("temperature", "0 is greedy", type=number, metavar="T")
     add("top_k", "keep the K likeliest tokens; 0 keeps all", type=whole, metavar="K")
     add("top_p", "keep the likeliest tokens that reach probability P", type=number, metavar="P")
@@ -288,17 +300,25 @@ def _add_sampling(parser: Parser) -> None:
     add("repetition_penalty", "on tokens seen; 1 is off", type=number, metavar="X")
     add("presence_penalty", "on tokens generated; 0 is off", type=number, metavar="X")
     add("frequency_penalty", "per time generated; 0 is off", type=number, metavar="X")
+
+
+def _add_sampling(parser: Parser) -> None:
+    group = parser.add_argument_group("sampling")
+    add = functools.partial(_add, group, SamplingParams)
+    add("max_tokens", "most tokens to generate", type=whole, metavar="N")
+    add_distribution(group)
+    add("min_tokens", "fewest tokens to generate before any stop", type=whole, metavar="N")
     add("bad_words", "never generate this text (repeatable)", action="append", metavar="TEXT")
     add("json_schema", "the output is JSON of this schema", metavar="JSON")
     add("regex", "the output matches this regular expression", metavar="REGEX")
     add("stop", "end before this text (repeatable)", action="append", metavar="TEXT")
     add("ignore_eos", "decode past the end of sequence", action="store_true")
     add("seed", "make sampling reproducible (default: random)", type=whole, metavar="N")
+    add("namespace", "whose outputs the suffix method may draft from", metavar="NAME")
 
 
-def _add_generate(parser: Parser) -> None:
-    group = parser.add_argument_group("prompts")
-    group.add_argument("positional", nargs="?", metavar="PROMPT", help="a prompt")
+def add_prompts(group: Any) -> None:
+    """The flags that name prompts."""
     group.add_argument(
         "--prompt",
         dest="sources",
@@ -316,6 +336,12 @@ def _add_generate(parser: Parser) -> None:
         help='.jsonl: one object with the key "prompt" a line; any other file is one prompt; '
         "- is standard input (repeatable)",
     )
+
+
+def _add_generate(parser: Parser) -> None:
+    group = parser.add_argument_group("prompts")
+    group.add_argument("positional", nargs="?", metavar="PROMPT", help="a prompt")
+    add_prompts(group)
     group.add_argument(
         "--chat", action="store_true", help="put prompts through the model's chat template"
     )

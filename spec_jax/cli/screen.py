@@ -13,6 +13,9 @@ from rich.text import Text
 
 from spec_jax.cli.interrupts import held_back
 
+REPORT_WIDTH = 100
+"""Columns of a report where there is no terminal to fit."""
+
 # A model may write anything, and a terminal obeys what it is sent: control characters other than
 # tab and line feed become visible signs.
 _VISIBLE: dict[int, str] = {
@@ -117,6 +120,15 @@ class Screen:
         """Writes a line above a result."""
         self.settle()
         self._headings.print(Text(visible(text), style="bold"), soft_wrap=True)
+
+    def show(self, *lines: RenderableType) -> None:
+        """Writes a report as the result; text in it is literal."""
+        self.settle()
+        console = Console(file=self._out, highlight=False)
+        if not self.is_terminal:
+            console = Console(file=self._out, highlight=False, width=REPORT_WIDTH)
+        for line in lines:
+            console.print(Text(visible(line)) if isinstance(line, str) else line)
 
     def record(self, value: dict[str, Any]) -> None:
         """Writes one JSON line."""

@@ -16,7 +16,7 @@ from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, Deco
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 
 
 def start(

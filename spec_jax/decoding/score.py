@@ -10,7 +10,7 @@ from spec_jax.decoding.processors import BatchSampling, History
 from spec_jax.decoding.sampling import probabilities
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 
 
 def entries_per_round(scoring: str, lookahead: int, drafts: int) -> int:

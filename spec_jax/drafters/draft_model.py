@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 from spec_jax.decoding.cache import KVCache, Places, prefill
 from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Committed, Context, Draft
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.pytree import pytree, static
 
 CATCH_UP = 16

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 from spec_jax.decoding.cache import KVCache
 from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Begun, Committed, Context, Draft
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.pytree import pytree, static
 
 

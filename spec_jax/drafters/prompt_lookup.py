@@ -13,44 +13,86 @@ class PromptLookup:
     """Drafts without a model, on device (Saxena 2023; Hugging Face's `prompt_lookup` semantics).
 
     The longest n-gram is tried first, down to one token; of its earlier places the leftmost that
-    has a continuation is copied from.
+    has a continuation is copied from. Further drafts come from the next places in this order whose
+    continuations say more than a draft before them.
 
     Attributes:
       lookahead: most tokens proposed (K).
       max_ngram: longest n-gram looked for.
+      drafts: most continuations proposed side by side.
     """
 
     lookahead: int = static()
     max_ngram: int = static()
-    drafts = 1
+    drafts: int = static(default=1)
     steady = False
 
     def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> None:
         """No state: the context holds all there is to look up."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
-        """The continuation of the longest match, cut at the end of the known tokens."""
+        """The continuations of the longest matches, cut at the end of the known tokens."""
         tokens, lengths = jax.vmap(self._look_up)(context.tokens, context.lengths)
-        return Draft(tokens=tokens, probs=None, lengths=lengths), state
+        return Draft(tokens=tokens, probs=None, lengths=lengths, drafts=self.drafts), state
 
     def commit(self, state: None, committed: Committed) -> None:
         """No state."""
 
     def _look_up(
         self, tokens: Int[Array, " length"], length: Int[Array, ""]
-    ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
-        # `matched[e]`: how many of the last tokens (at most max_ngram) stand right before place
-        # e, counted backwards until the first difference.
-        places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-        running = (places > 0) & (places < length)
-        matched = jnp.zeros_like(places)
-        for back in range(1, self.max_ngram + 1):
-            same = jnp.roll(tokens, back) == tokens[jnp.maximum(length - back, 0)]
-            running = running & same & (places >= back) & (length >= back)
-            matched = matched + running.astype(jnp.int32)
-        best = matched.max()
-        # argmax takes the first, so the leftmost place of the longest match.
-        start = jnp.argmax(matched).astype(jnp.int32)
-        found = jnp.where(best > 0, jnp.minimum(self.lookahead, length - start), 0)
-        padded = jnp.pad(tokens, (0, self.lookahead))
-        return jax.lax.dynamic_slice_in_dim(padded, start, self.lookahead), found
+    ) -> tuple[Int[Array, " drafted"], Int[Array, ""]]:
+        matched = matches(tokens, length, self.max_ngram)
+        draft, longest = continuation(tokens, length, matched, self.lookahead)
+        if self.drafts == 1:
+            return draft, longest
+        steps = jnp.arange(self.lookahead, dtype=jnp.int32)
+        found, side_by_side = longest, []
+        for _ in range(self.drafts):
+            draft = jnp.where(steps < found, draft, -1)
+            side_by_side.append(draft)
+            matched = jnp.where(says(tokens, length, draft), 0, matched)
+            draft, found = continuation(tokens, length, matched, self.lookahead)
+            longest = jnp.maximum(longest, found)
+        return jnp.stack(side_by_side, axis=1).reshape(-1), longest
+
+
+def matches(
+    tokens: Int[Array, " length"], length: Int[Array, ""], max_ngram: int
+) -> Int[Array, " length"]:
+    """How many of the row's last tokens (at most `max_ngram`) stand right before each place.
+
+    They are counted backwards until the first difference; places at or past `length` have none.
+    """
+    places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    running = (places > 0) & (places < length)
+    matched = jnp.zeros_like(places)
+    for back in range(1, max_ngram + 1):
+        same = jnp.roll(tokens, back) == tokens[jnp.maximum(length - back, 0)]
+        running = running & same & (places >= back) & (length >= back)
+        matched = matched + running.astype(jnp.int32)
+    return matched
+
+
+def continuation(
+    tokens: Int[Array, " length"],
+    length: Int[Array, ""],
+    matched: Int[Array, " length"],
+    lookahead: int,
+) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
+    """What stands at the leftmost place of the longest match, and how many tokens are known."""
+    # argmax takes the first, so the leftmost place of the longest match.
+    start = jnp.argmax(matched).astype(jnp.int32)
+    found = jnp.where(matched.max() > 0, jnp.minimum(lookahead, length - start), 0)
+    padded = jnp.pad(tokens, (0, lookahead))
+    return jax.lax.dynamic_slice_in_dim(padded, start, lookahead), found
+
+
+def says(
+    tokens: Int[Array, " length"], length: Int[Array, ""], draft: Int[Array, " lookahead"]
+) -> Int[Array, " length"]:
+    """Whether a draft, padded with -1, says all that stands at each place within its reach."""
+    places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    same = jnp.ones(tokens.shape, bool)
+    for step in range(draft.shape[0]):
+        same = same & ((jnp.roll(tokens, -step) == draft[step]) | (places + step >= length))
+    return same

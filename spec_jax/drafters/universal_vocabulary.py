@@ -12,7 +12,7 @@ from spec_jax.decoding.cache import KVCache, prefill
 from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.drafters.draft_model import catch_up, over_vocabulary, read_last_two
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.pytree import pytree, static
 
 

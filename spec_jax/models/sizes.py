@@ -7,7 +7,7 @@ import jax
 
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 
 
 def parameter_count(config: TransformerConfig) -> int:

@@ -17,7 +17,7 @@ from spec_jax.decoding.processors import BatchSampling
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine import Bucket, Engine, Request
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.sharding import Layout
 
 

@@ -15,7 +15,7 @@ from spec_jax.decoding.lookahead import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine import Bucket
 from spec_jax.errors import ConfigError
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.planning.abstract import (
     abstract_cache,
     abstract_sampling,

@@ -13,8 +13,8 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.model import Model
 from spec_jax.models.sizes import WideShallow
-from spec_jax.models.transformer import Model
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import abstract_cache, bucket, stand_ins
 from spec_jax.planning.compiled import Program, compile_call, compile_round, devices_for

@@ -12,7 +12,7 @@ from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import CheckpointError
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.sharding import Layout
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write_gguf
 

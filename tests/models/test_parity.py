@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from spec_jax import checkpoints
+from spec_jax.models.model import Model
 from spec_jax.models.registry import FAMILIES
-from spec_jax.models.transformer import Model
 from tests.checkpoints.tiny import write_tokenizer
 from tests.prompts import COPY_PROMPTS
 

@@ -9,8 +9,9 @@ from flax import nnx
 
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.model import Model
 from spec_jax.models.sizes import WideShallow, parameter_count
-from spec_jax.models.transformer import Model, Transformer
+from spec_jax.models.transformer import Transformer
 
 TINY = TransformerConfig(
     vocab_size=40,

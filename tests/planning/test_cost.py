@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import abstract_cache, stand_ins
 from spec_jax.planning.cost import Call, Exchange, Terms

@@ -10,7 +10,7 @@ import pytest
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.engine import Bucket
 from spec_jax.errors import ConfigError
-from spec_jax.models.transformer import Model
+from spec_jax.models.model import Model
 from spec_jax.planning import make_plan
 from spec_jax.planning.compiled import compile_call, devices_for
 from spec_jax.planning.hlo import by_kind

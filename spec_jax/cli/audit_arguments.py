@@ -1,0 +1,108 @@
+"""The flags of `spec-jax audit`. Imports no JAX."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from spec_jax.cli.arguments import (
+    Options,
+    add_distribution,
+    add_model,
+    add_prompts,
+    add_speculation,
+    fields_of,
+    refuse_greedy_sampling,
+    require_target,
+    speculation_of,
+)
+from spec_jax.cli.parser import Parser, add_debug, whole
+from spec_jax.config import SamplingParams
+from spec_jax.errors import ConfigError
+
+MAX_TOKENS = 32
+
+_EPILOG = """\
+Four things are checked: greedy tokens are those of plain decoding, stop tokens inside accepted
+blocks and penalties included; sampled tokens follow the target's distribution, computed without
+speculation and without the library's own sampling code; drafted tokens follow the probabilities
+that their drafter reports; and a row's tokens do not depend on its batch. The exit code is 1 if one
+of them fails, and a lossless method fails by chance in one audit of a thousand.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditOptions(Options):
+    """What `audit` was asked to do.
+
+    Attributes:
+      samples: rows sampled of each setting; None leaves it to the model's size.
+      max_tokens: tokens decoded greedily from each prompt.
+      seed: of the sampled rows.
+      settings: name -> how to sample; None for the default settings.
+    """
+
+    samples: int | None = None
+    max_tokens: int = MAX_TOKENS
+    seed: int = 0
+    settings: dict[str, SamplingParams] | None = None
+
+
+def parse_audit(arguments: Sequence[str]) -> AuditOptions:
+    """Parses and checks the arguments of `audit`.
+
+    Raises:
+      ConfigError: an argument is unknown, malformed or out of range, or two contradict each other.
+    """
+    parser = Parser("audit", "--target REF --draft REF", _EPILOG)
+    add_model(parser)
+    add_speculation(parser)
+    group = parser.add_argument_group(
+        "sampling",
+        "Any of these takes the place of the default settings, T = 1 and T = 0.7 with top-p 0.9 "
+        "and a repetition penalty of 1.2; without --temperature it is 1 then, and 0 leaves the "
+        "greedy checks alone.",
+    )
+    add_distribution(group)
+    group = parser.add_argument_group("what to look at")
+    add_prompts(group)
+    group.add_argument(
+        "--samples",
+        type=whole,
+        metavar="N",
+        help="rows sampled of each setting; more find smaller deviations (default: 4096, or 512 of "
+        "a model of ten million parameters and more)",
+    )
+    group.add_argument(
+        "--max-tokens",
+        type=whole,
+        metavar="N",
+        help=f"tokens decoded greedily from each prompt (default: {MAX_TOKENS})",
+    )
+    group.add_argument(
+        "--seed", type=whole, metavar="N", help="another seed samples other rows (default: 0)"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add_debug(group)
+    given = parser.parse(arguments)
+    require_target(given)
+    own = {name: given.pop(name) for name in ("samples", "max_tokens", "seed") if name in given}
+    for name, least in (("samples", 1), ("max_tokens", 1), ("max_model_len", 1), ("seed", 0)):
+        if (value := (given | own).get(name, least)) < least:
+            raise ConfigError(f"{name} is {value}; give at least {least}.")
+    asked = fields_of(SamplingParams, given)
+    if asked:
+        asked.setdefault("temperature", 1.0)
+    sampling = SamplingParams(**asked)
+    settings = {"as given": sampling} if sampling.temperature else {}
+    options = AuditOptions(
+        target=given["target"],
+        speculative=speculation_of(given),
+        sampling=sampling,
+        llm={name: given[name] for name in ("layout", "dtype", "max_model_len") if name in given},
+        sources=tuple(given.get("sources", ())),
+        json="json" in given,
+        settings=settings if asked else None,
+        **own,
+    )
+    refuse_greedy_sampling(options)
+    return options

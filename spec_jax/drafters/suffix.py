@@ -1,0 +1,156 @@
+"""Suffix lookup: copy what followed the longest match in the outputs of earlier requests."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.drafters.prompt_lookup import continuation, matches
+from spec_jax.pytree import pytree, static
+
+SHORTEST = 2
+"""Tokens that must match: what follows a single one is seldom said again."""
+OCCURRENCES = 16
+"""How many occurrences of a match are compared with each other."""
+
+
+@pytree
+class PastText:
+    """What each row may look in besides its own text.
+
+    Attributes:
+      tokens: outputs one after another, each followed by -1, which also fills the rest.
+      order: the places of their tokens in the order of what they begin: a suffix array.
+      counts: how many these are.
+    """
+
+    tokens: Int[Array, "batch size"]
+    order: Int[Array, "batch size"]
+    counts: Int[Array, " batch"]
+
+
+@pytree
+class SuffixLookup:
+    """Drafts without a model, on device, from past outputs and the row's own text.
+
+    After SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). The source with the longer match
+    of the row's end is copied from, the row's own text if they are equal.
+
+    Attributes:
+      lookahead: most tokens proposed (K).
+      max_ngram: longest match looked for.
+    """
+
+    lookahead: int = static()
+    max_ngram: int = static(default=16)
+    drafts = 1
+    steady = False
+
+    def init(
+        self,
+        tokens: Array,
+        lengths: Array,
+        block: int,
+        inputs: tuple[Int[Array, "batch size"], Int[Array, "batch size"], Int[Array, " batch"]]
+        | None = None,
+    ) -> PastText:
+        """The state is what `SuffixIndex.arrays` gave for the requests; it never changes."""
+        if inputs is None:
+            raise ValueError("a drafter that looks in past outputs needs their suffix arrays")
+        return PastText(*inputs)
+
+    def propose(self, state: PastText, context: Context) -> tuple[Draft, PastText]:
+        """The continuation of the longest match, cut at the end of the text it stands in."""
+        tokens, lengths = jax.vmap(self._look_up)(
+            context.tokens, context.lengths, state.tokens, state.order, state.counts
+        )
+        return Draft(tokens=tokens, probs=None, lengths=lengths), state
+
+    def commit(self, state: PastText, committed: Committed) -> PastText:
+        """Nothing changes: an output is looked in once its request has finished."""
+        return state
+
+    def _look_up(
+        self,
+        tokens: Int[Array, " length"],
+        length: Int[Array, ""],
+        text: Int[Array, " size"],
+        order: Int[Array, " size"],
+        count: Int[Array, ""],
+    ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
+        matched = matches(tokens, length, self.max_ngram)
+        matched = jnp.where(matched >= SHORTEST, matched, 0)
+        own, own_found = continuation(tokens, length, matched, self.lookahead)
+        size, low, high = longest_match(tokens, length, text, order, count, self.max_ngram)
+        past, past_found = likeliest(text, order, low, high, size, self.lookahead)
+        longer = size > matched.max()
+        return jnp.where(longer, past, own), jnp.where(longer, past_found, own_found)
+
+
+def longest_match(
+    tokens: Int[Array, " length"],
+    length: Int[Array, ""],
+    text: Int[Array, " size"],
+    order: Int[Array, " size"],
+    count: Int[Array, ""],
+    max_ngram: int,
+) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""]]:
+    """The size of the longest n-gram at the row's end that goes on in the text; 0 if none does.
+
+    Also, as a range of `order`, where it stands. All sizes are looked for at once, by one binary
+    search of size.bit_length() steps.
+    """
+    sizes = jnp.arange(SHORTEST, max_ngram + 1, dtype=jnp.int32)
+    steps = jnp.arange(max_ngram + 1, dtype=jnp.int32)
+    inside, compared = steps[None] < sizes[:, None], steps[None] <= sizes[:, None]
+    ngrams = tokens[jnp.maximum(length - sizes[:, None] + steps[None], 0)]
+    # The occurrences lie between the n-gram followed by the least token, so that those at the end
+    # of an output are left out, and the n-gram followed by more than any token.
+    following = jnp.array([0, jnp.iinfo(jnp.int32).max], jnp.int32)[:, None, None]
+    wanted = jnp.where(inside[None], ngrams[None], following)
+
+    def halve(_, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) // 2
+        at = order[jnp.minimum(middle, len(order) - 1)][..., None] + steps[None, None]
+        here = text[jnp.minimum(at, len(text) - 1)]
+        differs = (here != wanted) & compared[None]
+        first = differs & (jnp.cumsum(differs, axis=-1, dtype=jnp.int32) == 1)
+        below = (first & (here < wanted)).any(-1) & (low < high)
+        return jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
+
+    bounds = jnp.zeros((2, len(sizes)), jnp.int32), jnp.full((2, len(sizes)), count)
+    (low, high), _ = jax.lax.fori_loop(0, len(order).bit_length(), halve, bounds)
+    found = jnp.where((high > low) & (sizes <= length), sizes, 0)
+    best = jnp.argmax(found)
+    return found[best], low[best], high[best]
+
+
+def likeliest(
+    text: Int[Array, " size"],
+    order: Int[Array, " size"],
+    low: Int[Array, ""],
+    high: Int[Array, ""],
+    size: Int[Array, ""],
+    lookahead: int,
+) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
+    """What follows an n-gram of `size` tokens at one of its places low..high - 1 of `order`.
+
+    Of up to `OCCURRENCES` of them, spread evenly, the one that has most tokens in common with all:
+    if the row goes on as one of them does, its continuation is expected to be accepted furthest.
+    """
+    occurrences = high - low
+    index = jnp.arange(OCCURRENCES, dtype=jnp.int32)
+    spread = (2 * index + 1) * occurrences // (2 * OCCURRENCES)
+    at = low + jnp.where(occurrences > OCCURRENCES, spread, index)
+    starts = order[jnp.minimum(at, len(order) - 1)] + size
+    steps = jnp.arange(lookahead, dtype=jnp.int32)
+    texts = text[jnp.minimum(starts[:, None] + steps[None], len(text) - 1)]
+    inside = jnp.cumprod((texts >= 0).astype(jnp.int32), axis=-1)
+    same = (texts[:, None] == texts[None]).astype(jnp.int32) * inside[:, None]
+    common = jnp.cumprod(same, axis=-1).sum(-1, dtype=jnp.int32)
+    there = index < occurrences
+    agreement = jnp.where(there[None], common, 0).sum(-1, dtype=jnp.int32)
+    best = jnp.argmax(jnp.where(there, agreement, -1))
+    found = jnp.where(size > 0, inside[best].sum(dtype=jnp.int32), 0)
+    return jnp.maximum(texts[best], 0), found

@@ -1,0 +1,95 @@
+"""The losslessness audit: what a method decodes against what its target alone says."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+
+from spec_jax.config import SamplingParams
+from spec_jax.engine import Engine
+from spec_jax.errors import ConfigError, RequestError
+from spec_jax.evaluation.greedy import Greedy
+from spec_jax.evaluation.report import Check, Report, judge
+from spec_jax.evaluation.rows import check_rows
+from spec_jax.evaluation.sampled import DRAFTED, EMITTED, FOLLOWING, MEANINGS
+from spec_jax.evaluation.sampler import Sampler, width_of
+
+PROMPTS = (
+    "The capital of France is",
+    "one two three four five one two three four five one two three",
+    "def mean(xs):\n    total = 0\n    for x in xs:\n        total += x\n    return",
+)
+"""Prompts of unlike kinds; the second repeats itself, so that lookups find something."""
+SETTINGS = {
+    "T=1": SamplingParams(temperature=1.0),
+    "T=0.7 top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2),
+}
+GREEDY_TOKENS = 32
+MANY_PARAMETERS = 10_000_000
+FEW_SAMPLES, MANY_SAMPLES = 512, 4096
+"""Rows of each setting by default, for a model of many parameters and of few."""
+
+
+def audit(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    *,
+    settings: Mapping[str, SamplingParams] | None = None,
+    samples: int | None = None,
+    max_tokens: int = GREEDY_TOKENS,
+    seed: int = 0,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> Report:
+    """Checks that a method loses nothing: greedy tokens, sampled ones, drafts and batches.
+
+    Args:
+      engine: target, drafter, lookahead and verification; nothing but their protocols is used.
+      prompts: token ids; three or more of different lengths show most.
+      settings: name -> how to sample; two settings by default, none for greedy checks only.
+      samples: rows sampled of each setting, at least; whole batches are.
+      max_tokens: tokens decoded greedily from each prompt.
+      seed: of the sampled rows; another seed is another audit.
+      on_progress: called with a line of text.
+
+    Raises:
+      ConfigError: a value is out of range.
+      RequestError: a prompt is empty or too long.
+    """
+    if settings is None:
+        settings = SETTINGS
+    many = sum(leaf.size for leaf in jax.tree.leaves(engine.target.params)) >= MANY_PARAMETERS
+    samples = (FEW_SAMPLES if many else MANY_SAMPLES) if samples is None else samples
+    for name, value in (("samples", samples), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; give at least 1.")
+    texts = [list(prompt) for prompt in prompts]
+    _check_prompts(engine, texts, max_tokens)
+    checks = Greedy(engine, texts, max_tokens, on_progress).run()
+    greedy_only = engine.verification == "greedy"
+    if greedy_only or not settings:
+        reason = "verification 'greedy' is for temperature 0" if greedy_only else "temperature is 0"
+        checks += [Check(name, reason=reason) for name in (EMITTED, FOLLOWING, DRAFTED)]
+        settings = {"T=0": SamplingParams()}
+    else:
+        checks += Sampler(engine, texts, samples, on_progress).checks(settings, seed)
+    checks.append(
+        check_rows(
+            engine, texts, dict(settings), max_tokens=max_tokens, seed=seed, on_progress=on_progress
+        )
+    )
+    return judge(checks, MEANINGS)
+
+
+def _check_prompts(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
+    """Every prompt must leave room for what is decoded from it, and for a neighbour's text."""
+    if not prompts:
+        raise RequestError("there is no prompt; give at least one.")
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")
+        needed = len(prompt) + max(2 * max_tokens, width_of(engine))
+        if needed > engine.max_model_len:
+            raise RequestError(
+                f"prompt {i} has {len(prompt)} tokens, and the audit needs {needed - len(prompt)} "
+                f"more in a context of {engine.max_model_len}; shorten it, or give fewer "
+                "--max-tokens."
+            )

@@ -1,0 +1,286 @@
+"""At temperature 0 a lossless method gives the very tokens of plain decoding."""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.config import SamplingParams
+from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.state import STOP
+from spec_jax.drafters.none import NoDraft
+from spec_jax.engine import Batch, Engine, Request
+from spec_jax.evaluation.report import Check
+from spec_jax.evaluation.scoring import Scorer, step_by_step
+from spec_jax.models.model import Model
+from spec_jax.testing import reference_probabilities
+
+BATCH = 3
+"""Rows of the larger batches."""
+MOST_STOPS = 4
+"""Stop tokens tried per prompt, at different places of accepted blocks."""
+MOST_EXPLAINED = 2
+"""Differences that a check explains; each takes as many target calls as there are tokens before."""
+TOLERANCE = {"float32": 2.0**-13, "bfloat16": 2.0**-6}
+"""How far rounding may move a logit, against the largest one's size."""
+
+
+def request(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    key: Sequence[int] = (0, 0),
+    stops: Sequence[int] = (),
+) -> Request:
+    """A request as the engine takes it; it ends at `max_tokens` or a stop token."""
+    return Request(
+        prompt_token_ids=prompt,
+        sampling=params,
+        key=np.array(key, np.uint32),
+        stop_token_ids=tuple(stops),
+        max_length=len(prompt) + params.max_tokens,
+    )
+
+
+def decode(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], Batch]:
+    """The generated tokens of each request."""
+    batch = engine.start(requests)
+    while batch.running:
+        batch.advance(1 << 20)
+    return generated(batch, requests), batch
+
+
+def generated(batch: Batch, requests: Sequence[Request]) -> list[list[int]]:
+    """The tokens that each row of a batch has gained so far."""
+    tokens, lengths = batch.view.tokens, batch.view.lengths
+    return [
+        tokens[i, len(each.prompt_token_ids) : lengths[i]].tolist()
+        for i, each in enumerate(requests)
+    ]
+
+
+def in_groups(items: list) -> list[list]:
+    """Groups of `BATCH`, the last filled up from the start."""
+    short = -len(items) % BATCH
+    filled = [*items, *(items * BATCH)[:short]]
+    return [filled[i : i + BATCH] for i in range(0, len(filled), BATCH)]
+
+
+@dataclasses.dataclass
+class Greedy:
+    """The greedy checks of one engine.
+
+    Attributes:
+      engine: the method.
+      prompts: token ids.
+      max_tokens: tokens decoded from each.
+      on_progress: called with a line of text.
+    """
+
+    engine: Engine
+    prompts: Sequence[list[int]]
+    max_tokens: int
+    on_progress: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.plain = Engine(
+            self.engine.target,
+            NoDraft(0),
+            Constant(0),
+            "token",
+            max_model_len=self.engine.max_model_len,
+            on_progress=self.on_progress,
+        )
+        self.scorer = Scorer(self.engine.target, rows=1, width=self.max_tokens)
+
+    def run(self) -> list[Check]:
+        """The checks: the tokens, the same under penalties, and stops."""
+        self.on_progress("decoding greedily")
+        params = SamplingParams(max_tokens=self.max_tokens)
+        tokens = Check("greedy: plain tokens")
+        expected = self._same(tokens, params)
+        common = [token for token, _ in Counter(itertools.chain(*expected)).most_common(3)]
+        penalised = SamplingParams(
+            max_tokens=self.max_tokens,
+            repetition_penalty=1.2,
+            presence_penalty=0.2,
+            frequency_penalty=0.4,
+            logit_bias=dict(zip(common, (float("-inf"), 0.5, -0.5), strict=False)),
+        )
+        penalties = Check("greedy: penalties, bias")
+        self._same(penalties, penalised)
+        return [tokens, penalties, self._stops(params, expected)]
+
+    def _same(self, check: Check, params: SamplingParams) -> list[list[int]]:
+        """Compares in batches of one and of `BATCH`; returns the tokens of plain decoding."""
+        requests = [request(prompt, params) for prompt in self.prompts]
+        expected: dict[int, list[int]] = {}
+        groups = in_groups(list(range(len(requests))))
+        for group in groups:
+            texts = decode(self.plain, [requests[i] for i in group])[0]
+            expected |= dict(zip(group, texts, strict=True))
+        for i, text in expected.items():
+            self._follows_scores(check, requests[i], text)
+        for group in [*groups, *([i] for i in expected)]:
+            texts = decode(self.engine, [requests[i] for i in group])[0]
+            for i, text in zip(group, texts, strict=True):
+                self._compare(check, requests[i], expected[i], text, f"in a batch of {len(group)}")
+        batches = f"batches of 1 and {BATCH}"
+        check.sample = f"{len(expected)} texts of {self.max_tokens} tokens, {batches}"
+        return [expected[i] for i in range(len(requests))]
+
+    def _follows_scores(self, check: Check, asked: Request, text: list[int]) -> None:
+        """Plain decoding itself takes the likeliest token of the target's scores."""
+        padded = np.zeros((1, self.max_tokens), np.int32)
+        padded[0, : len(text)] = text
+        prompt = list(asked.prompt_token_ids)
+        logits = self.scorer.logits(prompt, padded)[0]
+        for place, token in enumerate(text):
+            scores = _scores(logits[place], [*prompt, *text[:place]], len(prompt), asked.sampling)
+            missing = float(scores.max() - scores[token])
+            follows = missing <= _tolerance(self.engine.target, logits[place])
+            check.compare(
+                follows,
+                "plain decoding itself departs from the target's scores: the processors, the cache "
+                f"or the prompt's reading are wrong (token {token} at place {place} is "
+                f"{missing:.3g} below the likeliest).",
+            )
+            if not follows:
+                return
+
+    def _compare(
+        self, check: Check, asked: Request, expected: list[int], text: list[int], where: str
+    ) -> None:
+        """Compares two texts; their first difference is a failure unless it is a near-tie."""
+        if text == expected:
+            check.compare(True, "")
+            return
+        if len(check.failures) >= MOST_EXPLAINED:
+            check.comparisons += 1
+            return
+        pairs = zip(expected, text, strict=False)
+        place = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+        if place is None:
+            check.compare(
+                False,
+                f"the method ends a text after {len(text)} tokens, plain decoding after "
+                f"{len(expected)} ({where}).",
+            )
+            return
+        near, said = self._explain(asked, expected, place, text[place])
+        said = f"token {place} of {len(expected)} differs {where}: {said}"
+        if near:
+            check.comparisons += 1
+            check.notes.append(f"near-tie: {said}")
+        else:
+            check.compare(False, said)
+
+    def _explain(
+        self, asked: Request, expected: list[int], place: int, token: int
+    ) -> tuple[bool, str]:
+        """Whether rounding explains a difference, and the scores that say so."""
+        model, prompt = self.engine.target, list(asked.prompt_token_ids)
+        before, best = expected[:place], expected[place]
+        width = self.engine.drafter.lookahead + 1
+        single, block = (step_by_step(model, prompt, before, each) for each in (1, width))
+        one, several = (
+            _scores(each, [*prompt, *before], len(prompt), asked.sampling)
+            for each in (single, block)
+        )
+        margin, block_margin = (float(each[best] - each[token]) for each in (one, several))
+        rounding = float(np.abs(single - block).max())
+        if model.dtype == jnp.bfloat16:
+            near = margin <= 2 * rounding or block_margin < 0
+        else:
+            near = margin <= _tolerance(model, single)
+        told = (
+            f"{best} became {token}; of the two, {best} scores {one[best]:.6g} and {token} "
+            f"{one[token]:.6g} one token a call, {several[best]:.6g} and {several[token]:.6g} in "
+            f"blocks of {width} (logits apart by at most {rounding:.2g})"
+        )
+        if near:
+            return True, told + "."
+        return False, told + (
+            ". Neither score explains it: verification, the cache after a rollback, or what the "
+            "penalties see inside a draft is wrong."
+        )
+
+    def _stops(self, params: SamplingParams, expected: list[list[int]]) -> Check:
+        """Stop tokens, chosen from the text, end it right behind their first occurrence."""
+        check = Check("greedy: stop tokens")
+        chosen = [
+            (i, text, place, inside)
+            for i, blocks in enumerate(self._blocks(params))
+            for text in [expected[i]]
+            for place, inside in _stop_places(text, blocks)
+        ]
+        groups = [*in_groups(chosen), *([each] for each in chosen[:1])] if chosen else []
+        for group in groups:
+            requests = [
+                request(self.prompts[i], params, stops=[text[at]]) for i, text, at, _ in group
+            ]
+            texts, batch = decode(self.engine, requests)
+            for row, (_, text, place, _) in enumerate(group):
+                right, ours = text[: place + 1], texts[row]
+                if ours[: place + 1] != right:
+                    self._compare(check, requests[row], right, ours, "with a stop token")
+                    continue
+                check.compare(
+                    ours == right and int(batch.view.finish[row]) == STOP,
+                    "a stop token inside an accepted block does not end the text where "
+                    "token-by-token decoding would.",
+                )
+        inside = sum(1 for *_, inside in chosen if inside)
+        check.sample = f"{len(chosen)} stops, {inside} inside a block"
+        if not inside:
+            check.notes.append("no block was accepted in which a stop token could stand.")
+        if not chosen:
+            check.reason = "the texts hold no token that could be a stop"
+        return check
+
+    def _blocks(self, params: SamplingParams) -> list[list[tuple[int, int]]]:
+        """Where each text's rounds begin and end."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for group in in_groups(list(range(len(self.prompts)))):
+            requests = [request(self.prompts[i], params) for i in group]
+            batch = self.engine.start(requests)
+            blocks: list[list[tuple[int, int]]] = [[] for _ in group]
+            ends = [0] * len(group)
+            while batch.running:
+                batch.advance(1)
+                for row, text in enumerate(generated(batch, requests)):
+                    if len(text) > ends[row]:
+                        blocks[row].append((ends[row], len(text)))
+                        ends[row] = len(text)
+            found |= dict(zip(group, blocks, strict=True))
+        return [found[i] for i in range(len(self.prompts))]
+
+
+def _stop_places(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[int, bool]]:
+    """Places of a text's first occurrences, each at another distance from its block's start."""
+    chosen: dict[int, tuple[int, bool]] = {}
+    for start, end in blocks:
+        for place in range(start, min(end, len(text))):
+            # The last token of a block ends it anyway.
+            if text.index(text[place]) == place:
+                inside = place < end - 1
+                key = place - start if inside else -1
+                chosen.setdefault(key, (place, inside))
+    return sorted(chosen.values(), key=lambda each: not each[1])[:MOST_STOPS]
+
+
+def _scores(
+    logits: np.ndarray, context: list[int], prompt_length: int, params: SamplingParams
+) -> np.ndarray:
+    """Log-probabilities after penalties and bias: logits up to a constant."""
+    warm = dataclasses.replace(params, temperature=1.0)
+    with np.errstate(divide="ignore"):
+        return np.log(reference_probabilities(logits, context, prompt_length, warm))
+
+
+def _tolerance(model: Model, logits: np.ndarray) -> float:
+    """What rounding may do to a difference of two of these logits."""
+    return TOLERANCE[model.dtype.name] * max(1.0, float(np.abs(logits).max()))

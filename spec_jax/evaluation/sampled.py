@@ -1,0 +1,354 @@
+"""What the method samples against the target's distribution, and what it drafts against q."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from spec_jax.config import SamplingParams
+from spec_jax.engine import Request
+from spec_jax.evaluation import statistics
+from spec_jax.evaluation.recorder import Round
+from spec_jax.evaluation.report import Check
+from spec_jax.evaluation.scoring import Scorer
+from spec_jax.evaluation.statistics import Tally
+from spec_jax.testing import reference_probabilities
+
+EMITTED = "sampled: follow p"
+FOLLOWING = "sampled: after a verdict"
+DRAFTED = "drafted: follow q"
+MEANINGS = {
+    EMITTED: "emitted tokens do not follow the target's distribution",
+    FOLLOWING: "given how many were accepted, the next token follows neither max(p - q, 0) nor the "
+    "bonus p: the residual is wrong, or shares random numbers with the acceptance",
+    DRAFTED: "drafted tokens do not follow the reported q, or share random numbers",
+}
+LEAST_RESIDUAL = 1e-3
+"""Where p and q differ by less in all, the residual is made of rounding errors."""
+SUM_TOLERANCE = 1e-3
+RELAXED = {"float32": 1e-3, "bfloat16": 0.1}
+"""How much closer to the cut of top-k, top-p or min-p rounding may bring a token."""
+
+
+class Evidence:
+    """What all sampled rows say, as sums.
+
+    Args:
+      scorer: gives the target's logits without speculation.
+      verification: the method's; the law of the token after an acceptance is known for `token`.
+      seed: of the audit's own random numbers, which no decoding sees.
+    """
+
+    def __init__(self, scorer: Scorer, verification: str, seed: int):
+        self._scorer = scorer
+        self._exact = scorer.model.dtype == jnp.float32
+        self._verification = verification
+        self._random = np.random.default_rng(seed)
+        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._first: dict[tuple[str, int], np.ndarray] = {}
+        self._drafts: dict[tuple, tuple] = {}
+        self.emitted, self.following, self.drafted = (
+            Check(EMITTED),
+            Check(FOLLOWING),
+            Check(DRAFTED),
+        )
+        self.rows = self._several = 0
+
+    def add(
+        self,
+        setting: str,
+        params: SamplingParams,
+        prompts: Sequence[list[int]],
+        which: Int[np.ndarray, " batch"],
+        tokens: Int[np.ndarray, "batch length"],
+        rounds: Sequence[Round],
+    ) -> None:
+        """Adds a decoded batch.
+
+        Args:
+          setting: the name of the sampling parameters.
+          params: the sampling parameters.
+          prompts: the prompts' token ids.
+          which: each row's prompt.
+          tokens: each row's prompt and output.
+          rounds: what happened in each round.
+        """
+        width = params.max_tokens
+        begin = np.array([len(prompts[i]) for i in which])
+        texts = np.stack([row[at : at + width] for row, at in zip(tokens, begin, strict=True)])
+        self.rows += len(which)
+        at = np.zeros(texts.shape)
+        for i, prompt in enumerate(prompts):
+            mine = np.flatnonzero(which == i)
+            for chunk in np.split(mine, range(self._scorer.rows, len(mine), self._scorer.rows)):
+                if len(chunk):
+                    logits = self._scorer.logits(prompt, texts[chunk])
+                    p = self._target(setting, params, i, prompt, texts[chunk], logits)
+                    at[chunk] = self._add_emitted(setting, texts[chunk], p)
+                    self._add_impossible(params, prompt, texts[chunk], p, logits)
+                    for each in rounds:
+                        self._add_round(setting, each, chunk, begin[chunk], texts[chunk], p)
+        for t in range(1, width):
+            self._add(self.emitted, f"{setting}, neighbours in a row", *by_pair(at, t))
+        self._add(
+            self.emitted,
+            f"{setting}, neighbouring rows",
+            *statistics.by_pair(at[:-1].ravel(), at[1:].ravel()),
+        )
+        for each in rounds:
+            self._add_draft(setting, each, which, begin, texts)
+
+    def checks(self) -> list[Check]:
+        """The checks with their tests, not corrected for each other yet."""
+        checks = [self.emitted, self.following, self.drafted]
+        for (name, test_name), tally in self._tallies.items():
+            check = next(each for each in checks if each.name == name)
+            if (test := tally.test(test_name)) is not None:
+                check.tests.append(test)
+        for check in checks:
+            counted = max((test.count for test in check.tests), default=0)
+            check.sample = f"{self.rows} rows, {counted} tokens"
+        if not self.following.tests:
+            self.following.reason = self._why_no_following()
+        if not self.drafted.tests and not self.drafted.comparisons:
+            self.drafted.reason = "nothing was drafted"
+            if self._several:
+                self.drafted.reason = "several drafts a row"
+        return checks
+
+    def _why_no_following(self) -> str:
+        if self._several:
+            return "several drafts a row"
+        if not self._exact:
+            return "rounding in bfloat16 exceeds the differences of p and q that it is made of"
+        if self._verification != "token":
+            return f"no law is known for verification {self._verification!r}"
+        return "too few drafted tokens were verified"
+
+    def _add(self, check: Check, name: str, drawn: np.ndarray, expected: np.ndarray) -> None:
+        if len(drawn):
+            tally = self._tallies.setdefault((check.name, name), Tally(expected.shape[1]))
+            tally.add(drawn, expected)
+
+    def _target(
+        self,
+        setting: str,
+        params: SamplingParams,
+        number: int,
+        prompt: list[int],
+        texts: Int[np.ndarray, "rows width"],
+        logits: Float[np.ndarray, "rows width vocab"],
+    ) -> Float[np.ndarray, "rows width vocab"]:
+        """Each token's exact distribution given those before it."""
+        p = np.zeros(logits.shape)
+        for row, text in enumerate(texts.tolist()):
+            for t in range(len(text)):
+                # All rows of a prompt share the first place.
+                if t == 0 and (setting, number) in self._first:
+                    p[row, 0] = self._first[setting, number]
+                    continue
+                context = [*prompt, *text[:t]]
+                p[row, t] = reference_probabilities(logits[row, t], context, len(prompt), params)
+            self._first.setdefault((setting, number), p[row, 0])
+        return p
+
+    def _add_emitted(
+        self, setting: str, texts: np.ndarray, p: Float[np.ndarray, "rows width vocab"]
+    ) -> Float[np.ndarray, "rows width"]:
+        """Adds every token, by its place in the text and pooled; returns its cumulative place."""
+        at = np.zeros(texts.shape)
+        for t in range(texts.shape[1]):
+            drawn = texts[:, t].astype(np.int64)
+            binned = statistics.by_token(p[:, t], drawn)
+            at[:, t] = statistics.places(p[:, t], drawn, self._random)
+            self._add(self.emitted, f"{setting}, token {t}", *binned)
+            self._add(self.emitted, f"{setting}, all tokens", *binned)
+            self._add(self.emitted, f"{setting}, by order of ids", *statistics.by_place(at[:, t]))
+        return at
+
+    def _add_impossible(
+        self,
+        params: SamplingParams,
+        prompt: list[int],
+        texts: np.ndarray,
+        p: Float[np.ndarray, "rows width vocab"],
+        logits: Float[np.ndarray, "rows width vocab"],
+    ) -> None:
+        """No token of probability zero may be emitted, but for those at the edge of a cut."""
+        own = np.take_along_axis(p, texts[..., None].astype(np.int64), axis=2)[..., 0]
+        self.emitted.comparisons += own.size
+        for row, t in np.argwhere(own == 0):
+            context = [*prompt, *texts[row, :t].tolist()]
+            token = int(texts[row, t])
+            if not self._at_edge(params, context, len(prompt), token, logits[row, t]):
+                self.emitted.compare(
+                    False,
+                    "a token was emitted where its probability is exactly zero: truncation or a "
+                    "bias is not honoured.",
+                )
+                return  # one is enough
+
+    def _at_edge(
+        self,
+        params: SamplingParams,
+        context: list[int],
+        prompt_length: int,
+        token: int,
+        logits: Float[np.ndarray, " vocab"],
+    ) -> bool:
+        """Whether a token passes the cuts if rounding errors favour it."""
+        relaxed = RELAXED[self._scorer.model.dtype.name]
+        favoured = logits.copy()
+        favoured[token] += relaxed * max(1.0, float(np.abs(logits).max()) / 10)
+        wider = dataclasses.replace(
+            params,
+            top_p=min(1.0, params.top_p + relaxed * (1 - params.top_p)),
+            min_p=params.min_p * (1 - relaxed),
+        )
+        return bool(reference_probabilities(favoured, context, prompt_length, wider)[token] > 0)
+
+    def _add_round(
+        self,
+        setting: str,
+        played: Round,
+        chunk: Int[np.ndarray, " rows"],
+        begin: Int[np.ndarray, " rows"],
+        texts: np.ndarray,
+        p: Float[np.ndarray, "rows width vocab"],
+    ) -> None:
+        """Adds a round's first token by p against q, and its last against the rule's own law."""
+        if played.draft is None:
+            return
+        start = played.start[chunk] - begin
+        emitted, allowed = played.emitted[chunk], played.allowed[chunk]
+        accepted = played.accepted[chunk]
+        rows = np.flatnonzero((emitted > 0) & (allowed > 0))
+        if not len(rows):
+            return
+        vocab = p.shape[2]
+
+        def q(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
+            draft = played.draft
+            assert draft is not None
+            if draft.probs is None:
+                return np.eye(vocab)[draft.tokens[chunk[rows], at]]
+            return draft.probs[chunk[rows], at].astype(np.float64)
+
+        first = p[rows, start[rows]]
+        drawn = texts[rows, start[rows]].astype(np.int64)
+        ratio = statistics.by_ratio(first, q(rows, np.zeros_like(rows)), drawn)
+        self._add(self.emitted, f"{setting}, first of a round by p / q", *ratio)
+        if self._verification != "token" or not self._exact:
+            return
+        rows = rows[emitted[rows] == accepted[rows] + 1]
+        for n in range(played.draft.tokens.shape[1] + 1):
+            for rejected in (True, False):
+                these = rows[(accepted[rows] == n) & ((accepted[rows] < allowed[rows]) == rejected)]
+                if not len(these):
+                    continue
+                at = start[these] + n
+                law = p[these, at]
+                if rejected:
+                    law = np.maximum(law - q(these, np.full_like(these, n)), 0)
+                mass = law.sum(1)
+                usable = mass > LEAST_RESIDUAL
+                law = law[usable] / mass[usable, None]
+                drawn = texts[these, at][usable].astype(np.int64)
+                name = f"{setting}, {n} accepted" + (" and one rejected" if rejected else ", all")
+                self._add(self.following, name, *statistics.by_token(law, drawn))
+                shared = (
+                    f"ids by acceptance, after a {'rejection' if rejected else 'full acceptance'}"
+                )
+                self._add(self.following, shared, *statistics.by_index(law, drawn, n))
+                place = statistics.places(law, drawn, self._random)
+                kind = "rejection" if rejected else "full acceptance"
+                self._add(
+                    self.following,
+                    f"{setting}, after a {kind} by order of ids",
+                    *statistics.by_place(place),
+                )
+
+    def _add_draft(
+        self,
+        setting: str,
+        played: Round,
+        which: Int[np.ndarray, " batch"],
+        begin: Int[np.ndarray, " batch"],
+        texts: np.ndarray,
+    ) -> None:
+        """Adds what a round drafted, as far as the draft is valid."""
+        draft = played.draft
+        if draft is None:
+            self._several += 1
+            return
+        running = played.emitted > 0
+        if draft.probs is None:
+            self._add_deterministic(setting, played, which, begin, texts)
+            return
+        before = np.full((len(which),), np.nan)
+        for i in range(draft.tokens.shape[1]):
+            rows = np.flatnonzero(running & (draft.lengths > i))
+            if not len(rows):
+                return
+            q = draft.probs[rows, i].astype(np.float64)
+            valid = np.isfinite(q).all(1) & (q >= 0).all(1)
+            valid &= np.abs(q.sum(1) - 1) < SUM_TOLERANCE
+            self.drafted.comparisons += len(rows) - 1
+            self.drafted.compare(
+                bool(valid.all()),
+                "a reported q is no distribution: negative, NaN, or of sum not 1.",
+            )
+            rows, q = rows[valid], q[valid]
+            drawn = draft.tokens[rows, i].astype(np.int64)
+            self._add(self.drafted, f"{setting}, draft token {i}", *statistics.by_token(q, drawn))
+            at = statistics.places(q, drawn, self._random)
+            if i:
+                self._add(
+                    self.drafted,
+                    f"{setting}, neighbours in a draft",
+                    *statistics.by_pair(before[rows], at),
+                )
+            before[rows] = at
+
+    def _add_deterministic(
+        self, setting: str, played: Round, which: np.ndarray, begin: np.ndarray, texts: np.ndarray
+    ) -> None:
+        """A drafter without q must draft the same whenever the text before is the same."""
+        assert played.draft is not None
+        for row in np.flatnonzero((played.emitted > 0) & (played.draft.lengths > 0)):
+            known = texts[row, : played.start[row] - begin[row]]
+            context = (setting, int(which[row]), *known.tolist())
+            length = played.draft.lengths[row]
+            draft = tuple(played.draft.tokens[row, :length].tolist())
+            self.drafted.compare(
+                self._drafts.setdefault(context, draft) == draft,
+                "the drafter reports no q, which says that it is deterministic, but drafts "
+                "different tokens after the same text.",
+            )
+
+
+def by_pair(at: Float[np.ndarray, "batch width"], t: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token t of each row beside the one before it."""
+    return statistics.by_pair(at[:, t - 1], at[:, t])
+
+
+def requests_of(
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    which: Int[np.ndarray, " batch"],
+    seed: Sequence[int],
+) -> list[Request]:
+    """Sampled requests, each with a seed of its own."""
+    keys = np.random.SeedSequence(list(seed)).generate_state(2 * len(which), np.uint32)
+    return [
+        Request(
+            prompt_token_ids=prompts[i],
+            sampling=params,
+            key=key,
+            stop_token_ids=(),
+            max_length=len(prompts[i]) + params.max_tokens,
+        )
+        for i, key in zip(which, keys.reshape(-1, 2), strict=True)
+    ]

@@ -1,0 +1,98 @@
+"""Samples rows with a method and hands them to the evidence."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.config import SamplingParams
+from spec_jax.engine import MIN_CAPACITY, Engine
+from spec_jax.evaluation.greedy import decode
+from spec_jax.evaluation.recorder import play, recording
+from spec_jax.evaluation.report import Check
+from spec_jax.evaluation.sampled import Evidence, requests_of
+from spec_jax.evaluation.scoring import Scorer
+
+BATCH_BYTES = 2**31
+"""What the rows decoded together may take, about."""
+MOST_ROWS = 4096
+CROSS_CHECKED = 2
+"""Rows of each sampled batch that are also decoded alone."""
+
+
+class Sampler:
+    """Samples `width` tokens a row, enough for two whole blocks.
+
+    Args:
+      engine: the method.
+      prompts: token ids.
+      samples: rows of each setting, at least; batches are whole, so that one program serves all.
+      on_progress: called with a line of text.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[list[int]],
+        samples: int,
+        on_progress: Callable[[str], None],
+    ):
+        self._engine, self._prompts, self._on_progress = engine, prompts, on_progress
+        self._recorder = recording(engine, on_progress)
+        self.width = width_of(engine)
+        at_once = _rows_at_once(engine, max(map(len, prompts)) + self.width)
+        self._rows = min(at_once, _power_of_two(samples))
+        self._batches = -(-samples // self._rows)
+        rows = -(-self._rows // len(prompts))
+        self._scorer = Scorer(engine.target, rows=rows, width=self.width)
+
+    def checks(self, settings: Mapping[str, SamplingParams], seed: int) -> list[Check]:
+        """The sampled checks; their tests are not corrected for each other yet."""
+        evidence = Evidence(self._scorer, self._engine.verification, seed)
+        alone = Check("rows: among many")
+        exact = self._engine.target.dtype == jnp.float32
+        for number, (name, setting) in enumerate(settings.items()):
+            params = dataclasses.replace(setting, max_tokens=self.width)
+            for batch in range(self._batches):
+                which = np.arange(batch * self._rows, (batch + 1) * self._rows)
+                which %= len(self._prompts)
+                requests = requests_of(self._prompts, params, which, (seed, number, batch))
+                self._say("sampling", name, batch)
+                tokens, rounds = play(self._recorder, requests)
+                for row, asked in enumerate(requests[:CROSS_CHECKED] if exact else ()):
+                    text = decode(self._engine, [asked])[0][0]
+                    begin = len(asked.prompt_token_ids)
+                    alone.compare(
+                        text == tokens[row, begin : begin + self.width].tolist(),
+                        f"a sampled row has other tokens alone than in a batch of {self._rows}.",
+                    )
+                self._say("comparing", name, batch)
+                evidence.add(name, params, self._prompts, which, tokens, rounds)
+        alone.sample = f"{alone.comparisons} texts of {self.width} tokens"
+        alone.reason = "" if exact else "in bfloat16 batches of other sizes may round differently"
+        return [*evidence.checks(), alone]
+
+    def _say(self, what: str, name: str, batch: int) -> None:
+        self._on_progress(f"{what}, {name}: batch {batch + 1} of {self._batches}")
+
+
+def width_of(engine: Engine) -> int:
+    """Tokens sampled in a row."""
+    return 2 * engine.drafter.lookahead + 2
+
+
+def _rows_at_once(engine: Engine, length: int) -> int:
+    """How many rows to decode together, a power of two."""
+    model, lookahead = engine.target, engine.drafter.lookahead
+    cache = jax.eval_shape(lambda: model.new_cache(1, max(MIN_CAPACITY, _power_of_two(length))))
+    cached = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+    # The draft's cache beside the target's; p, q, their intermediates and the rounds kept on host.
+    distributions = 16 * (lookahead + 1) * model.config.vocab_size * 4
+    most = max(1, BATCH_BYTES // (2 * cached + distributions))
+    return min(MOST_ROWS, 1 << most.bit_length() - 1)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()

@@ -1,0 +1,93 @@
+"""The target's own logits of given texts, without speculation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from spec_jax import distributed
+from spec_jax.decoding.cache import KVCache, prefill
+from spec_jax.engine import MIN_BLOCK
+from spec_jax.models.model import Model
+
+
+class Scorer:
+    """Teacher-forced logits of texts that continue a prompt.
+
+    Args:
+      model: the target.
+      rows: texts of a call.
+      width: tokens of a text.
+    """
+
+    def __init__(self, model: Model, *, rows: int, width: int):
+        self.model, self._width = model, width
+        self._ways = 1 if model.placement is None else model.placement.ways("batch")
+        self.rows = -(-rows // self._ways) * self._ways
+        self._score = jax.jit(self._logits)
+
+    def logits(
+        self, prompt: Sequence[int], texts: Int[np.ndarray, "count width"]
+    ) -> Float[np.ndarray, "count width vocab"]:
+        """The logits that each token of each text was, or would be, chosen by.
+
+        Args:
+          prompt: at least one token.
+          texts: at most `rows` continuations, each `width` tokens long.
+        """
+        last = np.full((len(texts), 1), prompt[-1], np.int32)
+        tail = np.concatenate([last, texts[:, :-1]], axis=1).astype(np.int32)
+        tail = np.pad(tail, ((0, self.rows - len(texts)), (0, 0)))
+        tokens, lengths = _padded(prompt, self._width)
+        tokens, lengths = (np.repeat(each, self._ways, axis=0) for each in (tokens, lengths))
+        logits = distributed.to_host(self._score(self.model, tokens, lengths, tail))
+        return logits[: len(texts)]
+
+    def _logits(self, model: Model, tokens: Array, lengths: Array, tail: Array) -> Array:
+        cache = _read(model, tokens, lengths)
+        # Read once, the prompt is the same for every text.
+        cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, self.rows // self._ways, axis=0), cache)
+        return model.score(tail, cache)[0]
+
+
+def step_by_step(
+    model: Model, prompt: Sequence[int], text: Sequence[int], width: int
+) -> Float[np.ndarray, " vocab"]:
+    """The logits after `prompt + text`, whose text is scored `width` tokens a call.
+
+    Plain decoding scores one token a call; a round of speculation several.
+    """
+    tokens = [prompt[-1], *text]
+    calls = -(-len(tokens) // width)
+    padded = np.zeros((calls * width,), np.int32)
+    padded[: len(tokens)] = tokens
+    # A single bfloat16 row is scored beside a throw-away token.
+    cache = _read_jitted(model, *map(jnp.asarray, _padded(prompt, calls * width + 1)))
+    logits: Any = None
+    for call in range(calls):
+        piece = padded[None, call * width : (call + 1) * width]
+        logits, cache = _step_jitted(model, jnp.asarray(piece), cache)
+    return distributed.to_host(logits)[0, (len(tokens) - 1) % width]
+
+
+def _padded(prompt: Sequence[int], room: int) -> tuple[np.ndarray, np.ndarray]:
+    """A batch of one prompt, with room for more, in whole blocks."""
+    capacity = -(-(len(prompt) + room) // MIN_BLOCK) * MIN_BLOCK
+    tokens = np.zeros((1, capacity), np.int32)
+    tokens[0, : len(prompt)] = prompt
+    return tokens, np.array([len(prompt)], np.int32)
+
+
+def _read(model: Model, tokens: Array, lengths: Array) -> KVCache:
+    return prefill(model.extend, tokens, lengths, model.new_cache(*tokens.shape), MIN_BLOCK)
+
+
+def _step(model: Model, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
+    logits, cache = model.score(tokens, cache)
+    return logits, cache.with_lengths(cache.lengths + tokens.shape[1])
+
+
+_read_jitted, _step_jitted = jax.jit(_read), jax.jit(_step)

@@ -1,0 +1,174 @@
+"""Tests of sampled tokens against exact conditional distributions.
+
+Every drawn token is compared with its own distribution given what stood before it. Over bins, the
+sum of (indicator - expected) is then a sum of martingale differences, whatever texts the rows went
+through; its covariance is the sum of the multinomial ones, and the quadratic form of both is
+chi-square distributed. For one context this is Pearson's test.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy import stats
+
+MOST_LISTED = 64
+"""The largest vocabulary whose tokens have a bin each; larger ones are binned by rank."""
+LEAST_VARIANCE = 25.0
+"""What a bin's count must vary by; bins that vary less are merged."""
+PLACE_BINS = 16
+PAIR_BINS = 4
+POWER = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """The outcome of one chi-square test.
+
+    Attributes:
+      name: what was compared.
+      count: tokens compared.
+      freedom: degrees of freedom.
+      p_value: not corrected for the other tests.
+    """
+
+    name: str
+    count: int
+    freedom: int
+    p_value: float
+
+    def detectable(self, alpha: float) -> float:
+        """The smallest deviation (Cohen's w) that a test at level alpha finds, with 90 % power."""
+        critical = stats.chi2.isf(alpha, self.freedom)
+
+        low, high = 0.0, 2 * float(critical)
+        while stats.ncx2.sf(critical, self.freedom, high) < POWER:
+            low, high = high, 2 * high
+        for _ in range(40):  # bisection for the noncentrality
+            middle = (low + high) / 2
+            enough = stats.ncx2.sf(critical, self.freedom, middle) >= POWER
+            low, high = (low, middle) if enough else (middle, high)
+        return math.sqrt(high / self.count)
+
+
+class Tally:
+    """Sums over drawn tokens of (indicator - expected) in each bin, and their covariance."""
+
+    def __init__(self, bins: int):
+        self.count = 0
+        self._difference = np.zeros(bins)
+        self._expected = np.zeros(bins)
+        self._products = np.zeros((bins, bins))
+
+    def add(self, drawn: Int[np.ndarray, " count"], expected: Float[np.ndarray, "count bins"]):
+        """Adds tokens: the bin that each fell into, and each bin's probability beforehand."""
+        total = expected.sum(0)
+        self.count += len(drawn)
+        self._difference += np.bincount(drawn, minlength=len(total)) - total
+        self._expected += total
+        self._products += expected.T @ expected
+
+    def test(self, name: str) -> Test | None:
+        """The test of all that was added, or None if nothing in it varies enough."""
+        covariance = np.diag(self._expected) - self._products
+        merge = _merging(np.diag(covariance))
+        covariance, difference = merge @ covariance @ merge.T, merge @ self._difference
+        values, vectors = np.linalg.eigh(covariance)
+        # What hardly varies is no normal deviate: one rare event would reject.
+        kept = values > LEAST_VARIANCE / 2
+        if not kept.any():
+            return None
+        statistic = float(((vectors[:, kept].T @ difference) ** 2 / values[kept]).sum())
+        freedom = int(kept.sum())
+        return Test(name, self.count, freedom, float(stats.chi2.sf(statistic, freedom)))
+
+
+def _merging(variance: Float[np.ndarray, " bins"]) -> Float[np.ndarray, "groups bins"]:
+    """Groups of bins as rows of zeros and ones: the rare ones share a group."""
+    rare = variance < LEAST_VARIANCE
+    common = np.flatnonzero(~rare)
+    groups = np.zeros((len(common) + 1, len(variance)))
+    groups[np.arange(len(common)), common] = 1
+    groups[-1, rare] = 1
+    return groups
+
+
+def holm(p_values: list[float]) -> list[float]:
+    """p-values corrected for each other (Holm 1979), in the order given."""
+    order = np.argsort(p_values, kind="stable")
+    corrected, worst = [1.0] * len(p_values), 0.0
+    for place, i in enumerate(order):
+        worst = max(worst, min(1.0, p_values[i] * (len(p_values) - place)))
+        corrected[i] = worst
+    return corrected
+
+
+def by_token(
+    p: Float[np.ndarray, "count vocab"], tokens: Int[np.ndarray, " count"]
+) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+    """A bin for each token of a small vocabulary, else for ranks 1, 2-3, 4-7 and so on."""
+    vocab = p.shape[1]
+    if vocab <= MOST_LISTED:
+        return tokens, p
+    starts = 2 ** np.arange(vocab.bit_length()) - 1
+    expected = np.add.reduceat(-np.sort(-p, axis=1), starts[starts < vocab], axis=1)
+    own, ids = p[np.arange(len(p)), tokens][:, None], np.arange(vocab)
+    rank = (p > own).sum(1) + ((p == own) & (ids < tokens[:, None])).sum(1)
+    return np.log2(rank + 1).astype(np.int64), expected
+
+
+def by_ratio(
+    p: Float[np.ndarray, "count vocab"],
+    q: Float[np.ndarray, "count vocab"],
+    tokens: Int[np.ndarray, " count"],
+) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+    """Bins by p against q, at a half, one and two: what the draft over- and understates."""
+    label = (2 * p > q).astype(np.int64) + (p > q) + (p > 2 * q)
+    expected = np.stack([np.where(label == each, p, 0).sum(1) for each in range(4)], 1)
+    return label[np.arange(len(p)), tokens], expected
+
+
+def places(
+    p: Float[np.ndarray, "count vocab"],
+    tokens: Int[np.ndarray, " count"],
+    random: np.random.Generator,
+) -> Float[np.ndarray, " count"]:
+    """Where each token lies in its cumulative distribution, at random within its own step.
+
+    Given all that stood before (Rosenblatt 1952), these are independent and uniform in [0, 1).
+    """
+    own = p[np.arange(len(p)), tokens]
+    below = np.where(np.arange(p.shape[1]) < tokens[:, None], p, 0).sum(1)
+    return np.clip(below + random.random(len(p)) * own, 0, 1 - 1e-9)
+
+
+def by_place(
+    at: Float[np.ndarray, " count"],
+) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+    """Equal bins of places: what depends on the order of ids, as inverse sampling does."""
+    expected = np.full((len(at), PLACE_BINS), 1 / PLACE_BINS)
+    return (at * PLACE_BINS).astype(np.int64), expected
+
+
+def by_index(
+    p: Float[np.ndarray, "count vocab"], tokens: Int[np.ndarray, " count"], accepted: int
+) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+    """Bins of ids below, at and above the number of accepted tokens.
+
+    JAX's random bits are a function of key and index. If acceptance and the next token share a
+    key, token i is drawn with the number that decided the i-th draft token: small ones for those
+    accepted, a large one for the one rejected.
+    """
+    label = 1 + np.sign(np.arange(p.shape[1]) - accepted)
+    expected = np.stack([p[:, label == each].sum(1) for each in range(3)], 1)
+    return label[tokens], expected
+
+
+def by_pair(
+    before: Float[np.ndarray, " count"], at: Float[np.ndarray, " count"]
+) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+    """Bins of a place beside an earlier one's: shared random numbers show there alone."""
+    first, second = ((each * PAIR_BINS).astype(np.int64) for each in (before, at))
+    expected = np.repeat(np.eye(PAIR_BINS)[first] / PAIR_BINS, PAIR_BINS, axis=1)
+    return first * PAIR_BINS + second, expected

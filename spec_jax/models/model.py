@@ -1,0 +1,221 @@
+"""A model as the loop sees it: static structure, arrays, and the calls that decoding makes."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from spec_jax.decoding.cache import KVCache, Places
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.transformer import Transformer
+from spec_jax.pytree import pytree, static
+from spec_jax.sharding import Placement, platform_of
+
+
+@pytree
+class Model:
+    """A model as the loop sees it: a static graph definition and a pytree of arrays.
+
+    Attributes:
+      graphdef: structure of the NNX module; static under jit.
+      params: its arrays.
+      config: its shape; static under jit.
+      placement: how it lies on a mesh, or None on a single device; static under jit.
+    """
+
+    graphdef: Any = static()
+    params: Any
+    config: TransformerConfig = static()
+    placement: Placement | None = static(default=None)
+
+    @classmethod
+    def abstract(
+        cls, config: TransformerConfig, *, dtype: DTypeLike, placement: Placement | None = None
+    ) -> "Model":
+        """A model's shapes and shardings: its params are `jax.ShapeDtypeStruct`.
+
+        One block is traced and repeated, since tracing takes time that grows with the square of
+        the layers: seconds for eighty.
+        """
+        one = dataclasses.replace(config, num_layers=1)
+        module = nnx.eval_shape(lambda: Transformer(one, dtype=dtype, rngs=nnx.Rngs(0)))
+        module.blocks = nnx.List([nnx.clone(module.blocks[0]) for _ in range(config.num_layers)])
+        module.config = config
+        graphdef, params = nnx.split(module)
+        if placement is not None:
+            params = _each(
+                params,
+                lambda leaf: jax.ShapeDtypeStruct(
+                    leaf.get_value().shape,
+                    leaf.get_value().dtype,
+                    sharding=param_sharding(placement, leaf),
+                ),
+            )
+        return cls(graphdef=graphdef, params=params, config=config, placement=placement)
+
+    @classmethod
+    def random(
+        cls,
+        config: TransformerConfig,
+        *,
+        seed: int = 0,
+        dtype: DTypeLike = jnp.float32,
+        placement: Placement | None = None,
+    ) -> "Model":
+        """A model with random weights, made where they belong."""
+
+        def weights() -> Any:
+            return nnx.state(Transformer(config, dtype=dtype, rngs=nnx.Rngs(seed)))
+
+        shape = cls.abstract(config, dtype=dtype, placement=placement)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, shape.params)
+        params = jax.jit(weights, out_shardings=shardings)() if placement else weights()
+        return dataclasses.replace(shape, params=params)
+
+    def place(self, placement: Placement) -> "Model":
+        """The same weights, moved to where the placement wants them."""
+        params = _each(
+            self.params,
+            lambda leaf: jax.device_put(leaf.get_value(), param_sharding(placement, leaf)),
+        )
+        return dataclasses.replace(self, params=params, placement=placement)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The weights' dtype."""
+        return jax.tree.leaves(self.params)[0].dtype
+
+    @property
+    def platform(self) -> str:
+        """What it runs on: `cpu`, `gpu` or `tpu`."""
+        return platform_of(self.placement)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache of the model's shape and dtype."""
+        cache = KVCache.zeros(
+            num_layers=self.config.num_layers,
+            batch=batch,
+            num_kv_heads=self.config.num_kv_heads,
+            capacity=capacity,
+            head_dim=self.config.head_dim,
+            # XLA:CPU updates a bfloat16 array by way of a float32 copy of all of it.
+            dtype=jnp.float32 if self.platform == "cpu" else self.dtype,
+        )
+        if self.placement is None:
+            return cache
+        pin = self.placement.pin
+        axes = ("batch", "kv_heads", "length", None)
+        return KVCache(
+            keys=tuple(pin(each, *axes) for each in cache.keys),
+            values=tuple(pin(each, *axes) for each in cache.values),
+            lengths=pin(cache.lengths, "batch"),
+        )
+
+    def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
+        """Writes the tokens' cache entries, without logits: what a prompt needs."""
+        _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache, self.placement)
+        return cache
+
+    def score(
+        self,
+        tokens: Int[Array, "batch tokens"],
+        cache: KVCache,
+        places: Places | None = None,
+        at: Sequence[int] | None = None,
+    ) -> tuple[Float[Array, "batch scored vocab"], KVCache]:
+        """Float32 logits after the new tokens, and the cache with their entries.
+
+        A single bfloat16 row is scored beside a throw-away token: XLA:CPU has no one-row
+        bfloat16 product, and widens every weight to float32 for it.
+
+        Args:
+          tokens: token ids.
+          cache: entries of everything before the tokens.
+          places: where the tokens stand; by default they continue the rows' texts.
+          at: the tokens whose logits are wanted (static); all by default.
+        """
+        module = nnx.merge(self.graphdef, self.params)
+        one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
+        if one_row and self.platform == "cpu" and places is None:
+            hidden, cache = module(jnp.pad(tokens, ((0, 0), (0, 1))), cache, self.placement)
+            return self._logits(module, hidden)[:, :1], cache
+        hidden, cache = module(tokens, cache, self.placement, places)
+        return self._logits(module, hidden if at is None else hidden[:, np.array(at)]), cache
+
+    def with_outputs(self, ids: Sequence[int]) -> "Model":
+        """The same model with a smaller head: its output j is the logit of token `ids[j]`.
+
+        A layout must be able to cut the outputs as it cuts the vocabulary.
+        """
+        config = dataclasses.replace(self.config, tied_head=False)
+        shape = Model.abstract(config, dtype=self.dtype)
+        weights = dict(nnx.to_flat_state(self.params))
+        name = "embed" if self.config.tied_head else "head"
+        whole = weights[(name, "weight")].get_value()
+        kept = jnp.take(whole, jnp.asarray(np.array(ids, np.int32)), axis=1)
+        if self.placement is not None:
+            kept = jax.device_put(kept, self.placement.sharding("embed", "vocab"))
+
+        def value(path: tuple, variable: nnx.Variable) -> nnx.Variable:
+            own = weights.get(path, variable)
+            return own.replace(kept) if path == ("head", "weight") else own
+
+        leaves = nnx.to_flat_state(shape.params)
+        params = nnx.from_flat_state([(path, value(path, leaf)) for path, leaf in leaves])
+        return dataclasses.replace(shape, params=params, placement=self.placement)
+
+    def begin(
+        self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
+    ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
+        """Runs new tokens through the first `layers` (static) blocks; writes those entries."""
+        module = nnx.merge(self.graphdef, self.params)
+        count = tokens.shape[1]
+        if tokens.size == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
+            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))  # as in `score`
+        x, cache = module.run(module.read(tokens), cache, self.placement, None, 0, layers)
+        return x[:, :count], cache
+
+    def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
+        """Float32 logits of what any of the blocks gave out, through the model's own head."""
+        module = nnx.merge(self.graphdef, self.params)
+        if x.shape[0] * x.shape[1] == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
+            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
+            return self._logits(module, module.final_norm(x))[:, :1]
+        return self._logits(module, module.final_norm(x))
+
+    def resume(
+        self, x: Float[Array, "batch tokens embed"], cache: KVCache, layers: int
+    ) -> tuple[Float[Array, "batch tokens vocab"], KVCache]:
+        """Logits of tokens that `begin` ran through the first `layers`; writes the others' entries.
+
+        `cache.lengths` is where the tokens stand, as it was when they began.
+        """
+        module = nnx.merge(self.graphdef, self.params)
+        count = x.shape[1]
+        if x.shape[0] * count == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
+            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
+        x, cache = module.run(x, cache, self.placement, None, layers)
+        return self._logits(module, module.final_norm(x))[:, :count], cache
+
+    def _logits(self, module: Any, hidden: Array) -> Array:
+        logits = module.logits(hidden)
+        pin = self.placement and self.placement.pin
+        return pin(logits, "batch", None, "vocab") if pin else logits
+
+
+def param_sharding(placement: Placement, param: nnx.Variable) -> NamedSharding:
+    """Where a weight belongs; one without logical axes, a norm's, is everywhere."""
+    return placement.sharding(*param.get_metadata().get("axes", ()))
+
+
+def _each(params: Any, function: Callable[[nnx.Variable], Any]) -> Any:
+    """The same variables with other values."""
+    leaves = nnx.to_flat_state(params)
+    return nnx.from_flat_state([(path, leaf.replace(function(leaf))) for path, leaf in leaves])

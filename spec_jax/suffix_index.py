@@ -1,0 +1,114 @@
+"""Past outputs, namespace by namespace, and their suffix arrays: what the `suffix` method looks in.
+
+After SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), with suffix arrays, which a device can
+search, in place of trees. What is stored follows from the calls of `add` alone, so that processes
+that decode the same requests look in the same texts.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+CAPACITY = 16_384
+"""Tokens kept of each namespace, with one more for the end of each output."""
+NAMESPACES = 256
+"""Namespaces kept."""
+END = -1
+"""Stands after each output; less than every token, and equal to none that is looked for."""
+
+
+class SuffixIndex:
+    """The latest outputs of each namespace; none is ever seen from another namespace.
+
+    Args:
+      capacity: tokens kept of each namespace, with one more for the end of each output. The oldest
+        outputs are dropped first, whole; of an output that is longer itself the end is kept.
+      namespaces: how many are kept; the one that has gone longest without a new output is dropped.
+    """
+
+    def __init__(self, capacity: int = CAPACITY, namespaces: int = NAMESPACES):
+        self.capacity, self.namespaces = capacity, namespaces
+        self._stores: OrderedDict[str, _Store] = OrderedDict()
+
+    def add(self, namespace: str, token_ids: Sequence[int]) -> None:
+        """Stores a finished output."""
+        if len(token_ids) == 0:
+            return
+        store = self._stores.setdefault(namespace, _Store(self.capacity))
+        self._stores.move_to_end(namespace)
+        if len(self._stores) > self.namespaces:
+            self._stores.popitem(last=False)
+        store.add(token_ids)
+
+    def arrays(
+        self, namespaces: Sequence[str], batch: int
+    ) -> tuple[
+        Int[np.ndarray, "batch size"], Int[np.ndarray, "batch size"], Int[np.ndarray, " batch"]
+    ]:
+        """What the rows of a batch may look in.
+
+        Args:
+          namespaces: those of the first rows.
+          batch: rows; the others have nothing to look in.
+
+        Returns:
+          Tokens, each output followed by `END`; the places of the tokens in the order of what they
+          begin (a suffix array); and how many these are.
+        """
+        tokens = np.full((batch, self.capacity), END, np.int32)
+        order = np.zeros((batch, self.capacity), np.int32)
+        counts = np.zeros((batch,), np.int32)
+        for row, namespace in enumerate(namespaces):
+            store = self._stores.get(namespace)
+            if store is not None:
+                text, places = store.sorted()
+                tokens[row, : len(text)], order[row, : len(places)] = text, places
+                counts[row] = len(places)
+        return tokens, order, counts
+
+
+class _Store:
+    """One namespace's outputs, sorted when they are looked in after a change."""
+
+    def __init__(self, capacity: int):
+        self._capacity, self._size = capacity, 0
+        self._outputs: deque[np.ndarray] = deque()
+        self._sorted: tuple[np.ndarray, np.ndarray] | None = None
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        output = np.array([*token_ids[1 - self._capacity :], END], np.int32)
+        self._outputs.append(output)
+        self._size += len(output)
+        while self._size > self._capacity:
+            self._size -= len(self._outputs.popleft())
+        self._sorted = None
+
+    def sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._sorted is None:
+            text = np.concatenate(self._outputs)
+            self._sorted = text, suffix_order(text)
+        return self._sorted
+
+
+def suffix_order(tokens: Int[np.ndarray, " size"]) -> Int[np.ndarray, " places"]:
+    """The places of all tokens in the order of what they begin, up to the end of their output.
+
+    By prefix doubling (Manber and Myers 1993). Places that begin the same stay in their order.
+
+    Args:
+      tokens: outputs one after another, each followed by `END`.
+    """
+    places = np.arange(len(tokens))
+    ends = np.flatnonzero(tokens == END)
+    left = ends[np.searchsorted(ends, places)] - places
+    rank = np.unique(tokens, return_inverse=True)[1]
+    step = 1
+    while True:
+        # What an output has no more of counts as its end, whose rank is 0.
+        later = np.where(left > step, rank[np.minimum(places + step, len(tokens) - 1)], 0)
+        finer = np.unique(rank * len(tokens) + later, return_inverse=True)[1]
+        if finer.max() == rank.max():
+            return np.argsort(rank, kind="stable")[len(ends) :].astype(np.int32)
+        rank, step = finer, 2 * step
