@@ -3,7 +3,6 @@
 import functools
 from unittest import mock
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import stats
@@ -15,10 +14,11 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.early_exit import EarlyExit
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Engine, Request
 from spec_jax.methods import Drafting
-from spec_jax.models.transformer import Model
+from spec_jax.suffix_index import SuffixIndex
 from spec_jax.testing import tiny_model
 
 TARGET, DRAFT = tiny_model(0), tiny_model(1)
@@ -31,14 +31,25 @@ def _tree(target, draft, lookahead):
 def _reduced(target, draft, lookahead):
     """A draft model whose head has lost every third of its outputs."""
     vocab = target.config.vocab_size
-    kept = np.array([token for token in range(vocab) if token % 3 != 1])
+    kept = [token for token in range(vocab) if token % 3 != 1]
     columns = np.full(vocab, -1, np.int32)
     columns[kept] = np.arange(len(kept))
-    params = jax.tree.map(lambda x: x, draft.params)
-    head = params["head"]["weight"]
-    head[...] = head[...][:, kept]
-    fewer = Model(graphdef=draft.graphdef, params=params, config=draft.config)
-    return Drafting(DraftModel(fewer, lookahead, columns=jnp.asarray(columns)))
+    return Drafting(DraftModel(draft.with_outputs(kept), lookahead, columns=jnp.asarray(columns)))
+
+
+def _lookup_tree(target, draft, lookahead):
+    return Drafting(PromptLookup(lookahead, 3, drafts=3))
+
+
+def _suffix(target, draft, lookahead):
+    """Looks in one output of another request, which goes on from most pairs of tokens."""
+    index = SuffixIndex(capacity=64)
+    index.add("", np.random.default_rng(0).integers(0, target.config.vocab_size, 48).tolist())
+
+    def inputs(requests, bucket):
+        return index.arrays([each.sampling.namespace for each in requests], bucket.batch)
+
+    return Drafting(SuffixLookup(lookahead), inputs=inputs)
 
 
 def _universal_vocabulary(target, draft, lookahead):
@@ -73,13 +84,15 @@ DRAFTINGS = {
     "tree": _tree,
     "reduced": _reduced,
     "prompt_lookup": lambda target, draft, lookahead: Drafting(PromptLookup(lookahead, 3)),
+    "lookup_tree": _lookup_tree,
+    "suffix": _suffix,
     "early_exit": lambda target, draft, lookahead: Drafting(EarlyExit(target, lookahead, 1)),
     "universal_vocabulary": _universal_vocabulary,
 }
 """How each method is built from a target, a draft model and K: a new drafter's row in the battery.
 
 `self` drafts with the target itself, `other` with a model of other weights, `tree` with three
-drafts of it and `reduced` with two thirds of its vocabulary.
+drafts of it and `reduced` with two thirds of its vocabulary; `lookup_tree` takes three matches.
 """
 METHODS = ("none", "self", "other", "prompt_lookup", "early_exit", "other, varying")
 """What the tests of single features run; after the comma, K varies from round to round."""

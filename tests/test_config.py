@@ -31,6 +31,7 @@ BAD_SAMPLING = [
     *[("regex", bad, "as text") for bad in (5, "", b"a", ["a"])],
     *[("stop", bad, "strings") for bad in (5, None)],
     *[("stop_token_ids", bad, "token ids") for bad in (5, None)],
+    *[("namespace", bad, "as text") for bad in (5, None, b"a")],
     *[("ignore_eos", bad, "True or False") for bad in ("no", 1, None)],
 ]
 

@@ -73,15 +73,16 @@ class Combination(NamedTuple):
 AXES = (DRAFTINGS, POLICIES, VERIFICATIONS, SCORINGS, SETTINGS, ("one", "three"))
 PRODUCT = [Combination(*each) for each in itertools.product(*AXES)]
 
+SEVERAL_DRAFTS = ("tree", "lookup_tree")
 SKIPS = {
     "greedy verification is exact at temperature 0 only, and `LLM` refuses it elsewhere": (
         lambda c: c.verification == "greedy" and c.setting != "greedy"
     ),
     "several drafts have a rule of their own; the configuration refuses block verification": (
-        lambda c: c.method == "tree" and c.verification == "block"
+        lambda c: c.method in SEVERAL_DRAFTS and c.verification == "block"
     ),
     "stairs are the prefixes of one draft; the configuration refuses several": (
-        lambda c: c.method == "tree" and c.scoring == "stairs"
+        lambda c: c.method in SEVERAL_DRAFTS and c.scoring == "stairs"
     ),
     "early exit has run the first layers already; the configuration refuses stairs": (
         lambda c: c.method == "early_exit" and c.scoring == "stairs"
@@ -202,26 +203,26 @@ def test_every_combination_is_run_or_skipped_for_a_reason():
     assert set(RUN) >= COVER and covered == set().union(*(pairs(each) for each in RUN))
 
 
+CONFIGURED = {
+    "self": {"method": "draft_model", "draft": "the target"},
+    "other": {"method": "draft_model", "draft": "a model"},
+    "tree": {"method": "draft_model", "draft": "a model", "num_drafts": 3},
+    "reduced": {"method": "draft_model", "draft": "a model", "draft_vocab_size": 5},
+    "lookup_tree": {"method": "prompt_lookup", "num_drafts": 3},
+    "universal_vocabulary": {"method": "universal_vocabulary", "draft": "a model"},
+    "retuned": {"lookahead": "confidence", "retune_confidence": True},
+}
+"""The options that a row of the battery stands for, where its name does not say them."""
+
+
 def options_of(each):
     """The configuration that a combination stands for."""
-    method = {"self": "draft_model", "other": "draft_model", "tree": "draft_model"}
-    method |= {"reduced": "draft_model"}
-    options = {"method": method.get(each.method, each.method)}
-    if options["method"] in ("draft_model", "universal_vocabulary"):
-        options["draft"] = "a model"
-    if each.method == "tree":
-        options["num_drafts"] = 3
-    if each.method == "reduced":
-        options["draft_vocab_size"] = 5
-    lookahead = {"retuned": "confidence"}.get(each.policy, each.policy)
-    choices = {"lookahead": lookahead, "verification": each.verification}
-    return options | choices | {"scoring": each.scoring}
+    method = CONFIGURED.get(each.method, {"method": each.method})
+    lookahead = CONFIGURED.get(each.policy, {"lookahead": each.policy})
+    return method | lookahead | {"verification": each.verification, "scoring": each.scoring}
 
 
-ELSEWHERE = {
-    "suffix": "needs an index of earlier requests: add its row to DRAFTINGS",
-    "universal_text": "drafts on the host, from text",
-}
+ELSEWHERE = {"universal_text": "drafts on the host, from text"}
 """Methods that the battery does not know, and why."""
 
 
