@@ -17,7 +17,7 @@ from spec_jax.decoding.lookahead import Lookahead
 from spec_jax.decoding.processors import BatchSampling
 from spec_jax.decoding.score import entries_per_round
 from spec_jax.decoding.state import DecodeState
-from spec_jax.drafters.base import Drafter
+from spec_jax.drafters.base import Draft, Drafter
 from spec_jax.grammar import Grammar
 from spec_jax.host_rounds import HostDrafter, HostRounds
 from spec_jax.models.model import Model
@@ -115,8 +115,16 @@ class Engine:
             stops=_power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
         )
 
-    def start(self, requests: Sequence[Request]) -> Batch:
-        """Reads the prompts; the batch then decodes with `Batch.advance`."""
+    def start(
+        self, requests: Sequence[Request], on_draft: Callable[[Draft], None] | None = None
+    ) -> Batch:
+        """Reads the prompts; the batch then decodes with `Batch.advance`.
+
+        Args:
+          requests: one row each.
+          on_draft: called with each round's draft before it is verified; rounds are then cut in
+            two, which takes time.
+        """
         bucket = self.bucket(requests)
         arrays = self.compiler.put(_pad(requests, bucket))
         inputs = self.compiler.put(self.inputs(requests, bucket))
@@ -146,10 +154,9 @@ class Engine:
         key = (bucket.batch, bucket.capacity, bucket.stops, sampling.bad_words.shape)
         rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy, key, sampling)
         grammars = [request.grammar for request in requests]
-        if drafts is None and not any(grammars):
-            advance = rounds.decode
-        else:
-            advance = HostRounds(rounds, grammars, drafts).advance
+        advance = rounds.decode
+        if drafts is not None or on_draft is not None or any(grammars):
+            advance = HostRounds(rounds, grammars, drafts, on_draft).advance
         if self.pacer is not None:
             state = self.pacer.begin(key, state)
             advance = functools.partial(self.pacer.advance, key, advance=advance)

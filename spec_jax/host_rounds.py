@@ -5,8 +5,8 @@ host decides is a function of the rows' tokens, so every process decides the sam
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,11 +14,13 @@ from jaxtyping import Float, Int
 from spec_jax import distributed
 from spec_jax.decoding.score import drafted_before
 from spec_jax.decoding.state import RUNNING, STOP, DecodeState
+from spec_jax.drafters.base import Draft
 from spec_jax.drafters.given import GivenDraft
 from spec_jax.grammar import Grammar, stack_masks
 from spec_jax.programs import Compiler, Rounds
 
 
+@runtime_checkable
 class HostDrafts(Protocol):
     """What drafts on the host for one batch; the drafter on the device is `Given`."""
 
@@ -33,6 +35,7 @@ class HostDrafts(Protocol):
         ...
 
 
+@runtime_checkable
 class HostDrafter(Protocol):
     """What drafts on the host; the drafter on the device is `Given`."""
 
@@ -48,6 +51,7 @@ class HostRounds:
       rounds: the compiled pieces of a round.
       grammars: each row's, or None.
       drafts: what drafts on the host, if anything does.
+      on_draft: called with each round's draft before it is verified.
     """
 
     def __init__(
@@ -55,8 +59,10 @@ class HostRounds:
         rounds: Rounds,
         grammars: Sequence[Grammar | None],
         drafts: HostDrafts | None,
+        on_draft: Callable[[Draft], None] | None = None,
     ):
         self._rounds, self._grammars, self._drafts = rounds, grammars, drafts
+        self._on_draft = on_draft
         self._put = rounds.compiler.put
 
     def advance(self, state: DecodeState, rounds: int) -> DecodeState:
@@ -87,12 +93,15 @@ class HostRounds:
             limits, threshold = distributed.to_host(rounds.limits(state))
             drafted = self._drafts.propose(tokens, lengths, limits, threshold)
             state = dataclasses.replace(state, drafter=GivenDraft(*self._put(drafted)))
-        if not any(self._grammars):
+        if self._on_draft is None and not any(self._grammars):
             return rounds.decode(state, 1)
         draft, state = rounds.propose(state)
-        return rounds.finish(state, draft, self._masks(draft, len(lengths)))
+        if self._on_draft is not None:
+            self._on_draft(draft)
+        masks = self._masks(draft, len(lengths)) if any(self._grammars) else None
+        return rounds.finish(state, draft, masks)
 
-    def _masks(self, draft: Any, batch: int) -> np.ndarray:
+    def _masks(self, draft: Draft, batch: int) -> np.ndarray:
         drafted, lengths = distributed.to_host((draft.tokens, draft.lengths))
         tree = drafted_before(draft.lookahead, draft.drafts)
         grammars = [*self._grammars, *[None] * (batch - len(self._grammars))]

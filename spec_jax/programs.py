@@ -149,8 +149,10 @@ class Rounds:
         args = (self._drafter, state, self._sampling)
         return self._program(DRAFT, function, args, donate=1)(*args)
 
-    def finish(self, state: DecodeState, draft: Draft, allowed: np.ndarray) -> DecodeState:
-        """The rest of a round, where packed sets of tokens are allowed at each place."""
+    def finish(
+        self, state: DecodeState, draft: Draft, allowed: np.ndarray | None = None
+    ) -> DecodeState:
+        """The rest of a round; `allowed` are packed sets of tokens for each place, or all."""
 
         def function(target: Model, drafter: Drafter, state, draft, sampling, allowed):
             return loop.finish_round(
@@ -159,14 +161,21 @@ class Rounds:
 
         masks = self.compiler.put(allowed)
         args = (self._target, self._drafter, state, draft, self._sampling, masks)
-        return self._program(VERIFY, function, args, donate=2, out=_shardings(state))(*args)
+        out, masked = _shardings(state), allowed is not None
+        return self._program(VERIFY, function, args, donate=2, out=out, more=masked)(*args)
 
     def _program(
-        self, name: str, function: Callable, args: tuple, donate: int | None = None, out: Any = None
+        self,
+        name: str,
+        function: Callable,
+        args: tuple,
+        donate: int | None = None,
+        out: Any = None,
+        more: Hashable = None,
     ) -> Callable:
         donated = () if donate is None else (donate,)
         return self.compiler.program(
-            (name, self._key), function, args, donate=donated, out_shardings=out
+            (name, (self._key, more)), function, args, donate=donated, out_shardings=out
         )
 
 

@@ -1,20 +1,101 @@
 """Runs tiny models through the engine, as `LLM` does but without text."""
 
 import functools
+from unittest import mock
 
+import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
+from spec_jax import programs
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.lookahead import Constant, Heuristic
 from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.early_exit import EarlyExit
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.suffix import SuffixLookup
+from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Engine, Request
+from spec_jax.methods import Drafting
+from spec_jax.suffix_index import SuffixIndex
 from spec_jax.testing import tiny_model
 
 TARGET, DRAFT = tiny_model(0), tiny_model(1)
-METHODS = ("none", "self", "other", "prompt_lookup")
-"""`self` drafts with the target itself, `other` with a model of other weights."""
+
+
+def _tree(target, draft, lookahead):
+    return Drafting(DraftModel(draft, lookahead, drafts=3))
+
+
+def _reduced(target, draft, lookahead):
+    """A draft model whose head has lost every third of its outputs."""
+    vocab = target.config.vocab_size
+    kept = [token for token in range(vocab) if token % 3 != 1]
+    columns = np.full(vocab, -1, np.int32)
+    columns[kept] = np.arange(len(kept))
+    return Drafting(DraftModel(draft.with_outputs(kept), lookahead, columns=jnp.asarray(columns)))
+
+
+def _lookup_tree(target, draft, lookahead):
+    return Drafting(PromptLookup(lookahead, 3, drafts=3))
+
+
+def _suffix(target, draft, lookahead):
+    """Looks in one output of another request, which goes on from most pairs of tokens."""
+    index = SuffixIndex(capacity=64)
+    index.add("", np.random.default_rng(0).integers(0, target.config.vocab_size, 48).tolist())
+
+    def inputs(requests, bucket):
+        return index.arrays([each.sampling.namespace for each in requests], bucket.batch)
+
+    return Drafting(SuffixLookup(lookahead), inputs=inputs)
+
+
+def _universal_vocabulary(target, draft, lookahead):
+    """A drafter of other ids: the target's last three tokens are 0, 3 and 2 of its tokens."""
+    vocab, own_vocab = target.config.vocab_size, target.config.vocab_size + 3
+    own_ids = np.random.default_rng(0).permutation(own_vocab).astype(np.int32)
+    to_drafter = own_ids[:vocab].copy()
+    to_drafter[-3:] = -1
+    spelling = np.zeros((vocab, 3), np.int32)
+    spelling[:, 0] = own_ids[:vocab]
+    spelling[-2], spelling[-1, :2] = own_ids[[0, vocab, 0]], own_ids[[vocab + 1, 2]]
+    lengths = np.array([1] * (vocab - 3) + [0, 3, 2], np.int32)
+
+    def inputs(requests, bucket):
+        tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
+        own_lengths = np.ones((bucket.batch,), np.int32)
+        for row, each in enumerate(requests):
+            spelt = [spelling[token, : lengths[token]] for token in each.prompt_token_ids]
+            ids = np.concatenate(spelt)
+            tokens[row, : len(ids)], own_lengths[row] = ids, max(1, len(ids))
+        return tokens, own_lengths
+
+    model = tiny_model(7, vocab_size=own_vocab, embed_size=16, num_layers=1)
+    arrays = (jnp.asarray(each) for each in (to_drafter, spelling, lengths))
+    return Drafting(UniversalVocabulary(model, *arrays, lookahead), inputs=inputs)
+
+
+DRAFTINGS = {
+    "none": lambda target, draft, lookahead: Drafting(NoDraft()),
+    "self": lambda target, draft, lookahead: Drafting(DraftModel(target, lookahead)),
+    "other": lambda target, draft, lookahead: Drafting(DraftModel(draft, lookahead)),
+    "tree": _tree,
+    "reduced": _reduced,
+    "prompt_lookup": lambda target, draft, lookahead: Drafting(PromptLookup(lookahead, 3)),
+    "lookup_tree": _lookup_tree,
+    "suffix": _suffix,
+    "early_exit": lambda target, draft, lookahead: Drafting(EarlyExit(target, lookahead, 1)),
+    "universal_vocabulary": _universal_vocabulary,
+}
+"""How each method is built from a target, a draft model and K: a new drafter's row in the battery.
+
+`self` drafts with the target itself, `other` with a model of other weights, `tree` with three
+drafts of it and `reduced` with two thirds of its vocabulary; `lookup_tree` takes three matches.
+"""
+METHODS = ("none", "self", "other", "prompt_lookup", "early_exit", "other, varying")
+"""What the tests of single features run; after the comma, K varies from round to round."""
 
 
 @functools.cache
@@ -23,14 +104,36 @@ def shared_engine(method, lookahead=4, verification="token"):
     return make_engine(method, TARGET, DRAFT, lookahead=lookahead, verification=verification)
 
 
-def make_engine(method, target, draft=None, *, lookahead=4, verification="token", max_len=512):
-    drafter = {
-        "none": lambda: NoDraft(0),
-        "self": lambda: DraftModel(target, lookahead),
-        "other": lambda: DraftModel(draft, lookahead),
-        "prompt_lookup": lambda: PromptLookup(lookahead, 3),
-    }[method]()
-    return Engine(target, drafter, Constant(lookahead), verification, max_model_len=max_len)
+def make_engine(
+    method,
+    target,
+    draft=None,
+    *,
+    lookahead=4,
+    policy=None,
+    verification="token",
+    scoring="block",
+    max_len=512,
+    quick=True,
+):
+    """An engine of one of `DRAFTINGS`; `quick` compiles in half the time what runs slower."""
+    method, _, varying = method.partition(", ")
+    policy = policy or (Heuristic(lookahead, start=2) if varying else Constant(lookahead))
+    drafting = DRAFTINGS[method](target, draft, lookahead)
+    options = programs.compiler_options(target)
+    if quick:
+        options = {**(options or {}), "xla_backend_optimization_level": 0}
+    with mock.patch.object(programs, "compiler_options", lambda _: options):
+        return Engine(
+            target,
+            drafting.drafter,
+            policy,
+            verification,
+            scoring=scoring,
+            max_model_len=max_len,
+            inputs=drafting.inputs,
+            host=drafting.host,
+        )
 
 
 def request(prompt, params=None, *, stop_token_ids=(), bad_words=(), max_len=512, seed=0):
@@ -62,3 +165,16 @@ def completions(batch, requests):
 
 def run(engine, requests, *, rounds=10_000):
     return completions(finish(engine.start(requests), rounds=rounds), requests)
+
+
+def chi_square(observed, probabilities):
+    """The p-value of counts against exact probabilities, rare cells merged."""
+    observed, expected = observed.ravel(), probabilities.ravel() * observed.sum()
+    assert observed[expected == 0].sum() == 0, "sampled what the target never says"
+    rare = expected < 5
+    if expected[rare].sum() > 0:
+        observed = np.append(observed[~rare], observed[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    else:
+        observed, expected = observed[~rare], expected[~rare]
+    return stats.chisquare(observed, expected).pvalue

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from spec_jax import ConfigError, SamplingParams, SpeculativeConfig
-from spec_jax.config import LOOKAHEADS, METHODS, VERIFICATIONS
+from spec_jax.config import DRAFTING_METHODS, LOOKAHEADS, METHODS, SCORINGS, VERIFICATIONS
 from spec_jax.errors import SpecJaxError
 
 INF, NAN = math.inf, math.nan
@@ -31,6 +31,7 @@ BAD_SAMPLING = [
     *[("regex", bad, "as text") for bad in (5, "", b"a", ["a"])],
     *[("stop", bad, "strings") for bad in (5, None)],
     *[("stop_token_ids", bad, "token ids") for bad in (5, None)],
+    *[("namespace", bad, "as text") for bad in (5, None, b"a")],
     *[("ignore_eos", bad, "True or False") for bad in ("no", 1, None)],
     *[("namespace", bad, "as text") for bad in (None, 7, b"a", ("a",))],
 ]
@@ -40,13 +41,20 @@ BAD_SPECULATIVE = [
         ("method", bad, "Did you mean 'prompt_lookup'?")
         for bad in ("prompt-lookup", "promptlookup")
     ],
-    *[("method", bad, "Known: draft_model, none, prompt_lookup.") for bad in ("xyz", "", 3)],
+    *[("method", bad, f"Known: {', '.join(sorted(METHODS))}.") for bad in ("xyz", "", 3)],
     ("lookahead", "constantly", "Did you mean 'constant'?"),
-    ("lookahead", 4, "Known: constant."),
+    ("lookahead", 4, "Known: adaptive, confidence, constant, heuristic, oracle."),
     ("verification", "tokens", "Did you mean 'token'?"),
-    ("verification", "xyz", "Known: greedy, token."),
-    *[("num_speculative_tokens", bad, "at least 1") for bad in (0, -4, 4.0, "4", None, True)],
+    ("verification", "xyz", "Known: block, greedy, token."),
+    ("scoring", "stair", "Did you mean 'stairs'?"),
+    ("scoring", None, "Known: block, stairs."),
+    *[("num_speculative_tokens", bad, "at least 1") for bad in (0, -4, 4.0, "4", True)],
+    *[("confidence_threshold", bad, "[0, 1]") for bad in (-0.1, 1.1, NAN, INF, "1", None, True)],
+    *[("retune_confidence", bad, "a bool") for bad in (1, "yes", None)],
+    *[("num_drafts", bad, "at least 1") for bad in (0, -1, 2.0, "2", None, True)],
     *[("prompt_lookup_max", bad, "at least 1") for bad in (0, -1, 2.0, "2", None, True)],
+    *[("early_exit_layers", bad, "at least 1") for bad in (0, -1, 2.0, "2", True)],
+    *[("draft_vocab_size", bad, "at least 1") for bad in (0, -1, 2.0, "2", True)],
     *[("draft", bad, "as text") for bad in (5, b"model", ["model"])],
 ]
 
@@ -105,19 +113,76 @@ def test_a_bad_value_inside_a_collection_is_named(options, value, remedy):
     assert remedy in str(error.value)
 
 
+@pytest.mark.parametrize("method", DRAFTING_METHODS)
 @pytest.mark.parametrize("draft", [None, ""])
-def test_a_draft_model_without_a_draft_is_refused(draft):
-    with pytest.raises(ConfigError, match=r"'draft_model' needs draft=\.\.\. \(--draft\)"):
-        SpeculativeConfig(method="draft_model", draft=draft)
-
-
-@pytest.mark.parametrize("method", ["none", "prompt_lookup"])
-def test_a_draft_that_the_method_would_ignore_is_refused(method):
+def test_a_method_with_a_model_of_its_own_needs_one(method, draft):
     with pytest.raises(ConfigError) as error:
-        SpeculativeConfig(method=method, draft="some/model")
+        SpeculativeConfig(method=method, draft=draft)
+    assert f"'{method}' needs draft=... (--draft)" in str(error.value)
+
+
+OPTION_OF = {
+    "draft": ("some/model", DRAFTING_METHODS),
+    "early_exit_layers": (2, ("early_exit",)),
+    "draft_vocab_size": (100, ("draft_model",)),
+}
+"""Options that belong to some methods, and a value of each."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", OPTION_OF)
+def test_an_option_that_the_method_would_ignore_is_refused(name, method):
+    value, methods = OPTION_OF[name]
+    options = {name: value, "method": method}
+    if method in DRAFTING_METHODS:
+        options["draft"] = "some/model"
+    if method in methods:
+        assert getattr(SpeculativeConfig(**options), name) == value
+        return
+    with pytest.raises(ConfigError) as error:
+        SpeculativeConfig(**options)
+    known = " or ".join(repr(each) for each in methods)
     assert str(error.value) == (
-        f"draft is 'some/model' but method is '{method}'; "
-        "use method 'draft_model' or leave the draft out."
+        f"{name} is {value!r} but method is {method!r}; use method {known}, or leave {name} out."
+    )
+
+
+CONTRADICTIONS = [
+    ({"method": "early_exit", "num_drafts": 2}, ["num_drafts is 2", "'early_exit'", "prompt_l"]),
+    ({"method": "none", "num_drafts": 3}, ["num_drafts is 3", "'none'", "draft_model"]),
+    (
+        {"method": "prompt_lookup", "num_drafts": 2, "verification": "block"},
+        ["verification 'block'", "num_drafts is 2", "use 1"],
+    ),
+    (
+        {"method": "draft_model", "draft": "d", "num_drafts": 2, "scoring": "stairs"},
+        ["scoring 'stairs'", "num_drafts is 2", "leave scoring out"],
+    ),
+    (
+        {"method": "early_exit", "scoring": "stairs"},
+        ["scoring 'stairs'", "'early_exit'", "use scoring 'block'"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "parts"), CONTRADICTIONS)
+def test_a_contradiction_is_refused_with_both_values_and_a_remedy(options, parts):
+    with pytest.raises(ConfigError) as error:
+        SpeculativeConfig(**options)
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "most"),
+    [("constant", 4), ("heuristic", 20), ("confidence", 20), ("adaptive", 8), ("oracle", 20)],
+)
+def test_each_lookahead_has_its_own_most_tokens(lookahead, most):
+    assert SpeculativeConfig(lookahead=lookahead).num_speculative_tokens == most
+    assert SpeculativeConfig(lookahead=lookahead, num_speculative_tokens=7) == SpeculativeConfig(
+        lookahead=lookahead, num_speculative_tokens=7
+    )
+    assert SpeculativeConfig(lookahead=lookahead, num_speculative_tokens=7) != SpeculativeConfig(
+        lookahead=lookahead
     )
 
 
@@ -130,7 +195,7 @@ def test_a_draft_that_the_method_would_ignore_is_refused(method):
         (SamplingParams, "stop_ids", "Did you mean 'stop_token_ids'?"),
         (SpeculativeConfig, "num_speculative_token", "Did you mean 'num_speculative_tokens'?"),
         (SpeculativeConfig, "verificaton", "Did you mean 'verification'?"),
-        (SpeculativeConfig, "zzz", "Known: draft, lookahead, method, num_speculative_tokens,"),
+        (SpeculativeConfig, "zzz", "Known: confidence_threshold, draft, draft_vocab_size,"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(config, key, hint):
@@ -167,7 +232,7 @@ def test_no_field_can_be_changed_or_added(config):
     ("config", "change", "bad"),
     [
         (SamplingParams, {"top_k": 5}, {"top_k": -1}),
-        (SpeculativeConfig, {"lookahead": "constant"}, {"num_speculative_tokens": 0}),
+        (SpeculativeConfig, {"verification": "block"}, {"num_speculative_tokens": 0}),
     ],
 )
 def test_a_changed_copy_is_validated_again(config, change, bad):
@@ -202,13 +267,17 @@ def test_the_ends_of_every_range_are_accepted():
         stop_token_ids=[0],
     )
     SamplingParams(top_p=1e-9, min_p=0, seed=2**64 - 1)
-    SpeculativeConfig(num_speculative_tokens=1, prompt_lookup_max=1)
+    SpeculativeConfig(num_speculative_tokens=1, prompt_lookup_max=1, num_drafts=1)
+    for threshold in (0, 1):
+        SpeculativeConfig(lookahead="confidence", confidence_threshold=threshold)
     for method in METHODS:
-        SpeculativeConfig(method=method, draft="a" if method == "draft_model" else None)
+        SpeculativeConfig(method=method, draft="a" if method in DRAFTING_METHODS else None)
     for lookahead in LOOKAHEADS:
         SpeculativeConfig(lookahead=lookahead)
     for verification in VERIFICATIONS:
         SpeculativeConfig(verification=verification)
+    for scoring in SCORINGS:
+        SpeculativeConfig(scoring=scoring)
 
 
 def test_the_defaults_decode_greedily_and_change_nothing():

@@ -12,7 +12,7 @@ DEEP = tiny_model(0, num_layers=8, max_position=8192)
 @pytest.mark.parametrize("method", METHODS)
 def test_caches_are_updated_in_place(method):
     """In a long context the caches are all that counts: copies of them would show."""
-    engine = make_engine(method, DEEP, DEEP, max_len=8192)
+    engine = make_engine(method, DEEP, DEEP, lookahead=2, max_len=8192, quick=False)
     batch = engine.start([request([1, 2, 3], SamplingParams(max_tokens=4000), max_len=4003)])
     one = batch.state.cache.keys[0].nbytes
     batch.advance(1)

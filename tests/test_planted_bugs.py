@@ -30,7 +30,7 @@ BUGS = {
         "decoding/verify.py",
         "draw(halves[:, 1], following, random)",
         "draw(halves[:, 0], following, random)",
-        [SAMPLED, "-k", "other-plain"],
+        [SAMPLED, "-k", "other-warm"],
     ),
     "residual not clamped": (
         "decoding/verify.py",
@@ -48,7 +48,7 @@ BUGS = {
         "drafters/autoregressive.py",
         "drawn = draw(keys.reshape(rows), q, random)",
         "drawn = jnp.argmax(q, -1).astype(jnp.int32)",
-        [SAMPLED, "-k", "other-plain"],
+        [SAMPLED, "-k", "other-warm"],
     ),
     "q taken before the processors": (
         "drafters/autoregressive.py",
@@ -60,7 +60,7 @@ BUGS = {
         "decoding/loop.py",
         "cache=cache.with_lengths(lengths - 1)",
         "cache=cache.with_lengths(cache.lengths + width + 1)",
-        [LOOP, "-k", "targets_own and other-4-token"],
+        [LOOP, "-k", "targets_own and other-7"],
     ),
     "EOS inside a block ignored": (
         "decoding/loop.py",

@@ -49,6 +49,7 @@ class Adaptive:
     num_speculative_tokens: int = 8
     varies = True
     counts_refused = True
+    reproducible = False
     memory = 0.97
     """How much less each judged token lets those before it count."""
     prior_rate, prior_tokens = 0.7, 3.0
@@ -85,6 +86,7 @@ class Adaptive:
     def update(self, state: Pace, outcome: Outcome) -> Pace:
         """Counts what verification judged: the accepted tokens and the first refused one."""
         accepted, drafted = outcome.accepted, outcome.drafted
+        tried = (drafted > 0) & (state.forced < 0) & (self._best(state) == 0)
         judged = (accepted + (accepted < drafted).astype(jnp.int32)).astype(jnp.float32)
         fade = self.memory**judged
         state = dataclasses.replace(
@@ -95,7 +97,7 @@ class Adaptive:
         )
         pays = self._best(state) > 0
         longer = jnp.minimum(2 * state.patience, self.last_patience)
-        waits = jnp.where(drafted > 0, longer, state.patience)
+        waits = jnp.where(tried, longer, state.patience)
         return dataclasses.replace(
             state, patience=jnp.where(pays, self.first_patience, waits).astype(jnp.int32)
         )

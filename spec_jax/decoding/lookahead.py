@@ -51,6 +51,11 @@ class Lookahead(Protocol):
         ...
 
     @property
+    def reproducible(self) -> bool:
+        """Whether a sampled row's seed fixes its tokens: measured times decide nothing."""
+        ...
+
+    @property
     def counts_refused(self) -> bool:
         """Whether refused tokens count as drafted."""
         ...
@@ -100,6 +105,7 @@ class Constant:
     num_speculative_tokens: int
     varies = False
     counts_refused = True
+    reproducible = True
 
     def init(self, batch: int) -> None:
         """No state."""
@@ -128,6 +134,7 @@ class Heuristic:
     start: int = 5
     varies = True
     counts_refused = True
+    reproducible = True
 
     def init(self, batch: int) -> Int[Array, " batch"]:
         """The first round's K."""
@@ -159,6 +166,7 @@ class Oracle:
     num_speculative_tokens: int
     varies = False
     counts_refused = False
+    reproducible = True
 
     init = Constant.init
     limits = Constant.limits
@@ -199,6 +207,7 @@ class Confidence:
     retune: bool = False
     varies = True
     counts_refused = True
+    reproducible = True
     bins = 50
 
     def init(self, batch: int) -> Seen | None:

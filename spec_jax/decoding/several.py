@@ -9,6 +9,8 @@ the drafts that begin with what was accepted, tried before or not: their next to
 given the same beginning, whatever became of it.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -39,6 +41,62 @@ def acceptance(
     return jnp.where(token < 0, 0.0, chance)
 
 
+class Path(NamedTuple):
+    """How far verification went along one of a row's drafts.
+
+    Attributes:
+      accepted: how many tokens are kept.
+      chosen: the draft that they come from.
+      following: the distribution of the token after them.
+      chances: with what probability each candidate was to be kept; NaN if it was not tried.
+    """
+
+    accepted: Int[Array, ""]
+    chosen: Int[Array, ""]
+    following: Float[Array, " vocab"]
+    chances: Float[Array, "steps drafts"]
+
+
+def follow(
+    p: Float[Array, "places vocab"],
+    tokens: Int[Array, "steps drafts"],
+    q: Float[Array, "drafted vocab"] | None,
+    length: Int[Array, ""],
+    uniforms: Float[Array, "steps drafts"],
+) -> Path:
+    """Tries the candidates of each step in turn; one uniform in [0, 1) decides each."""
+    steps, drafts = tokens.shape
+
+    def step(carry, i):
+        accepted, chosen, alive, residual = carry
+        going = (accepted == i) & (i < length)
+        found = jnp.zeros((), bool)
+        chances = []
+        for n in range(drafts):
+            token = tokens[i, n]
+            if q is None:
+                proposed = jax.nn.one_hot(token, p.shape[1], dtype=p.dtype)
+            else:
+                proposed = q[i * drafts + n]
+            tried = going & alive[n] & ~found & (token >= 0)
+            chance = acceptance(residual, proposed, token)
+            taken = tried & (uniforms[i, n] < chance)
+            chosen = jnp.where(taken, n, chosen)
+            residual = jnp.where(tried & ~taken, refuse(residual, proposed), residual)
+            found = found | taken
+            chances.append(jnp.where(tried, chance, jnp.nan))
+        alive = alive & (tokens[i] == tokens[i, chosen])
+        accepted = accepted + found.astype(jnp.int32)
+        residual = jnp.where(found, p[node(i + 1, chosen, drafts)], residual)
+        return (accepted, chosen, alive, residual), jnp.stack(chances)
+
+    zero = jnp.int32(0)
+    start = (zero, zero, jnp.ones((drafts,), bool), p[0])
+    end, chances = jax.lax.scan(step, start, jnp.arange(steps, dtype=jnp.int32))
+    accepted, chosen, _, following = end
+    return Path(accepted, chosen, following, chances)
+
+
 def verify_several(
     p: Float[Array, "batch places vocab"],
     draft: Draft,
@@ -57,44 +115,15 @@ def verify_several(
     drafts, steps = draft.drafts, draft.lookahead
 
     def decide(p, tokens, q, length, key):
-        tokens = tokens.reshape(steps, drafts)
         uniforms = jax.random.uniform(key, (steps, drafts), p.dtype)
-
-        def step(carry, i):
-            accepted, chosen, alive, residual = carry
-            going = (accepted == i) & (i < length)
-            found = jnp.zeros((), bool)
-            for n in range(drafts):
-                token = tokens[i, n]
-                if q is None:
-                    proposed = jax.nn.one_hot(token, p.shape[1], dtype=p.dtype)
-                else:
-                    proposed = q[i * drafts + n]
-                tried = going & alive[n] & ~found & (token >= 0)
-                taken = tried & (uniforms[i, n] < acceptance(residual, proposed, token))
-                chosen = jnp.where(taken, n, chosen)
-                residual = jnp.where(tried & ~taken, refuse(residual, proposed), residual)
-                found = found | taken
-            alive = alive & (tokens[i] == tokens[i, chosen])
-            accepted = accepted + found.astype(jnp.int32)
-            residual = jnp.where(found, p[node(i + 1, chosen, drafts)], residual)
-            return (accepted, chosen, alive, residual), None
-
-        zero = jnp.int32(0)
-        start = (zero, zero, jnp.ones((drafts,), bool), p[0])
-        (accepted, chosen, _, residual), _ = jax.lax.scan(
-            step, start, jnp.arange(steps, dtype=jnp.int32)
-        )
-        return accepted, chosen, residual
+        return follow(p, tokens.reshape(steps, drafts), q, length, uniforms)
 
     halves = jax.vmap(lambda key: jax.random.split(key))(keys)
     in_axes = (0, 0, None if draft.probs is None else 0, 0, 0)
-    accepted, chosen, following = jax.vmap(decide, in_axes)(
-        p, draft.tokens, draft.probs, draft.lengths, halves[:, 0]
-    )
+    path = jax.vmap(decide, in_axes)(p, draft.tokens, draft.probs, draft.lengths, halves[:, 0])
     return Verdict(
-        accepted=accepted,
-        chosen=chosen,
-        token=draw(halves[:, 1], following, random),
-        valid=following.sum(-1) > 0,
+        accepted=path.accepted,
+        chosen=path.chosen,
+        token=draw(halves[:, 1], path.following, random),
+        valid=path.following.sum(-1) > 0,
     )

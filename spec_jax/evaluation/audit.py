@@ -64,7 +64,7 @@ def audit(
     texts = [list(prompt) for prompt in prompts]
     _check_prompts(engine, texts, max_tokens)
     checks = Greedy(engine, texts, max_tokens, on_progress).run()
-    greedy_only = engine.verification == "greedy"
+    greedy_only = engine.strategy.verification == "greedy"
     if greedy_only or not settings:
         reason = "verification 'greedy' is for temperature 0" if greedy_only else "temperature is 0"
         checks += [Check(name, reason=reason) for name in (EMITTED, FOLLOWING, DRAFTED)]

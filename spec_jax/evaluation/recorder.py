@@ -1,89 +1,31 @@
 """Watches a method round by round: what was drafted, with which q, and what became of it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from spec_jax import distributed
-from spec_jax.config import SamplingParams
-from spec_jax.decoding.sampling import BatchSampling
-from spec_jax.drafters.base import Context, Draft
+from spec_jax.drafters.base import Draft
 from spec_jax.engine import Engine, Request
-from spec_jax.pytree import pytree, static
-
-
-@pytree
-class Recorder:
-    """A drafter that keeps its latest draft in its state, where the host can read it.
-
-    Attributes:
-      drafter: the one that drafts.
-      vocab_size: of the target.
-    """
-
-    drafter: Any
-    vocab_size: int = static()
-
-    @property
-    def lookahead(self) -> int:
-        """The drafter's."""
-        return self.drafter.lookahead
-
-    def init(self, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int):
-        """The drafter's state, and an empty draft of the right shape."""
-        state = self.drafter.init(tokens, lengths, block)
-        plain = [SamplingParams(max_tokens=1)] * tokens.shape[0]
-        context = Context(
-            tokens=tokens,
-            lengths=lengths,
-            prompt_lengths=lengths,
-            keys=jax.random.split(jax.random.key(0), tokens.shape[0]),
-            sampling=BatchSampling.stack(plain, self.vocab_size),
-        )
-        draft, _ = jax.eval_shape(self.drafter.propose, state, context)
-        return state, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), draft)
-
-    def propose(self, state: tuple[Any, Draft], context: Context):
-        """The drafter's draft."""
-        draft, inner = self.drafter.propose(state[0], context)
-        return draft, (inner, draft)
-
-    def commit(self, state: tuple[Any, Draft], lengths: Int[Array, " batch"]):
-        """The drafter's own; the draft stays."""
-        return self.drafter.commit(state[0], lengths), state[1]
-
-
-def recording(engine: Engine, on_progress: Callable[[str], None]) -> Engine:
-    """An engine that does the same and lets its drafts be read."""
-    return Engine(
-        engine.target,
-        Recorder(engine.drafter, engine.target.config.vocab_size),
-        engine.lookahead,
-        engine.verification,
-        max_model_len=engine.max_model_len,
-        on_progress=on_progress,
-    )
 
 
 class Drafted(NamedTuple):
-    """One draft a row, as it was proposed; see `drafters.base.Draft`."""
+    """The drafts of each row, as they were proposed; see `drafters.base.Draft`."""
 
-    tokens: Int[np.ndarray, "batch lookahead"]
-    probs: Float[np.ndarray, "batch lookahead vocab"] | None
+    tokens: Int[np.ndarray, "batch drafted"]
+    probs: Float[np.ndarray, "batch drafted vocab"] | None
     lengths: Int[np.ndarray, " batch"]
+    drafts: int
 
 
-def drafted(draft: Draft, size: int) -> Drafted | None:
-    """The host's copy of the first rows' draft; None if it holds several drafts a row."""
-    if draft.tokens.ndim != 2:
-        return None
+def drafted(draft: Draft, size: int) -> Drafted:
+    """The host's copy of the first rows' drafts."""
     tokens, probs, lengths = distributed.to_host((draft.tokens, draft.probs, draft.lengths))
-    return Drafted(tokens[:size], None if probs is None else probs[:size], lengths[:size])
+    probs = None if probs is None else probs[:size]
+    return Drafted(tokens[:size], probs, lengths[:size], draft.drafts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +44,7 @@ class Round:
     emitted: Int[np.ndarray, " batch"]
     allowed: Int[np.ndarray, " batch"]
     accepted: Int[np.ndarray, " batch"]
-    draft: Drafted | None
+    draft: Drafted
 
 
 def play(
@@ -111,11 +53,12 @@ def play(
     """Decodes requests round by round; returns all tokens, and the rounds.
 
     Args:
-      engine: from `recording`.
+      engine: the method.
       requests: none of them with a stop token.
     """
-    batch = engine.start(requests)
-    rounds, size = [], batch.size
+    drafts: list[Drafted] = []
+    size, rounds = len(requests), []
+    batch = engine.start(requests, on_draft=lambda draft: drafts.append(drafted(draft, size)))
     while batch.running:
         before = batch.view
         batch.advance(1)
@@ -126,6 +69,5 @@ def play(
             after.counters.accepted - before.counters.accepted,
         )
         emitted, allowed, accepted = (each[:size] for each in gained)
-        draft = drafted(batch.state.drafter[1], size)
-        rounds.append(Round(before.lengths[:size], emitted, allowed, accepted, draft))
+        rounds.append(Round(before.lengths[:size], emitted, allowed, accepted, drafts.pop()))
     return batch.view.tokens[:size], rounds

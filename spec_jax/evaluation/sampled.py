@@ -1,7 +1,7 @@
 """What the method samples against the target's distribution, and what it drafts against q."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +28,8 @@ MEANINGS = {
 LEAST_RESIDUAL = 1e-3
 """Where p and q differ by less in all, the residual is made of rounding errors."""
 SUM_TOLERANCE = 1e-3
+LAWS = ("token", "block")
+"""Verifications whose law of the token after an acceptance is known."""
 RELAXED = {"float32": 1e-3, "bfloat16": 0.1}
 """How much closer to the cut of top-k, top-p or min-p rounding may bring a token."""
 
@@ -37,7 +39,8 @@ class Evidence:
 
     Args:
       scorer: gives the target's logits without speculation.
-      verification: the method's; the law of the token after an acceptance is known for `token`.
+      verification: the method's; the law of the token after an acceptance is known for `token`
+        and `block`.
       seed: of the audit's own random numbers, which no decoding sees.
     """
 
@@ -114,16 +117,14 @@ class Evidence:
             self.following.reason = self._why_no_following()
         if not self.drafted.tests and not self.drafted.comparisons:
             self.drafted.reason = "nothing was drafted"
-            if self._several:
-                self.drafted.reason = "several drafts a row"
         return checks
 
     def _why_no_following(self) -> str:
         if self._several:
-            return "several drafts a row"
+            return "no law is known for several drafts a row"
         if not self._exact:
             return "rounding in bfloat16 exceeds the differences of p and q that it is made of"
-        if self._verification != "token":
+        if self._verification not in LAWS:
             return f"no law is known for verification {self._verification!r}"
         return "too few drafted tokens were verified"
 
@@ -219,8 +220,8 @@ class Evidence:
         p: Float[np.ndarray, "rows width vocab"],
     ) -> None:
         """Adds a round's first token by p against q, and its last against the rule's own law."""
-        if played.draft is None:
-            return
+        several = played.draft.drafts > 1
+        self._several += several
         start = played.start[chunk] - begin
         emitted, allowed = played.emitted[chunk], played.allowed[chunk]
         accepted = played.accepted[chunk]
@@ -231,7 +232,6 @@ class Evidence:
 
         def q(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
             draft = played.draft
-            assert draft is not None
             if draft.probs is None:
                 return np.eye(vocab)[draft.tokens[chunk[rows], at]]
             return draft.probs[chunk[rows], at].astype(np.float64)
@@ -240,10 +240,13 @@ class Evidence:
         drawn = texts[rows, start[rows]].astype(np.int64)
         ratio = statistics.by_ratio(first, q(rows, np.zeros_like(rows)), drawn)
         self._add(self.emitted, f"{setting}, first of a round by p / q", *ratio)
-        if self._verification != "token" or not self._exact:
+        if several or self._verification not in LAWS or not self._exact:
             return
+        joint = np.ones(len(chunk))  # of the tokens accepted, as block verification has it
         rows = rows[emitted[rows] == accepted[rows] + 1]
         for n in range(played.draft.tokens.shape[1] + 1):
+            if n and self._verification == "block":
+                joint = self._joint(joint, played, chunk, start, n - 1, p, q)
             for rejected in (True, False):
                 these = rows[(accepted[rows] == n) & ((accepted[rows] < allowed[rows]) == rejected)]
                 if not len(these):
@@ -251,7 +254,8 @@ class Evidence:
                 at = start[these] + n
                 law = p[these, at]
                 if rejected:
-                    law = np.maximum(law - q(these, np.full_like(these, n)), 0)
+                    law = joint[these, None] * law - q(these, np.full_like(these, n))
+                    law = np.maximum(law, 0)
                 mass = law.sum(1)
                 usable = mass > LEAST_RESIDUAL
                 law = law[usable] / mass[usable, None]
@@ -270,6 +274,25 @@ class Evidence:
                     *statistics.by_place(place),
                 )
 
+    def _joint(
+        self,
+        joint: Float[np.ndarray, " rows"],
+        played: Round,
+        chunk: Int[np.ndarray, " rows"],
+        start: Int[np.ndarray, " rows"],
+        n: int,
+        p: Float[np.ndarray, "rows width vocab"],
+        q: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ) -> Float[np.ndarray, " rows"]:
+        """min(P p(x) / q(x), 1) for draft token `n`, of rows that have accepted it."""
+        rows = np.flatnonzero(played.accepted[chunk] > n)
+        token = played.draft.tokens[chunk[rows], n]
+        wanted = p[rows, start[rows] + n, token]
+        proposed = q(rows, np.full_like(rows, n))[np.arange(len(rows)), token]
+        joint = joint.copy()
+        joint[rows] = np.minimum(joint[rows] * wanted / np.maximum(proposed, 1e-30), 1.0)
+        return joint
+
     def _add_draft(
         self,
         setting: str,
@@ -280,16 +303,13 @@ class Evidence:
     ) -> None:
         """Adds what a round drafted, as far as the draft is valid."""
         draft = played.draft
-        if draft is None:
-            self._several += 1
-            return
         running = played.emitted > 0
         if draft.probs is None:
             self._add_deterministic(setting, played, which, begin, texts)
             return
         before = np.full((len(which),), np.nan)
         for i in range(draft.tokens.shape[1]):
-            rows = np.flatnonzero(running & (draft.lengths > i))
+            rows = np.flatnonzero(running & (draft.lengths * draft.drafts > i))
             if not len(rows):
                 return
             q = draft.probs[rows, i].astype(np.float64)
@@ -316,11 +336,10 @@ class Evidence:
         self, setting: str, played: Round, which: np.ndarray, begin: np.ndarray, texts: np.ndarray
     ) -> None:
         """A drafter without q must draft the same whenever the text before is the same."""
-        assert played.draft is not None
         for row in np.flatnonzero((played.emitted > 0) & (played.draft.lengths > 0)):
             known = texts[row, : played.start[row] - begin[row]]
             context = (setting, int(which[row]), *known.tolist())
-            length = played.draft.lengths[row]
+            length = played.draft.lengths[row] * played.draft.drafts
             draft = tuple(played.draft.tokens[row, :length].tolist())
             self.drafted.compare(
                 self._drafts.setdefault(context, draft) == draft,

@@ -10,8 +10,9 @@ import numpy as np
 from spec_jax.config import SamplingParams
 from spec_jax.engine import MIN_CAPACITY, Engine
 from spec_jax.evaluation.greedy import decode
-from spec_jax.evaluation.recorder import play, recording
+from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check
+from spec_jax.evaluation.rows import NOT_REPRODUCIBLE
 from spec_jax.evaluation.sampled import Evidence, requests_of
 from spec_jax.evaluation.scoring import Scorer
 
@@ -40,7 +41,6 @@ class Sampler:
         on_progress: Callable[[str], None],
     ):
         self._engine, self._prompts, self._on_progress = engine, prompts, on_progress
-        self._recorder = recording(engine, on_progress)
         self.width = width_of(engine)
         at_once = _rows_at_once(engine, max(map(len, prompts)) + self.width)
         self._rows = min(at_once, _power_of_two(samples))
@@ -50,9 +50,10 @@ class Sampler:
 
     def checks(self, settings: Mapping[str, SamplingParams], seed: int) -> list[Check]:
         """The sampled checks; their tests are not corrected for each other yet."""
-        evidence = Evidence(self._scorer, self._engine.verification, seed)
+        evidence = Evidence(self._scorer, self._engine.strategy.verification, seed)
         alone = Check("rows: among many")
         exact = self._engine.target.dtype == jnp.float32
+        same = self._engine.strategy.lookahead.reproducible
         for number, (name, setting) in enumerate(settings.items()):
             params = dataclasses.replace(setting, max_tokens=self.width)
             for batch in range(self._batches):
@@ -60,8 +61,8 @@ class Sampler:
                 which %= len(self._prompts)
                 requests = requests_of(self._prompts, params, which, (seed, number, batch))
                 self._say("sampling", name, batch)
-                tokens, rounds = play(self._recorder, requests)
-                for row, asked in enumerate(requests[:CROSS_CHECKED] if exact else ()):
+                tokens, rounds = play(self._engine, requests)
+                for row, asked in enumerate(requests[:CROSS_CHECKED] if exact and same else ()):
                     text = decode(self._engine, [asked])[0][0]
                     begin = len(asked.prompt_token_ids)
                     alone.compare(
@@ -72,6 +73,7 @@ class Sampler:
                 evidence.add(name, params, self._prompts, which, tokens, rounds)
         alone.sample = f"{alone.comparisons} texts of {self.width} tokens"
         alone.reason = "" if exact else "in bfloat16 batches of other sizes may round differently"
+        alone.reason = alone.reason if same else NOT_REPRODUCIBLE
         return [*evidence.checks(), alone]
 
     def _say(self, what: str, name: str, batch: int) -> None:

@@ -12,11 +12,14 @@ import pytest
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, __version__
 from spec_jax.cli import arguments, main
 from spec_jax.cli.arguments import parse_model_command
+from spec_jax.config import LOOKAHEADS
 from tests.cli.harness import failure, run
 
 ALL_FLAGS = shlex.split("""
-    --target t --draft d --method draft_model --num-speculative-tokens 7 --lookahead constant
-    --verification greedy --prompt-lookup-max 5 --max-tokens 9 --min-tokens 4 --temperature 0.0
+    --target t --draft d --method draft_model --num-speculative-tokens 7 --lookahead confidence
+    --confidence-threshold 0.25 --retune-confidence --verification greedy --scoring block
+    --num-drafts 3 --prompt-lookup-max 5 --draft-vocab-size 64 --max-tokens 9
+    --min-tokens 4 --temperature 0.0
     --top-k 3 --bad-words "x y" --bad-words z
     --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty -0.5
     --frequency-penalty 0.125 --stop a --stop b --ignore-eos --seed 11 --dtype bfloat16
@@ -31,9 +34,13 @@ def test_flags_become_config_objects():
         method="draft_model",
         draft="d",
         num_speculative_tokens=7,
-        lookahead="constant",
+        lookahead="confidence",
+        confidence_threshold=0.25,
+        retune_confidence=True,
         verification="greedy",
+        num_drafts=3,
         prompt_lookup_max=5,
+        draft_vocab_size=64,
     )
     assert options.sampling == SamplingParams(
         max_tokens=9,
@@ -84,9 +91,12 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
     llm = inspect.signature(LLM.__init__).parameters
     llm_defaults = {name: llm[name].default for name in ("dtype", "max_num_seqs")}
     defaults |= llm_defaults
-    for name in ("max_tokens", "top_p", "num_speculative_tokens", "method", *llm_defaults):
+    for name in ("max_tokens", "top_p", "num_drafts", "scoring", "method", *llm_defaults):
         flag, value = f"--{name.replace('_', '-')}", re.escape(str(defaults[name]))
-        assert re.search(rf"{flag} .{{0,120}}\(default: {value}\)", text), name
+        assert re.search(rf"{flag} .{{0,200}}\(default: {value}\)", text), name
+    most = [SpeculativeConfig(lookahead=each).num_speculative_tokens for each in LOOKAHEADS]
+    assert set(most) == {4, 8, 20}
+    assert "(default: 4; where K changes, 8 if adaptive, else 20)" in text
 
 
 def test_overview_and_version(capsys):
@@ -115,6 +125,14 @@ MISTAKES = [
     ("--method prompt_lookup --draft d", ["draft is 'd'", "draft_model"]),
     ("--verification gredy", ["verification is 'gredy'", "Did you mean 'greedy'?"]),
     ("--verification greedy --temperature 1", ["'greedy'", "temperature is 1.0", "'token'"]),
+    ("--scoring stair", ["scoring is 'stair'", "Did you mean 'stairs'?"]),
+    ("--lookahead confidence --confidence-threshold 2", ["confidence_threshold is 2.0", "[0, 1]"]),
+    ("--method early_exit --early-exit-layers 0", ["early_exit_layers is 0", "at least 1"]),
+    ("--method early_exit --scoring stairs", ["'stairs'", "'early_exit'", "scoring 'block'"]),
+    ("--method universal_vocabulary", ["'universal_vocabulary'", "--draft"]),
+    ("--num-drafts 2", ["num_drafts is 2", "'none'", "prompt_lookup"]),
+    ("--draft-vocab-size 9", ["draft_vocab_size is 9", "'none'", "'draft_model'"]),
+    ("--early-exit-layers 9", ["early_exit_layers is 9", "'none'", "'early_exit'"]),
     ("--lookahead constnt", ["lookahead is 'constnt'", "Did you mean 'constant'?"]),
     ("--dtype float31", ["dtype is 'float31'", "Did you mean 'float32'?"]),
     ("--tempratur 1", ["'--tempratur'", "Did you mean '--temperature'?"]),

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_jax.decoding.verify import RULES, accepted_length
+from spec_jax.decoding import verify
+from spec_jax.decoding.verify import RULES, accepted_length, leading
 
 TOLERANCE = 1e-12
 
@@ -188,6 +189,46 @@ def test_the_enumeration_notices_a_wrong_rule(wrong, monkeypatch):
     with jax.enable_x64(True):
         difference = emitted_joint(p, q, [np.zeros(3**c, bool) for c in range(2)], rule=wrong)
         assert np.abs(difference - target_joint(p)).max() > 1e-3
+
+
+def _unclamped(p, tokens, q):
+    """The product of p / q as it runs, without the bound of 1 at each step."""
+    places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    ratios = p[places, tokens] / (jnp.ones((), p.dtype) if q is None else q[places, tokens])
+    return jnp.concatenate([jnp.ones((1,), p.dtype), jnp.cumprod(ratios)])
+
+
+BLOCK = RULES["block"]
+WRONG_BLOCKS = {
+    "running product not clamped": (BLOCK, _unclamped),
+    "product clamped at the end only": (BLOCK, lambda *row: jnp.minimum(_unclamped(*row), 1.0)),
+    "ends at the first failure": (BLOCK._replace(accepted=leading), verify._joint),
+    "ends at the first success": (
+        BLOCK._replace(
+            accepted=lambda kept: jnp.where(kept.any(), leading(~kept) + 1, jnp.int32(0))
+        ),
+        verify._joint,
+    ),
+    "residual of the token rule": (
+        BLOCK._replace(following=RULES["token"].following),
+        verify._joint,
+    ),
+}
+"""Ports of block verification that were shipped elsewhere, or nearly."""
+
+
+@pytest.mark.parametrize("wrong", WRONG_BLOCKS)
+def test_the_enumeration_notices_a_wrong_port_of_block_verification(wrong, monkeypatch):
+    rng = np.random.default_rng(0)
+    p = [table(rng, 3**c, 3, zeros=False) for c in range(4)]
+    q = [table(rng, 3**c, 3, zeros=False) for c in range(3)]
+    rule, joint = WRONG_BLOCKS[wrong]
+    monkeypatch.setitem(RULES, wrong, rule)
+    monkeypatch.setattr(verify, "_joint", joint)
+    with jax.enable_x64(True):
+        emitted = emitted_joint(p, q, [np.zeros(3**c, bool) for c in range(3)], rule=wrong)
+    # NaN is noticed as well.
+    assert not np.abs(emitted - target_joint(p)).max() < 1e-4
 
 
 @given(

@@ -1,108 +1,288 @@
-"""Several drafts of one row, some shorter than others or missing: nothing is lost by them."""
+"""Several drafts of a row: the joint distribution of what is emitted is the target's own.
+
+As in `test_lossless`, in float64 and by enumeration: every set of drafts with its probability,
+every outcome of the coins, by the very function that the loop follows.
+"""
+
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from spec_jax.config import SamplingParams
-from spec_jax.decoding.lookahead import Constant
-from spec_jax.decoding.several import verify_several
+from spec_jax.decoding import several
+from spec_jax.decoding.several import follow, verify_several
 from spec_jax.drafters.base import Draft
-from spec_jax.drafters.prompt_lookup import PromptLookup
-from spec_jax.engine import Engine
-from spec_jax.testing import ReferenceDecoder
-from tests.decoding.test_sampled import LENGTH, P_VALUE, ROWS, VOCAB, chi_square
-from tests.decoding.test_sampled import TARGET as SAMPLED_TARGET
-from tests.harness import TARGET, completions, finish, request
+from tests.decoding.test_draws import LEAST_P_VALUE, _p_value
+from tests.decoding.test_lossless import TOLERANCE, table, target_joint
 
-DRAFTS = 3
-TRIES = 50_000
+DRAWS = 1_000_000
 
 
-def engine_of(target, lookahead, drafts=DRAFTS):
-    drafter = PromptLookup(lookahead, 3, drafts)
-    return Engine(target, drafter, Constant(lookahead), max_model_len=512)
+@functools.partial(jax.jit, static_argnames="label")
+def every_path(p, tokens, q, lengths, *, label="right"):
+    """[rows, coins]: the probability of each outcome of the coins, and the path it leads to.
+
+    `label` keeps the programs of wrong rules apart.
+    """
+    steps, drafts = tokens.shape[1:]
+    coins = itertools.product([False, True], repeat=steps * drafts)
+    coins = jnp.asarray(list(coins), bool).reshape(-1, steps, drafts)
+
+    def one(p, tokens, q, length, coins):
+        # A uniform below or above every probability is a coin that fell one way or the other.
+        path = follow(p, tokens, q, length, jnp.where(coins, -1.0, 2.0))
+        heads = jnp.where(coins, path.chances, 1.0 - path.chances)
+        return jnp.where(jnp.isnan(path.chances), 0.5, heads).prod(), path
+
+    over_coins = jax.vmap(one, (None, None, None, None, 0))
+    in_axes = (0, 0, None if q is None else 0, 0, None)
+    return jax.vmap(over_coins, in_axes)(p, tokens, q, lengths, coins)
 
 
-def emitted(p, tokens, length):
-    """Verdicts on one draft under many keys: accepted, chosen, token."""
-    tokens = jnp.asarray(tokens, jnp.int32).reshape(1, -1)
-    repeat = lambda x: jnp.repeat(x, TRIES, axis=0)  # noqa: E731
-    draft = Draft(repeat(tokens), None, jnp.full((TRIES,), length, jnp.int32), drafts=DRAFTS)
-    keys = jax.random.split(jax.random.key(0), TRIES)
-    verdict = jax.jit(verify_several)(
-        repeat(jnp.asarray(p, jnp.float32)[None]), draft, keys, jnp.bool_(True)
+class Independent:
+    """Drafts drawn from q[c], [V**c, V], after each context of c tokens.
+
+    Args:
+      q: the draft model.
+      drafts: how many.
+      missing: missing[c], bool [V**c]: at these contexts a draft ends (-1).
+      early: early[s], bool [V**(s * drafts)]: whether, seeing the first s tokens of all drafts,
+        the drafter goes no further.
+    """
+
+    def __init__(self, q, drafts, missing, early):
+        self.q, self.drafts, self.missing, self.early = q, drafts, missing, early
+
+    def __call__(self, c, context, steps):
+        """Yields (probability, tokens [steps, drafts], q [steps * drafts, V], length)."""
+        vocab = self.q[0].shape[1]
+        for flat in itertools.product(range(vocab), repeat=steps * self.drafts):
+            tokens = np.array(flat, np.int32).reshape(steps, self.drafts)
+            chance, q, length, going = 1.0, [], 0, True
+            ended = np.zeros(self.drafts, bool)
+            at = np.full(self.drafts, context)
+            seen = 0
+            shown = tokens.copy()
+            for s in range(steps):
+                going = going and not self.early[s][seen]
+                length += going
+                for n in range(self.drafts):
+                    dist = self.q[c + s][at[n]]
+                    q.append(dist)
+                    chance *= dist[tokens[s, n]]
+                    ended[n] |= self.missing[c + s][at[n]]
+                    at[n] = at[n] * vocab + tokens[s, n]
+                    seen = seen * vocab + tokens[s, n]
+                shown[s, ended] = -1
+            if chance > 0:
+                yield chance, shown, np.array(q), length
+
+
+class Lookup:
+    """Drafts that are a function of the context, as lookups are; they report no q."""
+
+    def __init__(self, rng, vocab, drafts):
+        self.rng, self.vocab, self.drafts = rng, vocab, drafts
+        self.known = {}
+
+    def __call__(self, c, context, steps):
+        if (c, context) not in self.known:
+            tokens = self.rng.integers(-1, self.vocab, (steps, self.drafts)).astype(np.int32)
+            ended = np.logical_or.accumulate(tokens < 0, axis=0)
+            length = int(self.rng.integers(0, steps + 1))
+            self.known[c, context] = (np.where(ended, -1, tokens), length)
+        tokens, length = self.known[c, context]
+        yield 1.0, tokens, None, length
+
+
+def emitted_joint(p, drafter, *, label="right"):
+    """The joint distribution [V] * (K + 1) of the first K + 1 tokens that rounds emit."""
+    vocab, horizon = p[0].shape[1], len(p)
+    joint = [np.ones((vocab**horizon, 1))]
+    for c in reversed(range(horizon)):
+        steps = horizon - 1 - c
+        here = np.zeros((vocab**c, *(vocab,) * (steps + 1)))
+        if steps == 0:
+            joint.insert(0, p[c].reshape(vocab**c, -1))
+            continue
+        rows = [(x, *each) for x in range(vocab**c) for each in drafter(c, x, steps)]
+        contexts, chances, tokens, q, lengths = (list(each) for each in zip(*rows, strict=True))
+        tokens = np.stack(tokens)
+        drafts = tokens.shape[2]
+        scored = [p[c][contexts][:, None]]
+        at = np.repeat(np.array(contexts)[:, None], drafts, 1)
+        for s in range(steps):
+            at = at * vocab + np.maximum(tokens[:, s], 0)
+            scored.append(p[c + s + 1][at])
+        weight, path = every_path(
+            jnp.asarray(np.concatenate(scored, 1)),
+            jnp.asarray(tokens),
+            None if q[0] is None else jnp.asarray(np.stack(q)),
+            jnp.asarray(lengths, jnp.int32),
+            label=label,
+        )
+        assert path.following.dtype == jnp.float64
+        weight = np.asarray(weight) * np.array(chances)[:, None]
+        accepted, chosen = np.asarray(path.accepted), np.asarray(path.chosen)
+        flat = here.reshape(-1)
+        for n in range(steps + 1):
+            row, coin = np.nonzero((accepted == n) & (weight > 0))
+            after = np.array(contexts)[row]
+            for s in range(n):
+                after = after * vocab + tokens[row, s, chosen[row, coin]]
+            last = np.asarray(path.following)[row, coin]  # [hits, V]
+            rest = joint[n].reshape(-1, vocab, vocab ** (steps - n))[after]
+            mass = weight[row, coin][:, None, None] * last[:, :, None] * rest
+            size = vocab ** (steps + 1 - n)
+            np.add.at(flat, after[:, None] * size + np.arange(size), mass.reshape(-1, size))
+        joint.insert(0, flat.reshape(vocab**c, -1))
+    return joint[0].reshape((vocab,) * horizon)
+
+
+@st.composite
+def problems(draw):
+    vocab, drafts, steps = draw(
+        st.sampled_from([(2, 2, 2), (2, 3, 2), (3, 2, 2), (3, 3, 1), (4, 2, 1), (4, 3, 1)])
     )
-    assert verdict.valid.all()
-    return (np.asarray(each) for each in (verdict.accepted, verdict.chosen, verdict.token))
+    kind = draw(st.sampled_from(["any", "zeros", "equal", "disjoint"]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    zeros = kind == "zeros"
+    p = [table(rng, vocab**c, vocab, zeros=zeros) for c in range(steps + 1)]
+    q = [table(rng, vocab**c, vocab, zeros=zeros) for c in range(steps)]
+    if kind == "equal":
+        q = p[:-1]
+    if kind == "disjoint":
+        side = np.arange(vocab) < vocab // 2
+        p = [t * side / (t * side).sum(1, keepdims=True) for t in p]
+        q = [t * ~side / (t * ~side).sum(1, keepdims=True) for t in q]
+    share = draw(st.sampled_from([0.0, 0.3]))
+    missing = [rng.random(vocab**c) < share for c in range(steps)]
+    early = [rng.random(vocab ** (s * drafts)) < share for s in range(steps)]
+    return p, q, drafts, missing, early, rng
 
 
-@pytest.mark.parametrize(
-    ("tokens", "length"),
-    [
-        pytest.param([[0, 1, -1], [2, 3, -1]], 2, id="a draft is missing"),
-        pytest.param([[0, 1, 3], [2, -1, -1]], 2, id="drafts end early"),
-        pytest.param([[-1, 1, -1], [-1, 3, -1]], 2, id="the first is missing"),
-        pytest.param([[0, 0, 1], [-1, 2, 3]], 2, id="one ends where its twin goes on"),
-        pytest.param([[-1, -1, -1], [-1, -1, -1]], 0, id="all are missing"),
-    ],
-)
-def test_missing_tokens_are_neither_tried_nor_kept(tokens, length):
-    """The last token of the vocabulary, which -1 would index, is likely everywhere."""
-    tokens = np.asarray(tokens)
-    p = np.random.default_rng(0).dirichlet([1, 1, 1, 3], 1 + 2 * DRAFTS)
-    branches = {start: np.flatnonzero(tokens[0] == start) for start in tokens[0] if start >= 0}
-    for branch in branches.values():
-        p[1 + branch] = p[1 + branch[0]]  # drafts that begin alike lead to one place
-    accepted, chosen, token = emitted(p, tokens, length)
-    first = np.where(accepted > 0, tokens[0, chosen], token)
-    second = np.where(accepted > 1, tokens[1, chosen], token)
-    assert chi_square(np.bincount(first, minlength=4), p[0]) > P_VALUE
-    assert set(first[accepted > 0]) == set(branches)
-    for start, branch in branches.items():
-        rows = (accepted > 0) & (first == start)
-        assert chi_square(np.bincount(second[rows], minlength=4), p[1 + branch[0]]) > P_VALUE
-        proposed = {each for each in tokens[1, branch] if each >= 0}
-        assert set(second[rows & (accepted > 1)]) == proposed
+@settings(max_examples=60)
+@given(problem=problems())
+def test_independent_drafts_emit_the_targets_joint_distribution(problem):
+    p, q, drafts, missing, early, _ = problem
+    with jax.enable_x64(True):
+        emitted = emitted_joint(p, Independent(q, drafts, missing, early))
+        np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
 
 
-REFERENCE = ReferenceDecoder(TARGET)
-PROMPTS = [[3], [1, 2, 3, 1, 2, 4, 1, 2], [7, 7, 7, 7], [0, 5, 6, 0, 5, 7, 8, 0, 5, 9, 0, 5]]
+@settings(max_examples=60)
+@given(problem=problems())
+def test_drafts_that_are_looked_up_do_so_too(problem):
+    p, _, drafts, _, _, rng = problem
+    with jax.enable_x64(True):
+        emitted = emitted_joint(p, Lookup(rng, p[0].shape[1], drafts))
+        np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_greedy_tokens_are_the_targets_own(lookahead):
-    params = SamplingParams(max_tokens=40)
-    requests = [request(prompt, params) for prompt in PROMPTS]
-    expected = [REFERENCE.greedy(prompt, params)[0] for prompt in PROMPTS]
-    rounds = {}
-    for drafts in (1, DRAFTS):
-        batch = finish(engine_of(TARGET, lookahead, drafts).start(requests))
-        assert completions(batch, requests) == expected
-        rounds[drafts] = int(batch.state.counters.rounds.sum())
-    assert rounds[DRAFTS] < rounds[1]  # the second or third draft is kept now and then
+def plain_problem(vocab=3, drafts=2, steps=2):
+    rng = np.random.default_rng(3)
+    p = [table(rng, vocab**c, vocab, zeros=False) for c in range(steps + 1)]
+    q = [table(rng, vocab**c, vocab, zeros=False) for c in range(steps)]
+    never = [np.zeros(vocab**c, bool) for c in range(steps)]
+    early = [np.zeros(vocab ** (s * drafts), bool) for s in range(steps)]
+    return p, q, drafts, never, early
 
 
-def test_penalties_see_the_tokens_of_their_own_draft_only():
-    params = SamplingParams(
-        max_tokens=40, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7
+WRONG = {
+    # A second candidate is judged by p again, as if the first had not been refused.
+    "residual forgotten": ("refuse", lambda residual, q: residual),
+    "residual not normalised": ("refuse", lambda residual, q: jnp.maximum(residual - q, 0.0)),
+    # The node of another draft's token, whose context is not what was accepted.
+    "another draft's node": (
+        "node",
+        lambda step, chosen, drafts: jnp.where(step == 0, 0, 1 + (step - 1) * drafts),
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_enumeration_notices_a_wrong_rule(wrong, monkeypatch):
+    name, function = WRONG[wrong]
+    monkeypatch.setattr(several, name, function)
+    p, q, drafts, missing, early = plain_problem()
+    with jax.enable_x64(True):
+        emitted = emitted_joint(p, Independent(q, drafts, missing, early), label=wrong)
+    assert np.abs(emitted - target_joint(p)).max() > 1e-3
+
+
+def test_the_best_of_several_drafts_is_kept_more_often_than_one():
+    """What they are for: with one draft the same code accepts less."""
+    p, q, _, missing, _ = plain_problem()
+    chances = []
+    for drafts in (1, 2, 3):
+        early = [np.zeros(3**drafts, bool)]
+        rows = list(Independent(q[:1], drafts, missing, early)(0, 0, 1))
+        with jax.enable_x64(True):
+            weight, path = every_path(
+                jnp.asarray(np.broadcast_to(p[0][:, None], (len(rows), 1 + drafts, 3))),
+                jnp.asarray(np.stack([tokens for _, tokens, _, _ in rows])),
+                jnp.asarray(np.stack([q for _, _, q, _ in rows])),
+                jnp.ones(len(rows), jnp.int32),
+            )
+            kept = (np.asarray(weight) * np.asarray(path.accepted)).sum(1)
+        chances.append(sum(row[0] * each for row, each in zip(rows, kept, strict=True)))
+    assert chances[0] == pytest.approx(np.minimum(p[0], q[0]).sum())
+    assert chances[0] + 0.02 < chances[1] < chances[2]
+
+
+@functools.partial(jax.jit, static_argnames=("count", "label"))
+def _rounds(key, p, q, *, count, label):
+    """Two drafts of two tokens for each of many rows, verified by the loop's own function."""
+    keys = jax.random.split(key, 3)
+    first = jax.random.categorical(keys[0], jnp.log(q[0][0]), shape=(count, 2)).astype(jnp.int32)
+    second = jax.random.categorical(keys[1], jnp.log(q[1][first])).astype(jnp.int32)
+    tokens = jnp.concatenate([first, second], 1)
+    vocab = p[0].shape[1]
+    places = [
+        jnp.broadcast_to(p[0], (count, vocab))[:, None],
+        p[1][first],
+        p[2][first * vocab + second],
+    ]
+    probs = jnp.concatenate([jnp.broadcast_to(q[0][:, None], (count, 2, vocab)), q[1][first]], 1)
+    # A row goes no further where its first draft says token 0: the length depends on the drafts.
+    lengths = jnp.where(first[:, 0] == 0, 1, 2).astype(jnp.int32)
+    draft = Draft(tokens, probs, lengths, drafts=2)
+    verify_keys = jax.random.split(keys[2], count)
+    verdict = verify_several(jnp.concatenate(places, 1), draft, verify_keys, jnp.bool_(True))
+    return tokens, verdict
+
+
+def emitted_counts(p, q, label):
+    """Counts of the first three tokens; what a round left out the target itself adds."""
+    vocab = p[0].shape[1]
+    tables = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (p, q))
+    tokens, verdict = jax.tree.map(
+        np.asarray, _rounds(jax.random.key(5), *tables, count=DRAWS, label=label)
     )
-    requests = [request(prompt, params) for prompt in PROMPTS]
-    expected = [REFERENCE.greedy(prompt, params)[0] for prompt in PROMPTS]
-    assert completions(finish(engine_of(TARGET, 4).start(requests)), requests) == expected
+    rng = np.random.default_rng(6)
+    context = np.zeros(DRAWS, int)
+    for i in range(3):
+        uniforms = rng.random((DRAWS, 1))
+        own = (p[i][context].cumsum(1) < uniforms).sum(1).clip(max=vocab - 1)
+        drafted = tokens[np.arange(DRAWS), np.minimum(i, 1) * 2 + verdict.chosen]
+        token = np.where(i < verdict.accepted, drafted, own)
+        token = np.where(i == verdict.accepted, verdict.token, token)
+        context = context * vocab + token
+    return np.bincount(context, minlength=vocab**3)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.5])
-def test_sampled_tokens_have_the_targets_joint_distribution(temperature):
-    """The prompt has continuations of different lengths, and leads to rounds without any."""
-    prompt = [1, 2, 1, 3, 0, 1]
-    params = SamplingParams(max_tokens=LENGTH, temperature=temperature, top_p=0.95)
-    requests = [request(prompt, params, seed=i) for i in range(ROWS)]
-    batch = finish(engine_of(SAMPLED_TARGET, LENGTH).start(requests))
-    observed = np.zeros((VOCAB,) * LENGTH)
-    np.add.at(observed, tuple(np.array(completions(batch, requests)).T), 1)
-    joint = ReferenceDecoder(SAMPLED_TARGET).joint(prompt, LENGTH, params)
-    assert chi_square(observed, joint) > P_VALUE
-    for axes in [(1, 2), (0, 2), (0, 1)]:
-        assert chi_square(observed.sum(axes), joint.sum(axes)) > P_VALUE
+def test_a_million_draws_emit_the_targets_joint_distribution():
+    p, q, *_ = plain_problem(vocab=4)
+    assert _p_value(emitted_counts(p, q, "right"), target_joint(p)) > LEAST_P_VALUE
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_million_draws_notice_a_wrong_rule(wrong, monkeypatch):
+    monkeypatch.setattr(several, *WRONG[wrong])
+    p, q, *_ = plain_problem(vocab=4)
+    assert _p_value(emitted_counts(p, q, wrong), target_joint(p)) < LEAST_P_VALUE

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
+from spec_jax.decoding.lookahead import Constant
 from spec_jax.decoding.processors import BatchSampling
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.engine import Engine
+from tests.harness import TARGET, completions, finish, request
 
 BATCH, CAPACITY = 4, 24
 SETTINGS = [(1, 1), (3, 1), (4, 2), (2, 3), (10, 2), (5, 9), (30, 3)]
@@ -201,3 +204,15 @@ def test_several_drafts_agree_with_plain_python(lookahead, max_ngram, drafts, ro
 def test_worked_examples_of_several_drafts(known, expected):
     assert _look_up_several(known, 2, 2, 3) == expected
     assert _several([known], 2, 2, 3, junk=known[-1]) == [expected]
+
+
+def test_several_drafts_take_fewer_rounds():
+    prompts = [[1, 2, 3, 1, 2, 4, 1, 2], [0, 5, 6, 0, 5, 7, 8, 0, 5, 9, 0, 5]]
+    requests = [request(prompt, SamplingParams(max_tokens=40)) for prompt in prompts]
+    outputs, rounds = [], []
+    for drafts in (1, 3):
+        drafter = PromptLookup(4, 3, drafts)
+        batch = finish(Engine(TARGET, drafter, Constant(4), max_model_len=512).start(requests))
+        outputs.append(completions(batch, requests))
+        rounds.append(int(batch.state.counters.rounds.sum()))
+    assert outputs[0] == outputs[1] and rounds[1] < rounds[0]

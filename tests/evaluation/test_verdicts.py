@@ -78,8 +78,10 @@ class Restless:
     """A drafter without q whose drafts change with its key."""
 
     lookahead: int = static()
+    drafts = 1
+    steady = True
 
-    def init(self, tokens, lengths, block):
+    def init(self, tokens, lengths, block, inputs=None):
         return None
 
     def propose(self, state, context):
@@ -89,7 +91,7 @@ class Restless:
         )
         return Draft(tokens=tokens, probs=None, lengths=jnp.full((batch,), 2, jnp.int32)), state
 
-    def commit(self, state, lengths):
+    def commit(self, state, committed):
         return None
 
 

@@ -1,0 +1,239 @@
+"""The common battery: every method under every policy, rule, way of scoring and setting.
+
+What a combination must show depends on its setting and its rows:
+
+- greedy, `one` row or `three`: the reference decoder's tokens, exactly.
+- sampled, `one`: what one request says is a sample of the target's joint distribution. Thousands of
+  rows of their own seeds stand for it, and chi-square tests of its first tokens against the
+  exact probabilities fail a correct program once in a million.
+- sampled, `three`: a row says the same in another place and among other neighbours.
+
+A test for each would compile for hours, so all run under `--slow`, and by default those that cover
+every pair of choices, such as a method with a policy or a rule with a setting.
+"""
+
+import functools
+import itertools
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from spec_jax import engine as engine_module
+from spec_jax.config import (
+    LOOKAHEADS,
+    METHODS,
+    SCORINGS,
+    VERIFICATIONS,
+    SamplingParams,
+    SpeculativeConfig,
+)
+from spec_jax.config import ConfigError as Refused
+from spec_jax.decoding.adaptive import Adaptive
+from spec_jax.decoding.lookahead import Confidence, Constant, Heuristic, Oracle
+from spec_jax.testing import ReferenceDecoder, tiny_model
+from tests.harness import DRAFTINGS, chi_square, make_engine, request, run
+
+K, VOCAB, SAMPLES, P_VALUE = 3, 8, 8192, 1e-6
+TARGET = tiny_model(0, vocab_size=VOCAB, embed_size=16, num_layers=2)
+DRAFT = tiny_model(1, vocab_size=VOCAB, embed_size=16, num_layers=1)
+REFERENCE = ReferenceDecoder(TARGET)
+PROMPTS = [[1, 2, 1, 3, 1], [3], [7, 5, 7, 7, 6, 2]]
+
+POLICIES = {
+    "constant": Constant(K),
+    "heuristic": Heuristic(K, start=2),
+    "confidence": Confidence(K, 0.3),
+    "retuned": Confidence(K, 0.3, retune=True),
+    "adaptive": Adaptive(K),
+    "oracle": Oracle(K),
+}
+SETTINGS = {
+    "greedy": SamplingParams(max_tokens=40),
+    "plain": SamplingParams(max_tokens=K + 1, temperature=1.0),
+    "cool": SamplingParams(max_tokens=K + 1, temperature=0.7, top_p=0.9, repetition_penalty=1.2),
+}
+
+
+class Combination(NamedTuple):
+    """One choice of each kind."""
+
+    method: str
+    policy: str
+    verification: str
+    scoring: str
+    setting: str
+    rows: str
+
+    def __str__(self):
+        return "-".join(self)
+
+
+AXES = (DRAFTINGS, POLICIES, VERIFICATIONS, SCORINGS, SETTINGS, ("one", "three"))
+PRODUCT = [Combination(*each) for each in itertools.product(*AXES)]
+
+SEVERAL_DRAFTS = ("tree", "lookup_tree")
+SKIPS = {
+    "greedy verification is exact at temperature 0 only, and `LLM` refuses it elsewhere": (
+        lambda c: c.verification == "greedy" and c.setting != "greedy"
+    ),
+    "several drafts have a rule of their own; the configuration refuses block verification": (
+        lambda c: c.method in SEVERAL_DRAFTS and c.verification == "block"
+    ),
+    "stairs are the prefixes of one draft; the configuration refuses several": (
+        lambda c: c.method in SEVERAL_DRAFTS and c.scoring == "stairs"
+    ),
+    "early exit has run the first layers already; the configuration refuses stairs": (
+        lambda c: c.method == "early_exit" and c.scoring == "stairs"
+    ),
+    "adaptive rounds are as long as measured times say, so that a sampled row keeps its "
+    "distribution but not its tokens": (
+        lambda c: c.policy == "adaptive" and c.setting != "greedy" and c.rows == "three"
+    ),
+}
+"""Why some combinations are not run."""
+
+
+def skipped(each):
+    return [reason for reason, holds in SKIPS.items() if holds(each)]
+
+
+RUN = [each for each in PRODUCT if not skipped(each)]
+
+
+def pairs(each):
+    """Every two choices that a combination makes."""
+    return set(itertools.combinations(enumerate(each), 2))
+
+
+def covering(combinations):
+    """Few of them that make every two choices which any of them makes, each about as often."""
+    left = {each: pairs(each) for each in combinations}
+    wanted, chosen, uses = set().union(*left.values()), [], Counter()
+
+    def gain(each):
+        return len(left[each] & wanted), -sum(uses[choice] for choice in enumerate(each))
+
+    while wanted:
+        best = max(left, key=gain)
+        chosen.append(best)
+        uses.update(enumerate(best))
+        wanted -= left.pop(best)
+    return chosen
+
+
+COVER = set(covering(RUN))
+
+
+@functools.lru_cache(maxsize=4)  # compiled programs take memory
+def engine_of(method, policy, verification, scoring):
+    return make_engine(
+        method,
+        TARGET,
+        DRAFT,
+        lookahead=K,
+        policy=POLICIES[policy],
+        verification=verification,
+        scoring=scoring,
+        max_len=128,
+    )
+
+
+@functools.cache
+def joint(setting):
+    return REFERENCE.joint(PROMPTS[0], K + 1, SETTINGS[setting])
+
+
+@functools.cache
+def greedy_tokens():
+    return [REFERENCE.greedy(prompt, SETTINGS["greedy"])[0] for prompt in PROMPTS]
+
+
+def check_distribution(engine, setting):
+    params = SETTINGS[setting]
+    rows = run(engine, [request(PROMPTS[0], params, seed=i) for i in range(SAMPLES)])
+    counts = np.zeros((VOCAB,) * (K + 1))
+    np.add.at(counts, tuple(np.array(rows).T), 1)
+    # All four tokens have too many values; three of them, and the fourth with each, do not.
+    for rest in [(3,), (1, 2), (0, 2), (0, 1)]:
+        assert chi_square(counts.sum(rest), joint(setting).sum(rest)) > P_VALUE
+
+
+def check_neighbours(engine, setting):
+    params = SETTINGS[setting]
+    row = request(PROMPTS[0], params, seed=7)
+    hot = SamplingParams(max_tokens=K + 1, temperature=2.0, top_k=3)
+    others = [request(PROMPTS[i % 3], each, seed=i) for i, each in enumerate([params, hot] * 2)]
+    alone = run(engine, [row, *others[:2]])[0]
+    assert run(engine, [*others[2:], row])[2] == alone
+    seeds = [request(PROMPTS[0], params, seed=i) for i in range(3)]
+    assert len({tuple(tokens) for tokens in run(engine, seeds)}) > 1
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        pytest.param(each, marks=() if each in COVER else pytest.mark.slow, id=str(each))
+        for each in RUN
+    ],
+)
+def test_a_combination_loses_nothing(each, monkeypatch):
+    monkeypatch.setattr(engine_module, "MIN_CAPACITY", 32)
+    engine = engine_of(*each[:4])
+    if each.setting == "greedy":
+        requests = [request(prompt, SETTINGS["greedy"]) for prompt in PROMPTS]
+        if each.rows == "three":
+            assert run(engine, requests) == greedy_tokens()
+        else:
+            assert [run(engine, [alone])[0] for alone in requests] == greedy_tokens()
+    elif each.rows == "one":
+        check_distribution(engine, each.setting)
+    else:
+        check_neighbours(engine, each.setting)
+
+
+def test_every_combination_is_run_or_skipped_for_a_reason():
+    run_or_skipped = set(RUN) | {each for each in PRODUCT if skipped(each)}
+    assert run_or_skipped == set(PRODUCT) and len(PRODUCT) == len(set(PRODUCT))
+    for reason, holds in SKIPS.items():
+        assert any(skipped(each) == [reason] for each in PRODUCT), f"{reason}: nothing to skip"
+        assert not all(holds(each) for each in PRODUCT)
+    covered = set().union(*(pairs(each) for each in COVER))
+    assert set(RUN) >= COVER and covered == set().union(*(pairs(each) for each in RUN))
+
+
+CONFIGURED = {
+    "self": {"method": "draft_model", "draft": "the target"},
+    "other": {"method": "draft_model", "draft": "a model"},
+    "tree": {"method": "draft_model", "draft": "a model", "num_drafts": 3},
+    "reduced": {"method": "draft_model", "draft": "a model", "draft_vocab_size": 5},
+    "lookup_tree": {"method": "prompt_lookup", "num_drafts": 3},
+    "universal_vocabulary": {"method": "universal_vocabulary", "draft": "a model"},
+    "retuned": {"lookahead": "confidence", "retune_confidence": True},
+}
+"""The options that a row of the battery stands for, where its name does not say them."""
+
+
+def options_of(each):
+    """The configuration that a combination stands for."""
+    method = CONFIGURED.get(each.method, {"method": each.method})
+    lookahead = CONFIGURED.get(each.policy, {"lookahead": each.policy})
+    return method | lookahead | {"verification": each.verification, "scoring": each.scoring}
+
+
+ELSEWHERE = {"universal_text": "drafts on the host, from text"}
+"""Methods that the battery does not know, and why."""
+
+
+def test_the_battery_knows_all_that_can_be_configured():
+    configured = [options_of(each) for each in PRODUCT]
+    assert {each["method"] for each in configured} == set(METHODS) - set(ELSEWHERE)
+    assert {each["lookahead"] for each in configured} == set(LOOKAHEADS)
+    for each, options in zip(PRODUCT, configured, strict=True):
+        refused = [reason for reason in skipped(each) if "configuration refuses" in reason]
+        if refused:
+            with pytest.raises(Refused):
+                SpeculativeConfig(**options)
+        else:
+            SpeculativeConfig(**options)
