@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.pytree import pytree, static
@@ -89,7 +89,7 @@ def continuation(
 
 def says(
     tokens: Int[Array, " length"], length: Int[Array, ""], draft: Int[Array, " lookahead"]
-) -> Int[Array, " length"]:
+) -> Bool[Array, " length"]:
     """Whether a draft, padded with -1, says all that stands at each place within its reach."""
     places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     same = jnp.ones(tokens.shape, bool)
