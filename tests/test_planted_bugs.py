@@ -20,10 +20,10 @@ PROOF, LOOP, SAMPLED = (
 BUGS = {
     "temperature on one side only": (
         "decoding/score.py",
-        "return probabilities(logits, sampling, history, draft.tokens), cache",
+        "return probabilities(logits, sampling, history, draft.tokens, before, allowed), cache",
         "import dataclasses\n"
         "    cold = dataclasses.replace(sampling, temperature=sampling.temperature * 0 + 1)\n"
-        "    return probabilities(logits, cold, history, draft.tokens), cache",
+        "    return probabilities(logits, cold, history, draft.tokens, before, allowed), cache",
         [SAMPLED, "-k", "other-cool"],
     ),
     "accept uniform reused for the residual": (
@@ -46,14 +46,14 @@ BUGS = {
     ),
     "argmax draft with softmax q": (
         "drafters/autoregressive.py",
-        "drawn = draw(keys.reshape(rows), q, random)",
-        "drawn = jnp.argmax(q, -1).astype(jnp.int32)",
+        "last = draw(keys.reshape(rows), q, random)",
+        "last = jnp.argmax(q, -1).astype(jnp.int32)",
         [SAMPLED, "-k", "other-warm"],
     ),
     "q taken before the processors": (
         "drafters/autoregressive.py",
-        "q, last = q.reshape(batch, drafts, vocab),",
-        "q, last = jax.nn.softmax(logits),",
+        "probs=write(state.probs, q, i)",
+        "probs=write(state.probs, jax.nn.softmax(logits[:, 0]), i)",
         [SAMPLED, "-k", "other-cool"],
     ),
     "stale cache entry read after rollback": (
