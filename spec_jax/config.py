@@ -288,10 +288,8 @@ class SpeculativeConfig:
         _choice("lookahead", self.lookahead, LOOKAHEADS)
         _choice("verification", self.verification, VERIFICATIONS)
         _choice("scoring", self.scoring, SCORINGS)
-        if self.num_speculative_tokens is None:
-            most = MOST_SPECULATIVE_TOKENS[self.lookahead]
-            object.__setattr__(self, "num_speculative_tokens", most)
-        _integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
+        if self.num_speculative_tokens is not None:
+            _integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
         _number("confidence_threshold", self.confidence_threshold, low=0.0, high=1.0)
         if not isinstance(self.retune_confidence, bool):
             raise ConfigError(f"retune_confidence is {self.retune_confidence!r}; give a bool.")
@@ -305,6 +303,13 @@ class SpeculativeConfig:
         if self.method in DRAFTING_METHODS and not self.draft:
             raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
         self._refuse_contradictions()
+
+    @property
+    def most_speculative_tokens(self) -> int:
+        """Most tokens drafted per round, the default filled in; plain decoding drafts none."""
+        if self.method == "none":
+            return 0
+        return self.num_speculative_tokens or MOST_SPECULATIVE_TOKENS[self.lookahead]
 
     def _refuse_contradictions(self) -> None:
         belong = {

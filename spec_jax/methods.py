@@ -63,13 +63,7 @@ class Setting:
     @property
     def lookahead(self) -> int:
         """Most tokens drafted per round."""
-        return most_speculative_tokens(self.config)
-
-
-def most_speculative_tokens(config: SpeculativeConfig) -> int:
-    """The lookahead K; plain decoding drafts nothing."""
-    assert config.num_speculative_tokens is not None  # SpeculativeConfig has filled it in
-    return 0 if config.method == "none" else config.num_speculative_tokens
+        return self.config.most_speculative_tokens
 
 
 def make_drafting(setting: Setting) -> Drafting:
@@ -85,7 +79,7 @@ def make_drafting(setting: Setting) -> Drafting:
 
 def make_lookahead(config: SpeculativeConfig) -> Lookahead:
     """The policy that the config asks for."""
-    most = most_speculative_tokens(config)
+    most = config.most_speculative_tokens
     if config.lookahead == "confidence":
         return Confidence(most, config.confidence_threshold, config.retune_confidence)
     return _LOOKAHEADS[config.lookahead](most)

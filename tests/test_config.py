@@ -177,7 +177,10 @@ def test_a_contradiction_is_refused_with_both_values_and_a_remedy(options, parts
     [("constant", 4), ("heuristic", 20), ("confidence", 20), ("adaptive", 8), ("oracle", 20)],
 )
 def test_each_lookahead_has_its_own_most_tokens(lookahead, most):
-    assert SpeculativeConfig(lookahead=lookahead).num_speculative_tokens == most
+    drafting = SpeculativeConfig(method="prompt_lookup", lookahead=lookahead)
+    assert drafting.most_speculative_tokens == most
+    assert dataclasses.replace(drafting, lookahead="constant").most_speculative_tokens == 4
+    assert SpeculativeConfig(lookahead=lookahead).most_speculative_tokens == 0
     assert SpeculativeConfig(lookahead=lookahead, num_speculative_tokens=7) == SpeculativeConfig(
         lookahead=lookahead, num_speculative_tokens=7
     )

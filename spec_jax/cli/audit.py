@@ -48,7 +48,7 @@ def _asked(options: AuditOptions) -> dict[str, str | int | None]:
         "draft": how.draft,
         "method": how.method,
         "verification": how.verification,
-        "num_speculative_tokens": how.num_speculative_tokens,
+        "num_speculative_tokens": how.most_speculative_tokens,
         "dtype": options.llm.get("dtype", "float32"),
         "seed": options.seed,
     }

@@ -94,7 +94,8 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
     for name in ("max_tokens", "top_p", "num_drafts", "scoring", "method", *llm_defaults):
         flag, value = f"--{name.replace('_', '-')}", re.escape(str(defaults[name]))
         assert re.search(rf"{flag} .{{0,200}}\(default: {value}\)", text), name
-    most = [SpeculativeConfig(lookahead=each).num_speculative_tokens for each in LOOKAHEADS]
+    configs = [SpeculativeConfig(method="suffix", lookahead=each) for each in LOOKAHEADS]
+    most = [config.most_speculative_tokens for config in configs]
     assert set(most) == {4, 8, 20}
     assert "(default: 4; where K changes, 8 if adaptive, else 20)" in text
 
