@@ -6,7 +6,7 @@ host decides is a function of the rows' tokens, so every process decides the sam
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,6 +19,7 @@ from spec_jax.grammar import Grammar, stack_masks
 from spec_jax.programs import Compiler, Rounds
 
 
+@runtime_checkable
 class HostDrafts(Protocol):
     """What drafts on the host for one batch; the drafter on the device is `Given`."""
 
@@ -33,6 +34,7 @@ class HostDrafts(Protocol):
         ...
 
 
+@runtime_checkable
 class HostDrafter(Protocol):
     """What drafts on the host; the drafter on the device is `Given`."""
 
