@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,6 +22,7 @@ from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Bucket, Request
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.host_rounds import HostDrafter
+from spec_jax.models.transformer import Model
 from spec_jax.translation import TextTranslator
 from spec_jax.universal_text import UniversalText
 from spec_jax.vocabulary import VocabularyMap
@@ -118,9 +120,9 @@ def _universal_vocabulary(setting: Setting) -> Drafting:
     )
     drafter = UniversalVocabulary(
         draft.model,
-        jnp.asarray(vocabulary.to_drafter),
-        jnp.asarray(np.maximum(vocabulary.spelling, 0)),
-        jnp.asarray(vocabulary.spelling_lengths),
+        _on_every_device(draft.model, vocabulary.to_drafter),
+        _on_every_device(draft.model, np.maximum(vocabulary.spelling, 0)),
+        _on_every_device(draft.model, vocabulary.spelling_lengths),
         setting.lookahead,
     )
     translator = TextTranslator(target.tokenizer, draft.tokenizer)
@@ -136,6 +138,12 @@ def _universal_vocabulary(setting: Setting) -> Drafting:
         return tokens, lengths
 
     return Drafting(drafter, inputs=prompts)
+
+
+def _on_every_device(model: Model, table: np.ndarray) -> jax.Array:
+    """A table that each of a model's devices holds whole, so that no call has to send it."""
+    placement = model.placement
+    return placement.put(table, *(None,) * table.ndim) if placement else jnp.asarray(table)
 
 
 def _universal_text(setting: Setting) -> Drafting:
