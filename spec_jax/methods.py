@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,6 +24,7 @@ from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Bucket, Request
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.host_rounds import HostDrafter
+from spec_jax.models.model import Model
 from spec_jax.suffix_index import SuffixIndex
 from spec_jax.translation import TextTranslator
 from spec_jax.universal_text import UniversalText
@@ -113,7 +115,8 @@ def _draft_model(setting: Setting) -> Drafting:
         raise VocabularyMismatchError(
             f"the draft {draft.name} does not share the vocabulary of {target.name}: "
             f"{difference} Use method 'universal_vocabulary' or 'universal_text', which take a "
-            "draft of any tokenizer, or one of the target's."
+            "draft of any tokenizer; method 'prompt_lookup', which needs none; or a draft of the "
+            "target's."
         )
     model, columns = draft.model, None
     if setting.config.draft_vocab_size is not None:
@@ -160,9 +163,9 @@ def _universal_vocabulary(setting: Setting) -> Drafting:
     )
     drafter = UniversalVocabulary(
         draft.model,
-        jnp.asarray(vocabulary.to_drafter),
-        jnp.asarray(np.maximum(vocabulary.spelling, 0)),
-        jnp.asarray(vocabulary.spelling_lengths),
+        _on_every_device(draft.model, vocabulary.to_drafter),
+        _on_every_device(draft.model, np.maximum(vocabulary.spelling, 0)),
+        _on_every_device(draft.model, vocabulary.spelling_lengths),
         setting.lookahead,
     )
     translator = TextTranslator(target.tokenizer, draft.tokenizer)
@@ -178,6 +181,12 @@ def _universal_vocabulary(setting: Setting) -> Drafting:
         return tokens, lengths
 
     return Drafting(drafter, inputs=prompts)
+
+
+def _on_every_device(model: Model, table: np.ndarray) -> jax.Array:
+    """A table that each of a model's devices holds whole, so that no call has to send it."""
+    placement = model.placement
+    return placement.put(table, *(None,) * table.ndim) if placement else jnp.asarray(table)
 
 
 def _universal_text(setting: Setting) -> Drafting:

@@ -88,8 +88,9 @@ class VocabularyMap:
         if all(kind == "special" for kind, _ in ours.keys() & theirs.keys()):
             raise VocabularyMismatchError(
                 f"the vocabularies of the draft model {drafter_name} and the target {target_name} "
-                "have no token in common, so the draft could propose none; take a draft of the "
-                "target's family, or one whose drafts are translated as text."
+                "have no token in common, so the draft could propose none; use method "
+                "'universal_text', whose drafts are translated as text, or a draft of the "
+                "target's family."
             )
         taken = set(pairs.values())
         for (kind, spelt), i in ours.items():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,10 +17,13 @@ import pytest
 
 from spec_jax import checkpoints
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
+from tests.pairs import write_model
+from tests.vocabularies import vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUT = str(ROOT / "sharding" / "cpu-2x2.toml")
 SPEC_JAX = (sys.executable, "-m", "spec_jax")
+REGEX = "[a-c]{3,5}( [0-9]{2}){2}"
 CONFIG_LONG = CONFIG | {"max_position_embeddings": 4096}
 
 
@@ -102,6 +106,34 @@ def test_two_processes_say_what_one_says(together, model, prompts, sampled):
     alone = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     ids = [[each["token_ids"] for each in records(text)] for text in (results, alone.stdout)]
     assert len(ids[0]) == 20 and ids[0] == ids[1]
+
+
+def test_what_hosts_decide_is_the_same_in_every_process(together, model, prompts, tmp_path):
+    """Drafts by way of text and a grammar, in both of which the host has a say each round."""
+    draft = write_model(tmp_path / "draft", vocabulary("sentencepiece"))
+    wanted = (
+        "--prompt-file",
+        prompts,
+        "--json",
+        "--max-tokens",
+        "12",
+        "--method",
+        "universal_text",
+    )
+    wanted = (*wanted, "--draft", draft, "--regex", REGEX, "--max-num-seqs", "20")
+    wanted = (*wanted, "--temperature", "0.8", "--seed", "7", "--lookahead", "heuristic")
+    wanted = (*wanted, "--num-speculative-tokens", "3")
+    first, second = together(*generate(model, *wanted))
+    results, errors = first.communicate(timeout=400)
+    _, other_errors = second.communicate(timeout=20)
+    assert (first.returncode, second.returncode) == (0, 0), errors + other_errors
+    command = [*SPEC_JAX, "generate", "--target", model, *wanted]
+    alone = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    ours, theirs = records(results), records(alone.stdout)
+    assert [each["token_ids"] for each in ours] == [each["token_ids"] for each in theirs]
+    whole = [each for each in ours if each["finish_reason"] == "stop"]
+    assert whole and all(re.fullmatch(REGEX, each["text"]) for each in whole)
+    assert sum(each["metrics"]["draft_tokens"] for each in ours) > 0
 
 
 def test_another_prompt_is_caught_before_decoding(together, model):

@@ -182,8 +182,9 @@ def test_a_target_call_reduces_twice_a_layer(kv_heads, tokens):
 def test_a_round_gathers_no_vocabulary_and_keeps_its_buffers():
     target, draft = placed("tensor-8")
     engine = Engine(target, DraftModel(draft, 3), Constant(3), "token", max_model_len=256)
-    engine.start([request([1, 2, 3])])
-    (program,) = (each for (name, _), each in engine._programs.items() if name == DECODE)
+    engine.start([request([1, 2, 3])]).advance(1)
+    programs = engine.compiler._programs
+    (program,) = (each for (name, _), each in programs.items() if name == DECODE)
     for shape, kind in collectives(program.as_text()):
         assert kind == "all-reduce" or str(VOCAB) not in re.findall(r"\d+", shape), (kind, shape)
     size = program.memory_analysis()

@@ -41,8 +41,15 @@ class DraftModel:
     ) -> KVCache:
         """The draft's cache of the prompts."""
         cache = self.model.new_cache(*tokens.shape)
-        cache = prefill(self.model.extend, tokens, lengths, cache, block)
+        cache = prefill(self.model.extend, self._readable(tokens), lengths, cache, block)
         return cache.with_lengths(jnp.maximum(lengths - 2, 0))
+
+    def _readable(self, tokens: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
+        """The tokens; for those in padding rows that only the target's embedding has, any other.
+
+        What no row stands for would be read as NaN, and nothing be drafted after it.
+        """
+        return jnp.minimum(tokens, self.model.config.vocab_size - 1)
 
     def commit(self, state: KVCache, committed: Committed) -> KVCache:
         """Keeps all but the last two tokens, which the next round's first step reads again."""
@@ -61,13 +68,14 @@ class DraftModel:
         weights' bandwidth.
         """
         lengths, vocab = context.lengths, context.sampling.logit_bias.shape[1]
+        tokens = self._readable(context.tokens)
         if context.limits is not None:
             wanted = jnp.where(context.limits > 0, lengths - 2, 0)
-            state = catch_up(self.model, context.tokens, wanted, state)
+            state = catch_up(self.model, tokens, wanted, state)
 
         def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
             if isinstance(i, int):
-                logits, cache = read_last_two(self.model, context.tokens, lengths, cache)
+                logits, cache = read_last_two(self.model, tokens, lengths, cache)
                 logits = over_vocabulary(logits, vocab, self.columns)
                 return jnp.repeat(logits[:, None], self.drafts, axis=1), cache
             cache = cache.with_lengths(lengths + (i - 1) * self.drafts)

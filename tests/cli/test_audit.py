@@ -10,7 +10,7 @@ from spec_jax.config import SamplingParams, SpeculativeConfig
 from spec_jax.evaluation.audit import GREEDY_TOKENS
 from tests.cli.harness import failure, run
 
-QUICK = ("--max-tokens", "6", "--num-speculative-tokens", "2", "--samples", "64")
+QUICK = ("--max-tokens", "4", "--num-speculative-tokens", "1", "--samples", "16")
 
 
 def test_flags_become_options():
@@ -31,7 +31,7 @@ def test_an_audit_for_people(capsys, model):
     for text in (
         "method draft_model, verification token",
         "check verdict looked at",
-        "greedy: plain tokens PASS 3 texts of 6 tokens",
+        "greedy: plain tokens PASS 3 texts of 4 tokens",
         "sampled: follow p PASS",
         "PASS: nothing is lost.",
     ):
@@ -52,7 +52,7 @@ def test_an_audit_as_json(capsys, model):
 
 def test_a_failed_audit_ends_with_1(capsys, model, monkeypatch):
     monkeypatch.setattr("spec_jax.evaluation.report.LEVEL", 1.1)  # any p-value rejects
-    code, out, _ = run(capsys, "audit", "--target", model, "--draft", model, *QUICK)
+    code, out, _ = run(capsys, "audit", "--target", model, "--method", "prompt_lookup", *QUICK)
     assert code == 1
     assert "FAIL sampled: follow p: emitted tokens do not follow" in " ".join(out.split())
     assert out.rstrip().endswith("FAIL: see above.")
