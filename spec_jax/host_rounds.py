@@ -5,11 +5,7 @@ host decides is a function of the rows' tokens, so every process decides the sam
 """
 
 import dataclasses
-<<<<<<< HEAD
 from collections.abc import Callable, Sequence
-=======
-from collections.abc import Sequence
->>>>>>> universal
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
