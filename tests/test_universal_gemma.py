@@ -33,4 +33,4 @@ def test_greedy_text_is_plain_decodings(pair, method):
     outputs = drafted.generate(prompts, GREEDY)
     assert [each.token_ids for each in outputs] == expected and len(expected) == 20
     accepted = sum(each.metrics.accepted_tokens for each in outputs)
-    assert accepted > 0.2 * sum(each.metrics.draft_tokens for each in outputs)
+    assert accepted > 0.1 * sum(each.metrics.draft_tokens for each in outputs)
