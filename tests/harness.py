@@ -94,8 +94,8 @@ DRAFTINGS = {
 `self` drafts with the target itself, `other` with a model of other weights, `tree` with three
 drafts of it and `reduced` with two thirds of its vocabulary; `lookup_tree` takes three matches.
 """
-METHODS = ("none", "self", "other", "prompt_lookup", "early_exit", "other, varying")
-"""What the tests of single features run; after the comma, K varies from round to round."""
+METHODS = ("none", "self", "other", "prompt_lookup", "early_exit")
+"""What the tests of single features run; `other, varying` lets K vary from round to round."""
 
 
 @functools.cache

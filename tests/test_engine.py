@@ -9,7 +9,7 @@ from tests.harness import METHODS, finish, make_engine, request
 DEEP = tiny_model(0, num_layers=8, max_position=8192)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "other, varying"])
 def test_caches_are_updated_in_place(method):
     """In a long context the caches are all that counts: copies of them would show."""
     engine = make_engine(method, DEEP, DEEP, lookahead=2, max_len=8192, quick=False)

@@ -51,9 +51,11 @@ CASES = [
         "universal_vocabulary", {"lookahead": "heuristic"}, {}, "data", marks=pytest.mark.slow
     ),
     pytest.param("universal_text", {}, {}, "tensor", marks=pytest.mark.slow),
-    ("universal_text", {"lookahead": "confidence"}, REGEX, "data"),
+    pytest.param(
+        "universal_text", {"lookahead": "confidence"}, REGEX, "data", marks=pytest.mark.slow
+    ),
     ("early_exit", {"early_exit_layers": 1}, {}, "tensor"),
-    ("prompt_lookup", {"lookahead": "heuristic"}, {}, "tensor"),
+    pytest.param("prompt_lookup", {"lookahead": "heuristic"}, {}, "tensor", marks=pytest.mark.slow),
     ("prompt_lookup", {}, REGEX, "tensor"),
 ]
 

@@ -110,7 +110,13 @@ def plant(bug: str | None, root: Path) -> list[str]:
     return selection
 
 
-@pytest.mark.parametrize("bug", BUGS)
+OFTEN = [*BUGS][::2]
+"""Bugs that are planted by default; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=[pytest.mark.slow] * (bug not in OFTEN)) for bug in BUGS]
+)
 def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
     selection = plant(bug, tmp_path)
     result = subprocess.run(

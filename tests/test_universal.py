@@ -26,9 +26,9 @@ PAIRS = [
     ("composing", "unigram", "oracle", "token"),
 ]
 CASES = [(method, *pair) for pair in PAIRS for method in METHODS]
-# Compiling takes its time: every pair and every policy once, with one method or the other.
+# Compiling takes its time: three of them by default, both methods among them.
 CASES = [
-    pytest.param(*case, marks=[pytest.mark.slow] * (i % 4 in (1, 2)))
+    pytest.param(*case, marks=[pytest.mark.slow] * (i not in (0, 3, 8)))
     for i, case in enumerate(CASES)
 ]
 TOKENS = 24

@@ -8,6 +8,7 @@ import pytest
 from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.config import SamplingParams, SpeculativeConfig
 from spec_jax.evaluation.audit import GREEDY_TOKENS
+from spec_jax.evaluation.report import Check, judge
 from tests.cli.harness import failure, run
 
 QUICK = ("--max-tokens", "4", "--num-speculative-tokens", "1", "--samples", "16")
@@ -25,11 +26,11 @@ def test_flags_become_options():
 
 
 def test_an_audit_for_people(capsys, model):
-    code, out, err = run(capsys, "audit", "--target", model, "--draft", model, *QUICK)
+    code, out, err = run(capsys, "audit", "--target", model, "--method", "prompt_lookup", *QUICK)
     words = " ".join(out.split())
     assert (code, err) == (0, "")
     for text in (
-        "method draft_model, verification token",
+        "method prompt_lookup, verification token",
         "check verdict looked at",
         "greedy: plain tokens PASS 3 texts of 4 tokens",
         "sampled: follow p PASS",
@@ -51,10 +52,12 @@ def test_an_audit_as_json(capsys, model):
 
 
 def test_a_failed_audit_ends_with_1(capsys, model, monkeypatch):
-    monkeypatch.setattr("spec_jax.evaluation.report.LEVEL", 1.1)  # any p-value rejects
+    failed = Check("sampled: follow p", failures=["tokens that the target never says."])
+    report = judge([failed], {})
+    monkeypatch.setattr("spec_jax.cli.audit.audit", lambda *args, **options: report)
     code, out, _ = run(capsys, "audit", "--target", model, "--method", "prompt_lookup", *QUICK)
     assert code == 1
-    assert "FAIL sampled: follow p: emitted tokens do not follow" in " ".join(out.split())
+    assert "tokens that the target never says." in " ".join(out.split())
     assert out.rstrip().endswith("FAIL: see above.")
 
 

@@ -32,7 +32,7 @@ def reference(prompts, params, **stops):
 
 
 # With K = 3 under every policy and rule: tests/decoding/test_battery.py.
-CASES = [(method, 4) for method in METHODS]
+CASES = [(method, 4) for method in (*METHODS, "other, varying")]
 CASES += [(method, lookahead) for method in METHODS[1:4] for lookahead in (1, 7)]
 
 
@@ -212,7 +212,7 @@ def test_max_tokens_is_met_exactly_and_a_stop_in_the_last_place_is_a_stop(method
         assert batch.state.finish.tolist() == [STOP]
 
 
-@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_context_edge_ends_a_row(method):
     engine = make_engine(method, TARGET, DRAFT, max_len=300)
     params = SamplingParams(max_tokens=100)
@@ -233,7 +233,7 @@ def with_nan_row(model, token):
     return dataclasses.replace(model, params=params)
 
 
-@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_nan_fails_its_own_row_only_and_keeps_what_was_decoded(method, temperature):
     params = SamplingParams(max_tokens=40, temperature=temperature)

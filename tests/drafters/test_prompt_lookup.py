@@ -206,6 +206,7 @@ def test_worked_examples_of_several_drafts(known, expected):
     assert _several([known], 2, 2, 3, junk=known[-1]) == [expected]
 
 
+@pytest.mark.slow
 def test_several_drafts_take_fewer_rounds():
     prompts = [[1, 2, 3, 1, 2, 4, 1, 2], [0, 5, 6, 0, 5, 7, 8, 0, 5, 9, 0, 5]]
     requests = [request(prompt, SamplingParams(max_tokens=40)) for prompt in prompts]

@@ -217,6 +217,7 @@ def test_greedy_tokens_are_the_targets_own_and_come_in_fewer_rounds_the_second_t
     assert (rounds[1] < rounds[0]).all() and rounds[1].max() <= 10
 
 
+@pytest.mark.slow
 def test_rows_spread_over_a_mesh_look_in_their_own_namespaces():
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 64, size).tolist() for size in (8, 3, 21)]

@@ -39,6 +39,7 @@ def statuses(report):
     return {check.name: check.status for check in report.checks}
 
 
+@pytest.mark.slow
 def test_few_audits_of_a_lossless_method_fail():
     sampler = Sampler(engine(), PROMPTS, 512, lambda message: None)
     p_values, failed = [], 0
