@@ -9,8 +9,7 @@ What a combination must show depends on its setting and its rows:
 - sampled, `three`: a row says the same in another place and among other neighbours.
 
 A test for each would compile for hours, so all run under `--slow`, and by default those that cover
-every pair of choices, such as a method with a rule or a policy with a setting; only methods with
-policies are too many.
+each method, and every pair of other choices, such as a policy with a rule.
 """
 
 import functools
@@ -104,9 +103,9 @@ RUN = [each for each in PRODUCT if not skipped(each)]
 
 
 def pairs(each):
-    """Every two choices that a combination makes, but for a method with a policy."""
-    _, *others = itertools.combinations(enumerate(each), 2)  # the first is that one
-    return set(others)
+    """The method that a combination uses, and every two of its other choices."""
+    method, *others = enumerate(each)
+    return {(method,), *itertools.combinations(others, 2)}
 
 
 def covering(combinations):
