@@ -34,13 +34,8 @@ def audit(root, *flags):
     return result.returncode, json.loads(result.stdout)
 
 
-QUICK = ("argmax draft with softmax q",)
-"""Bugs that are planted by default; the others are slow."""
-
-
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, marks=[pytest.mark.slow] * (bug not in QUICK)) for bug in BUGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
 def test_an_audit_fails_when_the_bug_is_planted(bug, pair, tmp_path):
     plant(bug, tmp_path)
     target, draft = pair
