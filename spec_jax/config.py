@@ -215,7 +215,7 @@ class SamplingParams:
         self._check_grammar()
 
     def _check_grammar(self) -> None:
-        """Refuses what is no grammar at sight; `grammar.Grammars` refuses the rest."""
+        """Refuses what is no grammar at sight; `GrammarCompiler` refuses the rest."""
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _json_text("json_schema", self.json_schema))
         if self.regex is not None and (not isinstance(self.regex, str) or not self.regex):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.decoding.sampling import draw
-from spec_jax.decoding.verdict import Verdict
+from spec_jax.decoding.verdict import Verdict, chance
 from spec_jax.drafters.base import Draft
 
 
@@ -36,9 +36,8 @@ def acceptance(
     residual: Float[Array, " vocab"], q: Float[Array, " vocab"], token: Int[Array, ""]
 ) -> Float[Array, ""]:
     """The probability of accepting a candidate; 0 for a draft that has none (-1)."""
-    wanted, proposed = residual[jnp.maximum(token, 0)], q[jnp.maximum(token, 0)]
-    chance = jnp.where(wanted >= proposed, (wanted > 0).astype(residual.dtype), wanted / proposed)
-    return jnp.where(token < 0, 0.0, chance)
+    at = jnp.maximum(token, 0)
+    return jnp.where(token < 0, 0.0, chance(residual[at], q[at]))
 
 
 class Path(NamedTuple):
@@ -79,12 +78,12 @@ def follow(
             else:
                 proposed = q[i * drafts + n]
             tried = going & alive[n] & ~found & (token >= 0)
-            chance = acceptance(residual, proposed, token)
-            taken = tried & (uniforms[i, n] < chance)
+            keep = acceptance(residual, proposed, token)
+            taken = tried & (uniforms[i, n] < keep)
             chosen = jnp.where(taken, n, chosen)
             residual = jnp.where(tried & ~taken, refuse(residual, proposed), residual)
             found = found | taken
-            chances.append(jnp.where(tried, chance, jnp.nan))
+            chances.append(jnp.where(tried, keep, jnp.nan))
         alive = alive & (tokens[i] == tokens[i, chosen])
         accepted = accepted + found.astype(jnp.int32)
         residual = jnp.where(found, p[node(i + 1, chosen, drafts)], residual)

@@ -1,8 +1,9 @@
-"""What verification decides."""
+"""What verification decides, and the ratio that every rule decides by."""
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Bool, Int
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 
 class Verdict(NamedTuple):
@@ -19,3 +20,11 @@ class Verdict(NamedTuple):
     chosen: Int[Array, " batch"]
     token: Int[Array, " batch"]
     valid: Bool[Array, " batch"]
+
+
+def chance(
+    wanted: Float[Array, "*shape"], proposed: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """min(1, wanted / proposed), and 0 for a token that neither model would say."""
+    # Not a quotient: a q of zero and a p of zero must both come out as a probability.
+    return jnp.where(wanted >= proposed, (wanted > 0).astype(wanted.dtype), wanted / proposed)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.decoding.sampling import draw
 from spec_jax.decoding.several import verify_several
-from spec_jax.decoding.verdict import Verdict
+from spec_jax.decoding.verdict import Verdict, chance
 from spec_jax.drafters.base import Draft
 
 
@@ -54,9 +54,7 @@ def _token_acceptance(
     wanted = p[places, tokens]
     if q is None:
         return wanted
-    proposed = q[places, tokens]
-    # Not a quotient: a q of zero and a p of zero must both come out as a probability.
-    return jnp.where(wanted >= proposed, (wanted > 0).astype(p.dtype), wanted / proposed)
+    return chance(wanted, q[places, tokens])
 
 
 def _token_following(
@@ -95,9 +93,7 @@ def _joint(p: Array, tokens: Array, q: Array | None) -> Float[Array, " places"]:
 
     def step(joint: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
         wanted, proposed = each
-        # Not a quotient of zeros: a token that neither model would say ends the draft.
-        ratio = joint * wanted / jnp.where(proposed > 0, proposed, 1.0)
-        joint = jnp.where(joint * wanted >= proposed, (joint * wanted > 0).astype(p.dtype), ratio)
+        joint = chance(joint * wanted, proposed)
         return joint, joint
 
     one = jnp.ones((), p.dtype)
