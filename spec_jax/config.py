@@ -1,15 +1,20 @@
 """What a user may choose: frozen, validated, with a suggestion for every misspelt key."""
 
 import dataclasses
-import functools
-import json
-import numbers
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Mapping
+from typing import Any
 
-from spec_jax.errors import ConfigError, did_you_mean
-
-T = TypeVar("T")
+from spec_jax.errors import ConfigError
+from spec_jax.validation import (
+    FLOAT32_MAX,
+    as_json_text,
+    as_texts,
+    as_tuple,
+    check_choice,
+    check_integer,
+    check_number,
+    config_class,
+)
 
 METHODS = (
     "none",
@@ -35,89 +40,9 @@ LOOKAHEADS = tuple(MOST_SPECULATIVE_TOKENS)
 VERIFICATIONS = ("token", "block", "greedy")
 SCORINGS = ("block", "stairs")
 DTYPES = ("float32", "bfloat16")
-FLOAT32_MAX = 3.4028234e38
-"""Parameters travel to the device as float32."""
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def _config(cls: type[T]) -> type[T]:
-    """A frozen keyword-only dataclass whose unknown keys raise `ConfigError` with a suggestion."""
-    data_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    names = {field.name for field in dataclasses.fields(data_class)}
-    plain_init = data_class.__init__
-
-    @functools.wraps(plain_init)
-    def checked_init(self: Any, **values: Any) -> None:
-        for name in values:
-            if name not in names:
-                hint = did_you_mean(name, names)
-                raise ConfigError(f"{cls.__name__} has no option {name!r}.{hint}")
-        plain_init(self, **values)
-
-    data_class.__init__ = checked_init
-    return data_class
-
-
-def _is(kind: type, value: Any) -> bool:
-    """Whether it is such a number, NumPy's included; a bool is none."""
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _number(
-    name: str,
-    value: Any,
-    *,
-    low: float,
-    high: float = FLOAT32_MAX,
-    open_low: bool = False,
-    otherwise: str = "",
-) -> None:
-    """Refuses anything but a float32 number in [low, high], or (low, high] with `open_low`."""
-    if not _is(numbers.Real, value) or not low <= value <= high or (open_low and value == low):
-        left = "(-inf" if low == -FLOAT32_MAX else f"{'(' if open_low else '['}{low:g}"
-        right = "inf)" if high == FLOAT32_MAX else f"{high:g}]"
-        raise ConfigError(f"{name} is {value!r}; give a number in {left}, {right}{otherwise}.")
-
-
-def _integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
-    if not _is(numbers.Integral, value) or value < low or (high is not None and value > high):
-        top = "" if high is None else f" and at most {high}"
-        raise ConfigError(f"{name} is {value!r}; give a whole number of at least {low}{top}.")
-
-
-def _several(name: str, value: Any, of: str) -> tuple:
-    if not isinstance(value, Iterable):
-        raise ConfigError(f"{name} is {value!r}; give a list of {of}.")
-    return tuple(value)
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text or several as a tuple, none of them empty."""
-    texts = _several(name, (value,) if isinstance(value, str) else value, "strings")
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            raise ConfigError(f"{name} holds {text!r}; give non-empty strings.")
-    return texts
-
-
-def _json_text(name: str, value: Any) -> str:
-    """A JSON object as text; the order of its keys is kept, which is the order of the output."""
-    try:
-        text = value if isinstance(value, str) else json.dumps(dict(value))
-        is_object = isinstance(json.loads(text), dict)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} is {value!r}; give a JSON object: {error}.") from None
-    if not is_object:
-        raise ConfigError(f"{name} is {value!r}; give a JSON object.")
-    return text
-
-
-def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} is {value!r}.{did_you_mean(str(value), known)}")
-
-
-@_config
+@config_class
 class SamplingParams:
     """How one request is sampled and when it stops.
 
@@ -175,39 +100,39 @@ class SamplingParams:
     namespace: str = ""
 
     def __post_init__(self) -> None:
-        _integer("max_tokens", self.max_tokens, low=1)
-        _integer("min_tokens", self.min_tokens, low=0)
+        check_integer("max_tokens", self.max_tokens, low=1)
+        check_integer("min_tokens", self.min_tokens, low=0)
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; lower the "
                 "first or raise the second."
             )
-        _number("temperature", self.temperature, low=0.0)
-        _integer("top_k", self.top_k, low=0)
-        _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
-        _number("min_p", self.min_p, low=0.0, high=1.0)
-        _number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
-        _number("presence_penalty", self.presence_penalty, low=-FLOAT32_MAX)
-        _number("frequency_penalty", self.frequency_penalty, low=-FLOAT32_MAX)
+        check_number("temperature", self.temperature, low=0.0)
+        check_integer("top_k", self.top_k, low=0)
+        check_number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
+        check_number("min_p", self.min_p, low=0.0, high=1.0)
+        check_number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
+        check_number("presence_penalty", self.presence_penalty, low=-FLOAT32_MAX)
+        check_number("frequency_penalty", self.frequency_penalty, low=-FLOAT32_MAX)
         if self.seed is not None:
-            _integer("seed", self.seed, low=0, high=2**64 - 1)
+            check_integer("seed", self.seed, low=0, high=2**64 - 1)
         if not isinstance(self.logit_bias, Mapping):
             raise ConfigError(
                 f"logit_bias is {self.logit_bias!r}; give a mapping from token ids to numbers."
             )
         for token, bias in self.logit_bias.items():
-            _integer("a logit_bias token id", token, low=0)
+            check_integer("a logit_bias token id", token, low=0)
             if bias != float("-inf"):  # which bans the token
                 otherwise = ", or -inf to ban the token"
                 name = f"logit_bias of token {token}"
-                _number(name, bias, low=-FLOAT32_MAX, otherwise=otherwise)
+                check_number(name, bias, low=-FLOAT32_MAX, otherwise=otherwise)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for name in ("stop", "bad_words"):
-            object.__setattr__(self, name, _texts(name, getattr(self, name)))
-        stop_token_ids = _several("stop_token_ids", self.stop_token_ids, "token ids")
+            object.__setattr__(self, name, as_texts(name, getattr(self, name)))
+        stop_token_ids = as_tuple("stop_token_ids", self.stop_token_ids, "token ids")
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
         for token in self.stop_token_ids:
-            _integer("a stop token id", token, low=0)
+            check_integer("a stop token id", token, low=0)
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos is {self.ignore_eos!r}; give True or False.")
         if not isinstance(self.namespace, str):
@@ -217,7 +142,7 @@ class SamplingParams:
     def _check_grammar(self) -> None:
         """Refuses what is no grammar at sight; `GrammarCompiler` refuses the rest."""
         if self.json_schema is not None:
-            object.__setattr__(self, "json_schema", _json_text("json_schema", self.json_schema))
+            object.__setattr__(self, "json_schema", as_json_text("json_schema", self.json_schema))
         if self.regex is not None and (not isinstance(self.regex, str) or not self.regex):
             raise ConfigError(f"regex is {self.regex!r}; give a regular expression as text.")
         if self.json_schema is not None and self.regex is not None:
@@ -226,13 +151,8 @@ class SamplingParams:
                 "the two."
             )
 
-    @property
-    def has_grammar(self) -> bool:
-        """Whether the output must follow a grammar."""
-        return self.json_schema is not None or self.regex is not None
 
-
-@_config
+@config_class
 class SpeculativeConfig:
     """How tokens are drafted and verified.
 
@@ -284,20 +204,20 @@ class SpeculativeConfig:
     draft_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        _choice("method", self.method, METHODS)
-        _choice("lookahead", self.lookahead, LOOKAHEADS)
-        _choice("verification", self.verification, VERIFICATIONS)
-        _choice("scoring", self.scoring, SCORINGS)
+        check_choice("method", self.method, METHODS)
+        check_choice("lookahead", self.lookahead, LOOKAHEADS)
+        check_choice("verification", self.verification, VERIFICATIONS)
+        check_choice("scoring", self.scoring, SCORINGS)
         if self.num_speculative_tokens is not None:
-            _integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
-        _number("confidence_threshold", self.confidence_threshold, low=0.0, high=1.0)
+            check_integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
+        check_number("confidence_threshold", self.confidence_threshold, low=0.0, high=1.0)
         if not isinstance(self.retune_confidence, bool):
             raise ConfigError(f"retune_confidence is {self.retune_confidence!r}; give a bool.")
-        _integer("num_drafts", self.num_drafts, low=1)
-        _integer("prompt_lookup_max", self.prompt_lookup_max, low=1)
+        check_integer("num_drafts", self.num_drafts, low=1)
+        check_integer("prompt_lookup_max", self.prompt_lookup_max, low=1)
         for name in ("early_exit_layers", "draft_vocab_size"):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), low=1)
+                check_integer(name, getattr(self, name), low=1)
         if self.draft is not None and not isinstance(self.draft, str):
             raise ConfigError(f"draft is {self.draft!r}; give the draft model's reference as text.")
         if self.method in DRAFTING_METHODS and not self.draft:

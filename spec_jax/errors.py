@@ -28,6 +28,10 @@ class DisagreementError(ConfigError):
     """Processes of one run were started differently; every one of them raises it."""
 
 
+class TrainingError(SpecJaxError):
+    """Training a draft cannot go on; what was saved is intact."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `` Did you mean 'x'?`` for the closest known name, or the list of known names."""
     known = sorted(known)

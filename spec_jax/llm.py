@@ -90,6 +90,11 @@ class LLM:
         self._checkpoint = checkpoint
         self._speculate(speculative_config or SpeculativeConfig())
 
+    @property
+    def name(self) -> str:
+        """What the target is called."""
+        return self._checkpoint.name
+
     def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
         """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
         sibling = copy.copy(self)
@@ -102,6 +107,7 @@ class LLM:
             reference,
             dtype=self.dtype,
             place=layout and (lambda config: layout.place(role, config.axis_sizes)),
+            target=self._checkpoint if role == "draft" else None,
             on_progress=self._on_progress,
         )
 

@@ -5,8 +5,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.checkpoints import Checkpoint
@@ -24,7 +22,6 @@ from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine import Bucket, Request
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.host_rounds import HostDrafter
-from spec_jax.models.model import Model
 from spec_jax.suffix_index import SuffixIndex
 from spec_jax.translation import TextTranslator
 from spec_jax.universal_text import UniversalText
@@ -79,6 +76,16 @@ def make_drafting(setting: Setting) -> Drafting:
     return _METHODS[setting.config.method](setting)
 
 
+def _draft_of_any_tokenizer(setting: Setting) -> Checkpoint:
+    draft = setting.load_draft()
+    if draft.outputs is not None:
+        raise ConfigError(
+            f"{draft.name} was trained to propose {len(draft.outputs)} tokens of one target; use "
+            "method 'draft_model' with it."
+        )
+    return draft
+
+
 def make_lookahead(config: SpeculativeConfig) -> Lookahead:
     """The policy that the config asks for."""
     most = config.most_speculative_tokens
@@ -118,12 +125,13 @@ def _draft_model(setting: Setting) -> Drafting:
             "draft of any tokenizer; method 'prompt_lookup', which needs none; or a draft of the "
             "target's."
         )
-    model, columns = draft.model, None
+    model, columns, ids = draft.model, None, draft.outputs
     if setting.config.draft_vocab_size is not None:
         ids = _most_frequent(draft, setting.config.draft_vocab_size)
         model = model.with_outputs(ids)
+    if ids is not None:
         vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
-        columns = jnp.asarray(vocabulary.to_drafter)
+        columns = model.replicated(vocabulary.to_drafter)
     drafter = DraftModel(model, setting.lookahead, setting.config.num_drafts, columns)
     return Drafting(drafter)
 
@@ -133,6 +141,11 @@ def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
 
     Tokenizers are trained by merging the most frequent pair first, so ids tell frequencies.
     """
+    if draft.outputs is not None:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but {draft.name} was trained to propose "
+            f"{len(draft.outputs)} tokens of its own choice; leave draft_vocab_size out."
+        )
     size = min(draft.tokenizer.vocab_size, draft.model.config.vocab_size)
     if count > size:
         raise ConfigError(
@@ -152,7 +165,7 @@ def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
 
 
 def _universal_vocabulary(setting: Setting) -> Drafting:
-    target, draft = setting.target, setting.load_draft()
+    target, draft = setting.target, _draft_of_any_tokenizer(setting)
     vocabulary = VocabularyMap.between(
         target.tokenizer,
         draft.tokenizer,
@@ -163,9 +176,9 @@ def _universal_vocabulary(setting: Setting) -> Drafting:
     )
     drafter = UniversalVocabulary(
         draft.model,
-        _on_every_device(draft.model, vocabulary.to_drafter),
-        _on_every_device(draft.model, np.maximum(vocabulary.spelling, 0)),
-        _on_every_device(draft.model, vocabulary.spelling_lengths),
+        draft.model.replicated(vocabulary.to_drafter),
+        draft.model.replicated(np.maximum(vocabulary.spelling, 0)),
+        draft.model.replicated(vocabulary.spelling_lengths),
         setting.lookahead,
     )
     translator = TextTranslator(target.tokenizer, draft.tokenizer)
@@ -183,14 +196,8 @@ def _universal_vocabulary(setting: Setting) -> Drafting:
     return Drafting(drafter, inputs=prompts)
 
 
-def _on_every_device(model: Model, table: np.ndarray) -> jax.Array:
-    """A table that each of a model's devices holds whole, so that no call has to send it."""
-    placement = model.placement
-    return placement.put(table, *(None,) * table.ndim) if placement else jnp.asarray(table)
-
-
 def _universal_text(setting: Setting) -> Drafting:
-    draft = setting.load_draft()
+    draft = _draft_of_any_tokenizer(setting)
     translator = TextTranslator(setting.target.tokenizer, draft.tokenizer)
     host = UniversalText(draft.model, translator, setting.lookahead)
     return Drafting(Given(setting.lookahead), host=host)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 
+from spec_jax.checkpoints import draft_directory
 from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
 from spec_jax.checkpoints.files import read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
@@ -41,12 +43,14 @@ class Checkpoint:
       tokenizer: text <-> token ids.
       eos_token_ids: tokens that end a generation.
       name: what to call it in messages.
+      outputs: the target's ids that a draft trained for it can propose; None for all.
     """
 
     model: Model
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     name: str
+    outputs: np.ndarray | None = None
 
 
 _Place = Callable[[TransformerConfig], Placement | None]
@@ -57,6 +61,7 @@ def load(
     *,
     dtype: str = "float32",
     place: _Place | None = None,
+    target: Checkpoint | None = None,
     on_progress: Callable[[str], object] | None = None,
 ) -> Checkpoint:
     """Loads a model and its tokenizer.
@@ -66,6 +71,7 @@ def load(
         or a hub id `org/name[@revision]`; the last two fetch what is not yet on this machine.
       dtype: `float32` or `bfloat16`, which all weights are converted to.
       place: lays a model of this shape over a mesh; without it, it lies on one device.
+      target: of a draft, the target that it may borrow weights from.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
@@ -78,8 +84,11 @@ def load(
     name, path = locate(reference, progress)
     progress(f"loading {name}")
     read = _load_directory if path.is_dir() else _READERS[path.suffix]
+    place = place or (lambda config: None)
     try:
-        model, tokenizer = read(path, dtype, place or (lambda config: None))
+        if (path / draft_directory.MANIFEST).is_file():
+            return _load_draft(name, path, dtype, place, target)
+        model, tokenizer = read(path, dtype, place)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name)
@@ -101,6 +110,16 @@ def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
         save_directory(Path(path), checkpoint.model, checkpoint.tokenizer)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error}.") from error
+
+
+def _load_draft(
+    name: str, path: Path, dtype: str, place: _Place, target: Checkpoint | None
+) -> Checkpoint:
+    lender = target and draft_directory.Lender(target.name, target.model, target.tokenizer)
+    model, outputs = draft_directory.load_draft(path, dtype, place, lender)
+    own = (path / "tokenizer.json").is_file() or target is None
+    tokenizer = tokenizer_from_directory(path) if own else target.tokenizer
+    return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name, outputs)
 
 
 def _load_directory(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import tokenizers
-from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from spec_jax import distributed
@@ -40,7 +39,7 @@ def save_directory(path: Path, model: Model, tokenizer: Tokenizer) -> None:
         raise CheckpointError(f"{path} exists; choose a new directory, nothing is overwritten.")
     from orbax.checkpoint import v1 as ocp  # takes a second to import
 
-    ocp.save(str(path.absolute() / "weights"), _by_name(model))
+    ocp.save(str(path.absolute() / "weights"), model.weights)
     if jax.process_index() > 0:
         return
     tokenizer.save(path / "tokenizer.json")
@@ -76,7 +75,7 @@ def load_directory(
     except Exception as error:  # tokenizers raises plain Exceptions
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
     model = Model.abstract(config, dtype=dtype, placement=place(config))
-    return dataclasses.replace(model, params=_restore(path / "weights", model)), tokenizer
+    return _restore(path / "weights", model), tokenizer
 
 
 def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
@@ -100,10 +99,10 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
 
 
-def _restore(path: Path, model: Model) -> Any:
+def _restore(path: Path, model: Model) -> Model:
     from orbax.checkpoint import v1 as ocp
 
-    wanted = _by_name(model)
+    wanted = model.weights
     if model.placement is None:  # not where it lay when it was saved
         here = SingleDeviceSharding(jax.devices()[0])
         wanted = {name: leaf.update(sharding=here) for name, leaf in wanted.items()}
@@ -115,14 +114,4 @@ def _restore(path: Path, model: Model) -> Any:
         found = ocp.load(str(path.absolute()), wanted)
     except Exception as error:  # what TensorStore raises has no common type
         raise CheckpointError(f"{path} is damaged: Orbax cannot restore it ({error}).") from error
-    leaves = nnx.to_flat_state(model.params)
-    return nnx.from_flat_state([(name, leaf.replace(found[_name(name)])) for name, leaf in leaves])
-
-
-def _by_name(model: Model) -> dict[str, Any]:
-    leaves = nnx.to_flat_state(model.params)
-    return {_name(path): leaf.get_value() for path, leaf in leaves}
-
-
-def _name(path: Any) -> str:
-    return ".".join(map(str, path))
+    return model.with_weights(found)

@@ -1,12 +1,10 @@
 """Fills a model with a checkpoint's tensors, one at a time, each device with its own part."""
 
-import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import jax
 import numpy as np
-from flax import nnx
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
@@ -23,6 +21,8 @@ def build_model(
     buffers: tuple[str, ...],
     dtype: str,
     placement: Placement | None = None,
+    borrowed: Mapping[str, jax.Array] | None = None,
+    outputs: int | None = None,
 ) -> Model:
     """Makes a model of a checkpoint's tensors, all of which it must use.
 
@@ -36,29 +36,33 @@ def build_model(
       buffers: endings of tensor names that are skipped.
       dtype: what every weight is converted to.
       placement: how the model lies on a mesh; None keeps it on one device.
+      borrowed: weights that the checkpoint leaves out, by our names.
+      outputs: how many outputs the head has; by default as many as the vocabulary.
 
     Raises:
       CheckpointError: a tensor is missing, unexpected, or of the wrong shape.
     """
     model = Model.abstract(config, dtype=dtype, placement=placement)
-    leaves = nnx.to_flat_state(model.params)
-    places = [_Place(table, path, leaf.get_value().shape) for path, leaf in leaves]
+    wanted = {name: leaf for name, leaf in model.weights.items() if name not in (borrowed or {})}
+    if outputs is not None and (head := wanted.get("head.weight")) is not None:
+        wanted["head.weight"] = head.update(shape=(head.shape[0], outputs))
+    places = {name: _Place(table, name, leaf.shape) for name, leaf in wanted.items()}
     # A checkpoint with a tied head may carry a copy of it.
-    head = table["head"]
-    skipped = (*buffers, f"{head.name if isinstance(head, Part) else head}.weight")
-    _check_names(tensors, {place.tensor: place.stored_shape for place in places}, skipped)
+    entry = table["head"]
+    skipped = (*buffers, f"{entry.name if isinstance(entry, Part) else entry}.weight")
+    expected = {place.tensor: place.stored_shape for place in places.values()}
+    _check_names(tensors, expected, skipped)
     # The largest first: what reading takes on top is freed before the rest has come.
-    order = sorted(range(len(leaves)), key=lambda i: -leaves[i][1].get_value().size)
-    arrays = {i: places[i].load(tensors, config, leaves[i][1].get_value()) for i in order}
-    filled = [(path, leaf.replace(arrays[i])) for i, (path, leaf) in enumerate(leaves)]
-    return dataclasses.replace(model, params=nnx.from_flat_state(filled))
+    order = sorted(wanted, key=lambda name: -wanted[name].size)
+    arrays = {name: places[name].load(tensors, config, wanted[name]) for name in order}
+    return model.with_weights({**arrays, **(borrowed or {})})
 
 
 class _Place:
     """Where one of our weights lies in a checkpoint, and how it gets here."""
 
-    def __init__(self, table: WeightTable, path: Iterable[object], shape: tuple[int, ...]):
-        *modules, leaf = map(str, path)
+    def __init__(self, table: WeightTable, name: str, shape: tuple[int, ...]):
+        *modules, leaf = name.split(".")
         layer = next((part for part in modules if part.isdigit()), "")
         entry = table[re.sub(r"\.\d+\.", ".{}.", ".".join(modules))]
         self.part = entry if isinstance(entry, Part) else None

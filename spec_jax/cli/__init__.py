@@ -12,6 +12,7 @@ from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
+from spec_jax.cli.train_arguments import parse_train
 from spec_jax.errors import ConfigError, DisagreementError, SpecJaxError, did_you_mean
 
 PEER_LOST = 3
@@ -109,6 +110,11 @@ def _run(arguments: list[str]) -> int:
         from spec_jax.cli import audit
 
         return audit.run(audit_options, audit_prompts)
+    if command == "train-draft":
+        train_options = parse_train(rest)
+        from spec_jax.cli import train_draft
+
+        return train_draft.run(train_options)
     if command == "convert":
         convert_options = parse_convert(rest)
         from spec_jax.cli import convert

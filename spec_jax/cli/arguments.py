@@ -18,7 +18,7 @@ from spec_jax.config import (
 )
 from spec_jax.errors import ConfigError, did_you_mean
 
-COMMANDS = ("generate", "chat", "audit", "convert", "plan", "env")
+COMMANDS = ("generate", "chat", "audit", "train-draft", "convert", "plan", "env")
 
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
@@ -28,6 +28,7 @@ Decode language models faster without changing what they say.
   spec-jax generate   complete prompts
   spec-jax chat       hold a conversation
   spec-jax audit      test on your own models that nothing is lost
+  spec-jax train-draft  train a draft for your target
   spec-jax convert    write a model so that every process of a pod reads its own part
   spec-jax plan       project memory and speed on other machines
   spec-jax env        show versions and devices, for bug reports
@@ -166,7 +167,7 @@ def parse_convert(arguments: Sequence[str]) -> ConvertOptions:
         "DIR must be storage that all processes share.",
     )
     group = parser.add_argument_group("model")
-    _add_reference(group)
+    add_reference(group)
     group.add_argument("--output", metavar="DIR", help="a directory that does not exist yet")
     add_debug(group)
     given = parser.parse(arguments)
@@ -218,7 +219,7 @@ def fields_of(config: type, given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in names}
 
 
-def _add(group: Any, config: type, name: str, help: str, **how: Any) -> None:
+def add_field(group: Any, config: type, name: str, help: str, **how: Any) -> None:
     """Adds the flag of a config field, with the field's default in its help."""
     default = {field.name: field.default for field in dataclasses.fields(config)}[name]
     unset = default is None or default is False or default in ((), "")
@@ -226,7 +227,8 @@ def _add(group: Any, config: type, name: str, help: str, **how: Any) -> None:
     group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
 
 
-def _add_reference(group: Any) -> None:
+def add_reference(group: Any) -> None:
+    """The flags that name a model and how it lies."""
     group.add_argument(
         "--target",
         metavar="REF",
@@ -247,7 +249,7 @@ def _add_reference(group: Any) -> None:
 def add_model(parser: Parser) -> Any:
     """The flags of the target and of what it may hold; returns their group."""
     group = parser.add_argument_group("model")
-    _add_reference(group)
+    add_reference(group)
     group.add_argument(
         "--max-model-len",
         type=whole,
@@ -260,7 +262,7 @@ def add_model(parser: Parser) -> Any:
 def add_speculation(parser: Parser) -> None:
     """The flags of `SpeculativeConfig`."""
     group = parser.add_argument_group("speculation")
-    add = functools.partial(_add, group, SpeculativeConfig)
+    add = functools.partial(add_field, group, SpeculativeConfig)
     add("method", "how to draft; draft_model if --draft is given", metavar="|".join(METHODS))
     add("draft", "draft model, named like the target", metavar="REF")
     add(
@@ -292,7 +294,7 @@ def add_speculation(parser: Parser) -> None:
 
 def add_distribution(group: Any) -> None:
     """The flags that decide what the next token's distribution is."""
-    add = functools.partial(_add, group, SamplingParams)
+    add = functools.partial(add_field, group, SamplingParams)
     add("temperature", "0 is greedy", type=number, metavar="T")
     add("top_k", "keep the K likeliest tokens; 0 keeps all", type=whole, metavar="K")
     add("top_p", "keep the likeliest tokens that reach probability P", type=number, metavar="P")
@@ -304,7 +306,7 @@ def add_distribution(group: Any) -> None:
 
 def _add_sampling(parser: Parser) -> None:
     group = parser.add_argument_group("sampling")
-    add = functools.partial(_add, group, SamplingParams)
+    add = functools.partial(add_field, group, SamplingParams)
     add("max_tokens", "most tokens to generate", type=whole, metavar="N")
     add_distribution(group)
     add("min_tokens", "fewest tokens to generate before any stop", type=whole, metavar="N")

@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.status import Status
 from rich.text import Text
 
@@ -48,6 +50,7 @@ class Screen:
         self._errors = Console(stderr=True, highlight=False)
         self._headings = Console(file=self._out, highlight=False)
         self._status: Status | None = None
+        self._bar: Progress | None = None
         self._in_line = False
 
     def __enter__(self) -> "Screen":
@@ -83,6 +86,11 @@ class Screen:
         sys.stdout = self._out
         self._headings = Console(file=self._out, highlight=False)
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether there is a terminal to show progress on."""
+        return self._errors.is_terminal
+
     def progress(self, message: str) -> None:
         """Shows what is being waited for, on a terminal and unless text is just being written."""
         if not self._errors.is_terminal or (self._in_line and self.is_terminal):
@@ -95,12 +103,27 @@ class Screen:
         else:
             self._status.update(text)
 
+    def bar(self, done: int, total: int, message: str) -> None:
+        """Shows how much of something is done, on a terminal."""
+        if not self._errors.is_terminal:
+            return
+        if self._bar is None:
+            self.settle()
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+            with held_back():
+                self._bar = Progress(*columns, console=self._errors, transient=True)
+                self._bar.add_task("")
+                self._bar.start()
+        task = self._bar.task_ids[0]
+        self._bar.update(task, completed=done, total=total, description=escape(visible(message)))
+
     def settle(self) -> None:
         """Takes the progress away."""
-        if self._status is not None:
-            with held_back():
-                self._status.stop()
-                self._status = None
+        for shown in (self._status, self._bar):
+            if shown is not None:
+                with held_back():
+                    shown.stop()
+        self._status = self._bar = None
 
     def write(self, text: str) -> None:
         """Writes text of the model, literally."""

@@ -57,11 +57,13 @@ class Part:
       name: the module in the checkpoint, with `{}` for the layer's number.
       take: takes the stored tensor (output features first) and gives our weight's part of it.
       pieces: how many weights of our weight's size the stored tensor fuses.
+      give: the inverse of `take`, where weights are to be written as well.
     """
 
     name: str
     take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
     pieces: int = 1
+    give: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 WeightTable = Mapping[str, str | Part]
@@ -80,6 +82,8 @@ class Family:
       model_type: `model_type` in config.json.
       config_from_hf: translates config.json.
       hf_weights: modules in safetensors files.
+      config_to_hf: the inverse of `config_from_hf`, for shapes of this family, if spec-jax can
+        write it.
       gguf_architecture: `general.architecture` in GGUF files, if this family reads them.
       config_from_gguf: translates GGUF metadata; the tensors tell what metadata leaves out.
       gguf_weights: modules in GGUF files.
@@ -89,6 +93,7 @@ class Family:
     model_type: str
     config_from_hf: Callable[[Config], TransformerConfig]
     hf_weights: WeightTable
+    config_to_hf: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf_architecture: str | None = None
     config_from_gguf: Callable[[Config, TensorStore], TransformerConfig] | None = None
     gguf_weights: WeightTable | None = None
@@ -152,6 +157,23 @@ def window(config: Config, name: str, max_position: int) -> int | None:
     """The sliding window that a config names, or None if it is no shorter than the context."""
     size = integer(config, name) if config.get(name) else max_position
     return size if size < max_position else None
+
+
+def rope_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """Rotary settings as `hf_rope` reads them."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.rope_scaling is not None:
+        scaling = config.rope_scaling
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
+    elif config.rope_factor != 1.0:
+        rope |= {"rope_type": "linear", "factor": config.rope_factor}
+    return {"rope_theta": config.rope_theta, "rope_parameters": rope}
 
 
 def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from spec_jax.models.family import (
     integer,
     number,
     require,
+    rope_to_hf,
 )
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape
+from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape, shape_to_hf
 
 _GLOBAL_EVERY = 6
 _ROPE_THETA, _LOCAL_ROPE_THETA = 1e6, 1e4
@@ -44,6 +45,26 @@ def config_from_hf(config: Config) -> TransformerConfig:
         sliding_window=integer(config, "sliding_window", 4096),
         global_every=_global_every(config, shape["num_layers"]),
     )
+
+
+def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a `Gemma3ForCausalLM` of this shape."""
+    of_global = rope_to_hf(config)["rope_parameters"]
+    of_local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+    shape = shape_to_hf(config)
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        **shape,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": int(config.query_pre_attn_scalar or config.head_dim),
+        "sliding_window": config.sliding_window,
+        "layer_types": [
+            "sliding_attention" if config.is_local(i) else "full_attention"
+            for i in range(config.num_layers)
+        ],
+        "rope_parameters": {"full_attention": of_global, "sliding_attention": of_local},
+    }
 
 
 def _hf_rope(config: Config) -> dict[str, Any]:
@@ -105,7 +126,11 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
 
 def _one_more(name: str) -> Part:
     """A norm's weight, of which checkpoints store how much more than one it is."""
-    return Part(name, lambda stored, config: stored.astype(np.float32) + 1)
+    return Part(
+        name,
+        lambda stored, config: stored.astype(np.float32) + 1,
+        give=lambda ours: ours.astype(np.float32) - 1,
+    )
 
 
 FAMILY = Family(
@@ -121,6 +146,7 @@ FAMILY = Family(
         "blocks.{}.mlp_post_norm": _one_more("model.layers.{}.post_feedforward_layernorm"),
         "final_norm": _one_more("model.norm"),
     },
+    config_to_hf=config_to_hf,
     gguf_architecture="gemma3",
     config_from_gguf=config_from_gguf,
     gguf_weights={

@@ -20,6 +20,7 @@ from spec_jax.models.family import (
     integer,
     number,
     require,
+    rope_to_hf,
     window,
 )
 
@@ -83,6 +84,35 @@ def hf_shape(config: Config) -> dict[str, Any]:
         "norm_eps": number(config, "rms_norm_eps", 1e-6),
         "activation": hf_activation(config, "silu"),
         "tied_head": bool(get(config, "tie_word_embeddings", False)),
+    }
+
+
+def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a `LlamaForCausalLM` of this shape."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **shape_to_hf(config),
+        **rope_to_hf(config),
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_bias,
+    }
+
+
+def shape_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """What `hf_shape` reads."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.embed_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.mlp_size,
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": config.activation,
+        "tie_word_embeddings": config.tied_head,
     }
 
 
@@ -178,6 +208,7 @@ FAMILY = Family(
     model_type="llama",
     config_from_hf=config_from_hf,
     hf_weights=HF_WEIGHTS,
+    config_to_hf=config_to_hf,
     gguf_architecture="llama",
     config_from_gguf=config_from_gguf,
     gguf_weights={

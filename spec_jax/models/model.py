@@ -1,7 +1,7 @@
 """A model as the loop sees it: static structure, arrays, and the calls that decoding makes."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -87,6 +87,28 @@ class Model:
         )
         return dataclasses.replace(self, params=params, placement=placement)
 
+    def replicated(self, table: np.ndarray) -> jax.Array:
+        """A table that each of the model's devices holds whole, so that no call has to send it."""
+        placement = self.placement
+        return placement.put(table, *(None,) * table.ndim) if placement else jnp.asarray(table)
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """Its arrays by name, such as `blocks.0.mlp.up.weight`."""
+        leaves = nnx.to_flat_state(self.params)
+        return {".".join(map(str, path)): leaf.get_value() for path, leaf in leaves}
+
+    def with_weights(self, weights: Mapping[str, Any]) -> "Model":
+        """The same model with other arrays in the place of those that are named."""
+
+        def value(path: tuple, leaf: nnx.Variable) -> nnx.Variable:
+            name = ".".join(map(str, path))
+            return leaf.replace(weights[name]) if name in weights else leaf
+
+        leaves = nnx.to_flat_state(self.params)
+        params = nnx.from_flat_state([(path, value(path, leaf)) for path, leaf in leaves])
+        return dataclasses.replace(self, params=params)
+
     @property
     def dtype(self) -> jnp.dtype:
         """The weights' dtype."""
@@ -155,21 +177,13 @@ class Model:
         A layout must be able to cut the outputs as it cuts the vocabulary.
         """
         config = dataclasses.replace(self.config, tied_head=False)
-        shape = Model.abstract(config, dtype=self.dtype)
-        weights = dict(nnx.to_flat_state(self.params))
         name = "embed" if self.config.tied_head else "head"
-        whole = weights[(name, "weight")].get_value()
+        whole = self.weights[f"{name}.weight"]
         kept = jnp.take(whole, jnp.asarray(np.array(ids, np.int32)), axis=1)
         if self.placement is not None:
             kept = jax.device_put(kept, self.placement.sharding("embed", "vocab"))
-
-        def value(path: tuple, variable: nnx.Variable) -> nnx.Variable:
-            own = weights.get(path, variable)
-            return own.replace(kept) if path == ("head", "weight") else own
-
-        leaves = nnx.to_flat_state(shape.params)
-        params = nnx.from_flat_state([(path, value(path, leaf)) for path, leaf in leaves])
-        return dataclasses.replace(shape, params=params, placement=self.placement)
+        shape = Model.abstract(config, dtype=self.dtype, placement=self.placement)
+        return shape.with_weights({**self.weights, "head.weight": kept})
 
     def begin(
         self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int

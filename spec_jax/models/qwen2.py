@@ -4,14 +4,24 @@ from typing import Any
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, TensorStore, hf_rope, require
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape
+from spec_jax.models.family import Config, Family, TensorStore, hf_rope, require, rope_to_hf
+from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape, shape_to_hf
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `Qwen2ForCausalLM`."""
     refuse_sliding_window(config)
     return TransformerConfig(**hf_shape(config), **hf_rope(config), qkv_bias=True)
+
+
+def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a `Qwen2ForCausalLM` of this shape."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        **shape_to_hf(config),
+        **rope_to_hf(config),
+    }
 
 
 def refuse_sliding_window(config: Config) -> None:
@@ -46,6 +56,7 @@ FAMILY = Family(
     model_type="qwen2",
     config_from_hf=config_from_hf,
     hf_weights=HF_WEIGHTS,
+    config_to_hf=config_to_hf,
     gguf_architecture="qwen2",
     config_from_gguf=config_from_gguf,
     gguf_weights=GGUF_WEIGHTS,

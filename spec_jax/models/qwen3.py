@@ -1,8 +1,10 @@
 """Qwen3 (arXiv 2505.09388), dense: Llama with a norm on every query and key head."""
 
+from typing import Any
+
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, TensorStore, get, hf_rope
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, hf_shape
+from spec_jax.models.family import Config, Family, TensorStore, get, hf_rope, rope_to_hf
+from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, hf_shape, shape_to_hf
 from spec_jax.models.qwen2 import gguf_full_shape, refuse_sliding_window
 
 
@@ -14,6 +16,17 @@ def config_from_hf(config: Config) -> TransformerConfig:
     return TransformerConfig(
         **shape, **hf_rope(config), qk_norm=True, qkv_bias=bias, output_bias=bias
     )
+
+
+def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a `Qwen3ForCausalLM` of this shape."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        **shape_to_hf(config),
+        **rope_to_hf(config),
+        "attention_bias": config.qkv_bias,
+    }
 
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
@@ -29,6 +42,7 @@ FAMILY = Family(
         "blocks.{}.attention.query_norm": "model.layers.{}.self_attn.q_norm",
         "blocks.{}.attention.key_norm": "model.layers.{}.self_attn.k_norm",
     },
+    config_to_hf=config_to_hf,
     gguf_architecture="qwen3",
     config_from_gguf=config_from_gguf,
     gguf_weights={

@@ -1,9 +1,11 @@
 """Every model family spec-jax knows: one row each."""
 
+import contextlib
 from collections.abc import Callable
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models import gemma3, gpt_neox, llama, mistral, qwen2, qwen3
+from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -29,6 +31,24 @@ def family_of_hf(model_type: str | None) -> Family:
             "model alone."
         )
     return _find(model_type, "model_type", lambda family: family.model_type)
+
+
+def family_of_shape(config: TransformerConfig) -> Family:
+    """A family that models of this shape can be written as.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    for family in FAMILIES:
+        if family.config_to_hf is None:
+            continue
+        with contextlib.suppress(CheckpointError):
+            if family.config_from_hf(family.config_to_hf(config)) == config:
+                return family
+    known = ", ".join(family.model_type for family in FAMILIES if family.config_to_hf)
+    raise CheckpointError(
+        f"spec-jax can write models of the families {known} only, and {config} is none of them."
+    )
 
 
 def family_of_gguf(architecture: str | None) -> Family:

@@ -1,0 +1,170 @@
+"""Directories of drafts that were trained for one target, and may borrow weights from it.
+
+Beside a Hugging Face config.json and model.safetensors, `spec_jax_draft.json` says which weights
+are the target's own, and which of its tokens the draft can propose.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax import distributed
+from spec_jax.checkpoints.files import damaged, read_json
+from spec_jax.checkpoints.hf_writer import write_json, write_model, write_tokenizer
+from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
+from spec_jax.checkpoints.weights import build_model
+from spec_jax.errors import CheckpointError
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.model import Model
+from spec_jax.models.registry import family_of_hf
+from spec_jax.sharding import Placement
+from spec_jax.tokenizer import Tokenizer
+
+MANIFEST = "spec_jax_draft.json"
+_VERSION = 1
+_COMPARED = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Lender:
+    """The target that a draft borrows from.
+
+    Attributes:
+      name: what to call it in messages.
+      model: its weights.
+      tokenizer: its tokenizer.
+    """
+
+    name: str
+    model: Model
+    tokenizer: Tokenizer
+
+
+def write_draft(
+    path: Path,
+    draft: Model,
+    target: Lender,
+    dtype: str,
+    *,
+    outputs: np.ndarray | None,
+    borrowed: tuple[str, ...],
+) -> None:
+    """Writes a draft.
+
+    Args:
+      path: a directory, which is made.
+      draft: the draft, with all its weights.
+      target: what it was trained for.
+      dtype: what its weights are written as.
+      outputs: the target's ids that it can propose; None for all.
+      borrowed: names of the weights that are the target's and are not written.
+
+    Raises:
+      CheckpointError: spec-jax cannot write models of its family.
+    """
+    # The head is as large as the outputs, or not there: config.json tells of the target's.
+    tied = dataclasses.replace(draft.config, tied_head=target.model.config.tied_head)
+    shape = dataclasses.replace(draft, config=tied)
+    write_model(path, shape, dtype, leave_out=borrowed)
+    if not borrowed:
+        write_tokenizer(path, target.tokenizer)
+    manifest = {
+        "version": _VERSION,
+        "target": target.name,
+        "embedding": _fingerprint(target.model),
+        "borrowed": list(borrowed),
+        "outputs": None if outputs is None else outputs.tolist(),
+    }
+    write_json(path / MANIFEST, manifest)
+
+
+def load_draft(
+    path: Path,
+    dtype: str,
+    place: Callable[[TransformerConfig], Placement | None],
+    lender: Lender | None,
+) -> tuple[Model, np.ndarray | None]:
+    """Reads what `write_draft` wrote; returns the ids that it can propose as well.
+
+    Raises:
+      CheckpointError: it is damaged, or was trained for another target than the lender.
+    """
+    manifest = _manifest(path)
+    borrowed, outputs = manifest["borrowed"], manifest["outputs"]
+    config = read_json(path / "config.json")
+    family = family_of_hf(config.get("model_type"))
+    shape = family.config_from_hf(config)
+    ids = None if outputs is None else np.asarray(outputs, np.int32)
+    if ids is not None:
+        shape = dataclasses.replace(shape, tied_head=False)
+    placement = place(shape)
+    weights = {}
+    if borrowed:
+        weights = _borrow(path, manifest, lender, dtype, placement)
+    model = build_model(
+        shape,
+        family.hf_weights,
+        SafetensorsFiles(path),
+        buffers=family.buffers,
+        dtype=dtype,
+        placement=placement,
+        borrowed=weights,
+        outputs=None if ids is None else len(ids),
+    )
+    return model, ids
+
+
+def _borrow(
+    path: Path,
+    manifest: dict[str, Any],
+    lender: Lender | None,
+    dtype: str,
+    placement: Placement | None,
+) -> dict[str, jax.Array]:
+    """The target's weights that the draft uses as its own."""
+    made_for = manifest["target"]
+    if lender is None:
+        raise CheckpointError(
+            f"{path} is a draft that borrows its embedding from {made_for}, the target it was "
+            "trained for; use it as the draft of that target, not by itself."
+        )
+    if _fingerprint(lender.model) != manifest["embedding"]:
+        raise CheckpointError(
+            f"{path} is a draft that borrows its embedding from {made_for}, and {lender.name} has "
+            "another; use it with the target it was trained for, or train one for this target."
+        )
+    outputs = manifest["outputs"]
+    source = lender.model if outputs is None else lender.model.with_outputs(outputs)
+    axes = ("embed", "vocab")
+    found = {}
+    for name in manifest["borrowed"]:
+        weight = source.weights[name].astype(dtype)
+        found[name] = (
+            weight if placement is None else jax.device_put(weight, placement.sharding(*axes))
+        )
+    return found
+
+
+def _fingerprint(model: Model) -> str:
+    """Tells embeddings apart, whatever dtype they were loaded as and however they lie."""
+    first = model.weights["embed.weight"][:, :_COMPARED].astype(jnp.bfloat16)
+    return hashlib.sha256(np.asarray(distributed.to_host(first)).tobytes()).hexdigest()[:16]
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    manifest = read_json(path / MANIFEST)
+    if manifest.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{path / MANIFEST} is of version {manifest.get('version')!r}; this spec-jax reads "
+            f"{_VERSION}. Update spec-jax, or train the draft again."
+        )
+    for name, kind in (("target", str), ("embedding", str), ("borrowed", list)):
+        if not isinstance(manifest.get(name), kind):
+            raise damaged(path / MANIFEST, f"its {name!r} is {manifest.get(name)!r}")
+    return manifest

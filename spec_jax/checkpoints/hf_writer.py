@@ -1,0 +1,92 @@
+"""Writes Hugging Face directories, whole models and drafts that borrow from their target."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from spec_jax import distributed
+from spec_jax.models.family import Family, Part
+from spec_jax.models.model import Model
+from spec_jax.models.registry import family_of_shape
+from spec_jax.tokenizer import Tokenizer
+
+
+def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[str] = ()) -> None:
+    """Writes config.json and model.safetensors; all processes call it, and the first writes.
+
+    Args:
+      path: a directory, which is made.
+      model: the model.
+      dtype: what the weights are written as.
+      leave_out: names of weights that are not written.
+
+    Raises:
+      CheckpointError: spec-jax cannot write models of its family.
+    """
+    family = family_of_shape(model.config)
+    assert family.config_to_hf is not None
+    arrays = {name: leaf for name, leaf in model.weights.items() if name not in leave_out}
+    tensors = {
+        _tensor(family, name): _stored(family, name, np.asarray(value), dtype)
+        for name, value in distributed.to_host(arrays).items()
+    }
+    if jax.process_index() > 0:
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = {**family.config_to_hf(model.config), "dtype": dtype, "torch_dtype": dtype}
+    write_json(path / "config.json", config)
+
+
+def write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Writes what transformers reads a tokenizer from; the first process does."""
+    if jax.process_index() > 0:
+        return
+    tokenizer.save(path / "tokenizer.json")
+    eos = list(tokenizer.eos_token_ids)
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if eos:
+        config["eos_token"] = tokenizer.token(eos[0])
+        write_json(path / "generation_config.json", {"eos_token_id": eos})
+    if tokenizer.bos_token_id is not None:
+        config["bos_token"] = tokenizer.token(tokenizer.bos_token_id)
+    if tokenizer.chat_template is not None:
+        config["chat_template"] = tokenizer.chat_template.source
+    write_json(path / "tokenizer_config.json", config)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON file; the first process does."""
+    if jax.process_index() > 0:
+        return
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _entry(family: Family, name: str) -> tuple[str | Part, str, str]:
+    module, _, leaf = name.rpartition(".")
+    parts = module.split(".")
+    layer = parts[1] if parts[0] == "blocks" else ""
+    if layer:
+        parts[1] = "{}"
+    return family.hf_weights[".".join(parts)], layer, leaf
+
+
+def _tensor(family: Family, name: str) -> str:
+    entry, layer, leaf = _entry(family, name)
+    module = entry.name if isinstance(entry, Part) else entry
+    return f"{module.format(layer)}.{leaf}"
+
+
+def _stored(family: Family, name: str, value: np.ndarray, dtype: str) -> np.ndarray:
+    entry, _, _ = _entry(family, name)
+    stored = value.T
+    if isinstance(entry, Part):
+        assert entry.give is not None
+        stored = entry.give(stored)
+    return np.ascontiguousarray(stored.astype(jnp.dtype(dtype)))

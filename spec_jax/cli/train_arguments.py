@@ -1,0 +1,122 @@
+"""The flags of `spec-jax train-draft`. Imports no JAX."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_jax.cli.arguments import add_field, add_reference, fields_of, require_target
+from spec_jax.cli.parser import Parser, add_debug, number, whole
+from spec_jax.errors import ConfigError
+from spec_jax.training.config import EMBEDDINGS, OBJECTIVES, TrainingConfig
+
+LICENSE = "LicenseRef-unspecified"
+
+_EPILOG = """\
+Data: a .jsonl file holds one object a line with a key "messages" (the target answers the last
+question), "prompt" (it goes on from there) or "text" (read as it is); any other file is one text.
+Without --data the target invents its prompts.
+
+DIR holds the run: data/, checkpoints/, metrics.jsonl, acceptance.png and at the end draft/, with
+draft.toml to name as --draft. The same command goes on after an interruption.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """What `train-draft` was asked to do.
+
+    Attributes:
+      target: the target's reference.
+      output: the run's directory.
+      data: data files, in order.
+      layout: a layout file, or None.
+      config: what to train and how.
+      license: the SPDX expression of the draft's weights.
+      arguments: the arguments as they were given.
+    """
+
+    target: str
+    output: Path
+    data: tuple[Path, ...]
+    layout: str | None
+    config: TrainingConfig
+    license: str
+    arguments: tuple[str, ...]
+
+
+def parse_train(arguments: Sequence[str]) -> TrainOptions:
+    """Parses and checks the arguments of `train-draft`.
+
+    Raises:
+      ConfigError: an argument is unknown, malformed or out of range, or two contradict each other.
+    """
+    parser = Parser("train-draft", "--target REF --out DIR", _EPILOG)
+    group = parser.add_argument_group("model")
+    add_reference(group)
+    group.add_argument("--out", type=Path, metavar="DIR", help="the run's directory")
+
+    def add(group: Any, name: str, help: str, **how: Any) -> None:
+        add_field(group, TrainingConfig, name, help, **how)
+
+    group = parser.add_argument_group("draft")
+    add(group, "layers", "its blocks", type=whole, metavar="N")
+    group.add_argument(
+        "--from-layers",
+        type=_wholes,
+        metavar="I,J",
+        help="layers of the target that it begins as (default: evenly spread)",
+    )
+    add(group, "width", "its width (default: the target's)", type=whole, metavar="N")
+    add(group, "embedding", "whose embedding and head", metavar="|".join(EMBEDDINGS))
+    add(group, "reduced_vocab", "tokens that it can propose", type=whole, metavar="N")
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--data", action="append", type=Path, metavar="FILE", help="see below (repeatable)"
+    )
+    add(group, "sample_tokens", "tokens to sample from the target", type=whole, metavar="N")
+    add(group, "temperatures", "to sample at, in turns", type=_numbers, metavar="T,U")
+    add(group, "sequence_length", "tokens of a row, prompt included", type=whole, metavar="N")
+    add(group, "sample_batch", "rows sampled at once", type=whole, metavar="N")
+    add(group, "held_out", "prompts kept for evaluation", type=whole, metavar="N")
+    add(group, "max_disk", "most gigabytes of data", type=number, metavar="GB")
+    group = parser.add_argument_group("training")
+    add(group, "objective", "what to lower", metavar="|".join(OBJECTIVES))
+    add(group, "steps", "updates", type=whole, metavar="N")
+    add(group, "batch_size", "rows of an update", type=whole, metavar="N")
+    add(group, "accumulate", "parts that they are read in", type=whole, metavar="N")
+    add(group, "learning_rate", "its peak", type=number, metavar="X")
+    add(group, "warmup_steps", "updates until the peak", type=whole, metavar="N")
+    add(group, "weight_decay", "of AdamW", type=number, metavar="X")
+    add(group, "clip", "largest norm of a gradient", type=number, metavar="X")
+    add(group, "evaluate_every", "updates between evaluations", type=whole, metavar="N")
+    add(group, "seed", "of samples and order", type=whole, metavar="N")
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--license",
+        metavar="SPDX",
+        help="the licence of its weights, for its recipe and card, which the target's may bind "
+        f"(default: {LICENSE})",
+    )
+    add_debug(group)
+    given = parser.parse(arguments)
+    require_target(given)
+    if not given.get("out"):
+        raise ConfigError("no output given; name the run's directory with --out.")
+    return TrainOptions(
+        target=given["target"],
+        output=given["out"],
+        data=tuple(given.get("data", ())),
+        layout=given.get("layout"),
+        config=TrainingConfig(**fields_of(TrainingConfig, given)),
+        license=given.get("license", LICENSE),
+        arguments=tuple(arguments),
+    )
+
+
+def _wholes(text: str) -> tuple[int, ...]:
+    return tuple(whole(part) for part in text.split(","))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(number(part) for part in text.split(","))

@@ -1,0 +1,1 @@
+"""Training drafts: a wide and shallow model is distilled from its target."""

@@ -1,0 +1,202 @@
+"""The data of a run: made once, file after file, and found again after an interruption."""
+
+import dataclasses
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from spec_jax import distributed
+from spec_jax.config import SamplingParams
+from spec_jax.errors import ConfigError
+from spec_jax.training.config import TrainingConfig
+from spec_jax.training.examples import Example
+from spec_jax.training.rows import RowFiles, bytes_per_token, write_rows
+from spec_jax.training.sampling import Sampler
+from spec_jax.training.store import replace_text
+
+HELD_OUT = {"greedy": 0.0, "sampled": 1.0}
+"""The temperatures at which acceptance is measured."""
+_HELD_OUT_SEED = 1 << 62
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What a run reads.
+
+    Attributes:
+      train: the rows to learn from.
+      held_out: the target's answers to prompts that are not among them, by kind.
+    """
+
+    train: RowFiles
+    held_out: dict[str, RowFiles]
+
+
+def make_data(
+    folder: Path,
+    sampler: Sampler,
+    examples: Sequence[Example],
+    config: TrainingConfig,
+    on_progress: Callable[[str], object],
+) -> Data:
+    """Makes what is missing of a run's data.
+
+    Each file is a function of the examples, the config and its own number, and is there whole or
+    not at all, so that an interrupted run goes on with the next one.
+
+    Args:
+      folder: where the files lie.
+      sampler: the target.
+      examples: what rows begin with; none lets the target invent them.
+      config: how much, and how it is sampled.
+      on_progress: called with a line of text.
+
+    Raises:
+      ConfigError: there are too few examples, or the disk has too little room.
+      OSError: a file cannot be written; those before it are whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = _announce_size(folder, sampler, config, on_progress)
+    if not examples:
+        examples = _questions(folder, sampler, config, rows, on_progress)
+    examples = _fitting(examples, sampler.length, config, on_progress)
+    order = np.random.default_rng(config.seed).permutation(len(examples))
+    mixed = [examples[i] for i in order]
+    aside, learnt = mixed[: config.held_out], mixed[config.held_out :]
+    held_out = {}
+    for kind, temperature in HELD_OUT.items():
+        path = folder / f"held-out-{kind}.safetensors"
+        held_out[kind] = RowFiles([path]) if path.is_file() else None
+        if held_out[kind] is None:
+            on_progress(f"sampling held-out rows, {kind}")
+            params = [
+                _params(sampler, each, temperature, _HELD_OUT_SEED + i)
+                for i, each in enumerate(aside)
+            ]
+            _write(path, sampler, [_asked(each) for each in aside], params)
+            held_out[kind] = RowFiles([path])
+    train, known = [], 0
+    for number, piece in enumerate(_pieces(learnt, config)):
+        if known >= config.sample_tokens:
+            break
+        path = folder / f"train-{number:05d}.safetensors"
+        if not path.is_file():
+            on_progress(f"sampling the target: {known} of {config.sample_tokens} tokens")
+            base = (config.seed << 40) + number * config.sample_batch
+            params = [
+                _params(
+                    sampler,
+                    each,
+                    config.temperatures[(base + i) % len(config.temperatures)],
+                    base + i,
+                )
+                for i, each in enumerate(piece)
+            ]
+            _write(path, sampler, piece, params)
+        train.append(path)
+        lengths = RowFiles([path])
+        known += int((lengths.column("lengths") - lengths.column("begins")).sum())
+    return Data(RowFiles(train), held_out)
+
+
+def _announce_size(
+    folder: Path, sampler: Sampler, config: TrainingConfig, on_progress: Callable[[str], object]
+) -> int:
+    """Says how much room the data will take, and returns about how many rows it will have."""
+    each = bytes_per_token(sampler.llm.engine.target.config.embed_size)
+    rows = config.sample_tokens * 3 // (2 * sampler.length) + 2 * config.held_out
+    size, limit = rows * sampler.length * each / 1e9, config.max_disk
+    there = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
+    free = shutil.disk_usage(folder).free / 1e9 + there
+    fitting = int(config.sample_tokens * min(limit, free) / size)
+    for name, room in (("max_disk is", limit), ("the disk's free space is", free)):
+        if size > room:
+            raise ConfigError(
+                f"sample_tokens is {config.sample_tokens}, whose data may take {size:.1f} GB, but "
+                f"{name} {room:.1f} GB; about {fitting} tokens would fit."
+            )
+    on_progress(f"the data may take {size:.1f} GB of {free:.1f} GB free, in {folder}")
+    return rows
+
+
+def _questions(
+    folder: Path,
+    sampler: Sampler,
+    config: TrainingConfig,
+    rows: int,
+    on_progress: Callable[[str], object],
+) -> list[Example]:
+    """Prompts that the target invents, kept so that they are invented once."""
+    path = folder / "questions.json"
+    if not path.is_file():
+        found: dict[str, None] = {}
+        for turn in itertools.count():
+            # Each is answered once at every temperature.
+            wanted = rows // len(config.temperatures) + config.held_out - len(found)
+            if wanted <= 0 or turn == 4:
+                break
+            on_progress(f"letting the target invent {wanted} prompts")
+            found |= dict.fromkeys(sampler.questions(wanted, config.seed + turn))
+        if jax.process_index() == 0:
+            replace_text(path, json.dumps(list(found), indent=0))
+        distributed.agree({"the prompts that the target invented": list(found)})
+    encode = sampler.llm.tokenizer.encode_chat
+    texts = json.loads(path.read_text())
+    return [Example(tuple(encode([{"role": "user", "content": text}]))) for text in texts]
+
+
+def _fitting(
+    examples: Sequence[Example],
+    length: int,
+    config: TrainingConfig,
+    on_progress: Callable[[str], object],
+) -> list[Example]:
+    """The examples that leave at least a quarter of a row to learn."""
+    fitting = [each for each in examples if len(each.prompt) <= length * 3 // 4]
+    if len(fitting) < len(examples):
+        on_progress(
+            f"leaving out {len(examples) - len(fitting)} prompts that are longer than "
+            f"{length * 3 // 4} tokens"
+        )
+    if len(fitting) <= config.held_out:
+        raise ConfigError(
+            f"the data holds {len(fitting)} prompts and texts that fit rows of {length} tokens, "
+            f"and held_out is {config.held_out}; give more data, or hold fewer out."
+        )
+    return fitting
+
+
+def _pieces(examples: Sequence[Example], config: TrainingConfig) -> Iterator[Sequence[Example]]:
+    """The examples by batches, prompts again and again; texts say the same every time."""
+    prompts = [each for each in examples if each.text is None]
+    size = config.sample_batch
+    for several in itertools.chain([examples], itertools.repeat(prompts) if prompts else ()):
+        for first in range(0, len(several), size):
+            yield several[first : first + size]
+
+
+def _asked(example: Example) -> Example:
+    """For evaluation the target goes on with a text from its first quarter."""
+    if example.text is None:
+        return example
+    ids = (*example.prompt, *example.text)
+    return Example(ids[: max(1, len(ids) // 4)])
+
+
+def _params(sampler: Sampler, example: Example, temperature: float, seed: int) -> SamplingParams:
+    room = max(1, sampler.length - len(example.prompt))
+    return SamplingParams(temperature=temperature, max_tokens=room, seed=seed)
+
+
+def _write(
+    path: Path, sampler: Sampler, examples: Sequence[Example], params: Sequence[SamplingParams]
+) -> None:
+    rows = sampler.rows(examples, params)
+    if jax.process_index() == 0:
+        write_rows(path, rows)
+    distributed.agree({"its training data": path.name})  # nobody reads it before it is there

@@ -1,0 +1,174 @@
+"""The update: how far a draft's distribution is from its target's, and one step towards it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, UInt
+
+from spec_jax.models.model import Model
+from spec_jax.pytree import pytree, static
+from spec_jax.training.config import TrainingConfig
+
+
+@pytree
+class Batch:
+    """Rows on the device, in parts that are read one after another.
+
+    Attributes:
+      tokens: token ids.
+      weights: 1 at tokens after which a learnt token stands, else 0.
+      states: the target's, as in `Rows`.
+      normalisers: as in `Rows`.
+    """
+
+    tokens: Int[Array, "parts rows length"]
+    weights: Float[Array, "parts rows length"]
+    states: Float[Array, "parts rows length embed"]
+    normalisers: Float[Array, "parts rows length"]
+
+
+@pytree
+class Teacher:
+    """What tells the target's distribution from its states.
+
+    Attributes:
+      model: the target, its head cut down to what the draft can propose.
+      columns: of each of the target's ids the output that means it, or -1.
+    """
+
+    model: Model
+    columns: Int[Array, " vocab"]
+
+
+@pytree
+class Measures:
+    """Sums over the tokens of a batch, on the device or, as numbers, on the host.
+
+    Attributes:
+      loss: the objective.
+      sampled: probability that the draft's token is kept at temperature 1: sum of min(p, q).
+      greedy: whether the draft's likeliest token is the one that stands there.
+      tokens: tokens summed over.
+    """
+
+    loss: Float[Array, ""] | float
+    sampled: Float[Array, ""] | float
+    greedy: Float[Array, ""] | float
+    tokens: Float[Array, ""] | float
+
+
+@pytree
+class TrainState:
+    """All that a training run is, but for its data.
+
+    Attributes:
+      weights: what is trained, in float32, by name.
+      optimizer: optax's state.
+      position: updates made, which is also where the run is in its data.
+      key: where the order of the data comes from.
+    """
+
+    weights: dict[str, Array]
+    optimizer: Any
+    position: Int[Array, ""]
+    key: UInt[Array, " words"]
+
+
+@pytree
+class Student:
+    """A draft in training.
+
+    Attributes:
+      model: the draft; of its weights those in `TrainState` count instead.
+      objective: what is lowered.
+      dtype: of its matrix products.
+    """
+
+    model: Model
+    objective: str = static()
+    dtype: str = static()
+
+    def with_weights(self, weights: dict[str, Array]) -> Model:
+        """The draft with trained weights, in the dtype that products are taken in."""
+        model = self.model.with_weights(weights)
+        return dataclasses.replace(
+            model, params=jax.tree.map(lambda leaf: leaf.astype(self.dtype), model.params)
+        )
+
+
+def measure(weights: dict[str, Array], student: Student, teacher: Teacher, part: Batch) -> Measures:
+    """How the draft does on one part of a batch (without the axis `parts`).
+
+    Where the draft can propose few tokens, the others count as never proposed.
+    """
+    model = student.with_weights(weights)
+    cache = model.new_cache(*part.tokens.shape)
+    states, _ = model.begin(part.tokens, cache, model.config.num_layers)
+    log_q = jax.nn.log_softmax(model.exit(states), axis=-1)
+    log_p = teacher.model.exit(part.states) - part.normalisers[..., None]
+    p = jnp.exp(log_p)
+    following = jnp.roll(part.tokens, -1, axis=1)
+    column = teacher.columns[following]
+    kept = jnp.minimum(p, jnp.exp(log_q)).sum(-1)
+    if student.objective == "kl":
+        losses = (p * (log_p - log_q)).sum(-1)
+    elif student.objective == "tv":
+        losses = 1.0 - kept
+    else:
+        said = jnp.take_along_axis(log_q, jnp.maximum(column, 0)[..., None], axis=-1)[..., 0]
+        losses = jnp.where(column >= 0, -said, 0.0)
+    right = (log_q.argmax(-1) == column).astype(jnp.float32)
+
+    def total(each: Array) -> Array:
+        return (each * part.weights).sum()
+
+    return Measures(total(losses), total(kept), total(right), part.weights.sum())
+
+
+def optimizer_of(config: TrainingConfig) -> optax.GradientTransformation:
+    """AdamW behind clipping, warmed up and cooled down."""
+    warmup = min(config.warmup_steps, config.steps - 1)
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0 if warmup else config.learning_rate,
+        config.learning_rate,
+        warmup,
+        config.steps,
+        config.learning_rate / 10,
+    )
+    decay = optax.adamw(
+        schedule,
+        weight_decay=config.weight_decay,
+        mask=lambda weights: jax.tree.map(lambda leaf: leaf.ndim > 1, weights),
+    )
+    return optax.chain(optax.clip_by_global_norm(config.clip), decay)
+
+
+def update(
+    state: TrainState,
+    student: Student,
+    teacher: Teacher,
+    batch: Batch,
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, Measures]:
+    """One step on a batch; the measures are those before it."""
+    count = jnp.maximum(batch.weights.sum(), 1.0)
+
+    def objective(weights: dict[str, Array], part: Batch) -> tuple[Array, Measures]:
+        measures = measure(weights, student, teacher, part)
+        return measures.loss / count, measures
+
+    def add(sums: tuple, part: Batch) -> tuple[tuple, None]:
+        gradient, measures = jax.grad(objective, has_aux=True)(state.weights, part)
+        return jax.tree.map(jnp.add, sums, (gradient, measures)), None
+
+    zero = jnp.zeros(())
+    none = (jax.tree.map(jnp.zeros_like, state.weights), Measures(zero, zero, zero, zero))
+    (gradient, measures), _ = jax.lax.scan(add, none, batch)
+    with jax.numpy_dtype_promotion("standard"):  # which optax relies on
+        changes, optimizer_state = optimizer.update(gradient, state.optimizer, state.weights)
+        weights: Any = optax.apply_updates(state.weights, changes)
+    after = TrainState(weights, optimizer_state, state.position + 1, state.key)
+    return after, measures

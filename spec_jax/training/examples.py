@@ -1,0 +1,138 @@
+"""What a draft learns from: prompts that the target answers, and texts that it reads."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_jax.errors import ConfigError, RequestError
+from spec_jax.tokenizer import Tokenizer
+
+_KEYS = ("messages", "prompt", "text")
+_USER_TURN = "\N{WHITE SQUARE}what the user says\N{WHITE SQUARE}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """The beginning of a row of training data.
+
+    Attributes:
+      prompt: token ids that the draft reads and is not trained on.
+      text: those that follow, if they are known; otherwise the target says them.
+    """
+
+    prompt: tuple[int, ...]
+    text: tuple[int, ...] | None = None
+
+
+def fingerprints(paths: Sequence[Path]) -> list[str]:
+    """What tells files of other contents apart.
+
+    Raises:
+      RequestError: a file cannot be read.
+    """
+    try:
+        return [hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths]
+    except OSError as error:
+        raise RequestError(f"cannot read data file {error.filename!r}: {error.strerror}.") from None
+
+
+def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, length: int) -> list[Example]:
+    """Reads data files.
+
+    A `.jsonl` file holds one object a line with a key `messages`, whose last question the target
+    answers through its chat template, `prompt`, which it continues as it stands, or `text`. Every
+    other file is one text. Texts are cut into rows.
+
+    Args:
+      paths: the files; none gives nothing.
+      tokenizer: the target's.
+      length: tokens of a row.
+
+    Raises:
+      RequestError: a file cannot be read, is empty, or is malformed.
+    """
+    found = [
+        example
+        for path in paths
+        for where, value in _values(path)
+        for example in _examples(where, value, tokenizer, length)
+    ]
+    if paths and not found:
+        raise RequestError("the data holds nothing to learn from; give files that are not empty.")
+    return found
+
+
+def prefix_of_questions(tokenizer: Tokenizer) -> list[int]:
+    """What stands before a user's message, for a target to invent one (Magpie, arXiv 2406.08464).
+
+    Raises:
+      ConfigError: the target has no chat template.
+    """
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            "the target has no chat template, so it cannot invent its own prompts; name data "
+            "files with --data."
+        )
+    text = tokenizer.apply_chat_template([{"role": "user", "content": _USER_TURN}])
+    return tokenizer.encode(text.split(_USER_TURN)[0].rstrip(" "), add_special_tokens=False)
+
+
+def _values(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """What a file holds, each with what to call it in a message."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise RequestError(f"cannot read data file {str(path)!r}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{path} is not UTF-8 text (byte {error.start}); convert it, for example with iconv."
+        ) from error
+    if not text.strip():
+        raise RequestError(f"data file {str(path)!r} is empty; leave it out or fill it.")
+    if path.suffix != ".jsonl":
+        return [(str(path), {"text": text})]
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    return [(f"{path}, line {n}", _parsed(f"{path}, line {n}", line)) for n, line in lines]
+
+
+def _parsed(where: str, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise RequestError(f"{where} is not JSON: {error}.") from error
+    if not isinstance(value, dict) or sum(key in value for key in _KEYS) != 1:
+        raise RequestError(
+            f"{where} is {line[:80]!r}; expected an object with one of the keys {', '.join(_KEYS)}."
+        )
+    return value
+
+
+def _examples(
+    where: str, value: dict[str, Any], tokenizer: Tokenizer, length: int
+) -> list[Example]:
+    if "messages" in value:
+        return [Example(_conversation(where, value["messages"], tokenizer))]
+    text = value.get("prompt", value.get("text"))
+    if not isinstance(text, str) or not text:
+        raise RequestError(f"{where} has {text!r}; give text that is not empty.")
+    ids = tuple(tokenizer.encode(text))
+    if "prompt" in value:
+        return [Example(ids)]
+    rows = [ids[i : i + length] for i in range(0, len(ids), length)]
+    return [Example(row[:1], row[1:]) for row in rows if len(row) > 1]
+
+
+def _conversation(where: str, messages: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The prompt that asks for the answer to the last question; answers after it are left out."""
+    try:
+        last = max(i for i, each in enumerate(messages) if each["role"] == "user")
+    except (ValueError, TypeError, KeyError):
+        raise RequestError(
+            f'{where} has the messages {messages!r}; give a list of {{"role", "content"}} in which '
+            "a user speaks."
+        ) from None
+    text = tokenizer.apply_chat_template(messages[: last + 1])
+    return tuple(tokenizer.encode(text, add_special_tokens=False))

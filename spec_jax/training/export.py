@@ -1,0 +1,107 @@
+"""Writes a trained draft: its own weights, once more whole, a recipe and a model card."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+
+from spec_jax.checkpoints.draft_directory import Lender, write_draft
+from spec_jax.checkpoints.hf_writer import write_model, write_tokenizer
+from spec_jax.training.config import TrainingConfig
+from spec_jax.training.draft import BORROWED, untrained_draft
+from spec_jax.training.run import TrainedDraft
+from spec_jax.training.store import replace_text
+
+DRAFT, WHOLE, RECIPE = "draft", "draft-whole", "draft.toml"
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """Where a draft comes from, for its card.
+
+    Attributes:
+      target: the target's name.
+      command: what trained it.
+      data: what it learnt from.
+      license: the weights' SPDX expression.
+    """
+
+    target: str
+    command: str
+    data: str
+    license: str
+
+
+def export(
+    path: Path,
+    trained: TrainedDraft,
+    target: Lender,
+    config: TrainingConfig,
+    provenance: Provenance,
+    dtype: str = "bfloat16",
+) -> None:
+    """Writes `draft/` with the draft's own weights, and `draft.toml`, its recipe.
+
+    A draft that shares the target's embedding and head is written once more, whole and with all of
+    the target's outputs, to `draft-whole/`, a Hugging Face directory that other programs read.
+
+    Args:
+      path: the run's directory.
+      trained: the draft.
+      target: what it was trained for.
+      config: how.
+      provenance: for the card.
+      dtype: what the weights are written as.
+    """
+    model, shared = trained.model, config.embedding == "shared"
+    borrowed = tuple(name for name in model.weights if shared and name.startswith(BORROWED))
+    write_draft(path / DRAFT, model, target, dtype, outputs=trained.outputs, borrowed=borrowed)
+    if shared:
+        own = {name: weight for name, weight in model.weights.items() if name not in borrowed}
+        whole = untrained_draft(target.model, config, None, model.placement).with_weights(own)
+        write_model(path / WHOLE, whole, dtype)
+        write_tokenizer(path / WHOLE, target.tokenizer)
+    if jax.process_index() == 0:
+        replace_text(path / DRAFT / "README.md", card(trained, config, provenance))
+        recipe = f"""\
+name = "{provenance.target}-draft"
+license = "{provenance.license}"
+
+[source]
+path = "{DRAFT}"
+"""
+        replace_text(path / RECIPE, recipe)
+
+
+def card(trained: TrainedDraft, config: TrainingConfig, provenance: Provenance) -> str:
+    """The model card."""
+    proposes = "all tokens" if trained.outputs is None else f"{len(trained.outputs)} tokens"
+    own = sum(
+        weight.size
+        for name, weight in trained.model.weights.items()
+        if config.embedding == "own" or not name.startswith(BORROWED)
+    )
+    lends = "its embedding and head" if config.embedding == "shared" else "nothing"
+    return f"""\
+# A draft for {provenance.target}
+
+It drafts for {provenance.target}, which lends it {lends}, in speculative decoding with spec-jax:
+
+    spec-jax generate --target TARGET --draft {RECIPE} --chat "..."
+
+| | |
+| --- | --- |
+| layers | {config.layers} |
+| own parameters | {own / 1e6:.1f} million |
+| proposes | {proposes} |
+| learnt from | {trained.learnt_tokens / 1e6:.2f} million tokens: {provenance.data} |
+| objective | {config.objective} |
+| updates | {trained.step} of {config.batch_size} rows of at most {config.sequence_length} tokens |
+| acceptance, greedy | {trained.acceptance["greedy"]:.3f} |
+| acceptance, temperature 1 | {trained.acceptance["sampled"]:.3f} |
+
+Acceptance is the rate at which one drafted token is kept, on the target's answers to held-out
+prompts. It was trained by
+
+    {provenance.command}
+"""

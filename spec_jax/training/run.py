@@ -1,0 +1,329 @@
+"""A training run, from a target to a draft."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.errors import ConfigError, TrainingError
+from spec_jax.llm import LLM
+from spec_jax.models.model import Model
+from spec_jax.sharding import Placement
+from spec_jax.training.config import TrainingConfig
+from spec_jax.training.data import Data, make_data
+from spec_jax.training.distil import (
+    Batch,
+    Measures,
+    Student,
+    Teacher,
+    TrainState,
+    measure,
+    optimizer_of,
+    update,
+)
+from spec_jax.training.draft import trained_names, untrained_draft
+from spec_jax.training.examples import Example
+from spec_jax.training.rows import RowFiles, Rows
+from spec_jax.training.sampling import Sampler
+from spec_jax.training.store import History, RunStore
+
+REPORT_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a run is.
+
+    Attributes:
+      step: updates made.
+      steps: updates to make.
+      loss: the objective's mean over the tokens learnt since the last evaluation.
+      tokens_per_second: tokens learnt, evaluations apart.
+      seconds_left: estimated.
+      acceptance: rates of acceptance at the last evaluation: `greedy` and `sampled`.
+      evaluated: whether that was after this step.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    tokens_per_second: float
+    seconds_left: float
+    acceptance: dict[str, float]
+    evaluated: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedDraft:
+    """What a run made.
+
+    Attributes:
+      model: the best weights, in float32.
+      outputs: the target's ids that it can propose; None for all.
+      step: the updates after which it was best.
+      acceptance: its rates of acceptance, `greedy` and `sampled`, on held-out prompts.
+      learnt_tokens: tokens of the data it learnt from.
+    """
+
+    model: Model
+    outputs: np.ndarray | None
+    step: int
+    acceptance: dict[str, float]
+    learnt_tokens: int
+
+
+class TrainingRun:
+    """Trains a draft for a target.
+
+    Args:
+      llm: the target.
+      config: what to train and how.
+      path: the run's directory; an interrupted run of the same goes on where it was.
+      examples: what to learn from; with none the target invents prompts.
+      identity: what else tells this run from others, such as the target's name.
+      on_progress: called with a line of text.
+
+    Raises:
+      ConfigError: the directory holds another run, or the config does not fit the target.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        config: TrainingConfig,
+        path: Path,
+        examples: Sequence[Example] = (),
+        *,
+        identity: dict[str, Any] | None = None,
+        on_progress: Callable[[str], object] | None = None,
+    ):
+        self._target, self._config, self._path = llm.engine.target, config, path
+        self._sampler, self._examples = Sampler(llm, config.sequence_length), examples
+        self._on_progress = on_progress or (lambda line: None)
+        self._placement: Placement | None = llm.layout and llm.layout.place(
+            "draft", self._target.config.axis_sizes
+        )
+        untrained_draft(self._target, config, None, self._placement)  # refuses what does not fit
+        self._check_rows(llm.max_model_len)
+        self.store = RunStore(path, {**dataclasses.asdict(config), **(identity or {})})
+
+    def _check_rows(self, context: int) -> None:
+        config = self._config
+        if config.sequence_length > context:
+            raise ConfigError(
+                f"sequence_length is {config.sequence_length}, but the target was made for a "
+                f"context of {context} tokens; give at most {context}."
+            )
+        ways = 1 if self._placement is None else self._placement.ways("batch")
+        if config.batch_size // config.accumulate % ways:
+            raise ConfigError(
+                f"batch_size is {config.batch_size} in {config.accumulate} parts, whose rows the "
+                f"layout cuts {ways} ways; give a multiple of {ways * config.accumulate}."
+            )
+
+    def run(self) -> Iterator[Progress]:
+        """Makes the data and trains; yields where it is about once a second, and at the end.
+
+        Raises:
+          TrainingError: the loss is no number.
+          OSError: the disk is full, say.
+        """
+        config = self._config
+        data = make_data(
+            self._path / "data", self._sampler, self._examples, config, self._on_progress
+        )
+        self._begin(data)
+        step = int(self.state.position)
+        acceptance = self._history.entries[-1] if self._history.entries else self._evaluate(step)
+        clock, total = _Clock(), _none()
+        while step < config.steps:
+            clock.start()
+            batch = self._batch(self._data.train, self._numbers(step), config.accumulate)
+            self.state, found = self._advance(self.state, self._student, self._teacher, batch)
+            found = jax.tree.map(float, found)
+            step += 1
+            clock.stop(found.tokens)
+            if not math.isfinite(found.loss):
+                raise TrainingError(
+                    f"the loss of step {step} is {found.loss}; {self.store.kept} Lower "
+                    "learning_rate, or use dtype float32, in a new directory."
+                )
+            total = jax.tree.map(lambda a, b: a + b, total, found)
+            loss = total.loss / max(total.tokens, 1.0)
+            evaluating = step % config.evaluate_every == 0 or step == config.steps
+            if evaluating:
+                acceptance, total = self._evaluate(step, loss), _none()
+            if evaluating or clock.due():
+                kinds = {kind: acceptance[kind] for kind in data.held_out}
+                left = (config.steps - step) * clock.seconds_per_step
+                speed = clock.tokens_per_second
+                yield Progress(step, config.steps, loss, speed, left, kinds, evaluating)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What each evaluation measured."""
+        return self._history.entries
+
+    def best(self) -> TrainedDraft:
+        """The draft with the highest acceptance; after `run`."""
+        step = self.store.best
+        assert step is not None  # there is an evaluation before the first update
+        state = self.store.restore(step, self.state)
+        entry = next(each for each in self._history.entries if each["step"] == step)
+        train = self._data.train
+        return TrainedDraft(
+            model=self._student.model.with_weights(state.weights),
+            outputs=self._outputs,
+            step=step,
+            acceptance={kind: entry[kind] for kind in self._data.held_out},
+            learnt_tokens=int((train.column("lengths") - train.column("begins")).sum()),
+        )
+
+    def _begin(self, data: Data) -> None:
+        """Makes or restores all that training needs."""
+        config, target = self._config, self._target
+        self._data = data
+        self._outputs = _most_frequent(data.train, config, target)
+        draft = untrained_draft(target, config, self._outputs, self._placement)
+        self._student = Student(draft, config.objective, config.dtype)
+        self._teacher = _teacher(target, self._outputs)
+        optimizer = optimizer_of(config)
+        weights = draft.weights
+        # A copy, since the update overwrites it, and the target's own may be among them.
+        weights = {
+            name: jnp.array(weights[name], jnp.float32, copy=True)
+            for name in trained_names(draft, config)
+        }
+        self.state = TrainState(
+            weights=weights,
+            optimizer=optimizer.init(weights),
+            position=jnp.zeros((), jnp.int32),
+            key=jnp.array([config.seed, 0], jnp.uint32),
+        )
+        latest = self.store.latest
+        if latest is not None:
+            self._on_progress(f"going on from step {latest}")
+            self.state = self.store.restore(latest, self.state)
+        self._history = History(self._path / "metrics.jsonl", -1 if latest is None else latest)
+
+        def advance(state: TrainState, student: Student, teacher: Teacher, batch: Batch):
+            return update(state, student, teacher, batch, optimizer)
+
+        self._advance = jax.jit(advance, donate_argnums=0)
+        self._measure = jax.jit(measure)
+
+    def _numbers(self, step: int) -> np.ndarray:
+        """The rows of a step: of an order that is another in every pass over the data."""
+        size, count = self._config.batch_size, len(self._data.train)
+        places = np.arange(step * size, (step + 1) * size)
+        seed, _ = np.asarray(self.state.key)
+        orders = {
+            turn: np.random.default_rng([int(seed), int(turn)]).permutation(count)
+            for turn in np.unique(places // count)
+        }
+        return np.array([orders[place // count][place % count] for place in places])
+
+    def _batch(self, files: RowFiles, numbers: np.ndarray, parts: int) -> Batch:
+        """Rows on the device; those whose number is -1 are empty."""
+        rows = files.take(np.maximum(numbers, 0))
+        placement = self._student.model.placement
+
+        def put(array: np.ndarray) -> jax.Array:
+            array = array.reshape(parts, -1, *array.shape[1:])
+            if placement is None:
+                return jnp.asarray(array)
+            return placement.put(array, None, "batch", *(None,) * (array.ndim - 2))
+
+        weights = _weights(rows) * (numbers >= 0)[:, None]
+        return Batch(put(rows.tokens), put(weights), put(rows.states), put(rows.normalisers))
+
+    def _evaluate(self, step: int, loss: float | None = None) -> dict[str, Any]:
+        """Measures acceptance on the held-out rows, notes it, and saves a checkpoint."""
+        entry: dict[str, Any] = {"step": step, "loss": loss}
+        size = self._config.batch_size // self._config.accumulate
+        for kind, files in self._data.held_out.items():
+            total = _none()
+            for first in range(0, len(files), size):
+                numbers = np.arange(first, first + size)
+                numbers = np.where(numbers < len(files), numbers, -1)
+                part = jax.tree.map(lambda leaf: leaf[0], self._batch(files, numbers, 1))
+                found = self._measure(self.state.weights, self._student, self._teacher, part)
+                total = jax.tree.map(lambda a, b: a + float(b), total, found)
+            entry[kind] = getattr(total, kind) / max(total.tokens, 1.0)
+        # In this order: what is noted beyond the latest checkpoint is dropped when a run goes on.
+        self._history.add(entry)
+        self.store.save(step, self.state, {kind: entry[kind] for kind in self._data.held_out})
+        return entry
+
+
+class _Clock:
+    """Times steps, but for the first, which waits for the compiler."""
+
+    def __init__(self) -> None:
+        self._steps, self._seconds, self._tokens = -1, 0.0, 0.0
+        self._shown = self._started = time.perf_counter()
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop(self, tokens: float) -> None:
+        self._steps += 1
+        if self._steps:
+            self._seconds += time.perf_counter() - self._started
+            self._tokens += tokens
+
+    def due(self) -> bool:
+        """Whether it is time for a report."""
+        now = time.perf_counter()
+        if now - self._shown < REPORT_SECONDS:
+            return False
+        self._shown = now
+        return True
+
+    @property
+    def seconds_per_step(self) -> float:
+        return self._seconds / max(1, self._steps)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+
+def _none() -> Measures:
+    return Measures(*(0.0 for _ in dataclasses.fields(Measures)))  # type: ignore[arg-type]
+
+
+def _weights(rows: Rows) -> np.ndarray:
+    """1 at the tokens after which a learnt one stands: float32 [rows, length]."""
+    places = np.arange(rows.tokens.shape[1])[None]
+    learnt = (places + 1 >= rows.begins[:, None]) & (places + 1 < rows.lengths[:, None])
+    return learnt.astype(np.float32)
+
+
+def _most_frequent(train: RowFiles, config: TrainingConfig, target: Model) -> np.ndarray | None:
+    """The ids that the draft can propose: those that the data says most often, in order."""
+    if config.reduced_vocab is None:
+        return None
+    size = target.config.vocab_size
+    counts = np.zeros((size,), np.int64)
+    columns = (train.column(name) for name in ("tokens", "begins", "lengths"))
+    for tokens, begin, length in zip(*columns, strict=True):
+        counts += np.bincount(tokens[begin:length], minlength=size)
+    # Of tokens that are as frequent, the first of the vocabulary, which tends to be by frequency.
+    order = np.argsort(-counts, kind="stable")
+    return np.sort(order[: min(config.reduced_vocab, size)])
+
+
+def _teacher(target: Model, outputs: np.ndarray | None) -> Teacher:
+    columns = np.arange(target.config.vocab_size, dtype=np.int32)
+    if outputs is None:
+        return Teacher(target, target.replicated(columns))
+    columns[:] = -1
+    columns[outputs] = np.arange(len(outputs))
+    return Teacher(target.with_outputs(outputs.tolist()), target.replicated(columns))

@@ -1,0 +1,184 @@
+"""A run on disk: what it is, its latest and its best weights, and what it measured."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from spec_jax import distributed
+from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.training.distil import TrainState
+
+_IDENTITY = "run.json"
+_VERSION = 1
+
+
+class RunStore:
+    """The directory of a run.
+
+    Orbax writes each checkpoint whole or not at all, and keeps the latest and the best; what is
+    killed meanwhile goes on from the latest.
+
+    Args:
+      path: the directory.
+      identity: what the run is made of; a directory of another run is refused.
+
+    Raises:
+      ConfigError: the directory holds another run, or something else.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]):
+        self.path = path
+        self._open(json.loads(json.dumps({"version": _VERSION, **identity})))
+        from orbax.checkpoint import v1 as ocp  # takes a second to import
+
+        policies = ocp.training.preservation_policies
+        self._checkpointer = ocp.training.Checkpointer(
+            str(path.absolute() / "checkpoints"),
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            preservation_policy=policies.AnyPreservationPolicy(
+                [
+                    policies.LatestN(1),
+                    policies.BestN(
+                        n=1, get_metric_fn=_score, keep_checkpoints_without_metrics=False
+                    ),
+                ]
+            ),
+            cleanup_tmp_directories=True,
+        )
+
+    def _open(self, identity: dict[str, Any]) -> None:
+        file = self.path / _IDENTITY
+        taken = self.path.exists() and (
+            not self.path.is_dir() or (any(self.path.iterdir()) and not file.is_file())
+        )
+        found = json.loads(file.read_text()) if file.is_file() else None
+        distributed.agree({"what it finds at the output": (taken, found)})
+        if taken:
+            raise ConfigError(
+                f"{self.path} exists and is no training run; choose a new directory, nothing is "
+                "overwritten."
+            )
+        if found is not None and found != identity:
+            differing = [
+                f"{name} is {found.get(name)!r} there and {identity.get(name)!r} here"
+                for name in sorted({*found, *identity})
+                if found.get(name) != identity.get(name)
+            ]
+            raise ConfigError(
+                f"{self.path} holds another run: {'; '.join(differing)}. Choose a new directory, "
+                "or ask for the same to go on with it."
+            )
+        if found is None and jax.process_index() == 0:
+            self.path.mkdir(parents=True, exist_ok=True)
+            replace_text(file, json.dumps(identity, indent=2) + "\n")
+
+    @property
+    def latest(self) -> int | None:
+        """Updates of the latest checkpoint, or None."""
+        found = self._checkpointer.latest
+        return None if found is None else found.step
+
+    @property
+    def best(self) -> int | None:
+        """Updates of the checkpoint with the highest acceptance, or None."""
+        known = [each for each in self._checkpointer.checkpoints if each.metrics]
+        return max(known, key=lambda each: _score(each.metrics)).step if known else None
+
+    def save(self, step: int, state: TrainState, measured: Mapping[str, float]) -> None:
+        """Writes a checkpoint, and drops those that are neither the latest nor the best.
+
+        Raises:
+          OSError: it could not be written; those before it are as they were.
+        """
+        try:
+            self._checkpointer.save(step, _tree(state), metrics=dict(measured), force=True)
+        except Exception as error:  # what TensorStore raises has no common type
+            raise OSError(
+                f"the checkpoint of step {step} cannot be written ({_first_line(error)}); "
+                f"{self.kept}"
+            ) from error
+
+    @property
+    def kept(self) -> str:
+        """What is safe, for messages."""
+        if self.latest is None:
+            return f"the data made so far is kept in {self.path}."
+        return f"that of step {self.latest} is intact in {self.path}."
+
+    def restore(self, step: int, like: TrainState) -> TrainState:
+        """The state of a checkpoint, laid out as `like` is.
+
+        Raises:
+          CheckpointError: it is damaged.
+        """
+        try:
+            found = self._checkpointer.load(step, _tree(like))
+        except Exception as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} in {self.path} is damaged "
+                f"({_first_line(error)}); delete {self.path / 'checkpoints' / str(step)} to go on "
+                "from another."
+            ) from error
+        return TrainState(**found)
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._checkpointer.close()
+
+
+class History:
+    """What was measured, one JSON object a line.
+
+    Args:
+      path: the file.
+      until: the last step that counts; later lines, of a run that was killed, are dropped.
+    """
+
+    def __init__(self, path: Path, until: int):
+        self.path = path
+        lines = path.read_text().splitlines() if path.is_file() else []
+        self.entries = [entry for entry in map(_entry, lines) if entry and entry["step"] <= until]
+        if lines and jax.process_index() == 0:
+            replace_text(path, "".join(json.dumps(each) + "\n" for each in self.entries))
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Appends an entry."""
+        self.entries.append(entry)
+        if jax.process_index() == 0:
+            with self.path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except ValueError:  # the line that was being written
+        return None
+
+
+def _score(metrics: Any) -> float:
+    return (metrics["greedy"] + metrics["sampled"]) / 2
+
+
+def _tree(state: TrainState) -> dict[str, Any]:
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
