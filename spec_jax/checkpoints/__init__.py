@@ -104,8 +104,14 @@ def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
       path: a directory that does not exist yet, or is empty.
 
     Raises:
-      CheckpointError: there is something at the path already, or it cannot be written.
+      CheckpointError: there is something at the path already, or it cannot be written; or it is
+        a draft made for one target.
     """
+    if checkpoint.outputs is not None:
+        raise CheckpointError(
+            f"{checkpoint.name} is a draft that proposes {len(checkpoint.outputs)} tokens of one "
+            "target; its directory is small and read as it is."
+        )
     try:
         save_directory(Path(path), checkpoint.model, checkpoint.tokenizer)
     except OSError as error:
@@ -117,8 +123,9 @@ def _load_draft(
 ) -> Checkpoint:
     lender = target and draft_directory.Lender(target.name, target.model, target.tokenizer)
     model, outputs = draft_directory.load_draft(path, dtype, place, lender)
-    own = (path / "tokenizer.json").is_file() or target is None
-    tokenizer = tokenizer_from_directory(path) if own else target.tokenizer
+    # One that borrows weights, which it cannot without a target, has no tokenizer either.
+    borrows = target is not None and not (path / "tokenizer.json").is_file()
+    tokenizer = target.tokenizer if borrows else tokenizer_from_directory(path)
     return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name, outputs)
 
 

@@ -151,7 +151,7 @@ class ConvertOptions:
 
     target: str
     output: str
-    load: dict[str, str]
+    load: dict[str, Any]
 
 
 def parse_convert(arguments: Sequence[str]) -> ConvertOptions:

@@ -36,18 +36,11 @@ class RunStore:
         self._open(json.loads(json.dumps({"version": _VERSION, **identity})))
         from orbax.checkpoint import v1 as ocp  # takes a second to import
 
-        policies = ocp.training.preservation_policies
+        keep: Any = ocp.training.preservation_policies
+        best = keep.BestN(n=1, get_metric_fn=_score, keep_checkpoints_without_metrics=False)
         self._checkpointer = ocp.training.Checkpointer(
             str(path.absolute() / "checkpoints"),
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.AnyPreservationPolicy(
-                [
-                    policies.LatestN(1),
-                    policies.BestN(
-                        n=1, get_metric_fn=_score, keep_checkpoints_without_metrics=False
-                    ),
-                ]
-            ),
+            preservation_policy=keep.AnyPreservationPolicy([keep.LatestN(1), best]),
             cleanup_tmp_directories=True,
         )
 
