@@ -123,9 +123,10 @@ def _load_draft(
 ) -> Checkpoint:
     lender = target and draft_directory.Lender(target.name, target.model, target.tokenizer)
     model, outputs = draft_directory.load_draft(path, dtype, place, lender)
-    # One that borrows weights, which it cannot without a target, has no tokenizer either.
-    borrows = target is not None and not (path / "tokenizer.json").is_file()
-    tokenizer = target.tokenizer if borrows else tokenizer_from_directory(path)
+    if target is not None and not (path / "tokenizer.json").is_file():
+        tokenizer = target.tokenizer
+    else:
+        tokenizer = tokenizer_from_directory(path)
     return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name, outputs)
 
 
