@@ -110,22 +110,31 @@ class TrainingRun:
             "draft", self._target.config.axis_sizes
         )
         untrained_draft(self._target, config, None, self._placement)  # refuses what does not fit
-        self._check_rows(llm.max_model_len)
+        self._check_fit(llm.max_model_len)
         self.store = RunStore(path, {**dataclasses.asdict(config), **(identity or {})})
 
-    def _check_rows(self, context: int) -> None:
+    def _check_fit(self, context: int) -> None:
         config = self._config
         if config.sequence_length > context:
             raise ConfigError(
                 f"sequence_length is {config.sequence_length}, but the target was made for a "
                 f"context of {context} tokens; give at most {context}."
             )
-        ways = 1 if self._placement is None else self._placement.ways("batch")
+        if self._placement is None:
+            return
+        ways = self._placement.ways("batch")
         if config.batch_size // config.accumulate % ways:
             raise ConfigError(
                 f"batch_size is {config.batch_size} in {config.accumulate} parts, whose rows the "
                 f"layout cuts {ways} ways; give a multiple of {ways * config.accumulate}."
             )
+        for placement in (self._placement, self._target.placement):
+            ways = 1 if placement is None else placement.ways("vocab")
+            if (config.reduced_vocab or 0) % ways:
+                raise ConfigError(
+                    f"reduced_vocab is {config.reduced_vocab}, which the layout cuts into {ways} "
+                    f"pieces; give a multiple of {ways}."
+                )
 
     def run(self) -> Iterator[Progress]:
         """Makes the data and trains; yields where it is about once a second, and at the end.
