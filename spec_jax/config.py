@@ -226,11 +226,6 @@ class SamplingParams:
                 "the two."
             )
 
-    @property
-    def has_grammar(self) -> bool:
-        """Whether the output must follow a grammar."""
-        return self.json_schema is not None or self.regex is not None
-
 
 @_config
 class SpeculativeConfig:

@@ -17,9 +17,8 @@ from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.cache import KVCache, prefill
 from spec_jax.decoding.processors import BatchSampling
-from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Context
-from spec_jax.drafters.draft_model import catch_up, over_vocabulary, read_last_two
+from spec_jax.drafters.draft_model import catch_up, draft_on
 from spec_jax.engine import Bucket, Request
 from spec_jax.models.model import Model
 from spec_jax.programs import Compiler
@@ -151,22 +150,10 @@ def _draft(
     lookahead: int,
 ) -> tuple[Int[Array, "batch lookahead"], Int[Array, " batch"], KVCache]:
     """Greedy drafts in the drafter's tokens, their lengths, and the cache."""
-    vocab = model.config.vocab_size
     going = limits > 0
     known = jnp.clip(jnp.minimum(cache.lengths, valid), 0, jnp.maximum(lengths - 2, 0))
     cache = catch_up(model, tokens, jnp.where(going, lengths - 2, 0), cache.with_lengths(known))
-    caught_up = cache.lengths
     keys = jax.random.split(jax.random.key(0), tokens.shape[0])  # greedy drafts draw nothing
     context = Context(tokens, lengths, lengths, keys, sampling, limits=limits, threshold=threshold)
-
-    def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
-        if isinstance(i, int):
-            logits, cache = read_last_two(model, tokens, lengths, cache)
-            logits = logits[:, None]
-        else:
-            logits, cache = model.score(last, cache.with_lengths(lengths + i - 1))
-        return over_vocabulary(logits, vocab, None), cache
-
-    draft, cache = autoregress(step, cache, context, lookahead=lookahead)
-    read = jnp.where(going, lengths + jnp.maximum(draft.lengths - 1, 0), caught_up)
-    return draft.tokens, draft.lengths, cache.with_lengths(read)
+    draft, cache = draft_on(model, tokens, lengths, cache, context, lookahead=lookahead)
+    return draft.tokens, draft.lengths, cache

@@ -288,7 +288,7 @@ def test_the_defaults_decode_greedily_and_change_nothing():
     assert (made.temperature, made.top_k, made.top_p, made.min_p) == (0.0, 0, 1.0, 0.0)
     assert (made.repetition_penalty, made.presence_penalty, made.frequency_penalty) == (1, 0, 0)
     assert (made.logit_bias, made.seed, made.stop, made.stop_token_ids) == ({}, None, (), ())
-    assert (made.min_tokens, made.bad_words, made.has_grammar) == (0, (), False)
+    assert (made.min_tokens, made.bad_words, made.json_schema, made.regex) == (0, (), None, None)
     assert SpeculativeConfig().method == "none"
 
 
@@ -304,7 +304,6 @@ def test_a_schema_is_kept_as_text_in_the_order_of_its_keys():
     made = SamplingParams(json_schema=schema)
     assert made.json_schema == '{"type": "object", "properties": {"b": {}, "a": {}}}'
     assert SamplingParams(json_schema=made.json_schema) == made
-    assert made.has_grammar and SamplingParams(regex="a").has_grammar
 
 
 def test_two_defaults_do_not_share_their_collections():

@@ -60,44 +60,82 @@ class DraftModel:
         return state.with_lengths(jnp.clip(committed.lengths - 2, 0, state.lengths))
 
     def propose(self, state: KVCache, context: Context) -> tuple[Draft, KVCache]:
-        """K tokens, each drawn from the draft's own processed distribution.
-
-        The first step reads the last two tokens. The earlier one is, after a full acceptance, the
-        token that the draft proposed last and never read, so the cache catches up without a call
-        of its own; otherwise it is read twice, which costs little where a step is bound by the
-        weights' bandwidth.
-        """
-        lengths, vocab = context.lengths, context.sampling.logit_bias.shape[1]
+        """K tokens, each drawn from the draft's own processed distribution."""
         tokens = self._readable(context.tokens)
         if context.limits is not None:
-            wanted = jnp.where(context.limits > 0, lengths - 2, 0)
+            wanted = jnp.where(context.limits > 0, context.lengths - 2, 0)
             state = catch_up(self.model, tokens, wanted, state)
-
-        def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
-            if isinstance(i, int):
-                logits, cache = read_last_two(self.model, tokens, lengths, cache)
-                logits = over_vocabulary(logits, vocab, self.columns)
-                return jnp.repeat(logits[:, None], self.drafts, axis=1), cache
-            cache = cache.with_lengths(lengths + (i - 1) * self.drafts)
-            places = None if self.drafts == 1 else self._places(cache, lengths, i)
-            logits, cache = self.model.score(last, cache, places)
-            return over_vocabulary(logits, vocab, self.columns), cache
-
-        draft, cache = autoregress(
-            step, state, context, lookahead=self.lookahead, drafts=self.drafts
+        return draft_on(
+            self.model,
+            tokens,
+            context.lengths,
+            state,
+            context,
+            lookahead=self.lookahead,
+            drafts=self.drafts,
+            columns=self.columns,
         )
-        read = lengths + jnp.maximum(draft.lengths - 1, 0)
-        if context.limits is not None:  # rows that were not to draft may not have caught up
-            read = jnp.where(context.limits > 0, read, state.lengths)
-        return draft, cache.with_lengths(read)
 
-    def _places(self, cache: KVCache, lengths: Array, step: Array) -> Places:
-        """The drafts' latest tokens: each sees the text and the tokens of its own draft."""
-        index = (jnp.arange(cache.capacity, dtype=jnp.int32)[None] - lengths[:, None])[:, None]
-        draft = jnp.arange(self.drafts, dtype=jnp.int32)[None, :, None]
-        own = (index < step * self.drafts) & (index % self.drafts == draft)
-        positions = jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), self.drafts))
-        return Places(positions, (index < 0) | own)
+
+def draft_on(
+    model: Model,
+    tokens: Int[Array, "batch length"],
+    lengths: Int[Array, " batch"],
+    cache: KVCache,
+    context: Context,
+    *,
+    lookahead: int,
+    drafts: int = 1,
+    columns: Int[Array, " vocab"] | None = None,
+    own_ids: Int[Array, " vocab"] | None = None,
+) -> tuple[Draft, KVCache]:
+    """Drafts on from texts of which the cache holds all but the last two tokens.
+
+    The first step reads those two. The earlier one is, after a full acceptance, the token that the
+    draft proposed last and never read, so the cache catches up without a call of its own;
+    otherwise it is read twice, which costs little where a step is bound by the weights' bandwidth.
+
+    Args:
+      model: the draft model.
+      tokens: the rows' texts in its tokens.
+      lengths: tokens known of each row.
+      cache: its cache of them; rows that are not to draft may lack more, and keep what they have.
+      context: what is drafted for.
+      lookahead: most tokens to draft; static.
+      drafts: drafts of each row; static.
+      columns: which of the model's outputs means each of the target's ids; as in `DraftModel`.
+      own_ids: which id the model reads for each of the target's; by default they are the same.
+    """
+    vocab = context.sampling.logit_bias.shape[1]
+
+    def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
+        if isinstance(i, int):
+            logits, cache = read_last_two(model, tokens, lengths, cache)
+            logits = over_vocabulary(logits, vocab, columns)
+            return jnp.repeat(logits[:, None], drafts, axis=1), cache
+        last = last if own_ids is None else own_ids[last]
+        cache = cache.with_lengths(lengths + (i - 1) * drafts)
+        places = None if drafts == 1 else _places_of_drafts(cache.capacity, lengths, i, drafts)
+        logits, cache = model.score(last, cache, places)
+        return over_vocabulary(logits, vocab, columns), cache
+
+    before = cache.lengths
+    draft, cache = autoregress(step, cache, context, lookahead=lookahead, drafts=drafts)
+    read = lengths + jnp.maximum(draft.lengths - 1, 0)
+    if context.limits is not None:
+        read = jnp.where(context.limits > 0, read, before)
+    return draft, cache.with_lengths(read)
+
+
+def _places_of_drafts(
+    capacity: int, lengths: Int[Array, " batch"], step: int | Array, drafts: int
+) -> Places:
+    """The drafts' latest tokens: each sees the text and the tokens of its own draft."""
+    index = (jnp.arange(capacity, dtype=jnp.int32)[None] - lengths[:, None])[:, None]
+    draft = jnp.arange(drafts, dtype=jnp.int32)[None, :, None]
+    own = (index < step * drafts) & (index % drafts == draft)
+    positions = jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), drafts))
+    return Places(positions, (index < 0) | own)
 
 
 def read_last_two(

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax.decoding.cache import KVCache, prefill
-from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Committed, Context, Draft
-from spec_jax.drafters.draft_model import catch_up, over_vocabulary, read_last_two
+from spec_jax.drafters.draft_model import catch_up, draft_on
 from spec_jax.models.model import Model
 from spec_jax.pytree import pytree, static
 
@@ -83,26 +82,22 @@ class UniversalVocabulary:
 
     def propose(self, state: OwnText, context: Context) -> tuple[Draft, OwnText]:
         """K tokens, each drawn from the drafter's processed distribution over shared tokens."""
-        vocab = context.sampling.logit_bias.shape[1]
         lengths = state.lengths
         going = ~state.full if context.limits is None else ~state.full & (context.limits > 0)
         wanted = jnp.where(going, lengths - 2, 0)
         cache = catch_up(self.model, state.tokens, wanted, state.cache)
-        caught_up = cache.lengths
-
-        def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
-            if isinstance(i, int):
-                logits, cache = read_last_two(self.model, state.tokens, lengths, cache)
-                logits = logits[:, None]
-            else:
-                own = self.to_drafter[last]
-                logits, cache = self.model.score(own, cache.with_lengths(lengths + i - 1))
-            return over_vocabulary(logits, vocab, self.to_drafter), cache
-
-        draft, cache = autoregress(step, cache, context, lookahead=self.lookahead)
-        read = jnp.where(going, lengths + jnp.maximum(draft.lengths - 1, 0), caught_up)
+        draft, cache = draft_on(
+            self.model,
+            state.tokens,
+            lengths,
+            cache,
+            context,
+            lookahead=self.lookahead,
+            columns=self.to_drafter,
+            own_ids=self.to_drafter,
+        )
         draft = Draft(draft.tokens, draft.probs, jnp.where(state.full, 0, draft.lengths))
-        return draft, OwnText(state.tokens, lengths, state.full, cache.with_lengths(read))
+        return draft, OwnText(state.tokens, lengths, state.full, cache)
 
     def commit(self, state: OwnText, committed: Committed) -> OwnText:
         """Adds the accepted tokens and the spelling of the one after them; rolls back the rest."""
