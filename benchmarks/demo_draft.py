@@ -118,15 +118,13 @@ def speed(args):
                 cpu_decode.unquantized_gguf(path, args.dtype, gguf), prompts
             )
     rates = cpu_decode.interleaved(systems, args.repeats)
-    mine = max((n for n in rates if "K = " in n and "spec-jax" in n), key=lambda n: _middle(rates, n))
+    ours = [name for name in rates if name.startswith("spec-jax") and "K = " in name]
+    mine = max(ours, key=lambda name: statistics.median(rates[name]))
     show("system", "tokens/s", f"'{mine}' against it")
     show("---", "---", "---")
     for name, values in rates.items():
-        show(name, spread(values, 1), spread([a / b for a, b in zip(rates[mine], values, strict=True)], 2))
-
-
-def _middle(rates, name):
-    return statistics.median(rates[name])
+        ratios = [best / other for best, other in zip(rates[mine], values, strict=True)]
+        show(name, spread(values, 1), spread(ratios, 2))
 
 
 def main():

@@ -1,5 +1,6 @@
 """What lookahead policies, verifications and scorings gain, on CPU, with the demo model.
 
+    export PYTHONPATH=.
     python benchmarks/methods.py adaptive        # against plain decoding and every constant K
     python benchmarks/methods.py verification    # tokens per target call, token against block
     python benchmarks/methods.py scoring         # block against stairs
@@ -114,6 +115,8 @@ def adaptive(args):
     show("set", "policy", "ms a token", "against plain")
     show("---", "---", "---", "---")
     for name, (prompts, drafter, constants) in sets.items():
+        if args.only not in name:
+            continue
         engines = {"plain": engine(NoDraft(), Constant(0))}
         engines["adaptive"] = engine(drafter(MOST), Adaptive(MOST))
         for k in constants:
@@ -156,7 +159,7 @@ def verification(args):
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     show("temperature", "K", "verification", "tokens per target call (standard error)")
     show("---", "---", "---", "---")
-    for temperature in (1.0, 0.6):
+    for temperature in args.temperatures:
         params = SamplingParams(max_tokens=TOKENS, temperature=temperature)
         for k in (4, 8):
             for rule in ("token", "block"):
@@ -213,9 +216,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("adaptive", "verification", "scoring"))
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--only", default="", help="of `adaptive`: sets whose name holds this")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--problems", type=int, default=164)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.6])
     parser.add_argument("--noise", type=float, default=NOISE)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -33,14 +33,18 @@ class Pacer:
         self.costs: dict[Hashable, np.ndarray] = {}
         """Seconds of a round, for each of the policy's choices, by compiled loop."""
         self._samples: dict[Hashable, list[float]] = {}
+        self._patience = policy.first_patience
         self._judged = policy.prior_tokens
         self._accepted = policy.prior_rate * policy.prior_tokens
 
     def begin(self, key: Hashable, state: DecodeState) -> DecodeState:
         """The state of a new batch, whose rows start from what earlier ones saw."""
         rate = self._accepted / self._judged
-        rows = np.full(state.finish.shape, rate * self.policy.prior_tokens, np.float32)
-        changes = {"accepted": rows}
+        shape = state.finish.shape
+        changes = {
+            "accepted": np.full(shape, rate * self.policy.prior_tokens, np.float32),
+            "patience": np.full(shape, self._patience, np.int32),
+        }
         if key in self.costs:
             changes["costs"] = self.costs[key].astype(np.float32)
         return _with(state, changes)
@@ -79,13 +83,15 @@ class Pacer:
     def _learn(self, state: DecodeState) -> None:
         """Remembers how a finished batch fared; older ones count for less."""
         pace: Pace = state.lookahead
-        accepted, judged, rounds = distributed.to_host(
-            (pace.accepted, pace.judged, state.counters.rounds)
+        accepted, judged, patience, rounds = distributed.to_host(
+            (pace.accepted, pace.judged, pace.patience, state.counters.rounds)
         )
         used = rounds > 0  # the others are padding
         if used.any():
             self._accepted = 0.5 * self._accepted + float(accepted[used].mean())
             self._judged = 0.5 * self._judged + float(judged[used].mean())
+            # Not all of it: the next text may be another kind.
+            self._patience = min(int(patience[used].min()), self.policy.most_inherited_patience)
 
 
 def _with(state: DecodeState, changes: dict[str, Any]) -> DecodeState:

@@ -5,8 +5,8 @@ import functools
 import numpy as np
 import pytest
 
-from spec_jax import checkpoints
-from spec_jax.config import SamplingParams
+from spec_jax import LLM, SpeculativeConfig, checkpoints
+from spec_jax.config import DRAFTING_METHODS, SamplingParams
 from spec_jax.decoding.lookahead import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.none import NoDraft
@@ -65,6 +65,51 @@ def test_greedy_text_is_plain_decodings(demo, engine_of, method):
     prompts = [*PROMPTS[:5], COPY_PROMPTS[0]]
     plain = decode(engine_of("none"), demo, prompts, batch=3, max_tokens=24)
     assert decode(engine_of(method, 4), demo, prompts, batch=3, max_tokens=24) == plain
+
+
+CHOICES = {
+    "early exit": {"method": "early_exit", "early_exit_layers": 3},
+    "suffix": {"method": "suffix"},
+    "several matches": {"method": "prompt_lookup", "num_drafts": 3},
+    "block": {"method": "prompt_lookup", "verification": "block"},
+    "greedy": {"method": "prompt_lookup", "verification": "greedy"},
+    "stairs": {"method": "prompt_lookup", "scoring": "stairs"},
+    "heuristic": {"method": "early_exit", "lookahead": "heuristic", "early_exit_layers": 3},
+    "confidence": {"method": "early_exit", "lookahead": "confidence", "early_exit_layers": 3},
+    "adaptive": {"method": "prompt_lookup", "lookahead": "adaptive"},
+    "oracle": {"method": "prompt_lookup", "lookahead": "oracle"},
+    "several drafts": {"method": "draft_model", "num_drafts": 2},
+    "reduced": {"method": "draft_model", "draft_vocab_size": 8192},
+    "universal vocabulary": {"method": "universal_vocabulary"},
+    "universal text": {"method": "universal_text"},
+}
+"""Every method, policy, rule and scoring at least once; models draft for themselves."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_greedy_text_is_plain_decodings_whatever_is_chosen(demo_recipe, demo_llm, choice):
+    llm, prompts, plain = demo_llm
+    options = CHOICES[choice]
+    if options["method"] in DRAFTING_METHODS:
+        options = {**options, "draft": str(demo_recipe)}
+    fast = llm.with_speculation(SpeculativeConfig(**options))
+    for _ in range(2):  # the suffix method drafts from the first time
+        outputs = fast.generate(prompts, SamplingParams(max_tokens=24))
+        assert [each.token_ids for each in outputs] == plain
+    assert sum(each.metrics.accepted_tokens for each in outputs) > 0
+
+
+@pytest.fixture(scope="module")
+def demo_llm(demo_recipe):
+    """The demo model, six prompts, and what it says to them."""
+    llm = LLM(str(demo_recipe), max_model_len=1024, max_num_seqs=3)
+    texts = [*PROMPTS[:5], COPY_PROMPTS[0]]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    prompts = [llm.tokenizer.encode_chat(chat) for chat in chats]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=24))
+    return llm, prompts, [each.token_ids for each in outputs]
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,8 @@ class Adaptive:
     With an acceptance rate of a, a round of K drafted tokens emits (1 - a^(K+1)) / (1 - a) tokens
     (Leviathan et al. 2023, arXiv 2211.17192, equation 1), and what it costs has been measured.
     Where plain decoding wins, K is 0, and a single token is drafted now and then to see whether
-    that has changed: after 8 rounds, and after twice as many each time it was in vain.
+    that has changed: after 8 rounds, and after twice as many each time it was in vain; where it was
+    so in the request before, after up to 32.
 
     The costs are the machine's, so the rounds are too: the tokens of a sampled request keep their
     distribution, but not, as under the other policies, their values from run to run.
@@ -54,7 +55,7 @@ class Adaptive:
     """How much less each judged token lets those before it count."""
     prior_rate, prior_tokens = 0.7, 3.0
     """The acceptance rate before any request, and judged tokens that such a rate counts for."""
-    first_patience, last_patience = 8, 256
+    first_patience, most_inherited_patience, last_patience = 8, 32, 256
 
     @property
     def choices(self) -> tuple[int, ...]:

@@ -141,6 +141,24 @@ def engine_of(method, policy, verification, scoring):
     )
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        each if each == "confidence" else pytest.param(each, marks=pytest.mark.slow)
+        for each in POLICIES
+    ],
+)
+def test_nothing_is_compiled_after_warm_up_whatever_k_becomes(policy, monkeypatch):
+    monkeypatch.setattr(engine_module, "MIN_CAPACITY", 32)
+    engine = engine_of("other", policy, "token", "block")
+    for setting in ("greedy", "plain", "cool"):
+        run(engine, [request(PROMPTS[0], SETTINGS[setting])], rounds=3)
+    traces = engine.traces
+    for i, setting in enumerate(("cool", "greedy", "plain")):
+        run(engine, [request(PROMPTS[i], SETTINGS[setting], seed=i)], rounds=2)
+    assert engine.traces == traces
+
+
 @functools.cache
 def joint(setting):
     return REFERENCE.joint(PROMPTS[0], K + 1, SETTINGS[setting])

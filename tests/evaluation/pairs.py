@@ -45,11 +45,22 @@ def write_pair(path: Path) -> tuple[Path, Path]:
     return write(path / "target", tensors), write(path / "draft", draft)
 
 
-def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+def write_stranger(path: Path) -> Path:
+    """The draft of `write_pair` with another tokenizer: the same letters have other ids."""
+    random = np.random.default_rng(1)
+    tensors = tiny.llama_tensors(CONFIG)
+    tensors["lm_head.weight"] *= 4
+    draft = {name: noisy(tensor, random) for name, tensor in tensors.items()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        draft[name] = np.concatenate([draft[name][:-1][::-1], draft[name][-1:]])
+    return write(path / "stranger", draft, LETTERS[::-1])
+
+
+def write(path: Path, tensors: dict[str, np.ndarray], letters: str = LETTERS) -> Path:
     path.mkdir()
     tiny.write_json(path / "config.json", CONFIG)
     save_file(tensors, path / "model.safetensors")
-    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(LETTERS + "Ġ")}, merges=[]))
+    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters + "Ġ")}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.save(str(path / "tokenizer.json"))

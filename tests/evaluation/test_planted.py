@@ -8,13 +8,18 @@ import sys
 import jax
 import pytest
 
-from tests.evaluation.pairs import PROMPTS, write_pair
+from tests.evaluation.pairs import PROMPTS, write_pair, write_stranger
 from tests.test_planted_bugs import BUGS, plant
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    return write_stranger(tmp_path_factory.mktemp("stranger"))
 
 
 def audit(root, *flags):
@@ -44,22 +49,38 @@ def test_an_audit_fails_when_the_bug_is_planted(bug, pair, tmp_path):
     assert any(check["failures"] for check in report["checks"])
 
 
+METHODS = {
+    "draft_model": ("--draft", "DRAFT"),
+    "self": ("--draft", "TARGET"),
+    "block": ("--draft", "DRAFT", "--verification", "block"),
+    "stairs": ("--draft", "DRAFT", "--scoring", "stairs"),
+    "several": ("--draft", "DRAFT", "--num-drafts", 2),
+    "reduced": ("--draft", "DRAFT", "--draft-vocab-size", 16),
+    "heuristic": ("--draft", "DRAFT", "--lookahead", "heuristic"),
+    "confidence": ("--draft", "DRAFT", "--lookahead", "confidence", "--verification", "block"),
+    "retuned": ("--draft", "DRAFT", "--lookahead", "confidence", "--retune-confidence"),
+    "adaptive": ("--draft", "DRAFT", "--lookahead", "adaptive"),
+    "oracle": ("--draft", "DRAFT", "--lookahead", "oracle"),
+    "prompt_lookup": ("--method", "prompt_lookup"),
+    "several_lookups": ("--method", "prompt_lookup", "--num-drafts", 2),
+    "suffix": ("--method", "suffix"),
+    "early_exit": ("--method", "early_exit", "--early-exit-layers", 1),
+    "universal_vocabulary": ("--method", "universal_vocabulary", "--draft", "STRANGER"),
+    "universal_text": ("--method", "universal_text", "--draft", "STRANGER"),
+}
+
+
 @pytest.mark.parametrize(
     "method",
     [
-        "draft_model",
-        pytest.param("self", marks=pytest.mark.slow),
-        pytest.param("prompt_lookup", marks=pytest.mark.slow),
+        method if method == "draft_model" else pytest.param(method, marks=pytest.mark.slow)
+        for method in METHODS
     ],
 )
-def test_an_audit_passes_without_a_bug(method, pair, tmp_path):
+def test_an_audit_passes_without_a_bug(method, pair, stranger, tmp_path):
     plant(None, tmp_path)
-    target, draft = pair
-    flags = {
-        "draft_model": ("--draft", draft),
-        "self": ("--draft", target),
-        "prompt_lookup": ("--method", "prompt_lookup"),
-    }[method]
-    code, report = audit(tmp_path, "--target", target, *flags)
+    models = dict(zip(("TARGET", "DRAFT"), pair, strict=True)) | {"STRANGER": stranger}
+    flags = [models.get(flag, flag) for flag in METHODS[method]]
+    code, report = audit(tmp_path, "--target", pair[0], *flags)
     assert code == 0, report
     assert report["passed"] and report["tests"] > 20
