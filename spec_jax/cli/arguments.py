@@ -25,13 +25,13 @@ usage: spec-jax COMMAND [options]
 
 Decode language models faster without changing what they say.
 
-  spec-jax generate   complete prompts
-  spec-jax chat       hold a conversation
-  spec-jax audit      test on your own models that nothing is lost
-  spec-jax train-draft  train a draft for your target
-  spec-jax convert    write a model so that every process of a pod reads its own part
-  spec-jax plan       project memory and speed on other machines
-  spec-jax env        show versions and devices, for bug reports
+  spec-jax generate      complete prompts
+  spec-jax chat          hold a conversation
+  spec-jax audit         test on your own models that nothing is lost
+  spec-jax train-draft   train a draft for your target
+  spec-jax convert       write a model so that every process of a pod reads its own part
+  spec-jax plan          project memory and speed on other machines
+  spec-jax env           show versions and devices, for bug reports
 
   spec-jax COMMAND --help   options of a command
   spec-jax --version        the version
