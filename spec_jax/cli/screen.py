@@ -119,11 +119,11 @@ class Screen:
 
     def settle(self) -> None:
         """Takes the progress away."""
-        for shown in (self._status, self._bar):
+        status, bar, self._status, self._bar = self._status, self._bar, None, None
+        for shown in (status, bar):
             if shown is not None:
                 with held_back():
                     shown.stop()
-        self._status = self._bar = None
 
     def write(self, text: str) -> None:
         """Writes text of the model, literally."""

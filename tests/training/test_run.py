@@ -134,7 +134,7 @@ def test_a_finished_run_is_not_trained_again(finished, llm, data_file):
 
 def test_another_run_is_refused_by_what_differs(finished, llm, data_file):
     path = finished[0]
-    with pytest.raises(ConfigError, match=r"another run: steps is 12 there and 13 here"):
+    with pytest.raises(ConfigError, match=r"another training run: steps is 12 there and 13 here"):
         trained(llm, path, data_file, dataclasses.replace(CONFIG, steps=13))
 
 
