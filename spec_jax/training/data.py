@@ -177,12 +177,18 @@ def _fitting(
 
 
 def _pieces(examples: Sequence[Example], config: TrainingConfig) -> Iterator[Sequence[Example]]:
-    """The examples by batches, prompts again and again; texts say the same every time."""
+    """The examples by batches, prompts again and again; texts say the same every time.
+
+    Prompts of a batch are of about one length: a batch takes as long as its longest.
+    """
     prompts = [each for each in examples if each.text is None]
     size = config.sample_batch
+    shuffle = np.random.default_rng(config.seed).permutation
     for several in itertools.chain([examples], itertools.repeat(prompts) if prompts else ()):
-        for first in range(0, len(several), size):
-            yield several[first : first + size]
+        ordered = sorted(several, key=lambda each: len(each.prompt))
+        pieces = [ordered[first : first + size] for first in range(0, len(ordered), size)]
+        for which in shuffle(len(pieces)):
+            yield pieces[which]
 
 
 def _asked(example: Example) -> Example:
