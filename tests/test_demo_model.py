@@ -14,6 +14,7 @@ from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine import Engine
 from spec_jax.testing import first_layers
 from tests.harness import completions, finish, request
+from tests.often import often
 from tests.prompts import COPY_PROMPTS, PROMPTS
 
 pytestmark = pytest.mark.weights
@@ -60,7 +61,7 @@ def decode(engine, demo, prompts, *, batch, max_tokens):
     return rows
 
 
-@pytest.mark.parametrize("method", ["draft_model", "prompt_lookup"])
+@pytest.mark.parametrize("method", often(["draft_model", "prompt_lookup"], ["prompt_lookup"]))
 def test_greedy_text_is_plain_decodings(demo, engine_of, method):
     prompts = [*PROMPTS[:5], COPY_PROMPTS[0]]
     plain = decode(engine_of("none"), demo, prompts, batch=3, max_tokens=24)

@@ -5,11 +5,15 @@ import pytest
 from spec_jax.config import SamplingParams
 from spec_jax.testing import tiny_model
 from tests.harness import METHODS, finish, make_engine, request
+from tests.often import often
 
 DEEP = tiny_model(0, num_layers=8, max_position=8192)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "other, varying"])
+IN_PLACE = [*METHODS, "other, varying"]
+
+
+@pytest.mark.parametrize("method", often(IN_PLACE, ["other", "early_exit", "other, varying"]))
 def test_caches_are_updated_in_place(method):
     """In a long context the caches are all that counts: copies of them would show."""
     engine = make_engine(method, DEEP, DEEP, lookahead=2, max_len=8192, quick=False)

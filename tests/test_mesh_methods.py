@@ -54,7 +54,7 @@ CASES = [
     pytest.param(
         "universal_text", {"lookahead": "confidence"}, REGEX, "data", marks=pytest.mark.slow
     ),
-    ("early_exit", {"early_exit_layers": 1}, {}, "tensor"),
+    pytest.param("early_exit", {"early_exit_layers": 1}, {}, "tensor", marks=pytest.mark.slow),
     pytest.param("prompt_lookup", {"lookahead": "heuristic"}, {}, "tensor", marks=pytest.mark.slow),
     ("prompt_lookup", {}, REGEX, "tensor"),
 ]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.often import often
+
 ROOT = Path(__file__).resolve().parents[1]
 PROOF, LOOP, SAMPLED = (
     f"tests/decoding/test_{name}.py" for name in ("lossless", "loop", "sampled")
@@ -110,13 +112,7 @@ def plant(bug: str | None, root: Path) -> list[str]:
     return selection
 
 
-OFTEN = [*BUGS][::4]
-"""Bugs that are planted by default; the others are slow."""
-
-
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, marks=[pytest.mark.slow] * (bug not in OFTEN)) for bug in BUGS]
-)
+@pytest.mark.parametrize("bug", often(BUGS, [*BUGS][:1]))
 def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
     selection = plant(bug, tmp_path)
     result = subprocess.run(

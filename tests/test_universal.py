@@ -9,6 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.tokenizer import Tokenizer
+from tests.often import often
 from tests.pairs import write_model
 from tests.vocabularies import LOSSLESS, OTHER_LANGUAGES, vocabulary
 
@@ -26,11 +27,7 @@ PAIRS = [
     ("composing", "unigram", "oracle", "token"),
 ]
 CASES = [(method, *pair) for pair in PAIRS for method in METHODS]
-# Compiling takes its time: two of them by default, one for each method.
-CASES = [
-    pytest.param(*case, marks=[pytest.mark.slow] * (i not in (0, 3)))
-    for i, case in enumerate(CASES)
-]
+CASES = often(CASES, [CASES[0], CASES[3]])
 TOKENS = 24
 GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 # A random model mostly speaks in halves of characters; these leave it letters.
@@ -161,7 +158,7 @@ CAPACITY = 256
 """Tokens that the target has room for in a batch of these."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["universal_text"]))
 def test_a_text_that_outgrows_the_drafters_room_is_drafted_for_no_more(
     directories, plain, tmp_path, method
 ):
@@ -183,7 +180,7 @@ def test_a_text_that_outgrows_the_drafters_room_is_drafted_for_no_more(
     assert drafts[0] == 0 < drafts[1] < drafts[2]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["universal_vocabulary"]))
 def test_a_drafter_of_nan_drafts_nothing_and_does_no_harm(plain, tmp_path, method):
     draft = write_model(tmp_path / "nan", vocabulary("composing"), noise=float("nan"))
     llm = plain("byte level").with_speculation(SpeculativeConfig(method=method, draft=draft))
@@ -193,7 +190,7 @@ def test_a_drafter_of_nan_drafts_nothing_and_does_no_harm(plain, tmp_path, metho
     assert ids_of(outputs[:1]) == ids_of(plain("byte level").generate(PROMPTS[0], GREEDY))
 
 
-@pytest.mark.parametrize("sizes", [(3, 90), (90, 3)])
+@pytest.mark.parametrize("sizes", [(3, 90), pytest.param((90, 3), marks=pytest.mark.slow)])
 def test_padded_embeddings_of_one_family_need_no_translation(plain, tmp_path, sizes):
     """As Qwen2's: 151936 rows in small models, 152064 in large ones, the same tokenizer."""
     paths = [

@@ -34,6 +34,7 @@ from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.lookahead import Confidence, Constant, Heuristic, Oracle
 from spec_jax.testing import ReferenceDecoder, tiny_model
 from tests.harness import DRAFTINGS, chi_square, make_engine, request, run
+from tests.often import often
 
 K, VOCAB, SAMPLES, P_VALUE = 3, 8, 8192, 1e-6
 TARGET = tiny_model(0, vocab_size=VOCAB, embed_size=16, num_layers=2)
@@ -141,13 +142,7 @@ def engine_of(method, policy, verification, scoring):
     )
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        each if each == "confidence" else pytest.param(each, marks=pytest.mark.slow)
-        for each in POLICIES
-    ],
-)
+@pytest.mark.parametrize("policy", often(POLICIES, ["confidence"]))
 def test_nothing_is_compiled_after_warm_up_whatever_k_becomes(policy, monkeypatch):
     monkeypatch.setattr(engine_module, "MIN_CAPACITY", 32)
     engine = engine_of("other", policy, "token", "block")

@@ -61,6 +61,7 @@ def test_with_greedy_verification_only_greedy_checks_are_made():
     assert all("temperature 0" in check.reason for check in report.checks if check.reason)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_rounding_is_no_failure():
     target, draft = (
         dataclasses.replace(

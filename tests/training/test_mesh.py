@@ -46,6 +46,7 @@ def spread(target):
     return LLM(target, layout=LAYOUT, max_num_seqs=8)
 
 
+@pytest.mark.slow
 def test_a_mesh_trains_as_one_device_does(llm, spread, data_file, tmp_path):
     _, alone = history(llm, tmp_path / "alone", data_file)
     run, together = history(spread, tmp_path / "together", data_file)

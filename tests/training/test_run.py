@@ -16,6 +16,7 @@ from spec_jax.training.examples import read_examples
 from spec_jax.training.rows import RowFiles
 from spec_jax.training.run import TrainingRun
 from spec_jax.training.sampling import Sampler
+from tests.often import often
 from tests.training.conftest import ROW
 
 CONFIG = TrainingConfig(
@@ -90,7 +91,7 @@ class Killed(BaseException):
     """What ends a run in the middle of something."""
 
 
-@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("at", often(range(6), [0]))
 def test_a_killed_run_goes_on_to_the_same_weights(
     llm, data_file, tmp_path, monkeypatch, finished, at
 ):
@@ -203,16 +204,16 @@ def test_what_does_not_fit_is_refused_with_the_remedy(llm, data_file, tmp_path, 
         trained(llm, tmp_path / "run", data_file, dataclasses.replace(CONFIG, **changes))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"width": 8, "embedding": "own", "reduced_vocab": None},
-        {"width": 8, "embedding": "own"},
-        {"embedding": "own", "reduced_vocab": None},
-        {"reduced_vocab": None, "from_layers": (1,), "objective": "tv"},
-        {"dtype": "bfloat16", "accumulate": 2, "objective": "ce"},
-    ],
-)
+OTHERS = [
+    {"width": 8, "embedding": "own", "reduced_vocab": None},
+    {"width": 8, "embedding": "own"},
+    {"embedding": "own", "reduced_vocab": None},
+    {"reduced_vocab": None, "from_layers": (1,), "objective": "tv"},
+    {"dtype": "bfloat16", "accumulate": 2, "objective": "ce"},
+]
+
+
+@pytest.mark.parametrize("changes", often(OTHERS, OTHERS[::3]))
 def test_other_drafts_learn_too(llm, data_file, tmp_path, changes):
     config = dataclasses.replace(CONFIG, **changes)
     _, reports, _ = trained(llm, tmp_path / "run", data_file, config)
