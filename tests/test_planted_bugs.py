@@ -62,7 +62,7 @@ BUGS = {
         "decoding/loop.py",
         "cache=cache.with_lengths(lengths - 1)",
         "cache=cache.with_lengths(cache.lengths + width + 1)",
-        [LOOP, "-k", "targets_own and other-7"],
+        [LOOP, "-k", "targets_own and other-4"],
     ),
     "EOS inside a block ignored": (
         "decoding/loop.py",

@@ -20,6 +20,8 @@ from spec_jax.testing import reference_probabilities
 
 BATCH = 3
 """Rows of the larger batches."""
+BAD_WORDS = 3
+"""Words banned in a text."""
 MOST_STOPS = 4
 """Stop tokens tried per prompt, at different places of accepted blocks."""
 MOST_EXPLAINED = 2
@@ -97,49 +99,74 @@ class Greedy:
         self.scorer = Scorer(self.engine.target, rows=1, width=self.max_tokens)
 
     def run(self) -> list[Check]:
-        """The checks: the tokens, the same under penalties, and stops."""
+        """The checks: the tokens, the same under every processor, and stops."""
         self.on_progress("decoding greedily")
         params = SamplingParams(max_tokens=self.max_tokens)
+        requests = [request(prompt, params) for prompt in self.prompts]
         tokens = Check("greedy: plain tokens")
-        expected = self._same(tokens, params)
-        common = [token for token, _ in Counter(itertools.chain(*expected)).most_common(3)]
-        penalised = SamplingParams(
+        expected = self._same(tokens, requests)
+        processors = Check("greedy: processors")
+        self._same(processors, self._processed(requests, expected))
+        return [tokens, processors, self._stops(params, expected)]
+
+    def _processed(self, requests: list[Request], texts: list[list[int]]) -> list[Request]:
+        """The requests with penalties, bias, bad words and `min_tokens`, all of which matter."""
+        common = [token for token, _ in Counter(itertools.chain(*texts)).most_common(3)]
+        params = SamplingParams(
             max_tokens=self.max_tokens,
             repetition_penalty=1.2,
             presence_penalty=0.2,
             frequency_penalty=0.4,
             logit_bias=dict(zip(common, (float("-inf"), 0.5, -0.5), strict=False)),
         )
-        penalties = Check("greedy: penalties, bias")
-        self._same(penalties, penalised)
-        return [tokens, penalties, self._stops(params, expected)]
+        requests = [dataclasses.replace(each, sampling=params) for each in requests]
+        # Each word is one that the text would say next, so that every one of them matters.
+        for turn in range(BAD_WORDS):
+            requests = [
+                dataclasses.replace(each, bad_words=[*each.bad_words, *_word(text, turn)])
+                for each, text in zip(requests, self._plainly(requests), strict=True)
+            ]
+        # The stop token comes as soon as it may.
+        lasts = [_last_new(text) for text in self._plainly(requests)]
+        return [
+            dataclasses.replace(
+                each,
+                stop_token_ids=(token,),
+                sampling=dataclasses.replace(params, min_tokens=place),
+            )
+            for each, (place, token) in zip(requests, lasts, strict=True)
+        ]
 
-    def _same(self, check: Check, params: SamplingParams) -> list[list[int]]:
-        """Compares in batches of one and of `BATCH`; returns the tokens of plain decoding."""
-        requests = [request(prompt, params) for prompt in self.prompts]
-        expected: dict[int, list[int]] = {}
-        groups = in_groups(list(range(len(requests))))
-        for group in groups:
+    def _plainly(self, requests: list[Request]) -> list[list[int]]:
+        """What plain decoding says, in batches of `BATCH`."""
+        said: dict[int, list[int]] = {}
+        for group in in_groups(list(range(len(requests)))):
             texts = decode(self.plain, [requests[i] for i in group])[0]
-            expected |= dict(zip(group, texts, strict=True))
-        for i, text in expected.items():
-            self._follows_scores(check, requests[i], text)
-        for group in [*groups, *([i] for i in expected)]:
+            said |= dict(zip(group, texts, strict=True))
+        return [said[i] for i in range(len(requests))]
+
+    def _same(self, check: Check, requests: list[Request]) -> list[list[int]]:
+        """Compares in batches of one and of `BATCH`; returns the tokens of plain decoding."""
+        expected = self._plainly(requests)
+        for asked, text in zip(requests, expected, strict=True):
+            self._follows_scores(check, asked, text)
+        numbers = list(range(len(requests)))
+        for group in [*in_groups(numbers), *([i] for i in numbers)]:
             texts = decode(self.engine, [requests[i] for i in group])[0]
             for i, text in zip(group, texts, strict=True):
                 self._compare(check, requests[i], expected[i], text, f"in a batch of {len(group)}")
         batches = f"batches of 1 and {BATCH}"
-        check.sample = f"{len(expected)} texts of {self.max_tokens} tokens, {batches}"
-        return [expected[i] for i in range(len(requests))]
+        count = sum(map(len, expected))
+        check.sample = f"{len(expected)} texts, {count} tokens, {batches}"
+        return expected
 
     def _follows_scores(self, check: Check, asked: Request, text: list[int]) -> None:
         """Plain decoding itself takes the likeliest token of the target's scores."""
         padded = np.zeros((1, self.max_tokens), np.int32)
         padded[0, : len(text)] = text
-        prompt = list(asked.prompt_token_ids)
-        logits = self.scorer.logits(prompt, padded)[0]
+        logits = self.scorer.logits(list(asked.prompt_token_ids), padded)[0]
         for place, token in enumerate(text):
-            scores = _scores(logits[place], [*prompt, *text[:place]], len(prompt), asked.sampling)
+            scores = _scores(logits[place], asked, text[:place])
             missing = float(scores.max() - scores[token])
             follows = missing <= _tolerance(self.engine.target, logits[place])
             check.compare(
@@ -186,10 +213,7 @@ class Greedy:
         before, best = expected[:place], expected[place]
         width = self.engine.drafter.lookahead + 1
         single, block = (step_by_step(model, prompt, before, each) for each in (1, width))
-        one, several = (
-            _scores(each, [*prompt, *before], len(prompt), asked.sampling)
-            for each in (single, block)
-        )
+        one, several = (_scores(each, asked, before) for each in (single, block))
         margin, block_margin = (float(each[best] - each[token]) for each in (one, several))
         rounding = float(np.abs(single - block).max())
         if model.dtype == jnp.bfloat16:
@@ -272,13 +296,32 @@ def _stop_places(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[i
     return sorted(chosen.values(), key=lambda each: not each[1])[:MOST_STOPS]
 
 
-def _scores(
-    logits: np.ndarray, context: list[int], prompt_length: int, params: SamplingParams
-) -> np.ndarray:
-    """Log-probabilities after penalties and bias: logits up to a constant."""
-    warm = dataclasses.replace(params, temperature=1.0)
+def _word(text: list[int], turn: int) -> list[list[int]]:
+    """A word of two to four tokens that a text says, each turn further on; or none."""
+    first, size = 2 + turn * (len(text) // (2 * BAD_WORDS)), 2 + turn % 3
+    return [text[first : first + size]] if first + size <= len(text) else []
+
+
+def _last_new(text: list[int]) -> tuple[int, int]:
+    """The last place of a text at which a token stands for the first time, and the token."""
+    firsts = {token: place for place, token in reversed([*enumerate(text)])}
+    token = max(firsts, key=lambda each: firsts[each])
+    return firsts[token], token
+
+
+def _scores(logits: np.ndarray, asked: Request, generated: list[int]) -> np.ndarray:
+    """Log-probabilities after the processors: logits up to a constant."""
+    prompt = list(asked.prompt_token_ids)
+    probabilities = reference_probabilities(
+        logits,
+        [*prompt, *generated],
+        len(prompt),
+        dataclasses.replace(asked.sampling, temperature=1.0),
+        stop_token_ids=asked.stop_token_ids,
+        bad_words=asked.bad_words,
+    )
     with np.errstate(divide="ignore"):
-        return np.log(reference_probabilities(logits, context, prompt_length, warm))
+        return np.log(probabilities)
 
 
 def _tolerance(model: Model, logits: np.ndarray) -> float:

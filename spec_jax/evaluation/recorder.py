@@ -35,14 +35,12 @@ class Round:
     Attributes:
       start: how long the row was.
       emitted: tokens it gained.
-      allowed: how many drafted tokens were verified.
-      accepted: how many of them were accepted.
+      accepted: how many drafted tokens were accepted.
       draft: what was proposed.
     """
 
     start: Int[np.ndarray, " batch"]
     emitted: Int[np.ndarray, " batch"]
-    allowed: Int[np.ndarray, " batch"]
     accepted: Int[np.ndarray, " batch"]
     draft: Drafted
 
@@ -65,9 +63,8 @@ def play(
         after = batch.view
         gained = (
             after.lengths - before.lengths,
-            after.counters.drafted - before.counters.drafted,
             after.counters.accepted - before.counters.accepted,
         )
-        emitted, allowed, accepted = (each[:size] for each in gained)
-        rounds.append(Round(before.lengths[:size], emitted, allowed, accepted, drafts.pop()))
+        emitted, accepted = (each[:size] for each in gained)
+        rounds.append(Round(before.lengths[:size], emitted, accepted, drafts.pop()))
     return batch.view.tokens[:size], rounds

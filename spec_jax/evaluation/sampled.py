@@ -223,9 +223,10 @@ class Evidence:
         several = played.draft.drafts > 1
         self._several += several
         start = played.start[chunk] - begin
-        emitted, allowed = played.emitted[chunk], played.allowed[chunk]
-        accepted = played.accepted[chunk]
-        rows = np.flatnonzero((emitted > 0) & (allowed > 0))
+        emitted, accepted = played.emitted[chunk], played.accepted[chunk]
+        # Not what was counted as drafted, which a policy may count by what was accepted.
+        lengths = played.draft.lengths[chunk]
+        rows = np.flatnonzero((emitted > 0) & (lengths > 0))
         if not len(rows):
             return
         vocab = p.shape[2]
@@ -248,7 +249,7 @@ class Evidence:
             if n and self._verification == "block":
                 joint = self._joint(joint, played, chunk, start, n - 1, p, q)
             for rejected in (True, False):
-                these = rows[(accepted[rows] == n) & ((accepted[rows] < allowed[rows]) == rejected)]
+                these = rows[(accepted[rows] == n) & ((accepted[rows] < lengths[rows]) == rejected)]
                 if not len(these):
                     continue
                 at = start[these] + n

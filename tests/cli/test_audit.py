@@ -32,7 +32,7 @@ def test_an_audit_for_people(capsys, model):
     for text in (
         "method prompt_lookup, verification token",
         "check verdict looked at",
-        "greedy: plain tokens PASS 3 texts of 4 tokens",
+        "greedy: plain tokens PASS 3 texts, 12 tokens",
         "sampled: follow p PASS",
         "PASS: nothing is lost.",
     ):
