@@ -245,6 +245,16 @@ class SpeculativeConfig:
                     f"{name} is {value!r} but method is {self.method!r}; use method {known}, or "
                     f"leave {name} out."
                 )
+        if self.retune_confidence and self.lookahead != "confidence":
+            raise ConfigError(
+                f"retune_confidence is set but lookahead is {self.lookahead!r}; use lookahead "
+                "'confidence', or leave retune_confidence out."
+            )
+        if self.retune_confidence and self.method == "universal_text":
+            raise ConfigError(
+                "retune_confidence learns from drafted tokens that were kept, but method "
+                "'universal_text' drafts in other tokens than are verified; leave it out."
+            )
         if self.num_drafts > 1:
             if self.method not in SEVERAL_DRAFTS:
                 raise ConfigError(

@@ -162,6 +162,19 @@ CONTRADICTIONS = [
         {"method": "early_exit", "scoring": "stairs"},
         ["scoring 'stairs'", "'early_exit'", "use scoring 'block'"],
     ),
+    (
+        {"method": "early_exit", "retune_confidence": True},
+        ["lookahead is 'constant'", "use lookahead 'confidence'"],
+    ),
+    (
+        {
+            "method": "universal_text",
+            "draft": "d",
+            "lookahead": "confidence",
+            "retune_confidence": True,
+        },
+        ["'universal_text'", "leave it out"],
+    ),
 ]
 
 

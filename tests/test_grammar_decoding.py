@@ -18,6 +18,7 @@ from spec_jax.grammar import Grammar
 from spec_jax.testing import tiny_model
 from tests.grammars import random_grammars
 from tests.harness import completions, finish, request
+from tests.often import often
 from tests.test_grammar import COMPILER, ENDS, ROWS, TOKENIZER
 
 TARGET = tiny_model(0, vocab_size=ROWS, embed_size=16, num_layers=1)
@@ -82,7 +83,7 @@ def is_viable(sampling: SamplingParams, generated: list[int]) -> bool:
     return grammar.error is None and bool(grammar.masks(()).any())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, [*METHODS][:1]))
 def test_random_grammars_are_never_violated(method):
     grammars = random_grammars(BATCH, seed=METHODS.index(method))
     wrong, whole, kept = violations(method, grammars)

@@ -9,6 +9,7 @@ import pytest
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.errors import ConfigError, RequestError, VocabularyMismatchError
 from tests.checkpoints import tiny
+from tests.often import often
 
 PROMPTS = ["the thin thing in the", "a", "grüße \U0001f980 and then the end of the the the"]
 METHODS = ("none", "prompt_lookup", "draft_model")
@@ -51,7 +52,7 @@ def llm_of(directories, plain):
     return llm
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
 def test_outputs_say_what_was_decoded(plain, llm_of, method):
     expected = [plain.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
     outputs = llm_of(method).generate(PROMPTS, GREEDY)

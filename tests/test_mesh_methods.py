@@ -4,6 +4,7 @@ import pytest
 
 from spec_jax import LLM, Layout, SamplingParams, SpeculativeConfig
 from spec_jax.sharding import Rule
+from tests.often import often
 from tests.pairs import write_model
 from tests.vocabularies import vocabulary
 
@@ -47,20 +48,16 @@ def config(method: str, directories, **options) -> SpeculativeConfig:
 REGEX = {"regex": "[a-c]{3,9}( [0-9]{2}){2}"}
 CASES = [
     ("universal_vocabulary", {}, {}, "tensor"),
-    pytest.param(
-        "universal_vocabulary", {"lookahead": "heuristic"}, {}, "data", marks=pytest.mark.slow
-    ),
-    pytest.param("universal_text", {}, {}, "tensor", marks=pytest.mark.slow),
-    pytest.param(
-        "universal_text", {"lookahead": "confidence"}, REGEX, "data", marks=pytest.mark.slow
-    ),
-    pytest.param("early_exit", {"early_exit_layers": 1}, {}, "tensor", marks=pytest.mark.slow),
-    pytest.param("prompt_lookup", {"lookahead": "heuristic"}, {}, "tensor", marks=pytest.mark.slow),
+    ("universal_vocabulary", {"lookahead": "heuristic"}, {}, "data"),
+    ("universal_text", {}, {}, "tensor"),
+    ("universal_text", {"lookahead": "confidence"}, REGEX, "data"),
+    ("early_exit", {"early_exit_layers": 1}, {}, "tensor"),
+    ("prompt_lookup", {"lookahead": "heuristic"}, {}, "tensor"),
     ("prompt_lookup", {}, REGEX, "tensor"),
 ]
 
 
-@pytest.mark.parametrize(("method", "options", "grammar", "layout"), CASES)
+@pytest.mark.parametrize(("method", "options", "grammar", "layout"), often(CASES, CASES[:1]))
 def test_the_text_is_one_devices(directories, method, options, grammar, layout):
     target = "deep" if method == "early_exit" else "target"
     chosen = config(method, directories, **options)

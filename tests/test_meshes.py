@@ -77,7 +77,7 @@ def score(model: Model, tokens):
     )
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", often(MESHES, [*MESHES][1::2]))
 def test_logits_are_those_of_one_device(mesh):
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (4, 5)), jnp.int32)
     for plain, spread in zip((TARGET, DRAFT), placed(mesh), strict=True):
@@ -120,7 +120,7 @@ ALONE = functools.cache(functools.partial(decode, target=TARGET, draft=DRAFT))
 ONCE = [*zip(MESHES, METHODS, strict=True)]
 
 
-@pytest.mark.parametrize(("mesh", "how"), often(ONCE, ONCE[1::2]))
+@pytest.mark.parametrize(("mesh", "how"), often(ONCE, ONCE[3::2]))
 def test_tokens_are_those_of_one_device(mesh, how):
     """Every mesh and every way of decoding once."""
     target, draft = placed(mesh)
@@ -153,7 +153,7 @@ def decode_on(mesh: tuple, rules: tuple):
     return completions(finish(engine.start(requests)), requests)
 
 
-SOME_FILES = ("cpu-2x2", "gpu-8", "gpu-2x8", "tpu-v5e-16")
+SOME_FILES = ("cpu-2x2", "gpu-2x8")
 
 
 @pytest.mark.parametrize("name", often([file.stem for file in FILES], SOME_FILES))

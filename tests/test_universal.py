@@ -120,7 +120,7 @@ def test_greedy_text_is_plain_decodings(
     assert sum(each.accepted_tokens for each in metrics) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["universal_text"]))
 def test_special_tokens_and_what_ends_a_request(plain, drafted, method):
     """Chat markers in the prompt; the end token, a stop string and max_tokens in one batch."""
     target, llm = plain("byte level"), drafted(method)
@@ -141,7 +141,7 @@ def test_special_tokens_and_what_ends_a_request(plain, drafted, method):
         assert output.token_ids == other.token_ids and output.text == other.text
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["universal_text"]))
 def test_a_sampled_request_depends_on_its_seed_and_on_no_neighbour(drafted, method):
     llm = drafted(method)
     warm = [dataclasses.replace(GREEDY, temperature=0.9, seed=seed) for seed in (5, 5, 6)]

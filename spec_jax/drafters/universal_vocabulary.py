@@ -4,6 +4,8 @@ Timor et al. 2025 (arXiv 2502.05202, algorithm 4): the drafter draws from its di
 tokens that both vocabularies have, renormalised, so that the rule of p and q holds as it is.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -96,7 +98,7 @@ class UniversalVocabulary:
             columns=self.to_drafter,
             own_ids=self.to_drafter,
         )
-        draft = Draft(draft.tokens, draft.probs, jnp.where(state.full, 0, draft.lengths))
+        draft = dataclasses.replace(draft, lengths=jnp.where(state.full, 0, draft.lengths))
         return draft, OwnText(state.tokens, lengths, state.full, cache)
 
     def commit(self, state: OwnText, committed: Committed) -> OwnText:

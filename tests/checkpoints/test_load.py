@@ -223,6 +223,7 @@ assert "torch" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.weights
 def test_demo_model(demo_recipe):
     checkpoint = checkpoints.load(demo_recipe)

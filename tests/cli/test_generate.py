@@ -93,6 +93,7 @@ SPECULATION = {
 }
 
 
+@pytest.mark.slow
 def test_every_method_gives_the_same_greedy_text(capsys, model):
     results = {}
     for method, flags in SPECULATION.items():

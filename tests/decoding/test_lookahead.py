@@ -287,3 +287,14 @@ def test_a_row_near_its_end_does_not_draft_past_it(forced_engine):
     # Each round emits its drafted tokens and one more.
     assert (counters.drafted + counters.rounds).tolist() == sizes
     assert counters.rounds.tolist() == [1, 1, 1, 10]
+
+
+@pytest.mark.parametrize("method", ["other", "universal_vocabulary"])
+def test_a_drafter_says_how_confident_it_was(method):
+    policy = Confidence(4, start=0.0, retune=True)
+    engine = make_engine(method, TARGET, DRAFT, policy=policy)
+    params = SamplingParams(max_tokens=12, temperature=1.0)
+    batch = finish(engine.start([request([1, 2, 3], params)]))
+    seen = batch.state.lookahead
+    assert seen.accepted.sum() == batch.state.counters.accepted.sum()
+    assert seen.refused.sum() > 0

@@ -54,6 +54,7 @@ def test_few_audits_of_a_lossless_method_fail():
     assert (np.array(p_values) < 0.001).mean() < 0.005
 
 
+@pytest.mark.slow
 def test_with_greedy_verification_only_greedy_checks_are_made():
     report = audit(engine(verification="greedy"), PROMPTS, max_tokens=8)
     assert report.passed and report.tests == 0
