@@ -126,15 +126,9 @@ class Greedy:
                 dataclasses.replace(each, bad_words=[*each.bad_words, *_word(text, turn)])
                 for each, text in zip(requests, self._plainly(requests), strict=True)
             ]
-        # The stop token comes as soon as it may.
-        lasts = [_last_new(text) for text in self._plainly(requests)]
         return [
-            dataclasses.replace(
-                each,
-                stop_token_ids=(token,),
-                sampling=dataclasses.replace(params, min_tokens=place),
-            )
-            for each, (place, token) in zip(requests, lasts, strict=True)
+            _stopped(each, text)
+            for each, text in zip(requests, self._plainly(requests), strict=True)
         ]
 
     def _plainly(self, requests: list[Request]) -> list[list[int]]:
@@ -302,11 +296,17 @@ def _word(text: list[int], turn: int) -> list[list[int]]:
     return [text[first : first + size]] if first + size <= len(text) else []
 
 
-def _last_new(text: list[int]) -> tuple[int, int]:
-    """The last place of a text at which a token stands for the first time, and the token."""
-    firsts = {token: place for place, token in reversed([*enumerate(text)])}
-    token = max(firsts, key=lambda each: firsts[each])
-    return firsts[token], token
+def _stopped(asked: Request, text: list[int]) -> Request:
+    """The request with a stop token that `min_tokens` forbids right up to where its text says it.
+
+    It is the last token that stands there for the first time; an empty text has none.
+    """
+    firsts = {token: text.index(token) for token in text}
+    if not firsts:
+        return asked
+    token, place = max(firsts.items(), key=lambda each: each[1])
+    sampling = dataclasses.replace(asked.sampling, min_tokens=place)
+    return dataclasses.replace(asked, stop_token_ids=(token,), sampling=sampling)
 
 
 def _scores(logits: np.ndarray, asked: Request, generated: list[int]) -> np.ndarray:
