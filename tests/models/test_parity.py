@@ -98,6 +98,11 @@ def test_prompt_and_steps(name, tmp_path):
     assert_parity(model, reference, rows, lengths=(5, 9, 1))
 
 
+@jax.jit
+def score(model, tokens, cache):
+    return model.score(tokens, cache)
+
+
 def assert_parity(
     model: Model, reference: Callable, rows: np.ndarray, *, lengths: tuple[int, ...]
 ) -> None:
@@ -106,8 +111,6 @@ def assert_parity(
     with torch.no_grad():
         expected = reference(torch.tensor(rows)).logits.numpy()
     assert expected.std() > 0.5, "the comparison means little with logits this small"
-    score = jax.jit(lambda model, tokens, cache: model.score(tokens, cache))
-
     logits, _ = score(model, jnp.asarray(rows, jnp.int32), model.new_cache(len(lengths), total))
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
 
@@ -132,7 +135,7 @@ def test_demo_model(demo_recipe):
     checkpoint = checkpoints.load(demo_recipe)
     rows = np.array([checkpoint.tokenizer.encode(text)[:20] for text in COPY_PROMPTS[:3]])
     model, tokens = checkpoint.model, jnp.asarray(rows, jnp.int32)
-    ours = np.asarray(model.score(tokens, model.new_cache(*rows.shape))[0])
+    ours = np.asarray(score(model, tokens, model.new_cache(*rows.shape))[0])
     with torch.no_grad():
         theirs = reference(torch.tensor(rows)).logits.numpy()
     # This model's residual stream reaches 25,000, so that rounding it alone moves logits by up to
