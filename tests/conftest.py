@@ -29,6 +29,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # Shapes and types in annotations are checked at every call.
 install_import_hook("spec_jax", "beartype.beartype")
 
+from spec_jax import programs
+from tests import quick
+
+programs.compiler_options = quick.compiler_options
+
 # The same examples in every run: a failure is then the change's own. Compiling takes longer than
 # any deadline.
 settings.register_profile(

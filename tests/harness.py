@@ -20,6 +20,7 @@ from spec_jax.engine import Engine, Request
 from spec_jax.methods import Drafting
 from spec_jax.suffix_index import SuffixIndex
 from spec_jax.testing import tiny_model
+from tests import quick
 
 TARGET, DRAFT = tiny_model(0), tiny_model(1)
 
@@ -114,16 +115,14 @@ def make_engine(
     verification="token",
     scoring="block",
     max_len=512,
-    quick=True,
+    optimized=False,
 ):
-    """An engine of one of `DRAFTINGS`; `quick` compiles in half the time what runs slower."""
+    """An engine of one of `DRAFTINGS`; `optimized` compiles it as users' programs are."""
     method, _, varying = method.partition(", ")
     policy = policy or (Heuristic(lookahead, start=2) if varying else Constant(lookahead))
     drafting = DRAFTINGS[method](target, draft, lookahead)
-    options = programs.compiler_options(target)
-    if quick:
-        options = {**(options or {}), "xla_backend_optimization_level": 0}
-    with mock.patch.object(programs, "compiler_options", lambda _: options):
+    options = quick.OPTIMIZED if optimized else quick.compiler_options
+    with mock.patch.object(programs, "compiler_options", options):
         return Engine(
             target,
             drafting.drafter,

@@ -16,7 +16,7 @@ IN_PLACE = [*METHODS, "other, varying"]
 @pytest.mark.parametrize("method", often(IN_PLACE, ["early_exit", "other, varying"]))
 def test_caches_are_updated_in_place(method):
     """In a long context the caches are all that counts: copies of them would show."""
-    engine = make_engine(method, DEEP, DEEP, lookahead=2, max_len=8192, quick=False)
+    engine = make_engine(method, DEEP, DEEP, lookahead=2, max_len=8192, optimized=True)
     batch = engine.start([request([1, 2, 3], SamplingParams(max_tokens=4000), max_len=4003)])
     one = batch.state.cache.keys[0].nbytes
     batch.advance(1)
