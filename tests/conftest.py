@@ -30,9 +30,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 install_import_hook("spec_jax", "beartype.beartype")
 
 from spec_jax import programs
+from spec_jax.planning import compiled
 from tests import quick
 
 programs.compiler_options = quick.compiler_options
+compiled.compiler_options = quick.OPTIMIZED  # what is planned is what users run
 
 # The same examples in every run: a failure is then the change's own. Compiling takes longer than
 # any deadline.
