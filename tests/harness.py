@@ -1,13 +1,11 @@
 """Runs tiny models through the engine, as `LLM` does but without text."""
 
 import functools
-from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from spec_jax import programs
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.lookahead import Constant, Heuristic
 from spec_jax.drafters.draft_model import DraftModel
@@ -20,7 +18,6 @@ from spec_jax.engine import Engine, Request
 from spec_jax.methods import Drafting
 from spec_jax.suffix_index import SuffixIndex
 from spec_jax.testing import tiny_model
-from tests import quick
 
 TARGET, DRAFT = tiny_model(0), tiny_model(1)
 
@@ -115,24 +112,21 @@ def make_engine(
     verification="token",
     scoring="block",
     max_len=512,
-    optimized=False,
 ):
-    """An engine of one of `DRAFTINGS`; `optimized` compiles it as users' programs are."""
+    """An engine of one of `DRAFTINGS`."""
     method, _, varying = method.partition(", ")
     policy = policy or (Heuristic(lookahead, start=2) if varying else Constant(lookahead))
     drafting = DRAFTINGS[method](target, draft, lookahead)
-    options = quick.OPTIMIZED if optimized else quick.compiler_options
-    with mock.patch.object(programs, "compiler_options", options):
-        return Engine(
-            target,
-            drafting.drafter,
-            policy,
-            verification,
-            scoring=scoring,
-            max_model_len=max_len,
-            inputs=drafting.inputs,
-            host=drafting.host,
-        )
+    return Engine(
+        target,
+        drafting.drafter,
+        policy,
+        verification,
+        scoring=scoring,
+        max_model_len=max_len,
+        inputs=drafting.inputs,
+        host=drafting.host,
+    )
 
 
 def request(prompt, params=None, *, stop_token_ids=(), bad_words=(), max_len=512, seed=0):
