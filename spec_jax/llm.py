@@ -229,7 +229,14 @@ class LLM:
                     self._learn(row.request, row.token_ids)
 
     def _row(self, index: int, prompt: Prompt, sampling: SamplingParams) -> Row:
-        """Checks one request and turns it into token ids."""
+        text = prompt if isinstance(prompt, str) else None
+        return Row(index, text, self.request(prompt, sampling, index), self.tokenizer.stream())
+
+    def request(self, prompt: Prompt, sampling: SamplingParams, index: int = 0) -> Request:
+        """Checks a prompt and its parameters, and turns them into what `Engine.start` takes.
+
+        `index` is what messages call it by; errors are those of `generate`.
+        """
         if self.speculative_config.verification == "greedy" and sampling.temperature > 0:
             raise ConfigError(
                 f"verification 'greedy' is exact at temperature 0 only, but prompt {index} asks "
@@ -256,7 +263,7 @@ class LLM:
             self._unseeded_requests += 1
         eos = () if sampling.ignore_eos else self.eos_token_ids
         stop_token_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
-        request = Request(
+        return Request(
             prompt_token_ids=ids,
             sampling=sampling,
             key=key,
@@ -265,8 +272,6 @@ class LLM:
             bad_words=self._bad_words(sampling),
             grammar=self._grammars.compile(sampling, stop_token_ids),
         )
-        text = prompt if isinstance(prompt, str) else None
-        return Row(index, text, request, self.tokenizer.stream())
 
     def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
         """The token sequences that `bad_words` means."""

@@ -2,12 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.pytree import pytree
+
+T = TypeVar("T")
 
 
 @pytree
@@ -122,13 +125,30 @@ def prefill(
       cache: an empty cache.
       block: tokens per call of `extend`; static.
     """
+
+    def read(start: Array, piece: Array, cache: KVCache) -> KVCache:
+        return extend(piece, cache.with_lengths(jnp.full_like(lengths, start)))
+
+    return by_blocks(read, tokens, lengths, cache, block).with_lengths(jnp.maximum(lengths - 1, 0))
+
+
+def by_blocks(
+    read: Callable[[Array, Int[Array, "batch block"], T], T],
+    tokens: Int[Array, "batch length"],
+    lengths: Int[Array, " batch"],
+    carry: T,
+    block: int,
+) -> T:
+    """`read(start, tokens, carry)` for each block of prompts until all but their last are read.
+
+    Arguments as for `prefill`.
+    """
     if tokens.shape[1] % block:
         raise ValueError(f"block {block} does not divide the padded length {tokens.shape[1]}")
-    read = jnp.maximum(lengths - 1, 0)
 
-    def read_block(i: Array, cache: KVCache) -> KVCache:
+    def read_block(i: Array, carry: T) -> T:
         piece = jax.lax.dynamic_slice_in_dim(tokens, i * block, block, axis=1)
-        return extend(piece, cache.with_lengths(jnp.full_like(lengths, i * block)))
+        return read(i * block, piece, carry)
 
-    blocks = (read.max() + block - 1) // block
-    return jax.lax.fori_loop(0, blocks, read_block, cache).with_lengths(read)
+    blocks = (jnp.maximum(lengths - 1, 0).max() + block - 1) // block
+    return jax.lax.fori_loop(0, blocks, read_block, carry)

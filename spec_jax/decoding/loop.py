@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from spec_jax.decoding.cache import KVCache, prefill
+from spec_jax.decoding.cache import KVCache, by_blocks, prefill
 from spec_jax.decoding.control import at_width
 from spec_jax.decoding.lookahead import Lookahead, Outcome, scoring_widths
 from spec_jax.decoding.processors import BatchSampling
@@ -15,7 +15,7 @@ from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, StateReader
 from spec_jax.models.model import Model
 
 
@@ -38,8 +38,13 @@ def start(
     is padded. `block` (static) is the width that prompts are read in; it divides the capacity.
     `inputs` is what the drafter's host side has to say about the requests.
     """
-    batch, capacity = tokens.shape
-    cache = prefill(target.extend, tokens, lengths, target.new_cache(batch, capacity), block)
+    cache, states = target.new_cache(*tokens.shape), None
+    drafter_state = drafter.init(tokens, lengths, block, inputs)
+    if isinstance(drafter, StateReader):
+        cache, states = _prefill_with_states(target, tokens, lengths, cache, block)
+        drafter_state = drafter.read_prompts(drafter_state, tokens, lengths, states, block)
+    else:
+        cache = prefill(target.extend, tokens, lengths, cache, block)
     return DecodeState(
         tokens=tokens,
         lengths=lengths,
@@ -49,10 +54,32 @@ def start(
         finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
         keys=keys,
         cache=cache,
-        drafter=drafter.init(tokens, lengths, block, inputs),
-        lookahead=lookahead.init(batch),
-        counters=Counters.zeros(batch, drafter.lookahead),
+        drafter=drafter_state,
+        lookahead=lookahead.init(len(tokens)),
+        counters=Counters.zeros(len(tokens), drafter.lookahead),
+        states=states,
     )
+
+
+def _prefill_with_states(
+    target: Model,
+    tokens: Int[Array, "batch length"],
+    lengths: Int[Array, " batch"],
+    cache: KVCache,
+    block: int,
+) -> tuple[KVCache, Float[Array, "batch length embed"]]:
+    """`prefill`, and what the target's last block gives out at the tokens."""
+
+    def read(at: Array, piece: Array, carry: tuple[KVCache, Array]) -> tuple[KVCache, Array]:
+        cache, states = carry
+        cache = cache.with_lengths(jnp.full_like(lengths, at))
+        found, cache = target.begin(piece, cache, target.config.num_layers)
+        found = found.astype(states.dtype)
+        return cache, jax.lax.dynamic_update_slice_in_dim(states, found, at, axis=1)
+
+    carry = (cache, target.new_states(*tokens.shape))
+    cache, states = by_blocks(read, tokens, lengths, carry, block)
+    return cache.with_lengths(jnp.maximum(lengths - 1, 0)), states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,12 +146,27 @@ def finish_round(
     def finish(width: int, state: DecodeState) -> DecodeState:
         short = draft.first(width)
         only = None if allowed is None else allowed[:, : 1 + width * draft.drafts]
-        p, cache = score(target, state, short, sampling, strategy.scoring, only)
+        p, states, cache = score(target, state, short, sampling, strategy.scoring, only)
+        if state.states is not None and states is not None:
+            state = dataclasses.replace(state, states=_note(state.states, states, state.lengths))
         verdict = verify(strategy.verification, p, short, _round_keys(state)[1], sampling.random)
         return commit(state, short, verdict, drafter, strategy.lookahead, cache)
 
     widths = scoring_widths(strategy.lookahead, drafter.steady)
     return at_width(widths, draft.lengths.max(), finish, state)
+
+
+def _note(
+    known: Float[Array, "batch length embed"],
+    found: Float[Array, "batch places embed"],
+    lengths: Int[Array, " batch"],
+) -> Float[Array, "batch length embed"]:
+    """The states with those of the last known token and the draft, which count if it is kept."""
+
+    def write(row: Array, new: Array, at: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
+
+    return jax.vmap(write)(known, found.astype(known.dtype), lengths - 1)
 
 
 def limits(
@@ -155,6 +197,7 @@ def propose(
         limits=allowed if lookahead.varies else None,
         threshold=threshold,
         cache=state.cache,
+        states=state.states,
     )
     draft, drafter_state = drafter.propose(state.drafter, context)
     draft = dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, allowed))

@@ -27,11 +27,12 @@ def score(
     sampling: BatchSampling,
     scoring: str = "block",
     allowed: UInt32[Array, "batch places words"] | None = None,
-) -> tuple[Float[Array, "batch places vocab"], KVCache]:
+) -> tuple[Float[Array, "batch places vocab"], Float[Array, "batch places embed"] | None, KVCache]:
     """The target's distributions p after each row's known tokens and after each draft token.
 
-    The processors at a place see the draft tokens before it, along its own draft. The returned
-    cache holds the entries of the last known token and of the draft, none of them counted yet.
+    The processors at a place see the draft tokens before it, along its own draft. Beside p come
+    what the target's last block gave out there, None after an early exit, and the cache, which
+    holds the entries of the last known token and of the draft, none of them counted yet.
 
     `scoring` (static) says how the target is called: `block` once over all tokens side by side;
     `stairs` once over a batch of K + 1 prefixes of the draft, each as long as itself, which share
@@ -41,19 +42,21 @@ def score(
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
     if draft.begun is not None:
+        states = None
         logits, cache = target.resume(draft.begun.hidden, state.cache, draft.begun.layers)
     elif scoring == "stairs":
-        logits, cache = _stairs(target, tokens, state.cache)
+        logits, states, cache = _stairs(target, tokens, state.cache)
     elif draft.drafts > 1:
         places = tree_places(state.cache, draft.lookahead, draft.drafts)
-        logits, cache = target.score(tokens, state.cache, places)
+        logits, states, cache = target.score_and_states(tokens, state.cache, places)
     else:
-        logits, cache = target.score(tokens, state.cache)
+        logits, states, cache = target.score_and_states(tokens, state.cache)
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
     before = None
     if draft.drafts > 1:
         before = drafted_before(draft.lookahead, draft.drafts)
-    return probabilities(logits, sampling, history, draft.tokens, before, allowed), cache
+    p = probabilities(logits, sampling, history, draft.tokens, before, allowed)
+    return p, states, cache
 
 
 def drafted_before(steps: int, drafts: int) -> Bool[np.ndarray, "places drafted"]:
@@ -96,8 +99,8 @@ def _among_themselves(
 
 def _stairs(
     target: Model, tokens: Int[Array, "batch places"], cache: KVCache
-) -> tuple[Float[Array, "batch places vocab"], KVCache]:
-    """Scores each prefix of the tokens by itself; logits after its last token."""
+) -> tuple[Float[Array, "batch places vocab"], Float[Array, "batch places embed"], KVCache]:
+    """Scores each prefix of the tokens by itself; logits and states after its last token."""
     count = tokens.shape[1]
     # The whole draft comes first, so that its entries stand where the text goes on.
     sizes = range(count, 0, -1)
@@ -105,7 +108,5 @@ def _stairs(
     depths = np.concatenate([np.arange(size) for size in sizes])
     seen = (prefix[:, None] == prefix[None]) & (depths[None] <= depths[:, None])
     ends = np.cumsum(list(sizes))[::-1] - 1
-    logits, cache = target.score(
-        tokens[:, depths], cache, _among_themselves(cache, depths, seen), ends.tolist()
-    )
-    return logits, cache
+    places = _among_themselves(cache, depths, seen)
+    return target.score_and_states(tokens[:, depths], cache, places, ends.tolist())

@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from spec_jax.decoding.cache import KVCache
 from spec_jax.pytree import pytree
@@ -50,6 +50,8 @@ class DecodeState:
       drafter: the drafter's state.
       lookahead: the lookahead policy's state.
       counters: what the rounds did.
+      states: what the target's last block gave out at each token but the last, for drafters that
+        read it; otherwise None.
     """
 
     tokens: Int[Array, "batch length"]
@@ -63,3 +65,4 @@ class DecodeState:
     drafter: Any
     lookahead: Any
     counters: Counters
+    states: Float[Array, "batch length embed"] | None = None

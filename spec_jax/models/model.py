@@ -145,6 +145,12 @@ class Model:
         _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache, self.placement)
         return cache
 
+    def new_states(self, batch: int, capacity: int) -> Float[Array, "batch capacity embed"]:
+        """Room for the last block's output at each token, for drafters that read it."""
+        dtype = jnp.float32 if self.platform == "cpu" else self.dtype  # as in `new_cache`
+        states = jnp.zeros((batch, capacity, self.config.embed_size), dtype)
+        return self.placement.pin(states, "batch", "length", "embed") if self.placement else states
+
     def score(
         self,
         tokens: Int[Array, "batch tokens"],
@@ -153,6 +159,20 @@ class Model:
         at: Sequence[int] | None = None,
     ) -> tuple[Float[Array, "batch scored vocab"], KVCache]:
         """Float32 logits after the new tokens, and the cache with their entries.
+
+        Arguments as for `score_and_states`.
+        """
+        logits, _, cache = self.score_and_states(tokens, cache, places, at)
+        return logits, cache
+
+    def score_and_states(
+        self,
+        tokens: Int[Array, "batch tokens"],
+        cache: KVCache,
+        places: Places | None = None,
+        at: Sequence[int] | None = None,
+    ) -> tuple[Float[Array, "batch scored vocab"], Float[Array, "batch scored embed"], KVCache]:
+        """Float32 logits after the new tokens, what the last block gave out, and the cache.
 
         A single bfloat16 row is scored beside a throw-away token: XLA:CPU has no one-row
         bfloat16 product, and widens every weight to float32 for it.
@@ -165,11 +185,13 @@ class Model:
         """
         module = nnx.merge(self.graphdef, self.params)
         one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
-        if one_row and self.platform == "cpu" and places is None:
-            hidden, cache = module(jnp.pad(tokens, ((0, 0), (0, 1))), cache, self.placement)
-            return self._logits(module, hidden)[:, :1], cache
-        hidden, cache = module(tokens, cache, self.placement, places)
-        return self._logits(module, hidden if at is None else hidden[:, np.array(at)]), cache
+        alone = one_row and self.platform == "cpu" and places is None
+        if alone:
+            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
+        x, cache = module.run(module.read(tokens), cache, self.placement, places)
+        x = x if at is None else x[:, np.array(at)]
+        logits = self._logits(module, module.final_norm(x))
+        return (logits[:, :1], x[:, :1], cache) if alone else (logits, x, cache)
 
     def with_outputs(self, ids: Sequence[int]) -> "Model":
         """The same model with a smaller head: its output j is the logit of token `ids[j]`.

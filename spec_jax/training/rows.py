@@ -25,7 +25,7 @@ class Rows:
       tokens: token ids, left-aligned.
       begins: the first token of each row that was not given: the first that is learnt.
       lengths: tokens of each row.
-      states: bfloat16; what the target's last layer gave out at each token.
+      states: bfloat16; what the target's last layer gave out at each token but the last.
       normalisers: log of the sum of the exponentials of the logits that follow from `states`.
     """
 

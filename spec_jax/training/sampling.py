@@ -1,17 +1,22 @@
 """Makes rows of training data: the target answers, and is asked what else it might have said."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from spec_jax import distributed
 from spec_jax.config import SamplingParams
+from spec_jax.decoding.lookahead import Constant
+from spec_jax.drafters.none import NoDraft
+from spec_jax.engine import Engine, Request
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
+from spec_jax.pytree import pytree
 from spec_jax.training.examples import Example, prefix_of_questions
 from spec_jax.training.rows import Rows
 
@@ -30,6 +35,9 @@ class Sampler:
 
     def __init__(self, llm: LLM, length: int):
         self.llm, self.length = llm, length
+        self._engine = Engine(
+            llm.engine.target, Recorder(), Constant(0), max_model_len=llm.max_model_len
+        )
 
     def questions(self, count: int, seed: int) -> list[str]:
         """What a user might ask, as the target invents it at temperature 1; at most `count`.
@@ -53,39 +61,62 @@ class Sampler:
           examples: what rows begin with, or all of what they are.
           params: how the target is sampled for each; its tokens end with the row.
         """
-        asked = [i for i, each in enumerate(examples) if each.text is None]
-        outputs = self.llm.generate([examples[i].prompt for i in asked], [params[i] for i in asked])
-        said = {i: output.token_ids for i, output in zip(asked, outputs, strict=True)}
-        tokens = np.zeros((len(examples), self.length), np.int32)
-        begins = np.zeros((len(examples),), np.int32)
-        lengths = np.zeros((len(examples),), np.int32)
-        for i, example in enumerate(examples):
-            text = example.text if example.text is not None else said[i]
-            ids = [*example.prompt, *text][: self.length]
-            tokens[i, : len(ids)] = ids
-            begins[i], lengths[i] = min(len(example.prompt), len(ids)), len(ids)
-        states, normalisers = self._read(tokens)
+        requests = [
+            self._request(each, sampling) for each, sampling in zip(examples, params, strict=True)
+        ]
+        prompts = [request.prompt_token_ids for request in requests]
+        distributed.agree({"its training data": prompts})
+        size = self.llm.max_num_seqs
+        parts = [self._rows(requests[i : i + size]) for i in range(0, len(requests), size)]
+        tokens, lengths, states, normalisers = map(np.concatenate, zip(*parts, strict=True))
+        begins = np.array([min(len(each.prompt), self.length) for each in examples], np.int32)
         return Rows(tokens, begins, lengths, states, normalisers)
 
-    def _read(self, tokens: Int[np.ndarray, "rows length"]) -> tuple[np.ndarray, np.ndarray]:
-        compiler, target = self.llm.engine.compiler, self.llm.engine.target
-        rows, length = tokens.shape
-        ways = 1 if target.placement is None else target.placement.ways("batch")
-        padded = np.pad(tokens, ((0, -rows % ways), (0, -length % CHUNK)))
-        device_tokens = compiler.put(padded)
-        read = compiler.program(
-            ("the reading of rows", padded.shape), _states, (target, device_tokens)
+    def _request(self, example: Example, sampling: SamplingParams) -> Request:
+        if example.text is None:
+            return self.llm.request(example.prompt, sampling)
+        # A text is a prompt after which nothing is wanted.
+        ids = (*example.prompt, *example.text)[: self.length]
+        return dataclasses.replace(self.llm.request(ids, sampling), max_length=len(ids))
+
+    def _rows(self, requests: Sequence[Request]) -> tuple[np.ndarray, ...]:
+        """Tokens, lengths, states and normalisers of as many rows as are sampled at once."""
+        batch = self._engine.start(requests)
+        while batch.running:
+            batch.advance(self.length)
+        count, length = len(requests), self.length
+        compiler, target, states = self._engine.compiler, self._engine.target, batch.state.states
+        assert states is not None  # which the recorder asks for
+        program = compiler.program(
+            ("the normalisers of rows", states.shape), _normalisers, (target, states)
         )
-        states, normalisers = distributed.to_host(read(target, device_tokens))
-        kept = slice(0, rows), slice(0, length)
-        return np.asarray(states[kept]).view(ml_dtypes.bfloat16), np.asarray(normalisers[kept])
+        states, normalisers = distributed.to_host(program(target, states))
+        tokens, lengths = batch.view.tokens[:count, :length].copy(), batch.view.lengths[:count]
+        places = np.arange(length)[None] - lengths[:, None]
+        known, scored = places < 0, places < -1  # nothing follows the last token
+        states = np.where(scored[..., None], np.asarray(states[:count, :length], np.float32), 0.0)
+        return (
+            np.where(known, tokens, 0),
+            lengths.astype(np.int32),
+            states.astype(ml_dtypes.bfloat16),
+            np.where(scored, normalisers[:count, :length], 0.0),
+        )
 
 
-def _states(
-    target: Model, tokens: Int[Array, "rows length"]
+@pytree
+class Recorder(NoDraft):
+    """Plain decoding that keeps the target's states."""
+
+    def read_prompts(
+        self, state: None, tokens: Array, lengths: Array, states: Array, block: int
+    ) -> None:
+        """No state: the loop keeps them."""
+
+
+def _normalisers(
+    target: Model, states: Float[Array, "rows length embed"]
 ) -> tuple[Float[Array, "rows length embed"], Float[Array, "rows length"]]:
-    """The last layer's states, rounded, and the normalisers of the logits that follow from them."""
-    states, _ = target.begin(tokens, target.new_cache(*tokens.shape), target.config.num_layers)
+    """The states, rounded, and the normalisers of the logits that follow from them."""
     states = states.astype(jnp.bfloat16)
     rows, length, embed = states.shape
     # By pieces, since the logits of all tokens would not fit.
@@ -94,5 +125,4 @@ def _states(
     def normaliser(piece: Array) -> Array:
         return jax.nn.logsumexp(target.exit(piece.astype(jnp.float32)), axis=-1)
 
-    normalisers = jax.lax.map(normaliser, pieces).swapaxes(0, 1).reshape(rows, length)
-    return states, normalisers
+    return states, jax.lax.map(normaliser, pieces).swapaxes(0, 1).reshape(rows, length)

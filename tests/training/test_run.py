@@ -79,10 +79,10 @@ def test_the_data_is_what_the_target_says(finished, llm):
     )
     own = np.asarray(llm.engine.target.exit(states))
     normaliser = np.log(np.exp(own.astype(np.float64)).sum(-1))
-    np.testing.assert_allclose(rows.normalisers, normaliser, atol=1e-3)
-    # The states are rounded to bfloat16.
     for row in range(3):
-        end = rows.lengths[row]
+        end = rows.lengths[row] - 1
+        np.testing.assert_allclose(rows.normalisers[row, :end], normaliser[row, :end], atol=1e-3)
+        # The states are rounded to bfloat16.
         np.testing.assert_allclose(own[row, :end], logits[row, :end], atol=0.1)
     assert (rows.begins < rows.lengths).all() and (rows.lengths <= ROW).all()
 
