@@ -140,10 +140,17 @@ class Model:
             lengths=pin(cache.lengths, "batch"),
         )
 
-    def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
-        """Writes the tokens' cache entries, without logits: what a prompt needs."""
-        _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache, self.placement)
-        return cache
+    def extend(
+        self,
+        tokens: Int[Array, "batch tokens"],
+        cache: KVCache,
+        states: Float[Array, "batch tokens embed"] | None = None,
+    ) -> KVCache:
+        """Writes the tokens' cache entries, without logits: what a prompt needs.
+
+        `states` as for `score_and_states`.
+        """
+        return self.begin(tokens, cache, self.config.num_layers, states=states)[1]
 
     def new_states(self, batch: int, capacity: int) -> Float[Array, "batch capacity embed"]:
         """Room for the last block's output at each token, for drafters that read it."""
@@ -171,6 +178,7 @@ class Model:
         cache: KVCache,
         places: Places | None = None,
         at: Sequence[int] | None = None,
+        states: Float[Array, "batch tokens embed"] | None = None,
     ) -> tuple[Float[Array, "batch scored vocab"], Float[Array, "batch scored embed"], KVCache]:
         """Float32 logits after the new tokens, what the last block gave out, and the cache.
 
@@ -182,13 +190,15 @@ class Model:
           cache: entries of everything before the tokens.
           places: where the tokens stand; by default they continue the rows' texts.
           at: the tokens whose logits are wanted (static); all by default.
+          states: a target's at the tokens before, for a draft that reads them.
         """
         module = nnx.merge(self.graphdef, self.params)
         one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
         alone = one_row and self.platform == "cpu" and places is None
+        x = module.read(tokens, states)
         if alone:
-            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
-        x, cache = module.run(module.read(tokens), cache, self.placement, places)
+            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))
+        x, cache = module.run(x, cache, self.placement, places)
         x = x if at is None else x[:, np.array(at)]
         logits = self._logits(module, module.final_norm(x))
         return (logits[:, :1], x[:, :1], cache) if alone else (logits, x, cache)
@@ -208,14 +218,23 @@ class Model:
         return shape.with_weights({**self.weights, "head.weight": kept})
 
     def begin(
-        self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
+        self,
+        tokens: Int[Array, "batch tokens"],
+        cache: KVCache,
+        layers: int,
+        places: Places | None = None,
+        states: Float[Array, "batch tokens embed"] | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
-        """Runs new tokens through the first `layers` (static) blocks; writes those entries."""
+        """Runs new tokens through the first `layers` (static) blocks; writes those entries.
+
+        Other arguments as for `score_and_states`.
+        """
         module = nnx.merge(self.graphdef, self.params)
         count = tokens.shape[1]
+        x = module.read(tokens, states)
         if tokens.size == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
-            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))  # as in `score`
-        x, cache = module.run(module.read(tokens), cache, self.placement, None, 0, layers)
+            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
+        x, cache = module.run(x, cache, self.placement, places, 0, layers)
         return x[:, :count], cache
 
     def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:

@@ -42,8 +42,9 @@ def untrained_draft(
         return draft if outputs is None else draft.with_outputs(outputs.tolist())
     source = target if outputs is None else target.with_outputs(outputs.tolist())
     layers = chosen_layers(target.config, config)
+    reads_states = config.architecture == "features"
     shape = Model.abstract(
-        dataclasses.replace(source.config, num_layers=config.layers),
+        dataclasses.replace(source.config, num_layers=config.layers, reads_states=reads_states),
         dtype=target.dtype,
         placement=placement,
     )
@@ -56,6 +57,11 @@ def untrained_draft(
         for i, layer in enumerate(layers):
             if rest[0] == str(layer):
                 weights[".".join([kind, str(i), *rest[1:]])] = weight
+    # It begins as the independent draft that reads no states.
+    for name, empty in shape.weights.items():
+        if name.startswith("fusion."):
+            fill = jnp.zeros if name == "fusion.state.weight" else jnp.ones
+            weights[name] = fill(empty.shape, empty.dtype)
     draft = shape.with_weights(weights)
     return draft if placement in (None, target.placement) else draft.place(placement)
 

@@ -18,6 +18,8 @@ from spec_jax.sharding import Placement
 from spec_jax.training.config import TrainingConfig
 from spec_jax.training.data import Data, make_data
 from spec_jax.training.distil import (
+    STRIDE,
+    UNROLLED,
     Batch,
     Measures,
     Student,
@@ -199,7 +201,7 @@ class TrainingRun:
             outputs=self._outputs,
             step=step,
             acceptance={kind: entry[kind] for kind in self._data.held_out},
-            learnt_tokens=int((train.column("lengths") - train.column("begins")).sum()),
+            learnt_tokens=int(train.column("lengths").sum()),
         )
 
     def _begin(self, data: Data) -> None:
@@ -208,7 +210,8 @@ class TrainingRun:
         self._data = data
         self._outputs = _most_frequent(data.train, config, target)
         draft = untrained_draft(target, config, self._outputs, self._placement)
-        self._student = Student(draft, config.objective, config.dtype)
+        unrolling = (UNROLLED, STRIDE) if draft.config.reads_states else ()
+        self._student = Student(draft, config.objective, config.dtype, *unrolling)
         self._teacher = _teacher(target, self._outputs)
         optimizer = optimizer_of(config)
         weights = draft.weights
@@ -257,20 +260,21 @@ class TrainingRun:
                 return jnp.asarray(array)
             return placement.put(array, None, "batch", *(None,) * (array.ndim - 2))
 
-        weights = _weights(rows) * (numbers >= 0)[:, None]
+        weights = _weights(rows, files is self._data.train) * (numbers >= 0)[:, None]
         return Batch(put(rows.tokens), put(weights), put(rows.states), put(rows.normalisers))
 
     def _evaluate(self, step: int, loss: float | None = None) -> dict[str, Any]:
         """Measures acceptance on the held-out rows, notes it, and saves a checkpoint."""
         entry: dict[str, Any] = {"step": step, "loss": loss}
         size = self._config.batch_size // self._config.accumulate
+        student = dataclasses.replace(self._student, stride=1)
         for kind, files in self._data.held_out.items():
             total = _none()
             for first in range(0, len(files), size):
                 numbers = np.arange(first, first + size)
                 numbers = np.where(numbers < len(files), numbers, -1)
                 part = jax.tree.map(lambda leaf: leaf[0], self._batch(files, numbers, 1))
-                found = self._measure(self.state.weights, self._student, self._teacher, part)
+                found = self._measure(self.state.weights, student, self._teacher, part)
                 total = jax.tree.map(lambda a, b: a + float(b), total, found)
             entry[kind] = getattr(total, kind) / max(total.tokens, 1.0)
         # In this order: what is noted beyond the latest checkpoint is dropped when a run goes on.
@@ -316,11 +320,16 @@ def _none() -> Measures:
     return Measures(*(0.0 for _ in dataclasses.fields(Measures)))  # type: ignore[arg-type]
 
 
-def _weights(rows: Rows) -> np.ndarray:
-    """1 at the tokens after which a learnt one stands: float32 [rows, length]."""
-    places = np.arange(rows.tokens.shape[1])[None]
-    learnt = (places + 1 >= rows.begins[:, None]) & (places + 1 < rows.lengths[:, None])
-    return learnt.astype(np.float32)
+def _weights(rows: Rows, prompts: bool) -> np.ndarray:
+    """1 at the tokens after which a token of the row stands that counts: float32 [rows, length].
+
+    Of the prompt too, if `prompts`: what the target would say there is as well known.
+    """
+    following = np.arange(rows.tokens.shape[1])[None] + 1
+    counts = following < rows.lengths[:, None]
+    if not prompts:
+        counts &= following >= rows.begins[:, None]
+    return counts.astype(np.float32)
 
 
 def _most_frequent(train: RowFiles, config: TrainingConfig, target: Model) -> np.ndarray | None:

@@ -210,10 +210,11 @@ OTHERS = [
     {"embedding": "own", "reduced_vocab": None},
     {"reduced_vocab": None, "from_layers": (1,), "objective": "tv"},
     {"dtype": "bfloat16", "accumulate": 2, "objective": "ce"},
+    {"architecture": "features", "accumulate": 2},
 ]
 
 
-@pytest.mark.parametrize("changes", often(OTHERS, OTHERS[::3]))
+@pytest.mark.parametrize("changes", often(OTHERS, [OTHERS[0], OTHERS[3], OTHERS[5]]))
 def test_other_drafts_learn_too(llm, data_file, tmp_path, changes):
     config = dataclasses.replace(CONFIG, **changes)
     _, reports, _ = trained(llm, tmp_path / "run", data_file, config)
