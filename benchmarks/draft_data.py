@@ -1,10 +1,15 @@
-"""Prompts for training the demo draft: questions, code and copy tasks, none of them evaluated on.
+"""What the demo draft learns from, none of it evaluated on.
 
-    PYTHONPATH=. python benchmarks/draft_data.py --out prompts.jsonl
+    export PYTHONPATH=.
+    python benchmarks/draft_data.py prompts --out prompts.jsonl
+    python benchmarks/draft_data.py texts --out texts.jsonl
 
-Questions are invented by the target itself (Magpie, arXiv 2406.08464). Code is the head of a
-function of Python's standard library, up to the end of its docstring. Copy tasks ask for a
-paragraph of the standard library's documentation once more, in one way or another.
+`prompts` are questions, which the target itself invents (Magpie, arXiv 2406.08464), heads of
+functions of Python's standard library, up to the end of the docstring, and copy tasks, which ask
+for a paragraph of its docstrings once more, in one way or another. The target answers them.
+
+`texts` are whole functions of the standard library, and the chapters of the language reference that
+it holds. The target only reads them, which takes a fraction of the time.
 """
 
 import argparse
@@ -14,7 +19,9 @@ import json
 import os
 import random
 import sysconfig
+import textwrap
 from pathlib import Path
+from pydoc_data import topics
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -33,6 +40,8 @@ ASKS = (
 )
 PAGE = (60, 600)
 """Characters of a paragraph or of the head of a function."""
+FUNCTION = (400, 1600)
+"""Characters of a whole function or of a piece of the language reference."""
 
 
 def sources():
@@ -72,37 +81,75 @@ def heads_and_paragraphs():
     return list(heads), list(paragraphs)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--questions", type=int, default=3000)
-    parser.add_argument("--code", type=int, default=2500)
-    parser.add_argument("--copies", type=int, default=800)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+def functions_and_chapters():
+    """Whole functions with docstrings, and pieces of the language reference."""
+    functions = {}
+    for text, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+                code = textwrap.dedent(ast.get_source_segment(text, node, padded=True))
+                if FUNCTION[0] <= len(code) <= FUNCTION[1]:
+                    functions[code + "\n"] = None
+    chapters = []
+    for _, chapter in sorted(topics.topics.items()):
+        piece = ""
+        for paragraph in chapter.split("\n\n"):
+            piece += " ".join(paragraph.split()) + "\n\n"
+            if len(piece) >= FUNCTION[0]:
+                chapters.append(piece)
+                piece = ""
+    return list(functions), [each for each in chapters if len(each) <= FUNCTION[1]]
+
+
+def texts(args):
+    functions, chapters = functions_and_chapters()
+    pick = random.Random(args.seed)
+    chosen = pick.sample(functions, min(args.functions, len(functions)))
+    read = pick.sample(chapters, min(args.chapters, len(chapters)))
+    found = [*chosen, *read]
+    pick.shuffle(found)
+    args.out.write_text("".join(json.dumps({"text": each}) + "\n" for each in found))
+    print(f"of {len(functions)} functions {len(chosen)}, of {len(chapters)} pieces {len(read)}")
+
+
+def prompts(args):
     pick = random.Random(args.seed)
     heads, paragraphs = heads_and_paragraphs()
     llm = LLM(RECIPE, dtype="bfloat16", max_num_seqs=64)
     asked = Sampler(llm, 256).questions(args.questions, args.seed)
     evaluated = {*PROMPTS, *COPY_PROMPTS}
-    prompts = [{"messages": [{"role": "user", "content": each}]} for each in asked]
-    prompts += [{"prompt": head} for head in pick.sample(heads, min(args.code, len(heads)))]
+    found = [{"messages": [{"role": "user", "content": each}]} for each in asked]
+    found += [{"prompt": head} for head in pick.sample(heads, min(args.code, len(heads)))]
     chosen = pick.sample(paragraphs, min(args.copies, len(paragraphs)))
-    prompts += [
+    found += [
         {"messages": [{"role": "user", "content": pick.choice(ASKS).format(each)}]}
         for each in chosen
     ]
-    prompts = [
+    found = [
         each
-        for each in prompts
+        for each in found
         if each.get("prompt", each.get("messages", [{}])[0].get("content")) not in evaluated
     ]
-    pick.shuffle(prompts)
-    args.out.write_text("".join(json.dumps(each) + "\n" for each in prompts))
+    pick.shuffle(found)
+    args.out.write_text("".join(json.dumps(each) + "\n" for each in found))
     print(
-        f"{len(prompts)} prompts: {len(asked)} questions, of {len(heads)} heads and "
+        f"{len(found)} prompts: {len(asked)} questions, of {len(heads)} heads and "
         f"{len(paragraphs)} paragraphs {min(args.code, len(heads))} and {len(chosen)}"
     )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("prompts", "texts"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--questions", type=int, default=3000)
+    parser.add_argument("--code", type=int, default=2500)
+    parser.add_argument("--copies", type=int, default=800)
+    parser.add_argument("--functions", type=int, default=600)
+    parser.add_argument("--chapters", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    {"prompts": prompts, "texts": texts}[args.what](args)
 
 
 if __name__ == "__main__":

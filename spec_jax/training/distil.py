@@ -162,7 +162,9 @@ def _drafted(
     rows, length = part.tokens.shape
     layers, count = model.config.num_layers, length // student.stride
     cache = model.new_cache(rows, length + (student.unrolled - 1) * count)
-    before = jnp.pad(part.states.astype(jnp.float32), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    before = None
+    if model.config.reads_states:
+        before = jnp.pad(part.states.astype(jnp.float32), ((0, 0), (1, 0), (0, 0)))[:, :-1]
     own, cache = model.begin(part.tokens, cache, layers, states=before)
     yield jnp.arange(length, dtype=jnp.int32), own
     entries = jnp.arange(length, dtype=jnp.int32)[None]

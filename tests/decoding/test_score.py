@@ -58,12 +58,12 @@ def state():
 
 
 def scored(tokens, drafts=1, scoring="block", given=None):
-    """p [rows, places, V] of drafts [rows, steps * drafts], and the cache."""
+    """p [rows, places, V] of drafts [rows, steps * drafts], the states there, and the cache."""
     lengths = jnp.full((len(TEXTS),), tokens.shape[1] // drafts, jnp.int32)
     draft = Draft(jnp.asarray(tokens), None, lengths, drafts=drafts)
     call = jax.jit(lambda state, draft: score(TARGET, state, draft, SAMPLING, scoring))
-    p, cache = call(given or state(), draft)
-    return np.asarray(p), cache
+    p, states, cache = call(given or state(), draft)
+    return np.asarray(p), np.asarray(states), cache
 
 
 def expected(row, before):
@@ -71,17 +71,26 @@ def expected(row, before):
     return REFERENCE.distribution(context, len(TEXTS[row]), PARAMS)
 
 
+def state_after(text):
+    """What the target's last block gives out at the last token of a text by itself."""
+    tokens = jnp.zeros((1, 16), jnp.int32).at[0, : len(text)].set(jnp.asarray(text, jnp.int32))
+    states, _ = TARGET.begin(tokens, TARGET.new_cache(1, 16), TARGET.config.num_layers)
+    return states[0, len(text) - 1]
+
+
 @pytest.mark.parametrize("scoring", ["block", "stairs"])
 def test_each_place_of_a_draft_is_scored_after_its_own_text(scoring):
     tokens = np.maximum(TREE[:, :, 0], 0)
-    p, cache = scored(tokens, scoring=scoring)
+    p, states, cache = scored(tokens, scoring=scoring)
     for row in range(len(TEXTS)):
         for place in range(STEPS + 1):
             np.testing.assert_allclose(
                 p[row, place], expected(row, tokens[row, :place]), rtol=0, atol=1e-5
             )
+            own = state_after([*TEXTS[row], *tokens[row, :place]])
+            np.testing.assert_allclose(states[row, place], own, atol=1e-4)
     # The entries that a commit may keep stand where the text goes on.
-    plain = scored(tokens)[1]
+    plain = scored(tokens)[2]
     for ours, theirs in zip(cache.values, plain.values, strict=True):
         for row, text in enumerate(TEXTS):
             end = len(text) + STEPS
@@ -89,7 +98,7 @@ def test_each_place_of_a_draft_is_scored_after_its_own_text(scoring):
 
 
 def test_each_draft_of_a_tree_is_scored_as_if_by_itself():
-    p, _ = scored(TREE.reshape(len(TEXTS), -1), drafts=DRAFTS)
+    p, states, _ = scored(TREE.reshape(len(TEXTS), -1), drafts=DRAFTS)
     assert p.shape[1] == 1 + STEPS * DRAFTS
     for row in range(len(TEXTS)):
         np.testing.assert_allclose(p[row, 0], expected(row, []), rtol=0, atol=1e-5)
@@ -99,13 +108,15 @@ def test_each_draft_of_a_tree_is_scored_as_if_by_itself():
                 if (before >= 0).all():
                     place = p[row, 1 + step * DRAFTS + n]
                     np.testing.assert_allclose(place, expected(row, before), rtol=0, atol=1e-5)
+                    own = state_after([*TEXTS[row], *before])
+                    np.testing.assert_allclose(states[row, 1 + step * DRAFTS + n], own, atol=1e-4)
 
 
 def test_the_branch_that_is_kept_leaves_the_cache_of_its_own_text():
-    _, cache = scored(TREE.reshape(len(TEXTS), -1), drafts=DRAFTS)
+    *_, cache = scored(TREE.reshape(len(TEXTS), -1), drafts=DRAFTS)
     chosen = [2, 1, 0]
     tokens = np.stack([np.maximum(TREE[row, :, n], 0) for row, n in enumerate(chosen)])
-    _, plain = scored(tokens)
+    *_, plain = scored(tokens)
     lengths = state().lengths
     path = np.arange(STEPS)[None] * DRAFTS + np.array(chosen)[:, None]
     kept = cache.gather(lengths[:, None] + jnp.asarray(path, jnp.int32), lengths)
@@ -123,7 +134,7 @@ def test_scoring_writes_as_many_entries_as_it_says(scoring, drafts):
     cache = state().cache
     blank = dataclasses.replace(cache, keys=tuple(jnp.full_like(each, 9.0) for each in cache.keys))
     given = dataclasses.replace(state(), cache=blank)
-    written = np.asarray(scored(tokens, drafts, scoring, given)[1].keys[0]) != 9.0
+    written = np.asarray(scored(tokens, drafts, scoring, given)[2].keys[0]) != 9.0
     for row, text in enumerate(TEXTS):
         entries = np.flatnonzero(written[row].any((0, 2)))
         count = entries_per_round(scoring, STEPS, drafts)
