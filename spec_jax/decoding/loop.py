@@ -162,11 +162,16 @@ def _note(
     lengths: Int[Array, " batch"],
 ) -> Float[Array, "batch length embed"]:
     """The states with those of the last known token and the draft, which count if it is kept."""
+    return _write_rows(known, found.astype(known.dtype), lengths - 1)
+
+
+def _write_rows(rows: Array, new: Array, at: Int[Array, " batch"]) -> Array:
+    """Each row with new entries at its own place."""
 
     def write(row: Array, new: Array, at: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
 
-    return jax.vmap(write)(known, found.astype(known.dtype), lengths - 1)
+    return jax.vmap(write)(rows, new, at)
 
 
 def limits(
@@ -258,9 +263,6 @@ def commit(
     finish = jnp.where(stops, STOP, finish)
     finish = jnp.where(running, finish, state.finish)
 
-    def write(row: Array, new: Array, at: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
-
     # Past a stop nothing that was drafted counts, neither as drafted nor as accepted.
     drafted = jnp.where(running, jnp.where(stops, jnp.minimum(drafted, emitted), drafted), 0)
     kept = jnp.minimum(jnp.where(running, verdict.accepted, 0), emitted)
@@ -274,7 +276,7 @@ def commit(
             (places[:, :width] < kept[:, None]).astype(jnp.int32)
         ),
     )
-    tokens = jax.vmap(write)(state.tokens, block, state.lengths)
+    tokens = _write_rows(state.tokens, block, state.lengths)
     committed = Committed(tokens, state.lengths, lengths, verdict.chosen)
     return dataclasses.replace(
         state,

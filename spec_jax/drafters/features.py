@@ -93,10 +93,10 @@ class FeatureDraft:
             if isinstance(i, int):
                 window = slices(tokens, start, self._window)
                 before = states_before(states, start, self._window)
-                cache = cache.with_lengths(start)
-                logits, found, cache = model.score_and_states(window, cache, states=before)
-                at = (lengths - 1 - start)[:, None, None]
-                logits, own = (jnp.take_along_axis(each, at, axis=1) for each in (logits, found))
+                cache, layers = cache.with_lengths(start), model.config.num_layers
+                found, cache = model.begin(window, cache, layers, states=before)
+                own = jnp.take_along_axis(found, (lengths - 1 - start)[:, None, None], axis=1)
+                logits = model.exit(own)
             else:
                 cache = cache.with_lengths(lengths + i - 1)
                 logits, own, cache = model.score_and_states(last, cache, states=own)

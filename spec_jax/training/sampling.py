@@ -75,8 +75,8 @@ class Sampler:
     def _request(self, example: Example, sampling: SamplingParams) -> Request:
         if example.text is None:
             return self.llm.request(example.prompt, sampling)
-        # A text is a prompt after which nothing is wanted.
-        ids = (*example.prompt, *example.text)[: self.length]
+        # A text is a prompt after which nothing is wanted; it leaves room for a token nevertheless.
+        ids = (*example.prompt, *example.text)[: min(self.length, self.llm.max_model_len - 1)]
         return dataclasses.replace(self.llm.request(ids, sampling), max_length=len(ids))
 
     def _rows(self, requests: Sequence[Request]) -> tuple[np.ndarray, ...]:
