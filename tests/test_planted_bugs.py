@@ -22,10 +22,10 @@ PROOF, LOOP, SAMPLED = (
 BUGS = {
     "temperature on one side only": (
         "decoding/score.py",
-        "return probabilities(logits, sampling, history, draft.tokens, before, allowed), cache",
+        "p = probabilities(logits, sampling, history, draft.tokens, before, allowed)",
         "import dataclasses\n"
         "    cold = dataclasses.replace(sampling, temperature=sampling.temperature * 0 + 1)\n"
-        "    return probabilities(logits, cold, history, draft.tokens, before, allowed), cache",
+        "    p = probabilities(logits, cold, history, draft.tokens, before, allowed)",
         [SAMPLED, "-k", "other-cool"],
     ),
     "accept uniform reused for the residual": (
