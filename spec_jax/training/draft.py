@@ -60,8 +60,8 @@ def untrained_draft(
     # It begins as the independent draft that reads no states.
     for name, empty in shape.weights.items():
         if name.startswith("fusion."):
-            fill = jnp.zeros if name == "fusion.state.weight" else jnp.ones
-            weights[name] = fill(empty.shape, empty.dtype)
+            fill = jnp.ones if name == "fusion.norm.weight" else jnp.zeros
+            weights[name] = fill(empty.shape, empty.dtype, device=empty.sharding)
     draft = shape.with_weights(weights)
     return draft if placement in (None, target.placement) else draft.place(placement)
 

@@ -19,7 +19,7 @@ class Example:
     """The beginning of a row of training data.
 
     Attributes:
-      prompt: token ids that the draft reads and is not trained on.
+      prompt: token ids that are given; acceptance is not measured on them.
       text: those that follow, if they are known; otherwise the target says them.
     """
 

@@ -23,7 +23,7 @@ class Rows:
 
     Attributes:
       tokens: token ids, left-aligned.
-      begins: the first token of each row that was not given: the first that is learnt.
+      begins: the first token of each row that was not given: the first that is evaluated.
       lengths: tokens of each row.
       states: bfloat16; what the target's last layer gave out at each token but the last.
       normalisers: log of the sum of the exponentials of the logits that follow from `states`.
@@ -37,11 +37,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def learnt_tokens(self) -> int:
-        """Tokens that were not given."""
-        return int((self.lengths - self.begins).sum())
 
 
 def bytes_per_token(embed_size: int) -> int:
