@@ -87,9 +87,10 @@ class Engine:
         max_model_len: int,
         inputs: Callable[[Sequence[Request], Bucket], Any] | None = None,
         host: HostDrafter | None = None,
+        keep_states: bool = False,
         on_progress: Callable[[str], None] | None = None,
     ):
-        self.target, self.drafter = target, drafter
+        self.target, self.drafter, self._keep_states = target, drafter, keep_states
         self.strategy = loop.Strategy(lookahead, verification, scoring)
         self.max_model_len = max_model_len
         self.pacer = Pacer(lookahead) if isinstance(lookahead, Adaptive) else None
@@ -186,8 +187,15 @@ class Engine:
     def _start(
         self, target: Model, drafter: Drafter, arrays: dict, inputs: Any, block: int
     ) -> DecodeState:
-        lookahead = self.strategy.lookahead
-        return loop.start(target, drafter, lookahead, block=block, inputs=inputs, **arrays)
+        return loop.start(
+            target,
+            drafter,
+            self.strategy.lookahead,
+            block=block,
+            inputs=inputs,
+            keep_states=self._keep_states,
+            **arrays,
+        )
 
 
 def _pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, np.ndarray]:

@@ -75,11 +75,6 @@ class LLM:
             distributed.start(layout)
         self.layout, self.dtype, self._on_progress = layout, dtype, on_progress
         self._target, checkpoint = target, self._load("target", target)
-        if checkpoint.model.config.reads_states:
-            raise ConfigError(
-                f"{checkpoint.name} is a draft that reads its target's states, and no model by "
-                "itself; name it as the draft of that target."
-            )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
         context = checkpoint.model.config.max_position

@@ -14,7 +14,6 @@ from spec_jax.decoding.lookahead import Confidence, Constant, Heuristic, Lookahe
 from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.early_exit import EarlyExit
-from spec_jax.drafters.features import FeatureDraft
 from spec_jax.drafters.given import Given
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
@@ -79,9 +78,10 @@ def make_drafting(setting: Setting) -> Drafting:
 
 def _draft_of_any_tokenizer(setting: Setting) -> Checkpoint:
     draft = setting.load_draft()
-    if draft.outputs is not None or draft.model.config.reads_states:
+    if draft.outputs is not None:
         raise ConfigError(
-            f"{draft.name} was trained to draft for one target; use method 'draft_model' with it."
+            f"{draft.name} was trained to propose {len(draft.outputs)} tokens of one target; use "
+            "method 'draft_model' with it."
         )
     return draft
 
@@ -132,15 +132,8 @@ def _draft_model(setting: Setting) -> Drafting:
     if ids is not None:
         vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
         columns = model.replicated(vocabulary.to_drafter)
-    drafts = setting.config.num_drafts
-    if not model.config.reads_states:
-        return Drafting(DraftModel(model, setting.lookahead, drafts, columns))
-    if drafts > 1:
-        raise ConfigError(
-            f"num_drafts is {drafts}, but {draft.name} reads the target's states, and drafts once "
-            "a round; leave num_drafts out, or use a draft that was trained as 'independent'."
-        )
-    return Drafting(FeatureDraft(model, setting.lookahead, columns))
+    drafter = DraftModel(model, setting.lookahead, setting.config.num_drafts, columns)
+    return Drafting(drafter)
 
 
 def _most_frequent(draft: Checkpoint, count: int) -> list[int]:

@@ -26,7 +26,6 @@ def tiny_model(
     num_layers: int = 2,
     sharpness: float = 1.0,
     max_position: int = 1024,
-    reads_states: bool = False,
 ) -> Model:
     """A Llama-like model with random float32 weights that decodes in milliseconds.
 
@@ -37,7 +36,6 @@ def tiny_model(
       num_layers: blocks.
       sharpness: scales the logits; around 1 no token dominates.
       max_position: longest context.
-      reads_states: whether it is a draft that reads a target's states, of the same width.
     """
     heads = embed_size // 8
     config = TransformerConfig(
@@ -49,7 +47,6 @@ def tiny_model(
         head_dim=8,
         mlp_size=2 * embed_size,
         max_position=max_position,
-        reads_states=reads_states,
     )
     model = Model.random(config, seed=seed)
     # The residual stream starts at unit size, so that attention and MLP matter.

@@ -10,7 +10,6 @@ from spec_jax.config import SamplingParams
 from spec_jax.decoding.lookahead import Constant, Heuristic
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.early_exit import EarlyExit
-from spec_jax.drafters.features import FeatureDraft
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
@@ -29,23 +28,11 @@ def _tree(target, draft, lookahead):
 
 def _reduced(target, draft, lookahead):
     """A draft model whose head has lost every third of its outputs."""
-    kept, columns = _two_thirds(target.config.vocab_size)
-    return Drafting(DraftModel(draft.with_outputs(kept), lookahead, columns=columns))
-
-
-def _two_thirds(vocab):
+    vocab = target.config.vocab_size
     kept = [token for token in range(vocab) if token % 3 != 1]
     columns = np.full(vocab, -1, np.int32)
     columns[kept] = np.arange(len(kept))
-    return kept, jnp.asarray(columns)
-
-
-def _features(target, draft, lookahead):
-    """A draft model that reads the target's states, and proposes two thirds of its vocabulary."""
-    vocab, width = target.config.vocab_size, target.config.embed_size
-    reader = tiny_model(3, vocab_size=vocab, embed_size=width, num_layers=1, reads_states=True)
-    kept, columns = _two_thirds(vocab)
-    return Drafting(FeatureDraft(reader.with_outputs(kept), lookahead, columns))
+    return Drafting(DraftModel(draft.with_outputs(kept), lookahead, columns=jnp.asarray(columns)))
 
 
 def _lookup_tree(target, draft, lookahead):
@@ -94,7 +81,6 @@ DRAFTINGS = {
     "other": lambda target, draft, lookahead: Drafting(DraftModel(draft, lookahead)),
     "tree": _tree,
     "reduced": _reduced,
-    "features": _features,
     "prompt_lookup": lambda target, draft, lookahead: Drafting(PromptLookup(lookahead, 3)),
     "lookup_tree": _lookup_tree,
     "suffix": _suffix,
@@ -104,10 +90,9 @@ DRAFTINGS = {
 """How each method is built from a target, a draft model and K: a new drafter's row in the battery.
 
 `self` drafts with the target itself, `other` with a model of other weights, `tree` with three
-drafts of it and `reduced` with two thirds of its vocabulary; `features` reads the target's states;
-`lookup_tree` takes three matches.
+drafts of it and `reduced` with two thirds of its vocabulary; `lookup_tree` takes three matches.
 """
-METHODS = ("none", "self", "other", "features", "prompt_lookup", "early_exit")
+METHODS = ("none", "self", "other", "prompt_lookup", "early_exit")
 """What the tests of single features run; `other, varying` lets K vary from round to round."""
 
 

@@ -94,12 +94,6 @@ BUGS = {
         "keys, jnp.broadcast_to(state.lengths.max(), state.lengths.shape)\n    )\n    return",
         [LOOP, "-k", "neighbours and other"],
     ),
-    "accepted tokens read beside the draft's own states": (
-        "drafters/features.py",
-        "return self.lookahead + 1",
-        "return 2",
-        ["tests/drafters/test_features.py", "-k", "Constant"],
-    ),
 }
 
 

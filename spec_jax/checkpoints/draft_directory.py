@@ -1,8 +1,7 @@
 """Directories of drafts that were trained for one target, and may borrow weights from it.
 
 Beside a Hugging Face config.json and model.safetensors, `spec_jax_draft.json` says which weights
-are the target's own, which of its tokens the draft can propose, and whether it reads the target's
-states; then the weights for that, which Hugging Face has no name for, are among the tensors.
+are the target's own, and which of its tokens the draft can propose.
 """
 
 import dataclasses
@@ -17,12 +16,7 @@ import numpy as np
 
 from spec_jax import distributed
 from spec_jax.checkpoints.files import damaged, read_json
-from spec_jax.checkpoints.hf_writer import (
-    FUSION_WEIGHTS,
-    write_json,
-    write_model,
-    write_tokenizer,
-)
+from spec_jax.checkpoints.hf_writer import write_json, write_model, write_tokenizer
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.weights import build_model
 from spec_jax.errors import CheckpointError
@@ -86,7 +80,6 @@ def write_draft(
         "embedding": _fingerprint(target.model),
         "borrowed": list(borrowed),
         "outputs": None if outputs is None else outputs.tolist(),
-        "reads_states": draft.config.reads_states,
     }
     write_json(path / MANIFEST, manifest)
 
@@ -108,18 +101,15 @@ def load_draft(
     family = family_of_hf(config.get("model_type"))
     shape = family.config_from_hf(config)
     ids = None if outputs is None else np.asarray(outputs, np.int32)
-    shape = dataclasses.replace(
-        shape,
-        tied_head=shape.tied_head and ids is None,
-        reads_states=bool(manifest.get("reads_states")),
-    )
+    if ids is not None:
+        shape = dataclasses.replace(shape, tied_head=False)
     placement = place(shape)
     weights = {}
     if borrowed:
         weights = _borrow(path, manifest, lender, dtype, placement)
     model = build_model(
         shape,
-        {**family.hf_weights, **FUSION_WEIGHTS},
+        family.hf_weights,
         SafetensorsFiles(path),
         buffers=family.buffers,
         dtype=dtype,

@@ -1,6 +1,5 @@
 """Writes Hugging Face directories, whole models and drafts that borrow from their target."""
 
-import dataclasses
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -17,9 +16,6 @@ from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_shape
 from spec_jax.tokenizer import Tokenizer
 
-FUSION_WEIGHTS = {"fusion.norm": "fusion.norm", "fusion.state": "fusion.state"}
-"""Where the weights lie with which a draft reads its target's states."""
-
 
 def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[str] = ()) -> None:
     """Writes config.json and model.safetensors; all processes call it, and the first writes.
@@ -33,9 +29,7 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
     Raises:
       CheckpointError: spec-jax cannot write models of its family.
     """
-    # Whether a draft reads states is no matter of its family, and stands in the draft's manifest.
-    shape = dataclasses.replace(model.config, reads_states=False)
-    family = family_of_shape(shape)
+    family = family_of_shape(model.config)
     assert family.config_to_hf is not None
     arrays = {name: leaf for name, leaf in model.weights.items() if name not in leave_out}
     tensors = {
@@ -46,7 +40,7 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
         return
     path.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = {**family.config_to_hf(shape), "dtype": dtype, "torch_dtype": dtype}
+    config = {**family.config_to_hf(model.config), "dtype": dtype, "torch_dtype": dtype}
     write_json(path / "config.json", config)
 
 
@@ -80,7 +74,7 @@ def _entry(family: Family, name: str) -> tuple[str | Part, str, str]:
     layer = parts[1] if parts[0] == "blocks" else ""
     if layer:
         parts[1] = "{}"
-    return {**family.hf_weights, **FUSION_WEIGHTS}[".".join(parts)], layer, leaf
+    return family.hf_weights[".".join(parts)], layer, leaf
 
 
 def _tensor(family: Family, name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from spec_jax.cli.arguments import add_field, add_reference, fields_of, require_target
 from spec_jax.cli.parser import Parser, add_debug, number, whole
 from spec_jax.errors import ConfigError
-from spec_jax.training.config import ARCHITECTURES, EMBEDDINGS, OBJECTIVES, TrainingConfig
+from spec_jax.training.config import EMBEDDINGS, OBJECTIVES, TrainingConfig
 
 LICENSE = "LicenseRef-unspecified"
 
@@ -62,7 +62,6 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
         add_field(group, TrainingConfig, name, help, **how)
 
     group = parser.add_argument_group("draft")
-    add(group, "architecture", "what it reads", metavar="|".join(ARCHITECTURES))
     add(group, "layers", "its blocks", type=whole, metavar="N")
     group.add_argument(
         "--from-layers",

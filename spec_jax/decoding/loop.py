@@ -15,7 +15,7 @@ from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, StateReader
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter
 from spec_jax.models.model import Model
 
 
@@ -31,18 +31,18 @@ def start(
     keys: UInt32[Array, "batch 2"],
     block: int,
     inputs: Any = None,
+    keep_states: bool = False,
 ) -> DecodeState:
     """Reads the prompts into both caches and returns the state before the first round.
 
     A row whose `max_lengths` does not exceed its length starts finished, which is how a batch
     is padded. `block` (static) is the width that prompts are read in; it divides the capacity.
-    `inputs` is what the drafter's host side has to say about the requests.
+    `inputs` is what the drafter's host side has to say about the requests. With `keep_states`
+    (static) the loop keeps what the target's last block gives out at each token.
     """
     cache, states = target.new_cache(*tokens.shape), None
-    drafter_state = drafter.init(tokens, lengths, block, inputs)
-    if isinstance(drafter, StateReader):
+    if keep_states:
         cache, states = _prefill_with_states(target, tokens, lengths, cache, block)
-        drafter_state = drafter.read_prompts(drafter_state, tokens, lengths, states, block)
     else:
         cache = prefill(target.extend, tokens, lengths, cache, block)
     return DecodeState(
@@ -54,7 +54,7 @@ def start(
         finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
         keys=keys,
         cache=cache,
-        drafter=drafter_state,
+        drafter=drafter.init(tokens, lengths, block, inputs),
         lookahead=lookahead.init(len(tokens)),
         counters=Counters.zeros(len(tokens), drafter.lookahead),
         states=states,
@@ -202,7 +202,6 @@ def propose(
         limits=allowed if lookahead.varies else None,
         threshold=threshold,
         cache=state.cache,
-        states=state.states,
     )
     draft, drafter_state = drafter.propose(state.drafter, context)
     draft = dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, allowed))

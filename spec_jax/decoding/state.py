@@ -50,8 +50,7 @@ class DecodeState:
       drafter: the drafter's state.
       lookahead: the lookahead policy's state.
       counters: what the rounds did.
-      states: what the target's last block gave out at each token but the last, for drafters that
-        read it; otherwise None.
+      states: what the target's last block gave out at each token but the last, if that is kept.
     """
 
     tokens: Int[Array, "batch length"]

@@ -25,8 +25,6 @@ class Context:
       threshold: a row stops drafting after a token of a lower probability than this; None if
         no row does.
       cache: the target's cache, for drafters that are a part of the target.
-      states: what the target's last block gave out at each token but the last, for drafters that
-        are a `StateReader`.
     """
 
     tokens: Int[Array, "batch length"]
@@ -37,7 +35,6 @@ class Context:
     limits: Int[Array, " batch"] | None = None
     threshold: Float[Array, " batch"] | None = None
     cache: KVCache | None = None
-    states: Float[Array, "batch length embed"] | None = None
 
 
 @pytree
@@ -155,23 +152,4 @@ class Drafter(Protocol):
 
     def commit(self, state: Any, committed: Committed) -> Any:
         """Takes note of what the rows hold now; rolls back whatever was refused."""
-        ...
-
-
-@runtime_checkable
-class StateReader(Drafter, Protocol):
-    """A drafter that reads what the target's last block gave out at each token (EAGLE's features).
-
-    The loop keeps these states beside the target's cache; `Context.states` has them.
-    """
-
-    def read_prompts(
-        self,
-        state: Any,
-        tokens: Int[Array, "batch length"],
-        lengths: Int[Array, " batch"],
-        states: Float[Array, "batch length embed"],
-        block: int,
-    ) -> Any:
-        """The state after the prompts, of which `init` knows nothing but the shapes."""
         ...

@@ -143,7 +143,8 @@ def read_last_two(
 ) -> tuple[Float[Array, "batch own"], KVCache]:
     """Logits after each row's last known token, and the cache with the last two's entries."""
     start = jnp.maximum(lengths - 2, 0)
-    logits, cache = model.score(slices(tokens, start, 2), cache.with_lengths(start))
+    window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, 2))
+    logits, cache = model.score(window(tokens, start), cache.with_lengths(start))
     at = (lengths - 1 - start)[:, None, None]
     return jnp.take_along_axis(logits, at, axis=1)[:, 0], cache
 
@@ -153,39 +154,21 @@ def catch_up(
     tokens: Int[Array, "batch length"],
     wanted: Int[Array, " batch"],
     cache: KVCache,
-    states: Float[Array, "batch length embed"] | None = None,
 ) -> KVCache:
-    """Reads known tokens until each row's cache holds at least `wanted` entries.
-
-    `states` are the target's at the tokens, for a model that reads them.
-    """
+    """Reads known tokens until each row's cache holds at least `wanted` entries."""
     size = min(CATCH_UP, tokens.shape[1])
 
     def read(cache: KVCache) -> KVCache:
         # A window that would pass the end reads some tokens twice instead.
         start = jnp.minimum(cache.lengths, tokens.shape[1] - size)
+        window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size))
         behind = cache.lengths < wanted
-        before = None if states is None else states_before(states, start, size)
-        after = model.extend(slices(tokens, start, size), cache.with_lengths(start), before)
+        after = model.extend(window(tokens, start), cache.with_lengths(start))
         return after.with_lengths(
             jnp.where(behind, jnp.minimum(start + size, wanted), cache.lengths)
         )
 
     return jax.lax.while_loop(lambda cache: (cache.lengths < wanted).any(), read, cache)
-
-
-def slices(array: Array, start: Int[Array, " batch"], size: int) -> Array:
-    """`size` (static) entries of each row from its own start on."""
-    return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size))(array, start)
-
-
-def states_before(
-    states: Float[Array, "batch length embed"], start: Int[Array, " batch"], size: int
-) -> Float[Array, "batch size embed"]:
-    """The states at the tokens before `size` tokens from `start` on; zero before the first."""
-    found = slices(states, jnp.maximum(start - 1, 0), size)
-    from_first = jnp.pad(found, ((0, 0), (1, 0), (0, 0)))[:, :size]
-    return jnp.where((start == 0)[:, None, None], from_first, found)
 
 
 def over_vocabulary(

@@ -51,9 +51,6 @@ class TransformerConfig:
       scaled_embedding: the residual stream starts as the embedding times sqrt(`embed_size`).
       parallel_residual: attention and MLP both read the block's input (GPT-NeoX).
       tied_head: the embedding table is the output head.
-      reads_states: each token's residual stream starts as its embedding plus a projection of what
-        a target's last block gave out at the token before: a draft that reads its target's
-        features (EAGLE, arXiv 2401.15077), which adds them where EAGLE concatenates.
     """
 
     vocab_size: int
@@ -84,7 +81,6 @@ class TransformerConfig:
     scaled_embedding: bool = False
     parallel_residual: bool = False
     tied_head: bool = False
-    reads_states: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "embed_size", "num_layers", "num_heads", "num_kv_heads")

@@ -48,7 +48,7 @@ class Linear(nnx.Module):
         in_size: int,
         out_size: int,
         *,
-        axes: tuple[str | None, str | None],
+        axes: tuple[str, str],
         bias: bool,
         dtype: DTypeLike,
         rngs: nnx.Rngs,

@@ -140,20 +140,13 @@ class Model:
             lengths=pin(cache.lengths, "batch"),
         )
 
-    def extend(
-        self,
-        tokens: Int[Array, "batch tokens"],
-        cache: KVCache,
-        states: Float[Array, "batch tokens embed"] | None = None,
-    ) -> KVCache:
-        """Writes the tokens' cache entries, without logits: what a prompt needs.
-
-        `states` as for `score_and_states`.
-        """
-        return self.begin(tokens, cache, self.config.num_layers, states=states)[1]
+    def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
+        """Writes the tokens' cache entries, without logits: what a prompt needs."""
+        _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache, self.placement)
+        return cache
 
     def new_states(self, batch: int, capacity: int) -> Float[Array, "batch capacity embed"]:
-        """Room for the last block's output at each token, for drafters that read it."""
+        """Room for the last block's output at each token."""
         dtype = jnp.float32 if self.platform == "cpu" else self.dtype  # as in `new_cache`
         states = jnp.zeros((batch, capacity, self.config.embed_size), dtype)
         return self.placement.pin(states, "batch", "length", "embed") if self.placement else states
@@ -178,7 +171,6 @@ class Model:
         cache: KVCache,
         places: Places | None = None,
         at: Sequence[int] | None = None,
-        states: Float[Array, "batch tokens embed"] | None = None,
     ) -> tuple[Float[Array, "batch scored vocab"], Float[Array, "batch scored embed"], KVCache]:
         """Float32 logits after the new tokens, what the last block gave out, and the cache.
 
@@ -190,15 +182,13 @@ class Model:
           cache: entries of everything before the tokens.
           places: where the tokens stand; by default they continue the rows' texts.
           at: the tokens whose logits are wanted (static); all by default.
-          states: a target's at the tokens before, for a draft that reads them.
         """
         module = nnx.merge(self.graphdef, self.params)
         one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
         alone = one_row and self.platform == "cpu" and places is None
-        x = module.read(tokens, states)
         if alone:
-            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))
-        x, cache = module.run(x, cache, self.placement, places)
+            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
+        x, cache = module.run(module.read(tokens), cache, self.placement, places)
         x = x if at is None else x[:, np.array(at)]
         logits = self._logits(module, module.final_norm(x))
         return (logits[:, :1], x[:, :1], cache) if alone else (logits, x, cache)
@@ -218,23 +208,14 @@ class Model:
         return shape.with_weights({**self.weights, "head.weight": kept})
 
     def begin(
-        self,
-        tokens: Int[Array, "batch tokens"],
-        cache: KVCache,
-        layers: int,
-        places: Places | None = None,
-        states: Float[Array, "batch tokens embed"] | None = None,
+        self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
-        """Runs new tokens through the first `layers` (static) blocks; writes those entries.
-
-        Other arguments as for `score_and_states`.
-        """
+        """Runs new tokens through the first `layers` (static) blocks; writes those entries."""
         module = nnx.merge(self.graphdef, self.params)
         count = tokens.shape[1]
-        x = module.read(tokens, states)
         if tokens.size == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
-            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
-        x, cache = module.run(x, cache, self.placement, places, 0, layers)
+            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))  # as in `score`
+        x, cache = module.run(module.read(tokens), cache, self.placement, None, 0, layers)
         return x[:, :count], cache
 
     def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:

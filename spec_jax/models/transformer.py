@@ -160,27 +160,12 @@ class Block(nnx.Module):
         return x + attended + added, keys, values
 
 
-class Fusion(nnx.Module):
-    """What a draft adds to a token's embedding of its target's state at the token before."""
-
-    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        size = config.embed_size
-        self.norm = Norm(size, kind=config.norm, eps=config.norm_eps, dtype=dtype)
-        self.state = Linear(size, size, axes=("embed", None), bias=False, dtype=dtype, rngs=rngs)
-
-    def __call__(
-        self, states: Float[Array, "batch tokens embed"]
-    ) -> Float[Array, "batch tokens embed"]:
-        return self.state(self.norm(states))
-
-
 class Transformer(nnx.Module):
     """A decoder-only language model; its cache and positions live outside of it."""
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embedding(config.vocab_size, config.embed_size, dtype=dtype, rngs=rngs)
-        self.fusion = Fusion(config, dtype=dtype, rngs=rngs) if config.reads_states else None
         self.blocks = nnx.List(
             [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
         )
@@ -222,22 +207,10 @@ class Transformer(nnx.Module):
         x, cache = self.run(self.read(tokens), cache, placement, places)
         return self.final_norm(x), cache
 
-    def read(
-        self,
-        tokens: Int[Array, "batch tokens"],
-        states: Float[Array, "batch tokens embed"] | None = None,
-    ) -> Float[Array, "batch tokens embed"]:
-        """The residual stream of tokens before the first block.
-
-        `states` are a target's at the tokens before, zero before the first, for a model that
-        reads them.
-        """
+    def read(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
+        """The residual stream of tokens before the first block."""
         x = self.embed(tokens)
-        if self.config.scaled_embedding:
-            x = x * math.sqrt(self.config.embed_size)
-        if self.fusion is None or states is None:
-            return x
-        return x + self.fusion(states.astype(jnp.float32))
+        return x * math.sqrt(self.config.embed_size) if self.config.scaled_embedding else x
 
     def run(
         self,

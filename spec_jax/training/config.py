@@ -12,7 +12,6 @@ from spec_jax.validation import (
 
 OBJECTIVES = ("kl", "tv", "ce")
 EMBEDDINGS = ("shared", "own")
-ARCHITECTURES = ("independent", "features")
 
 
 @config_class
@@ -20,9 +19,6 @@ class TrainingConfig:
     """How a draft is built from its target, fed and trained.
 
     Attributes:
-      architecture: `independent` is a language model by itself (Chen et al. 2023, arXiv
-        2302.01318); `features` also reads what the target's last block gave out at the token
-        before (EAGLE, arXiv 2401.15077).
       layers: blocks of the draft.
       from_layers: which of the target's layers they begin as; by default as many, evenly spread
         from the first to the last.
@@ -53,7 +49,6 @@ class TrainingConfig:
       max_disk: most gigabytes (10^9 bytes) that the data may take.
     """
 
-    architecture: str = "independent"
     layers: int = 2
     from_layers: tuple[int, ...] | None = None
     width: int | None = None
@@ -87,7 +82,6 @@ class TrainingConfig:
         check_integer("sequence_length", self.sequence_length, low=8)
         check_integer("warmup_steps", self.warmup_steps, low=0)
         check_integer("seed", self.seed, low=0, high=2**32 - 1)
-        check_choice("architecture", self.architecture, ARCHITECTURES)
         check_choice("embedding", self.embedding, EMBEDDINGS)
         check_choice("objective", self.objective, OBJECTIVES)
         check_choice("dtype", self.dtype, DTYPES)
@@ -110,11 +104,6 @@ class TrainingConfig:
             raise ConfigError(
                 f"width is {self.width}, but embedding is 'shared', which has the target's; use "
                 "embedding 'own', or leave width out."
-            )
-        if self.width is not None and self.architecture == "features":
-            raise ConfigError(
-                f"width is {self.width}, but a draft that reads the target's features is as wide "
-                "as the target; leave width out, or use architecture 'independent'."
             )
 
     def _check_layers(self) -> None:

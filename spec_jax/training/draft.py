@@ -42,9 +42,8 @@ def untrained_draft(
         return draft if outputs is None else draft.with_outputs(outputs.tolist())
     source = target if outputs is None else target.with_outputs(outputs.tolist())
     layers = chosen_layers(target.config, config)
-    reads_states = config.architecture == "features"
     shape = Model.abstract(
-        dataclasses.replace(source.config, num_layers=config.layers, reads_states=reads_states),
+        dataclasses.replace(source.config, num_layers=config.layers),
         dtype=target.dtype,
         placement=placement,
     )
@@ -57,11 +56,6 @@ def untrained_draft(
         for i, layer in enumerate(layers):
             if rest[0] == str(layer):
                 weights[".".join([kind, str(i), *rest[1:]])] = weight
-    # It begins as the independent draft that reads no states.
-    for name, empty in shape.weights.items():
-        if name.startswith("fusion."):
-            fill = jnp.ones if name == "fusion.norm.weight" else jnp.zeros
-            weights[name] = fill(empty.shape, empty.dtype, device=empty.sharding)
     draft = shape.with_weights(weights)
     return draft if placement in (None, target.placement) else draft.place(placement)
 

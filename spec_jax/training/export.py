@@ -43,8 +43,7 @@ def export(
     """Writes `draft/` with the draft's own weights, and `draft.toml`, its recipe.
 
     A draft that shares the target's embedding and head is written once more, whole and with all of
-    the target's outputs, to `draft-whole/`, a Hugging Face directory that other programs read; but
-    not one that reads the target's states, which they cannot give it.
+    the target's outputs, to `draft-whole/`, a Hugging Face directory that other programs read.
 
     Args:
       path: the run's directory.
@@ -57,7 +56,7 @@ def export(
     model, shared = trained.model, config.embedding == "shared"
     borrowed = tuple(name for name in model.weights if shared and name.startswith(BORROWED))
     write_draft(path / DRAFT, model, target, dtype, outputs=trained.outputs, borrowed=borrowed)
-    if shared and not model.config.reads_states:
+    if shared:
         own = {name: weight for name, weight in model.weights.items() if name not in borrowed}
         whole = untrained_draft(target.model, config, None, model.placement).with_weights(own)
         write_model(path / WHOLE, whole, dtype)
@@ -92,7 +91,6 @@ It drafts for {provenance.target}, which lends it {lends}, in speculative decodi
 
 | | |
 | --- | --- |
-| architecture | {config.architecture} |
 | layers | {config.layers} |
 | own parameters | {own / 1e6:.1f} million |
 | proposes | {proposes} |

@@ -18,8 +18,6 @@ from spec_jax.sharding import Placement
 from spec_jax.training.config import TrainingConfig
 from spec_jax.training.data import Data, make_data
 from spec_jax.training.distil import (
-    STRIDE,
-    UNROLLED,
     Batch,
     Measures,
     Student,
@@ -210,8 +208,7 @@ class TrainingRun:
         self._data = data
         self._outputs = _most_frequent(data.train, config, target)
         draft = untrained_draft(target, config, self._outputs, self._placement)
-        unrolling = (UNROLLED, STRIDE) if draft.config.reads_states else ()
-        self._student = Student(draft, config.objective, config.dtype, *unrolling)
+        self._student = Student(draft, config.objective, config.dtype)
         self._teacher = _teacher(target, self._outputs)
         optimizer = optimizer_of(config)
         weights = draft.weights
@@ -267,14 +264,13 @@ class TrainingRun:
         """Measures acceptance on the held-out rows, notes it, and saves a checkpoint."""
         entry: dict[str, Any] = {"step": step, "loss": loss}
         size = self._config.batch_size // self._config.accumulate
-        student = dataclasses.replace(self._student, stride=1)
         for kind, files in self._data.held_out.items():
             total = _none()
             for first in range(0, len(files), size):
                 numbers = np.arange(first, first + size)
                 numbers = np.where(numbers < len(files), numbers, -1)
                 part = jax.tree.map(lambda leaf: leaf[0], self._batch(files, numbers, 1))
-                found = self._measure(self.state.weights, student, self._teacher, part)
+                found = self._measure(self.state.weights, self._student, self._teacher, part)
                 total = jax.tree.map(lambda a, b: a + float(b), total, found)
             entry[kind] = getattr(total, kind) / max(total.tokens, 1.0)
         # In this order: what is noted beyond the latest checkpoint is dropped when a run goes on.

@@ -16,7 +16,6 @@ from spec_jax.drafters.none import NoDraft
 from spec_jax.engine import Engine, Request
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
-from spec_jax.pytree import pytree
 from spec_jax.training.examples import Example, prefix_of_questions
 from spec_jax.training.rows import Rows
 
@@ -36,7 +35,11 @@ class Sampler:
     def __init__(self, llm: LLM, length: int):
         self.llm, self.length = llm, length
         self._engine = Engine(
-            llm.engine.target, Recorder(), Constant(0), max_model_len=llm.max_model_len
+            llm.engine.target,
+            NoDraft(),
+            Constant(0),
+            max_model_len=llm.max_model_len,
+            keep_states=True,
         )
 
     def questions(self, count: int, seed: int) -> list[str]:
@@ -86,7 +89,7 @@ class Sampler:
             batch.advance(self.length)
         count, length = len(requests), self.length
         compiler, target, states = self._engine.compiler, self._engine.target, batch.state.states
-        assert states is not None  # which the recorder asks for
+        assert states is not None
         program = compiler.program(
             ("the normalisers of rows", states.shape), _normalisers, (target, states)
         )
@@ -101,16 +104,6 @@ class Sampler:
             states.astype(ml_dtypes.bfloat16),
             np.where(scored, normalisers[:count, :length], 0.0),
         )
-
-
-@pytree
-class Recorder(NoDraft):
-    """Plain decoding that keeps the target's states."""
-
-    def read_prompts(
-        self, state: None, tokens: Array, lengths: Array, states: Array, block: int
-    ) -> None:
-        """No state: the loop keeps them."""
 
 
 def _normalisers(

@@ -1,5 +1,6 @@
 """A run on disk: what it is, its latest and its best weights, and what it measured."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 
 from spec_jax import distributed
@@ -64,12 +66,14 @@ class RunStore:
       identity: what the run is made of; a directory of another run is refused.
 
     Raises:
-      ConfigError: the directory holds another run, or something else.
+      ConfigError: the directory holds another run, or something else, or another process trains
+        there.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]):
         self.path = path
         claim(path, "run.json", identity, "training run")
+        self._lock = _lock(path / "lock") if jax.process_index() == 0 else None
         from orbax.checkpoint import v1 as ocp  # takes a second to import
 
         keep: Any = ocp.training.preservation_policies
@@ -166,6 +170,20 @@ def replace_text(path: Path, text: str) -> None:
     except OSError:
         part.unlink(missing_ok=True)
         raise
+
+
+def _lock(path: Path) -> filelock.BaseFileLock:
+    """Held as long as this process lives, or until nothing refers to it."""
+    lock = filelock.FileLock(path, timeout=0, is_singleton=True)
+    try:
+        with contextlib.suppress(NotImplementedError):  # by some network file systems
+            lock.acquire()
+    except filelock.Timeout:
+        raise ConfigError(
+            f"another process is training in {path.parent}; wait for it, or end it to go on from "
+            "its latest checkpoint."
+        ) from None
+    return lock
 
 
 def _entry(line: str) -> dict[str, Any] | None:

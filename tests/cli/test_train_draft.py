@@ -56,12 +56,7 @@ def test_a_draft_is_trained_exported_and_used(capsys, model, prompts, tmp_path):
     [
         (("--steps", 0), "steps is 0"),
         (("--objective", "mse"), "objective is 'mse'"),
-        (("--architecture", "eagle"), "architecture is 'eagle'"),
         (("--width", 8), "embedding is 'shared'"),
-        (
-            ("--architecture", "features", "--width", 8, "--embedding", "own"),
-            "is as wide as the target",
-        ),
         (("--batch-size", 8, "--accumulate", 3), "accumulate is 3"),
         (("--temperatures", "1,-1"), "a temperature is -1"),
         (("--temperatures", "warm"), "'warm' is not a number"),

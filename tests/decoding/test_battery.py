@@ -222,7 +222,6 @@ CONFIGURED = {
     "other": {"method": "draft_model", "draft": "a model"},
     "tree": {"method": "draft_model", "draft": "a model", "num_drafts": 3},
     "reduced": {"method": "draft_model", "draft": "a model", "draft_vocab_size": 5},
-    "features": {"method": "draft_model", "draft": "a model that reads states"},
     "lookup_tree": {"method": "prompt_lookup", "num_drafts": 3},
     "universal_vocabulary": {"method": "universal_vocabulary", "draft": "a model"},
     "retuned": {"lookahead": "confidence", "retune_confidence": True},

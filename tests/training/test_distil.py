@@ -80,45 +80,6 @@ def test_measures_are_those_of_the_definitions(objective, reduced):
     assert float(found.tokens) == weights.sum()
 
 
-def test_a_draft_that_reads_states_is_measured_at_each_token_that_it_drafts_in_a_row():
-    """Position by position, as decoding does: the text beside the target's states, then its own."""
-    _, teacher, batch, tokens, weights, p, _ = example(False)
-    draft = tiny_model(2, num_layers=1, reads_states=True)
-    part = jax.tree.map(lambda leaf: leaf[0], batch)
-    before = jnp.pad(part.states, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    rows, length = tokens.shape
-    kept = np.zeros((3, rows, length))
-    for end in range(1, length + 1):
-        cache = draft.new_cache(rows, length + 3)
-        text = jnp.asarray(tokens[:, :end])
-        logits, own, cache = draft.score_and_states(text, cache, states=before[:, :end])
-        logits, own = logits[:, -1:], own[:, -1:]
-        for nth in range(min(3, length - end + 1)):
-            at = end - 1 + nth
-            kept[nth, :, at] = np.minimum(softmax(np.asarray(logits[:, 0])), p[:, at]).sum(-1)
-            if at + 1 < length:
-                cache = cache.with_lengths(jnp.full((rows,), at + 1, jnp.int32))
-                token = jnp.asarray(tokens[:, at + 1 : at + 2])
-                logits, own, cache = draft.score_and_states(token, cache, states=own)
-    weights = weights.copy()
-    weights[:, :2] = 0  # where fewer than three tokens in a row have been drafted
-    batch = dataclasses.replace(batch, weights=jnp.asarray(weights)[None])
-    part = jax.tree.map(lambda leaf: leaf[0], batch)
-    for unrolled in (1, 3):
-        student = Student(draft, "kl", "float32", unrolled)
-        found = measure(draft.weights, student, teacher, part)
-        wanted = (kept[:unrolled] * weights).sum()
-        assert float(found.sampled) == pytest.approx(wanted, rel=1e-4)
-        assert float(found.tokens) == unrolled * weights.sum()
-    # With a stride, each token past the first is measured at one of the offsets.
-    once = measure(draft.weights, Student(draft, "kl", "float32"), teacher, part)
-    strided = dataclasses.replace(student, stride=3)
-    each = [measure(draft.weights, strided, teacher, part, offset) for offset in range(3)]
-    for name in ("loss", "sampled", "greedy", "tokens"):
-        total = sum(float(getattr(part, name)) for part in each) - 2 * float(getattr(once, name))
-        assert total == pytest.approx(float(getattr(found, name)), rel=1e-4)
-
-
 def first_state(student, config):
     weights = {name: jnp.asarray(value) for name, value in student.model.weights.items()}
     optimizer = optimizer_of(config)

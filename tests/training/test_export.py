@@ -10,7 +10,6 @@ import pytest
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, checkpoints
 from spec_jax.checkpoints.draft_directory import MANIFEST, Lender
 from spec_jax.checkpoints.hf_writer import write_model, write_tokenizer
-from spec_jax.drafters.features import FeatureDraft
 from spec_jax.errors import CheckpointError, ConfigError
 from spec_jax.models.config import RopeScaling, TransformerConfig
 from spec_jax.models.model import Model
@@ -110,35 +109,6 @@ def test_a_draft_is_read_with_its_targets_embedding(exported, llm, target):
     outputs = fast.generate(prompts, params)
     assert [each.token_ids for each in outputs] == plain
     assert sum(each.metrics.draft_tokens for each in outputs) > 0
-
-
-@pytest.mark.parametrize("embedding", ["shared", "own"])
-def test_a_draft_that_reads_states_is_written_and_read(embedding, llm, tmp_path):
-    config = TrainingConfig(layers=1, architecture="features", embedding=embedding)
-    model = untrained_draft(llm.engine.target, config, OUTPUTS)
-    weight = np.random.default_rng(0).standard_normal((llm.engine.target.config.embed_size,) * 2)
-    model = model.with_weights({"fusion.state.weight": jnp.asarray(weight, jnp.float32)})
-    trained = TrainedDraft(model, OUTPUTS, 7, {"greedy": 0.5, "sampled": 0.25}, 1000)
-    lender = Lender("tiny", llm.engine.target, llm.tokenizer)
-    export(tmp_path, trained, lender, config, PROVENANCE, "float32")
-    assert not (tmp_path / "draft-whole").exists()
-    draft = str(tmp_path / "draft")
-    fast = llm.with_speculation(SpeculativeConfig(method="draft_model", draft=draft))
-    assert isinstance(fast.engine.drafter, FeatureDraft)
-    for name, value in model.weights.items():
-        np.testing.assert_array_equal(fast.engine.drafter.model.weights[name], value)
-    params, prompts = SamplingParams(max_tokens=12), ["the inn", "a b c"]
-    plain = [each.token_ids for each in llm.generate(prompts, params)]
-    assert [each.token_ids for each in fast.generate(prompts, params)] == plain
-    several = SpeculativeConfig(method="draft_model", draft=draft, num_drafts=2)
-    with pytest.raises(ConfigError, match="leave num_drafts out"):
-        llm.with_speculation(several)
-    universal = SpeculativeConfig(method="universal_vocabulary", draft=draft)
-    with pytest.raises(ConfigError, match="method 'draft_model'"):
-        llm.with_speculation(universal)
-    refused = ConfigError if embedding == "own" else CheckpointError
-    with pytest.raises(refused, match="as the draft of that target"):
-        LLM(draft)
 
 
 def test_a_draft_holds_nothing_of_its_target_on_disk(exported):
