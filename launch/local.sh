@@ -6,11 +6,11 @@ usage() {
   cat <<'TEXT'
 usage: launch/local.sh [--dry-run] ["prompt"] [options of `spec-jax generate`]
 
-Sets up .venv on the first run, then decodes the prompt with SmolLM2-135M-Instruct and prompt
-lookup. Later options win, for example:
+Sets up .venv on the first run, then decodes the prompt with SmolLM2-135M-Instruct and the draft
+trained for it, in bfloat16. Later options win, for example:
 
   launch/local.sh "Tell me about the sea." --temperature 0.7 --seed 1
-  launch/local.sh --prompt-file letter.txt --num-speculative-tokens 8
+  launch/local.sh --prompt-file letter.txt --method prompt_lookup
   launch/local.sh --dry-run ...     print the commands, run nothing
   launch/local.sh --help            this text
   .venv/bin/spec-jax generate --help   all options
@@ -25,12 +25,16 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   prompt=(--prompt "$1")
   shift
 fi
-# The default prompt must not stand beside one that the caller names in another way.
+drafter=(--draft "$ROOT/checkpoints/smollm2-135m-instruct-draft.toml" --num-speculative-tokens 1)
+# The default prompt and drafter must not stand beside what the caller names in another way.
 for arg in "$@"; do
-  case "$arg" in --prompt | --prompt=* | --prompt-file | --prompt-file=*) prompt=() ;; esac
+  case "$arg" in
+    --prompt | --prompt=* | --prompt-file | --prompt-file=*) prompt=() ;;
+    --target | --target=* | --draft | --draft=* | --method | --method=*) drafter=() ;;
+  esac
 done
 
 ensure_env
 finish env "$CACHE" "$VENV/bin/spec-jax" generate \
-  --target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --method prompt_lookup --chat --compare \
-  ${prompt[@]+"${prompt[@]}"} "$@"
+  --target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --dtype bfloat16 --chat --compare \
+  ${drafter[@]+"${drafter[@]}"} ${prompt[@]+"${prompt[@]}"} "$@"

@@ -1,6 +1,7 @@
 """The demo model, real weights: speculation changes nothing that it says."""
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.prompts import COPY_PROMPTS, PROMPTS
 
 pytestmark = pytest.mark.weights
 
+DEMO_DRAFT = Path(__file__).parents[1] / "checkpoints" / "smollm2-135m-instruct-draft.toml"
 DRAFT_LAYERS = 3
 """Of the target's 30: a draft that is often wrong, so that rounds accept every count."""
 
@@ -69,6 +71,16 @@ def test_greedy_text_is_plain_decodings(demo, engine_of, method):
 
 
 CHOICES = {
+    "demo draft, block": {
+        "method": "draft_model",
+        "draft": str(DEMO_DRAFT),
+        "verification": "block",
+    },
+    "demo draft, confidence": {
+        "method": "draft_model",
+        "draft": str(DEMO_DRAFT),
+        "lookahead": "confidence",
+    },
     "early exit": {"method": "early_exit", "early_exit_layers": 3},
     "suffix": {"method": "suffix"},
     "several matches": {"method": "prompt_lookup", "num_drafts": 3},
@@ -84,7 +96,7 @@ CHOICES = {
     "universal vocabulary": {"method": "universal_vocabulary"},
     "universal text": {"method": "universal_text"},
 }
-"""Every method, policy, rule and scoring at least once; models draft for themselves."""
+"""Every method, policy, rule and scoring at least once; models without a draft draft themselves."""
 
 
 @pytest.mark.slow
@@ -94,12 +106,27 @@ def test_greedy_text_is_plain_decodings_whatever_is_chosen(demo_recipe, demo_llm
     llm, prompts, plain = demo_llm
     options = CHOICES[choice]
     if options["method"] in DRAFTING_METHODS:
-        options = {**options, "draft": str(demo_recipe)}
+        options = {"draft": str(demo_recipe), **options}
     fast = llm.with_speculation(SpeculativeConfig(**options))
     for _ in range(2):  # the suffix method drafts from the first time
         outputs = fast.generate(prompts, SamplingParams(max_tokens=24))
         assert [each.token_ids for each in outputs] == plain
     assert sum(each.metrics.accepted_tokens for each in outputs) > 0
+
+
+def test_the_demo_draft_is_small_and_changes_nothing_that_is_said(demo_llm):
+    llm, prompts, plain = demo_llm
+    stored = DEMO_DRAFT.with_suffix("")
+    assert sum(each.stat().st_size for each in stored.iterdir()) <= 16e6
+    config = SpeculativeConfig(
+        method="draft_model", draft=str(DEMO_DRAFT), num_speculative_tokens=2
+    )
+    outputs = llm.with_speculation(config).generate(prompts, SamplingParams(max_tokens=24))
+    assert [each.token_ids for each in outputs] == plain
+    metrics = [each.metrics for each in outputs]
+    kept = sum(each.accepted_per_position[0] for each in metrics)
+    # What it was measured at is about twice that.
+    assert kept > 0.2 * sum(each.rounds for each in metrics)
 
 
 @pytest.fixture(scope="module")
