@@ -143,8 +143,7 @@ def read_last_two(
 ) -> tuple[Float[Array, "batch own"], KVCache]:
     """Logits after each row's last known token, and the cache with the last two's entries."""
     start = jnp.maximum(lengths - 2, 0)
-    window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, 2))
-    logits, cache = model.score(window(tokens, start), cache.with_lengths(start))
+    logits, cache = model.score(_slices(tokens, start, 2), cache.with_lengths(start))
     at = (lengths - 1 - start)[:, None, None]
     return jnp.take_along_axis(logits, at, axis=1)[:, 0], cache
 
@@ -161,14 +160,18 @@ def catch_up(
     def read(cache: KVCache) -> KVCache:
         # A window that would pass the end reads some tokens twice instead.
         start = jnp.minimum(cache.lengths, tokens.shape[1] - size)
-        window = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size))
         behind = cache.lengths < wanted
-        after = model.extend(window(tokens, start), cache.with_lengths(start))
+        after = model.extend(_slices(tokens, start, size), cache.with_lengths(start))
         return after.with_lengths(
             jnp.where(behind, jnp.minimum(start + size, wanted), cache.lengths)
         )
 
     return jax.lax.while_loop(lambda cache: (cache.lengths < wanted).any(), read, cache)
+
+
+def _slices(rows: Array, start: Int[Array, " batch"], size: int) -> Array:
+    """`size` (static) entries of each row from its own start on."""
+    return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size))(rows, start)
 
 
 def over_vocabulary(
