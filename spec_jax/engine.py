@@ -127,8 +127,6 @@ class Engine:
             two, which takes time.
         """
         bucket = self.bucket(requests)
-        arrays = self.compiler.put(_pad(requests, bucket))
-        inputs = self.compiler.put(self.inputs(requests, bucket))
         params = [request.sampling for request in requests]
         params += [SamplingParams(max_tokens=1)] * (bucket.batch - len(requests))
         sampling = self.compiler.put(
@@ -140,14 +138,9 @@ class Engine:
             )
         )
         compiled_before = self.compile_seconds
-        prefill = self.compiler.program(
-            (PREFILL, bucket),
-            self._start,
-            (self.target, self.drafter, arrays, inputs),
-            (bucket.block,),
-        )
+        prefill, args = self.prefill(requests)
         begin = time.perf_counter()
-        state = jax.block_until_ready(prefill(self.target, self.drafter, arrays, inputs))
+        state = jax.block_until_ready(prefill(*args))
         drafts = None
         if self._host is not None:
             drafts = self._host.begin(self.compiler, requests, bucket)
@@ -179,6 +172,14 @@ class Engine:
     def compile_seconds(self) -> float:
         """Seconds spent compiling so far."""
         return self.compiler.seconds
+
+    def prefill(self, requests: Sequence[Request]) -> tuple[jax.stages.Compiled, tuple]:
+        """The compiled reading of prompts, and the arguments that these requests give it."""
+        bucket = self.bucket(requests)
+        arrays = self.compiler.put(_pad(requests, bucket))
+        inputs = self.compiler.put(self.inputs(requests, bucket))
+        args = (self.target, self.drafter, arrays, inputs)
+        return self.compiler.program((PREFILL, bucket), self._start, args, (bucket.block,)), args
 
     def memory(self) -> tuple[int, int]:
         """(bytes of weights and caches, bytes that the largest decoding program takes in all)."""

@@ -36,7 +36,7 @@ class Compiler:
         self._placement = target.placement
         self._options = compiler_options(target)
         self._on_progress = on_progress or (lambda message: None)
-        self._programs: dict[tuple[str, Hashable], Any] = {}
+        self._programs: dict[tuple[str, Hashable], jax.stages.Compiled] = {}
 
     def put(self, tree: Any) -> Any:
         """Arrays of one entry a row, on the target's devices."""
@@ -57,7 +57,7 @@ class Compiler:
         static: tuple = (),
         donate: tuple[int, ...] = (),
         out_shardings: Any = None,
-    ) -> Callable:
+    ) -> jax.stages.Compiled:
         """The compiled program for `key`, compiled now if this is the first use.
 
         Args:
@@ -92,10 +92,9 @@ class Compiler:
         needed = taken = 0
         for (known, _), program in self._programs.items():
             if known == name:
-                size = program.memory_analysis()
-                outputs = size.output_size_in_bytes - size.alias_size_in_bytes
+                size: Any = program.memory_analysis()
                 arguments = size.argument_size_in_bytes
-                taken = max(taken, arguments + outputs + size.temp_size_in_bytes)
+                taken = max(taken, arguments + bytes_beside_arguments(program))
                 needed = max(needed, arguments)
         return needed, taken
 
@@ -177,6 +176,12 @@ class Rounds:
         return self.compiler.program(
             (name, (self._key, more)), function, args, donate=donated, out_shardings=out
         )
+
+
+def bytes_beside_arguments(program: jax.stages.Compiled) -> int:
+    """What a program takes on each device: its new results, and what it needs meanwhile."""
+    size: Any = program.memory_analysis()
+    return size.output_size_in_bytes - size.alias_size_in_bytes + size.temp_size_in_bytes
 
 
 def _shardings(state: DecodeState) -> Any:

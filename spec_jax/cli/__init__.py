@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      0; 1 if an audit fails; 2 after a mistake in a flag, a prompt or a checkpoint and if a request
-      failed; 3 if another process of the same run was lost; 130 after Ctrl-C.
+      0; 1 if an audit fails; 2 after a mistake in a flag, a prompt or a checkpoint, if memory is
+      full and if a request failed; 3 if another process of the same run was lost; 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     code = _guarded(arguments)
@@ -65,11 +65,20 @@ def _guarded(arguments: list[str]) -> int:
         return 2
     except Exception as error:
         number, count = _process()
-        if count == 1 or type(error).__name__ != "JaxRuntimeError":
+        full = "RESOURCE_EXHAUSTED" in str(error)
+        if type(error).__name__ != "JaxRuntimeError" or (count == 1 and not full):
             raise
         if "--debug" in arguments:
             traceback.print_exc()
         reason = str(error).strip().splitlines()[0]
+        if full:
+            print(
+                f"spec-jax: error: a device's memory is full ({reason}); decode fewer prompts at "
+                "once (--max-num-seqs, or --sample-batch of train-draft), lower --max-model-len, "
+                "or use --dtype bfloat16 or a --layout of more devices.",
+                file=sys.stderr,
+            )
+            return 2
         print(
             f"spec-jax: error: process {number} of {count} ends: another one has died or cannot be "
             f"reached, unless this one failed by itself: {reason}",

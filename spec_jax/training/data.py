@@ -22,6 +22,8 @@ from spec_jax.training.store import claim, replace_text
 
 HELD_OUT = {"greedy": 0.0, "sampled": 1.0}
 """The temperatures at which acceptance is measured."""
+DATA = "data.json", "training data"
+"""The file that says which data a folder holds, and what to call it."""
 _HELD_OUT_SEED = 1 << 62
 
 
@@ -40,6 +42,11 @@ class Data:
 
 _SAMPLING = ("temperatures", "sequence_length", "sample_batch", "held_out", "seed")
 """What of a config decides the rows, but for how many they are."""
+
+
+def data_identity(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells the rows of a run from others."""
+    return {**{name: getattr(config, name) for name in _SAMPLING}, **identity}
 
 
 def make_data(
@@ -68,8 +75,7 @@ def make_data(
         other data.
       OSError: a file cannot be written; those before it are whole.
     """
-    sampled = {name: getattr(config, name) for name in _SAMPLING}
-    claim(folder, "data.json", {**sampled, **identity}, "training data")
+    claim(folder, *DATA, data_identity(config, identity))
     rows = _announce_size(folder, sampler, config, on_progress)
     if not examples:
         examples = _questions(folder, sampler, config, rows, on_progress)

@@ -39,6 +39,17 @@ class Rows:
         return len(self.tokens)
 
 
+def empty_rows(count: int, length: int, embed_size: int) -> Rows:
+    """Rows of nothing, which have the shapes of others."""
+    return Rows(
+        tokens=np.zeros((count, length), np.int32),
+        begins=np.zeros((count,), np.int32),
+        lengths=np.zeros((count,), np.int32),
+        states=np.zeros((count, length, embed_size), ml_dtypes.bfloat16),
+        normalisers=np.zeros((count, length), np.float32),
+    )
+
+
 def bytes_per_token(embed_size: int) -> int:
     """Bytes on disk for each token of a row."""
     return 2 * embed_size + 8

@@ -14,9 +14,10 @@ import numpy as np
 from spec_jax.errors import ConfigError, TrainingError
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
+from spec_jax.programs import bytes_beside_arguments
 from spec_jax.sharding import Placement
 from spec_jax.training.config import TrainingConfig
-from spec_jax.training.data import Data, make_data
+from spec_jax.training.data import DATA, Data, data_identity, make_data
 from spec_jax.training.distil import (
     Batch,
     Measures,
@@ -29,9 +30,10 @@ from spec_jax.training.distil import (
 )
 from spec_jax.training.draft import trained_names, untrained_draft
 from spec_jax.training.examples import Example
-from spec_jax.training.rows import RowFiles, Rows
+from spec_jax.training.memory import check_fits
+from spec_jax.training.rows import RowFiles, Rows, empty_rows
 from spec_jax.training.sampling import Sampler
-from spec_jax.training.store import History, RunStore
+from spec_jax.training.store import RUN, History, RunStore, holds
 
 REPORT_SECONDS = 1.0
 
@@ -91,7 +93,8 @@ class TrainingRun:
       on_progress: called with a line of text.
 
     Raises:
-      ConfigError: the directory holds another run, or the config does not fit the target.
+      ConfigError: the directory holds another run, or the config does not fit the target or the
+        devices' memory.
     """
 
     def __init__(
@@ -114,7 +117,13 @@ class TrainingRun:
         untrained_draft(self._target, config, None, self._placement)  # refuses what does not fit
         self._check_fit(llm.max_model_len)
         self._identity, self._data_dir = identity or {}, data_dir or path / "data"
-        self.store = RunStore(path, {**dataclasses.asdict(config), **self._identity})
+        run = {**dataclasses.asdict(config), **self._identity}
+        # What does not fit claims no directory.
+        if not holds(path, *RUN, run):
+            if not holds(self._data_dir, *DATA, data_identity(config, self._identity)):
+                self._sampler.check_memory()
+            self._check_memory()
+        self.store = RunStore(path, run)
 
     def _check_fit(self, context: int) -> None:
         config = self._config
@@ -138,6 +147,26 @@ class TrainingRun:
                     f"reduced_vocab is {config.reduced_vocab}, which the layout cuts into {ways} "
                     f"pieces; give a multiple of {ways}."
                 )
+
+    def _check_memory(self) -> None:
+        """Compiles an update as it will be, though which tokens are proposed is not yet known."""
+        config, target = self._config, self._target
+        count = config.reduced_vocab
+        self._prepare(None if count is None else np.arange(min(count, target.config.vocab_size)))
+        ways = 1 if self._placement is None else self._placement.ways("batch")
+        more = (
+            parts
+            for parts in range(config.accumulate + 1, config.batch_size // ways + 1)
+            if config.batch_size % (parts * ways) == 0
+        )
+        rows = empty_rows(config.batch_size, config.sequence_length, target.config.embed_size)
+
+        def needed(parts: int) -> int:
+            batch = self._put(rows, rows.normalisers, parts)
+            args = (self.state, self._student, self._teacher, batch)
+            return bytes_beside_arguments(self._advance.lower(*args).compile())
+
+        check_fits(target, "an update", "accumulate", config.accumulate, more, needed)
 
     def run(self) -> Iterator[Progress]:
         """Makes the data and trains; yields where it is about once a second, and at the end.
@@ -204,12 +233,21 @@ class TrainingRun:
 
     def _begin(self, data: Data) -> None:
         """Makes or restores all that training needs."""
-        config, target = self._config, self._target
         self._data = data
-        self._outputs = _most_frequent(data.train, config, target)
-        draft = untrained_draft(target, config, self._outputs, self._placement)
+        self._outputs = _most_frequent(data.train, self._config, self._target)
+        self._prepare(self._outputs)
+        latest = self.store.latest
+        if latest is not None:
+            self._on_progress(f"going on from step {latest}")
+            self.state = self.store.restore(latest, self.state)
+        self._history = History(self._path / "metrics.jsonl", -1 if latest is None else latest)
+
+    def _prepare(self, outputs: np.ndarray | None) -> None:
+        """Makes the draft that proposes these tokens, and what trains it."""
+        config, target = self._config, self._target
+        draft = untrained_draft(target, config, outputs, self._placement)
         self._student = Student(draft, config.objective, config.dtype)
-        self._teacher = _teacher(target, self._outputs)
+        self._teacher = _teacher(target, outputs)
         optimizer = optimizer_of(config)
         weights = draft.weights
         # A copy, since the update overwrites it, and the target's own may be among them.
@@ -223,11 +261,6 @@ class TrainingRun:
             position=jnp.zeros((), jnp.int32),
             key=jnp.array([config.seed, 0], jnp.uint32),
         )
-        latest = self.store.latest
-        if latest is not None:
-            self._on_progress(f"going on from step {latest}")
-            self.state = self.store.restore(latest, self.state)
-        self._history = History(self._path / "metrics.jsonl", -1 if latest is None else latest)
 
         def advance(state: TrainState, student: Student, teacher: Teacher, batch: Batch):
             return update(state, student, teacher, batch, optimizer)
@@ -249,6 +282,10 @@ class TrainingRun:
     def _batch(self, files: RowFiles, numbers: np.ndarray, parts: int) -> Batch:
         """Rows on the device; those whose number is -1 are empty."""
         rows = files.take(np.maximum(numbers, 0))
+        weights = _weights(rows, files is self._data.train) * (numbers >= 0)[:, None]
+        return self._put(rows, weights, parts)
+
+    def _put(self, rows: Rows, weights: np.ndarray, parts: int) -> Batch:
         placement = self._student.model.placement
 
         def put(array: np.ndarray) -> jax.Array:
@@ -257,7 +294,6 @@ class TrainingRun:
                 return jnp.asarray(array)
             return placement.put(array, None, "batch", *(None,) * (array.ndim - 2))
 
-        weights = _weights(rows, files is self._data.train) * (numbers >= 0)[:, None]
         return Batch(put(rows.tokens), put(weights), put(rows.states), put(rows.normalisers))
 
     def _evaluate(self, step: int, loss: float | None = None) -> dict[str, Any]:

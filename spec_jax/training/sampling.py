@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ from spec_jax.drafters.none import NoDraft
 from spec_jax.engine import Engine, Request
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
+from spec_jax.programs import bytes_beside_arguments
 from spec_jax.training.examples import Example, prefix_of_questions
+from spec_jax.training.memory import check_fits
 from spec_jax.training.rows import Rows
 
 CHUNK = 16
@@ -41,6 +44,25 @@ class Sampler:
             max_model_len=llm.max_model_len,
             keep_states=True,
         )
+
+    def check_memory(self) -> None:
+        """Refuses to sample more rows at once than memory holds.
+
+        Raises:
+          ConfigError: it holds fewer, and says how many.
+        """
+        target, size = self.llm.engine.target, self.llm.max_num_seqs
+        ways = 1 if target.placement is None else target.placement.ways("batch")
+        fewer = (size >> i for i in range(1, size.bit_length()) if size >> i >= ways)
+        prompt = Example((0,) * (self.length * 3 // 4))  # the longest; see `make_data`
+        request = self._request(prompt, SamplingParams(max_tokens=self.length // 4))
+
+        def needed(rows: int) -> int:
+            prefill, _ = self._engine.prefill([request] * rows)
+            normalisers = self._normalisers(prefill.out_info.states)
+            return bytes_beside_arguments(prefill) + bytes_beside_arguments(normalisers)
+
+        check_fits(target, "sampling", "sample_batch", size, fewer, needed)
 
     def questions(self, count: int, seed: int) -> list[str]:
         """What a user might ask, as the target invents it at temperature 1; at most `count`.
@@ -88,12 +110,9 @@ class Sampler:
         while batch.running:
             batch.advance(self.length)
         count, length = len(requests), self.length
-        compiler, target, states = self._engine.compiler, self._engine.target, batch.state.states
-        assert states is not None
-        program = compiler.program(
-            ("the normalisers of rows", states.shape), _normalisers, (target, states)
-        )
-        states, normalisers = distributed.to_host(program(target, states))
+        target, states = self._engine.target, batch.state.states
+        found = self._normalisers(states)(target, states)
+        states, normalisers = distributed.to_host(found)
         tokens, lengths = batch.view.tokens[:count, :length].copy(), batch.view.lengths[:count]
         places = np.arange(length)[None] - lengths[:, None]
         known, scored = places < 0, places < -1  # nothing follows the last token
@@ -104,6 +123,10 @@ class Sampler:
             states.astype(ml_dtypes.bfloat16),
             np.where(scored, normalisers[:count, :length], 0.0),
         )
+
+    def _normalisers(self, states: Any) -> jax.stages.Compiled:
+        key = ("the normalisers of rows", states.shape)
+        return self._engine.compiler.program(key, _normalisers, (self._engine.target, states))
 
 
 def _normalisers(

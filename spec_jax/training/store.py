@@ -15,23 +15,31 @@ from spec_jax import distributed
 from spec_jax.errors import CheckpointError, ConfigError
 from spec_jax.training.distil import TrainState
 
+RUN = "run.json", "training run"
+"""The file that says which run a directory holds, and what to call it."""
 _VERSION = 1
 
 
-def claim(path: Path, name: str, identity: Mapping[str, Any], what: str) -> None:
-    """Makes a directory one of these, or sees that it is the same already.
+def claim(path: Path, name: str, what: str, identity: Mapping[str, Any]) -> None:
+    """Makes a directory one of these, unless it is the same already; otherwise as `holds`."""
+    if not holds(path, name, what, identity) and jax.process_index() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+        replace_text(path / name, json.dumps(_versioned(identity), indent=2) + "\n")
+
+
+def holds(path: Path, name: str, what: str, identity: Mapping[str, Any]) -> bool:
+    """Whether a directory is the same already; otherwise it is new or empty.
 
     Args:
       path: the directory.
       name: the file in it that says what it is.
-      identity: what it is to be.
       what: what to call it in messages.
+      identity: what it is to be.
 
     Raises:
       ConfigError: it is another, or something else.
     """
-    file = path / name
-    wanted = json.loads(json.dumps({"version": _VERSION, **identity}))
+    file, wanted = path / name, _versioned(identity)
     strange = path.exists() and not file.is_file()
     strange = strange and (not path.is_dir() or any(path.iterdir()))
     found = json.loads(file.read_text()) if file.is_file() else None
@@ -50,9 +58,11 @@ def claim(path: Path, name: str, identity: Mapping[str, Any], what: str) -> None
             f"{path} holds another {what}: {'; '.join(differing)}. Choose a new directory, or ask "
             "for the same to go on with it."
         )
-    if found is None and jax.process_index() == 0:
-        path.mkdir(parents=True, exist_ok=True)
-        replace_text(file, json.dumps(wanted, indent=2) + "\n")
+    return found is not None
+
+
+def _versioned(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps({"version": _VERSION, **identity}))
 
 
 class RunStore:
@@ -72,7 +82,7 @@ class RunStore:
 
     def __init__(self, path: Path, identity: Mapping[str, Any]):
         self.path = path
-        claim(path, "run.json", identity, "training run")
+        claim(path, *RUN, identity)
         self._lock = _lock(path / "lock") if jax.process_index() == 0 else None
         from orbax.checkpoint import v1 as ocp  # takes a second to import
 

@@ -5,8 +5,10 @@ import os
 import re
 import subprocess
 
+import jax.numpy as jnp
 import pytest
 
+from spec_jax import LLM
 from tests.checkpoints import tiny
 from tests.cli.harness import ESCAPE, KEYS, failure, finished, output, run, spawn
 
@@ -208,6 +210,13 @@ def test_a_draft_of_another_tokenizer(capsys, model, tmp_path):
     tiny.write_tokenizer(draft, tokens)
     message = failure(capsys, "generate", "--target", model, "--draft", draft, "hi")
     assert f"{first} is 'A' and 'B'" in message and "prompt_lookup" in message
+
+
+def test_a_full_memory_is_told_with_what_would_take_less(capsys, model, monkeypatch):
+    monkeypatch.setattr(LLM, "stream", lambda self, *args: jnp.zeros((1 << 48,), jnp.int8))
+    monkeypatch.setattr(LLM, "generate", LLM.stream)
+    message = failure(capsys, "generate", "the", "--target", model)
+    assert "Out of memory allocating" in message and "--max-num-seqs" in message
 
 
 def test_prompts_that_cannot_be_decoded(capsys, model, tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from spec_jax.errors import ConfigError, TrainingError
+from spec_jax.training import memory
 from spec_jax.training import run as module
 from spec_jax.training.config import TrainingConfig
 from spec_jax.training.examples import read_examples
@@ -153,9 +154,8 @@ def test_runs_share_the_rows_of_a_directory(finished, llm, data_file, tmp_path, 
     run = TrainingRun(llm, config, tmp_path / "run", examples, data_dir=data)
     assert [each.step for each in run.run() if each.evaluated] == [2]
     other = dataclasses.replace(CONFIG, temperatures=(0.5,))
-    run = TrainingRun(llm, other, tmp_path / "other", examples, data_dir=data)
     with pytest.raises(ConfigError, match=r"other training data: temperatures is \[0.0"):
-        list(run.run())
+        TrainingRun(llm, other, tmp_path / "other", examples, data_dir=data)
 
 
 HOLD = """
@@ -227,6 +227,28 @@ def test_a_full_disk_stops_with_the_last_checkpoint_intact(llm, data_file, tmp_p
 def test_what_does_not_fit_is_refused_with_the_remedy(llm, data_file, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         trained(llm, tmp_path / "run", data_file, dataclasses.replace(CONFIG, **changes))
+
+
+@pytest.mark.parametrize(
+    ("free", "message"),
+    [
+        # Of each device, when the sampling and when an update is looked at.
+        (
+            [2e6],
+            r"sample_batch is 8, with which sampling takes 0.0\d GiB .* sample_batch 4 would fit",
+        ),
+        ([1e3], r"sample_batch is 8, .* no value of it would fit; take a smaller draft or target"),
+        ([1e9, 6e5], r"accumulate is 1, with which an update takes .* accumulate 2 would fit"),
+    ],
+)
+def test_a_batch_that_memory_does_not_hold_is_refused_before_anything_is_made(
+    llm, data_file, tmp_path, monkeypatch, free, message
+):
+    left = iter(free)
+    monkeypatch.setattr(memory, "free_memory", lambda model: next(left))
+    with pytest.raises(ConfigError, match=message):
+        trained(llm, tmp_path / "run", data_file)
+    assert not (tmp_path / "run").exists()
 
 
 OTHERS = [

@@ -1,0 +1,69 @@
+"""Whether the devices' memory holds what training does, asked of the compiler beforehand."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import psutil
+
+from spec_jax.errors import ConfigError
+from spec_jax.models.model import Model
+
+GIB = 2**30
+
+
+def free_memory(model: Model) -> int:
+    """Bytes that are free on each of the devices of this process that a model lies on."""
+    devices = jax.tree.leaves(model)[0].sharding.addressable_devices
+    known = [device.memory_stats() for device in devices]
+    if all(known):
+        return min(each["bytes_limit"] - each["bytes_in_use"] for each in known)
+    return psutil.virtual_memory().available // len(devices)  # the devices are this machine's cores
+
+
+def check_fits(
+    model: Model,
+    what: str,
+    name: str,
+    value: int,
+    smaller: Iterable[int],
+    bytes_needed: Callable[[int], int],
+) -> None:
+    """Refuses what does not fit into memory, and says what would.
+
+    Args:
+      model: what lies on the devices already.
+      what: what is to be done, for the message.
+      name: the setting on which it depends how much memory that takes.
+      value: the setting.
+      smaller: other values of it, of which each needs less than the one before.
+      bytes_needed: of a value, the bytes needed on each device beside what lies there. It may
+        compile, and the compiler may refuse for want of memory.
+
+    Raises:
+      ConfigError: it does not fit.
+    """
+    room = free_memory(model)
+
+    def needed(value: int) -> int | float:
+        try:
+            return bytes_needed(value)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return float("inf")
+
+    wanted = needed(value)
+    if wanted <= room:
+        return
+    fitting = next((each for each in smaller if needed(each) <= room), None)
+    taken = "more" if wanted == float("inf") else f"{wanted / GIB:.2f} GiB"
+    remedy = (
+        "no value of it would fit; take a smaller draft or target, dtype bfloat16, or a layout "
+        "of more devices"
+        if fitting is None
+        else f"{name} {fitting} would fit"
+    )
+    raise ConfigError(
+        f"{name} is {value}, with which {what} takes {taken} of memory on each device, but "
+        f"{room / GIB:.2f} GiB are free; {remedy}."
+    )
