@@ -121,7 +121,7 @@ class TrainingRun:
         # What does not fit claims no directory.
         if not holds(path, *RUN, run):
             if not holds(self._data_dir, *DATA, data_identity(config, self._identity)):
-                self._sampler.check_memory()
+                self._sampler.check_memory(config.sample_batch)
             self._check_memory()
         self.store = RunStore(path, run)
 
@@ -167,6 +167,7 @@ class TrainingRun:
             return bytes_beside_arguments(self._advance.lower(*args).compile())
 
         check_fits(target, "an update", "accumulate", config.accumulate, more, needed)
+        del self._student, self._teacher, self.state  # sampling takes their room; see `_begin`
 
     def run(self) -> Iterator[Progress]:
         """Makes the data and trains; yields where it is about once a second, and at the end.

@@ -45,16 +45,19 @@ class Sampler:
             keep_states=True,
         )
 
-    def check_memory(self) -> None:
+    def check_memory(self, size: int) -> None:
         """Refuses to sample more rows at once than memory holds.
+
+        Args:
+          size: rows that are sampled together.
 
         Raises:
           ConfigError: it holds fewer, and says how many.
         """
-        target, size = self.llm.engine.target, self.llm.max_num_seqs
+        target, size = self.llm.engine.target, min(size, self.llm.max_num_seqs)
         ways = 1 if target.placement is None else target.placement.ways("batch")
         fewer = (size >> i for i in range(1, size.bit_length()) if size >> i >= ways)
-        prompt = Example((0,) * (self.length * 3 // 4))  # the longest; see `make_data`
+        prompt = Example((0,) * (self.length * 3 // 4))  # the longest that data keeps
         request = self._request(prompt, SamplingParams(max_tokens=self.length // 4))
 
         def needed(rows: int) -> int:
