@@ -32,6 +32,11 @@ class TrainingError(SpecJaxError):
     """Training a draft cannot go on; what was saved is intact."""
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether JAX says, when it compiles or when it runs, that a device's memory is too small."""
+    return type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `` Did you mean 'x'?`` for the closest known name, or the list of known names."""
     known = sorted(known)

@@ -13,7 +13,13 @@ from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
 from spec_jax.cli.train_arguments import parse_train
-from spec_jax.errors import ConfigError, DisagreementError, SpecJaxError, did_you_mean
+from spec_jax.errors import (
+    ConfigError,
+    DisagreementError,
+    SpecJaxError,
+    did_you_mean,
+    is_out_of_memory,
+)
 
 PEER_LOST = 3
 """Exit code of a process whose peers are gone."""
@@ -65,7 +71,7 @@ def _guarded(arguments: list[str]) -> int:
         return 2
     except Exception as error:
         number, count = _process()
-        full = "RESOURCE_EXHAUSTED" in str(error)
+        full = is_out_of_memory(error)
         if type(error).__name__ != "JaxRuntimeError" or (count == 1 and not full):
             raise
         if "--debug" in arguments:

@@ -14,7 +14,7 @@ from spec_jax.decoding import loop
 from spec_jax.decoding.lookahead import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine import Bucket
-from spec_jax.errors import ConfigError
+from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import (
     abstract_cache,
@@ -23,7 +23,7 @@ from spec_jax.planning.abstract import (
     abstract_tokens,
 )
 from spec_jax.planning.hlo import Collective, by_kind, collectives
-from spec_jax.programs import compiler_options
+from spec_jax.programs import bytes_beside_arguments, compiler_options
 from spec_jax.sharding import Layout
 
 _LIBTPU = {
@@ -163,7 +163,7 @@ def _compile(jitted: Any, args: tuple, target: Model) -> Program:
     try:
         program = lowered.compile(compiler_options=compiler_options(target))
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         seconds = time.perf_counter() - begin
         why = str(error).splitlines()[0]
@@ -172,9 +172,7 @@ def _compile(jitted: Any, args: tuple, target: Model) -> Program:
     size, text = program.memory_analysis(), program.as_text()
     return Program(
         memory_bytes=size.argument_size_in_bytes
-        + size.output_size_in_bytes
-        - size.alias_size_in_bytes
-        + size.temp_size_in_bytes
+        + bytes_beside_arguments(program)
         + size.generated_code_size_in_bytes,
         argument_bytes=size.argument_size_in_bytes,
         temporary_bytes=size.temp_size_in_bytes,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import jax
 import psutil
 
-from spec_jax.errors import ConfigError
+from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
 
 GIB = 2**30
@@ -48,7 +48,7 @@ def check_fits(
         try:
             return bytes_needed(value)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_out_of_memory(error):
                 raise
             return float("inf")
 

@@ -214,7 +214,6 @@ def test_a_draft_of_another_tokenizer(capsys, model, tmp_path):
 
 def test_a_full_memory_is_told_with_what_would_take_less(capsys, model, monkeypatch):
     monkeypatch.setattr(LLM, "stream", lambda self, *args: jnp.zeros((1 << 48,), jnp.int8))
-    monkeypatch.setattr(LLM, "generate", LLM.stream)
     message = failure(capsys, "generate", "the", "--target", model)
     assert "Out of memory allocating" in message and "--max-num-seqs" in message
 

@@ -234,11 +234,11 @@ def test_what_does_not_fit_is_refused_with_the_remedy(llm, data_file, tmp_path, 
     [
         # Of each device, when the sampling and when an update is looked at.
         (
-            [2e6],
+            [2.3e6],
             r"sample_batch is 8, with which sampling takes 0.0\d GiB .* sample_batch 4 would fit",
         ),
         ([1e3], r"sample_batch is 8, .* no value of it would fit; take a smaller draft or target"),
-        ([1e9, 6e5], r"accumulate is 1, with which an update takes .* accumulate 2 would fit"),
+        ([1e9, 6.6e5], r"accumulate is 1, with which an update takes .* accumulate 2 would fit"),
     ],
 )
 def test_a_batch_that_memory_does_not_hold_is_refused_before_anything_is_made(
