@@ -30,10 +30,10 @@ import transformers
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.checkpoints import locate
-from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine import Engine
-from spec_jax.programs import compiler_options
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.programs import compiler_options
 from tests.prompts import COPY_PROMPTS, PROMPTS
 from tests.torch_reference import load_llama
 

@@ -45,9 +45,9 @@ def prompt_sets(llm, count):
     }
 
 
-def speculative(draft, k, lookahead="constant"):
+def speculative(draft, k, policy="constant"):
     return SpeculativeConfig(
-        method="draft_model", draft=draft, num_speculative_tokens=k, lookahead=lookahead
+        method="draft_model", draft=draft, num_speculative_tokens=k, draft_length_policy=policy
     )
 
 
@@ -97,9 +97,9 @@ def speed(args):
     systems = {"spec-jax, plain": cpu_decode.ours(plain, prompts)}
     target_step = cpu_decode.greedy_steps(plain.engine.target, 1)
     for draft in args.drafts:
-        for lookahead, k in itertools.product(args.policies, args.lookaheads):
-            llm = plain.with_speculation(speculative(draft, k, lookahead))
-            system = f"spec-jax, {name_of(draft)}, {lookahead}, K = {k}"
+        for policy, k in itertools.product(args.policies, args.lookaheads):
+            llm = plain.with_speculation(speculative(draft, k, policy))
+            system = f"spec-jax, {name_of(draft)}, {policy}, K = {k}"
             systems[system] = cpu_decode.ours(llm, prompts)
         draft_step = cpu_decode.greedy_steps(llm.engine.drafter.model, 1)
         ratios = [1 / target_step() * draft_step() for _ in range(9)][1:]

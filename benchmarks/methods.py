@@ -1,4 +1,4 @@
-"""What lookahead policies, verifications and scorings gain, on CPU, with the demo model.
+"""What draft-length policies, verifications and scorings gain, on CPU, with the demo model.
 
     export PYTHONPATH=.
     python benchmarks/methods.py adaptive        # against plain decoding and every constant K
@@ -22,11 +22,12 @@ import numpy as np
 
 from spec_jax import LLM, SamplingParams
 from spec_jax.decoding.adaptive import Adaptive
-from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
-from spec_jax.engine import Engine, Request
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import Request
 from spec_jax.models.model import Model
 from tests.prompts import COPY_PROMPTS, PROMPTS
 

@@ -16,7 +16,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np
 
 from spec_jax import LLM, RequestOutput, SamplingParams, SpeculativeConfig
-from spec_jax.vocabulary import VocabularyMap
+from spec_jax.text.vocabulary import VocabularyMap
 from tests.prompts import PROMPTS
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"

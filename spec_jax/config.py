@@ -36,7 +36,7 @@ MOST_SPECULATIVE_TOKENS = {
     "adaptive": 8,
     "oracle": 20,
 }
-LOOKAHEADS = tuple(MOST_SPECULATIVE_TOKENS)
+DRAFT_LENGTH_POLICIES = tuple(MOST_SPECULATIVE_TOKENS)
 VERIFICATIONS = ("token", "block", "greedy")
 SCORINGS = ("block", "stairs")
 DTYPES = ("float32", "bfloat16")
@@ -170,8 +170,8 @@ class SpeculativeConfig:
         the target again shares its weights.
       num_speculative_tokens: the lookahead K, most tokens drafted per round. By default 4 where
         it is constant, 8 where it is adaptive, else 20.
-      lookahead: how K changes from round to round. `constant` keeps it; `heuristic` drafts two
-        more after a draft that was accepted whole, else one less (Hugging Face 2023);
+      draft_length_policy: how K changes from round to round. `constant` keeps it; `heuristic`
+        drafts two more after a draft that was accepted whole, else one less (Hugging Face 2023);
         `confidence` stops after a token of which the drafter is not confident (arXiv 2405.04304);
         `adaptive` measures what rounds cost and maximises each request's tokens per second;
         `oracle` counts what the best policy would have drafted, for analysis.
@@ -193,7 +193,7 @@ class SpeculativeConfig:
     method: str = "none"
     draft: str | None = None
     num_speculative_tokens: int | None = None
-    lookahead: str = "constant"
+    draft_length_policy: str = "constant"
     confidence_threshold: float = 0.4
     retune_confidence: bool = False
     verification: str = "token"
@@ -205,7 +205,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        check_choice("lookahead", self.lookahead, LOOKAHEADS)
+        check_choice("draft_length_policy", self.draft_length_policy, DRAFT_LENGTH_POLICIES)
         check_choice("verification", self.verification, VERIFICATIONS)
         check_choice("scoring", self.scoring, SCORINGS)
         if self.num_speculative_tokens is not None:
@@ -229,7 +229,7 @@ class SpeculativeConfig:
         """Most tokens drafted per round, the default filled in; plain decoding drafts none."""
         if self.method == "none":
             return 0
-        return self.num_speculative_tokens or MOST_SPECULATIVE_TOKENS[self.lookahead]
+        return self.num_speculative_tokens or MOST_SPECULATIVE_TOKENS[self.draft_length_policy]
 
     def _refuse_contradictions(self) -> None:
         belong = {
@@ -245,10 +245,11 @@ class SpeculativeConfig:
                     f"{name} is {value!r} but method is {self.method!r}; use method {known}, or "
                     f"leave {name} out."
                 )
-        if self.retune_confidence and self.lookahead != "confidence":
+        if self.retune_confidence and self.draft_length_policy != "confidence":
             raise ConfigError(
-                f"retune_confidence is set but lookahead is {self.lookahead!r}; use lookahead "
-                "'confidence', or leave retune_confidence out."
+                "retune_confidence is set but draft_length_policy is "
+                f"{self.draft_length_policy!r}; use draft_length_policy 'confidence', or leave "
+                "retune_confidence out."
             )
         if self.retune_confidence and self.method == "universal_text":
             raise ConfigError(

@@ -10,14 +10,15 @@ import numpy as np
 
 from spec_jax import checkpoints, distributed
 from spec_jax.config import DTYPES, SamplingParams, SpeculativeConfig
-from spec_jax.engine import Engine, Request
+from spec_jax.engine.detokenization import Row, collect
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
+from spec_jax.engine.requests import Request
 from spec_jax.errors import ConfigError, RequestError
-from spec_jax.grammar import GrammarCompiler
-from spec_jax.methods import Setting, make_drafting, make_lookahead
 from spec_jax.outputs import RequestOutput, StreamChunk
-from spec_jax.rows import Row, collect
 from spec_jax.sharding import Layout
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.text.grammar import GrammarCompiler
+from spec_jax.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -123,7 +124,7 @@ class LLM:
         self.engine = Engine(
             self._checkpoint.model,
             drafting.drafter,
-            make_lookahead(config),
+            make_draft_length_policy(config),
             config.verification,
             scoring=config.scoring,
             max_model_len=self.max_model_len,

@@ -29,7 +29,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # Shapes and types in annotations are checked at every call.
 install_import_hook("spec_jax", "beartype.beartype")
 
-from spec_jax import programs
+from spec_jax.engine import programs
 from spec_jax.planning import compiled
 from tests import quick
 

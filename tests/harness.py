@@ -7,16 +7,17 @@ import numpy as np
 from scipy import stats
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.lookahead import Constant, Heuristic
+from spec_jax.decoding.draft_length import Constant, Heuristic
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.early_exit import EarlyExit
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
-from spec_jax.engine import Engine, Request
-from spec_jax.methods import Drafting
-from spec_jax.suffix_index import SuffixIndex
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.methods import Drafting
+from spec_jax.engine.requests import Request
+from spec_jax.engine.suffix_index import SuffixIndex
 from spec_jax.testing import tiny_model
 
 TARGET, DRAFT = tiny_model(0), tiny_model(1)

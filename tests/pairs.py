@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.text.tokenizer import Tokenizer
 from tests.checkpoints.tiny import CONFIG, TEMPLATE, llama_tensors, write_json
 
 SHAPE = CONFIG | {"vocab_size": 1, "max_position_embeddings": 512}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spec_jax import programs
+from spec_jax.engine import programs
 from spec_jax.models.model import Model
 
 OPTIMIZED = programs.compiler_options

@@ -8,7 +8,13 @@ import pickle
 import pytest
 
 from spec_jax import ConfigError, SamplingParams, SpeculativeConfig
-from spec_jax.config import DRAFTING_METHODS, LOOKAHEADS, METHODS, SCORINGS, VERIFICATIONS
+from spec_jax.config import (
+    DRAFT_LENGTH_POLICIES,
+    DRAFTING_METHODS,
+    METHODS,
+    SCORINGS,
+    VERIFICATIONS,
+)
 from spec_jax.errors import SpecJaxError
 
 INF, NAN = math.inf, math.nan
@@ -42,8 +48,8 @@ BAD_SPECULATIVE = [
         for bad in ("prompt-lookup", "promptlookup")
     ],
     *[("method", bad, f"Known: {', '.join(sorted(METHODS))}.") for bad in ("xyz", "", 3)],
-    ("lookahead", "constantly", "Did you mean 'constant'?"),
-    ("lookahead", 4, "Known: adaptive, confidence, constant, heuristic, oracle."),
+    ("draft_length_policy", "constantly", "Did you mean 'constant'?"),
+    ("draft_length_policy", 4, "Known: adaptive, confidence, constant, heuristic, oracle."),
     ("verification", "tokens", "Did you mean 'token'?"),
     ("verification", "xyz", "Known: block, greedy, token."),
     ("scoring", "stair", "Did you mean 'stairs'?"),
@@ -164,13 +170,13 @@ CONTRADICTIONS = [
     ),
     (
         {"method": "early_exit", "retune_confidence": True},
-        ["lookahead is 'constant'", "use lookahead 'confidence'"],
+        ["draft_length_policy is 'constant'", "use draft_length_policy 'confidence'"],
     ),
     (
         {
             "method": "universal_text",
             "draft": "d",
-            "lookahead": "confidence",
+            "draft_length_policy": "confidence",
             "retune_confidence": True,
         },
         ["'universal_text'", "leave it out"],
@@ -186,20 +192,22 @@ def test_a_contradiction_is_refused_with_both_values_and_a_remedy(options, parts
 
 
 @pytest.mark.parametrize(
-    ("lookahead", "most"),
+    ("policy", "most"),
     [("constant", 4), ("heuristic", 20), ("confidence", 20), ("adaptive", 8), ("oracle", 20)],
 )
-def test_each_lookahead_has_its_own_most_tokens(lookahead, most):
-    drafting = SpeculativeConfig(method="prompt_lookup", lookahead=lookahead)
+def test_each_policy_has_its_own_most_tokens(policy, most):
+    drafting = SpeculativeConfig(method="prompt_lookup", draft_length_policy=policy)
     assert drafting.most_speculative_tokens == most
-    assert dataclasses.replace(drafting, lookahead="constant").most_speculative_tokens == 4
-    assert SpeculativeConfig(lookahead=lookahead).most_speculative_tokens == 0
-    assert SpeculativeConfig(lookahead=lookahead, num_speculative_tokens=7) == SpeculativeConfig(
-        lookahead=lookahead, num_speculative_tokens=7
+    assert (
+        dataclasses.replace(drafting, draft_length_policy="constant").most_speculative_tokens == 4
     )
-    assert SpeculativeConfig(lookahead=lookahead, num_speculative_tokens=7) != SpeculativeConfig(
-        lookahead=lookahead
-    )
+    assert SpeculativeConfig(draft_length_policy=policy).most_speculative_tokens == 0
+    assert SpeculativeConfig(
+        draft_length_policy=policy, num_speculative_tokens=7
+    ) == SpeculativeConfig(draft_length_policy=policy, num_speculative_tokens=7)
+    assert SpeculativeConfig(
+        draft_length_policy=policy, num_speculative_tokens=7
+    ) != SpeculativeConfig(draft_length_policy=policy)
 
 
 @pytest.mark.parametrize(
@@ -285,11 +293,11 @@ def test_the_ends_of_every_range_are_accepted():
     SamplingParams(top_p=1e-9, min_p=0, seed=2**64 - 1)
     SpeculativeConfig(num_speculative_tokens=1, prompt_lookup_max=1, num_drafts=1)
     for threshold in (0, 1):
-        SpeculativeConfig(lookahead="confidence", confidence_threshold=threshold)
+        SpeculativeConfig(draft_length_policy="confidence", confidence_threshold=threshold)
     for method in METHODS:
         SpeculativeConfig(method=method, draft="a" if method in DRAFTING_METHODS else None)
-    for lookahead in LOOKAHEADS:
-        SpeculativeConfig(lookahead=lookahead)
+    for policy in DRAFT_LENGTH_POLICIES:
+        SpeculativeConfig(draft_length_policy=policy)
     for verification in VERIFICATIONS:
         SpeculativeConfig(verification=verification)
     for scoring in SCORINGS:

@@ -8,11 +8,11 @@ import pytest
 
 from spec_jax import LLM, SpeculativeConfig, checkpoints
 from spec_jax.config import DRAFTING_METHODS, SamplingParams
-from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
-from spec_jax.engine import Engine
+from spec_jax.engine.engine import Engine
 from spec_jax.testing import first_layers
 from tests.harness import completions, finish, request
 from tests.often import often

@@ -122,7 +122,7 @@ def test_what_hosts_decide_is_the_same_in_every_process(together, model, prompts
         "universal_text",
     )
     wanted = (*wanted, "--draft", draft, "--regex", REGEX, "--max-num-seqs", "20")
-    wanted = (*wanted, "--temperature", "0.8", "--seed", "7", "--lookahead", "heuristic")
+    wanted = (*wanted, "--temperature", "0.8", "--seed", "7", "--draft-length-policy", "heuristic")
     wanted = (*wanted, "--num-speculative-tokens", "3")
     first, second = together(*generate(model, *wanted))
     results, errors = first.communicate(timeout=400)

@@ -17,7 +17,7 @@ from tokenizers import (
 )
 
 from spec_jax.checkpoints.sentencepiece_model import space_decoder, space_normalizers
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.text.tokenizer import Tokenizer
 from tests.prompts import COPY_PROMPTS, PROMPTS
 
 OTHER_LANGUAGES = [

@@ -29,7 +29,7 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_gguf, family_of_hf
 from spec_jax.sharding import Placement
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.text.tokenizer import Tokenizer
 
 __all__ = ["Checkpoint", "load", "locate", "save"]
 

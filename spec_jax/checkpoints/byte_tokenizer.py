@@ -4,7 +4,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from spec_jax.errors import CheckpointError
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.text.tokenizer import Tokenizer
 
 
 def byte_tokenizer(vocab_size: int) -> Tokenizer:

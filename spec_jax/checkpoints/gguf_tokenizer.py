@@ -15,13 +15,13 @@ from tokenizers import (
     processors,
 )
 
-from spec_jax import tokenizer as text
 from spec_jax.checkpoints.sentencepiece_model import (
     ranked_merges,
     space_decoder,
     space_normalizers,
 )
 from spec_jax.errors import CheckpointError
+from spec_jax.text import tokenizer as text
 
 # Kinds of token in `tokenizer.ggml.token_type`.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6

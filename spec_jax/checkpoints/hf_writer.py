@@ -14,7 +14,7 @@ from spec_jax import distributed
 from spec_jax.models.family import Family, Part
 from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_shape
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.text.tokenizer import Tokenizer
 
 
 def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[str] = ()) -> None:

@@ -20,7 +20,7 @@ from spec_jax.errors import CheckpointError
 from spec_jax.models.config import RopeScaling, TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
-from spec_jax.tokenizer import ChatTemplate, Tokenizer
+from spec_jax.text.tokenizer import ChatTemplate, Tokenizer
 
 MANIFEST = "spec_jax.json"
 _VERSION = 1

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from spec_jax.cli.parser import Parser, add_debug, number, whole
 from spec_jax.config import (
+    DRAFT_LENGTH_POLICIES,
     DTYPES,
-    LOOKAHEADS,
     METHODS,
     MOST_SPECULATIVE_TOKENS,
     SCORINGS,
@@ -272,7 +272,11 @@ def add_speculation(parser: Parser) -> None:
         type=whole,
         metavar="K",
     )
-    add("lookahead", "how K changes from round to round", metavar="|".join(LOOKAHEADS))
+    add(
+        "draft_length_policy",
+        "how K changes from round to round",
+        metavar="|".join(DRAFT_LENGTH_POLICIES),
+    )
     add("confidence_threshold", "stop drafting below it", type=number, metavar="P")
     add("retune_confidence", "learn the threshold from what is accepted", action="store_true")
     add(

@@ -1,16 +1,16 @@
-"""The adaptive lookahead: measured costs and each row's own acceptances choose K."""
+"""The adaptive draft length: measured costs and each row's own acceptances choose K."""
 
 import dataclasses
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.decoding.lookahead import Outcome, halvings
-from spec_jax.pytree import pytree
+from spec_jax.decoding.draft_length import Outcome, halvings
+from spec_jax.sharding.pytree import pytree
 
 
 @pytree
-class Pace:
+class AdaptiveState:
     """What is known of each row's drafts and of what rounds cost.
 
     Attributes:
@@ -62,10 +62,10 @@ class Adaptive:
         """The values of K: those that are scored without waste."""
         return halvings(self.num_speculative_tokens)
 
-    def init(self, batch: int) -> Pace:
+    def init(self, batch: int) -> AdaptiveState:
         """Some confidence in the drafter, and costs that the host replaces by measured ones."""
         judged = jnp.full((batch,), self.prior_tokens, jnp.float32)
-        return Pace(
+        return AdaptiveState(
             accepted=self.prior_rate * judged,
             judged=judged,
             idle=jnp.zeros((batch,), jnp.int32),
@@ -74,17 +74,17 @@ class Adaptive:
             forced=jnp.int32(-1),
         )
 
-    def limits(self, state: Pace, batch: int) -> Int[Array, " batch"]:
+    def limits(self, state: AdaptiveState, batch: int) -> Int[Array, " batch"]:
         """The best K of each row, or one token where a row tries its luck."""
         best = self._best(state)
         trying = (best == 0) & (state.idle >= state.patience)
         chosen = jnp.where(trying, min(1, self.num_speculative_tokens), best)
         return jnp.where(state.forced >= 0, state.forced, chosen)
 
-    def threshold(self, state: Pace, batch: int) -> None:
+    def threshold(self, state: AdaptiveState, batch: int) -> None:
         """Never stops early."""
 
-    def update(self, state: Pace, outcome: Outcome) -> Pace:
+    def update(self, state: AdaptiveState, outcome: Outcome) -> AdaptiveState:
         """Counts what verification judged: the accepted tokens and the first refused one."""
         accepted, drafted = outcome.accepted, outcome.drafted
         tried = (drafted > 0) & (state.forced < 0) & (self._best(state) == 0)
@@ -103,7 +103,7 @@ class Adaptive:
             state, patience=jnp.where(pays, self.first_patience, waits).astype(jnp.int32)
         )
 
-    def _best(self, state: Pace) -> Int[Array, " batch"]:
+    def _best(self, state: AdaptiveState) -> Int[Array, " batch"]:
         choices = jnp.asarray(self.choices, jnp.int32)
         # A rate of 1 would divide by zero, and is never certain.
         rate = jnp.clip(state.accepted / state.judged, 0.0, 0.999)[:, None]

@@ -7,22 +7,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from spec_jax.decoding.cache import KVCache, by_blocks, prefill
-from spec_jax.decoding.control import at_width
-from spec_jax.decoding.lookahead import Lookahead, Outcome, scoring_widths
-from spec_jax.decoding.processors import BatchSampling
+from spec_jax.decoding.draft_length import DraftLengthPolicy, Outcome, scoring_widths
 from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
+from spec_jax.models.cache import KVCache, by_blocks, prefill
+from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
+from spec_jax.sampling.parameters import BatchSampling
 
 
 def start(
     target: Model,
     drafter: Drafter,
-    lookahead: Lookahead,
+    policy: DraftLengthPolicy,
     *,
     tokens: Int[Array, "batch length"],
     lengths: Int[Array, " batch"],
@@ -55,7 +55,7 @@ def start(
         keys=keys,
         cache=cache,
         drafter=drafter.init(tokens, lengths, block, inputs),
-        lookahead=lookahead.init(len(tokens)),
+        draft_length=policy.init(len(tokens)),
         counters=Counters.zeros(len(tokens), drafter.lookahead),
         states=states,
     )
@@ -87,12 +87,12 @@ class Strategy:
     """How rounds are drafted and verified; static under jit.
 
     Attributes:
-      lookahead: how many tokens to draft.
+      draft_length: how many tokens to draft.
       verification: which of them to keep.
       scoring: how the target is called.
     """
 
-    lookahead: Lookahead
+    draft_length: DraftLengthPolicy
     verification: str = "token"
     scoring: str = "block"
 
@@ -125,7 +125,7 @@ def decode_round(
     target: Model, drafter: Drafter, strategy: Strategy, state: DecodeState, sampling: BatchSampling
 ) -> DecodeState:
     """One round: every running row emits between 1 and K + 1 tokens."""
-    draft, state = propose(drafter, strategy.lookahead, state, sampling)
+    draft, state = propose(drafter, strategy.draft_length, state, sampling)
     return finish_round(target, drafter, strategy, state, draft, sampling)
 
 
@@ -150,9 +150,9 @@ def finish_round(
         if state.states is not None and states is not None:
             state = dataclasses.replace(state, states=_note(state.states, states, state.lengths))
         verdict = verify(strategy.verification, p, short, _round_keys(state)[1], sampling.random)
-        return commit(state, short, verdict, drafter, strategy.lookahead, cache)
+        return commit(state, short, verdict, drafter, strategy.draft_length, cache)
 
-    widths = scoring_widths(strategy.lookahead, drafter.steady)
+    widths = scoring_widths(strategy.draft_length, drafter.steady)
     return at_width(widths, draft.lengths.max(), finish, state)
 
 
@@ -175,7 +175,7 @@ def _write_rows(rows: Array, new: Array, at: Int[Array, " batch"]) -> Array:
 
 
 def limits(
-    lookahead: Lookahead, state: DecodeState
+    policy: DraftLengthPolicy, state: DecodeState
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"] | None]:
     """Most tokens that each row may draft, and the confidence below which it stops.
 
@@ -183,23 +183,23 @@ def limits(
     """
     batch = state.lengths.shape[0]
     room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
-    allowed = jnp.minimum(lookahead.limits(state.lookahead, batch), room)
+    allowed = jnp.minimum(policy.limits(state.draft_length, batch), room)
     allowed = jnp.where(state.finish == RUNNING, allowed, 0)
-    return allowed, lookahead.threshold(state.lookahead, batch)
+    return allowed, policy.threshold(state.draft_length, batch)
 
 
 def propose(
-    drafter: Drafter, lookahead: Lookahead, state: DecodeState, sampling: BatchSampling
+    drafter: Drafter, policy: DraftLengthPolicy, state: DecodeState, sampling: BatchSampling
 ) -> tuple[Draft, DecodeState]:
     """Drafts as much as `limits` allows."""
-    allowed, threshold = limits(lookahead, state)
+    allowed, threshold = limits(policy, state)
     context = Context(
         tokens=state.tokens,
         lengths=state.lengths,
         prompt_lengths=state.prompt_lengths,
         keys=_round_keys(state)[0],
         sampling=sampling,
-        limits=allowed if lookahead.varies else None,
+        limits=allowed if policy.varies else None,
         threshold=threshold,
         cache=state.cache,
     )
@@ -230,7 +230,7 @@ def commit(
     draft: Draft,
     verdict: Verdict,
     drafter: Drafter,
-    lookahead: Lookahead,
+    policy: DraftLengthPolicy,
     cache: KVCache,
 ) -> DecodeState:
     """Writes the emitted tokens, finds stops inside them, and rolls both caches back.
@@ -269,7 +269,7 @@ def commit(
     counters = state.counters
     counters = Counters(
         rounds=counters.rounds + running.astype(jnp.int32),
-        drafted=counters.drafted + (drafted if lookahead.counts_refused else kept),
+        drafted=counters.drafted + (drafted if policy.counts_refused else kept),
         accepted=counters.accepted + kept,
         accepted_per_position=counters.accepted_per_position.at[:, :width].add(
             (places[:, :width] < kept[:, None]).astype(jnp.int32)
@@ -284,6 +284,6 @@ def commit(
         finish=finish.astype(jnp.int32),
         cache=cache.with_lengths(lengths - 1),
         drafter=drafter.commit(state.drafter, committed),
-        lookahead=lookahead.update(state.lookahead, outcome),
+        draft_length=policy.update(state.draft_length, outcome),
         counters=counters,
     )

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from spec_jax.decoding.cache import KVCache, Places
-from spec_jax.decoding.processors import BatchSampling, History
-from spec_jax.decoding.sampling import probabilities
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft
+from spec_jax.models.cache import KVCache, Places
 from spec_jax.models.model import Model
+from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sampling.probabilities import probabilities
+from spec_jax.sampling.processors import History
 
 
 def entries_per_round(scoring: str, lookahead: int, drafts: int) -> int:

@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from spec_jax.decoding.cache import KVCache
-from spec_jax.pytree import pytree
+from spec_jax.models.cache import KVCache
+from spec_jax.sharding.pytree import pytree
 
 RUNNING, STOP, LENGTH, ERROR = range(4)
 """Values of `DecodeState.finish`: running; stop token; max_tokens or context edge; no valid p."""
@@ -48,7 +48,7 @@ class DecodeState:
         length alone.
       cache: the target's cache.
       drafter: the drafter's state.
-      lookahead: the lookahead policy's state.
+      draft_length: the state of the draft-length policy.
       counters: what the rounds did.
       states: what the target's last block gave out at each token but the last, if that is kept.
     """
@@ -62,6 +62,6 @@ class DecodeState:
     keys: UInt32[Array, "batch 2"]
     cache: KVCache
     drafter: Any
-    lookahead: Any
+    draft_length: Any
     counters: Counters
     states: Float[Array, "batch length embed"] | None = None

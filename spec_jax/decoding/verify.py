@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from spec_jax.decoding.sampling import draw
 from spec_jax.decoding.several import verify_several
 from spec_jax.decoding.verdict import Verdict, chance
 from spec_jax.drafters.base import Draft
+from spec_jax.sampling.draw import draw
 
 
 def leading(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.decoding.control import in_place_if
-from spec_jax.decoding.processors import History, process
-from spec_jax.decoding.sampling import draw, warp
 from spec_jax.drafters.base import Context, Draft
-from spec_jax.pytree import pytree
+from spec_jax.models.control import in_place_if
+from spec_jax.sampling.draw import draw
+from spec_jax.sampling.probabilities import warp
+from spec_jax.sampling.processors import History, process
+from spec_jax.sharding.pytree import pytree
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ def autoregress(
 ) -> tuple[Draft, T]:
     """Draws tokens one after another, each from the model's own processed distribution.
 
-    Where the lookahead varies, a row stops at its limit or after a token of which the model is
+    Where the draft length varies, a row stops at its limit or after a token of which the model is
     less confident than the row's threshold, and the loop ends when all rows have stopped; rows
     that have stopped are read along, and what they write must not be counted. Otherwise the loop
     has a fixed length, which accelerators run without asking the host.

@@ -5,9 +5,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int, Key
 
-from spec_jax.decoding.cache import KVCache
-from spec_jax.decoding.processors import BatchSampling
-from spec_jax.pytree import pytree, static
+from spec_jax.models.cache import KVCache
+from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sharding.pytree import pytree, static
 
 
 @pytree

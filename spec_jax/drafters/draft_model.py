@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.decoding.cache import KVCache, Places, prefill
 from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.models.cache import KVCache, Places, prefill
 from spec_jax.models.model import Model
-from spec_jax.pytree import pytree, static
+from spec_jax.sharding.pytree import pytree, static
 
 CATCH_UP = 16
 """Tokens read at a time by a draft model that has not drafted for some rounds."""

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.decoding.cache import KVCache
 from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Begun, Committed, Context, Draft
+from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
-from spec_jax.pytree import pytree, static
+from spec_jax.sharding.pytree import pytree, static
 
 
 @pytree

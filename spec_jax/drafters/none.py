@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from spec_jax.drafters.base import Committed, Context, Draft
-from spec_jax.pytree import pytree, static
+from spec_jax.sharding.pytree import pytree, static
 
 
 @pytree

@@ -6,7 +6,7 @@ from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.drafters.prompt_lookup import continuation, matches
-from spec_jax.pytree import pytree, static
+from spec_jax.sharding.pytree import pytree, static
 
 SHORTEST = 2
 """Tokens that must match: what follows a single one is seldom said again."""

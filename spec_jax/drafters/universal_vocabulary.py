@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.decoding.cache import KVCache, prefill
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.drafters.draft_model import catch_up, draft_on
+from spec_jax.models.cache import KVCache, prefill
 from spec_jax.models.model import Model
-from spec_jax.pytree import pytree, static
+from spec_jax.sharding.pytree import pytree, static
 
 
 @pytree

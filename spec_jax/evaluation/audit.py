@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine import Engine
+from spec_jax.engine.engine import Engine
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation.greedy import Greedy
 from spec_jax.evaluation.report import Check, Report, judge
@@ -42,7 +42,8 @@ def audit(
     """Checks that a method loses nothing: greedy tokens, sampled ones, drafts and batches.
 
     Args:
-      engine: target, drafter, lookahead and verification; nothing but their protocols is used.
+      engine: target, drafter, draft-length policy and verification; only their protocols are
+        used.
       prompts: token ids; three or more of different lengths show most.
       settings: name -> how to sample; two settings by default, none for greedy checks only.
       samples: rows sampled of each setting, at least; whole batches are.

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.state import STOP
 from spec_jax.drafters.none import NoDraft
-from spec_jax.engine import Batch, Engine, Request
+from spec_jax.engine.batch import Batch
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import Request
 from spec_jax.evaluation.report import Check
 from spec_jax.evaluation.scoring import Scorer, step_by_step
 from spec_jax.models.model import Model

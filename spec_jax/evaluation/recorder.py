@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 
 from spec_jax import distributed
 from spec_jax.drafters.base import Draft
-from spec_jax.engine import Engine, Request
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import Request
 
 
 class Drafted(NamedTuple):

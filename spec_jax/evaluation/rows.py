@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine import Engine
+from spec_jax.engine.engine import Engine
 from spec_jax.evaluation.greedy import decode, request
 from spec_jax.evaluation.report import Check
 
 SEEDS = 2
-NOT_REPRODUCIBLE = "measured times choose the lookahead, and with it the random numbers"
+NOT_REPRODUCIBLE = "measured times choose the draft length, and with it the random numbers"
 HOT = SamplingParams(temperature=2.0, top_k=3)
 SHORT = 3
 """A neighbour ends this many times earlier than the row."""
@@ -28,7 +28,7 @@ def check_rows(
 ) -> Check:
     """Decodes rows alone, and in each slot of a batch beside neighbours of other kinds."""
     check = Check("rows: with neighbours")
-    if not engine.strategy.lookahead.reproducible:
+    if not engine.strategy.draft_length.reproducible:
         check.reason = NOT_REPRODUCIBLE
         return check
     on_progress("decoding rows beside others")

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine import Request
+from spec_jax.engine.requests import Request
 from spec_jax.evaluation import statistics
 from spec_jax.evaluation.recorder import Round
 from spec_jax.evaluation.report import Check

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine import MIN_CAPACITY, Engine
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import MIN_CAPACITY
 from spec_jax.evaluation.greedy import decode
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check
@@ -53,7 +54,7 @@ class Sampler:
         evidence = Evidence(self._scorer, self._engine.strategy.verification, seed)
         alone = Check("rows: among many")
         exact = self._engine.target.dtype == jnp.float32
-        same = self._engine.strategy.lookahead.reproducible
+        same = self._engine.strategy.draft_length.reproducible
         for number, (name, setting) in enumerate(settings.items()):
             params = dataclasses.replace(setting, max_tokens=self.width)
             for batch in range(self._batches):

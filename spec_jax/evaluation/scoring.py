@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from spec_jax import distributed
-from spec_jax.decoding.cache import KVCache, prefill
-from spec_jax.engine import MIN_BLOCK
+from spec_jax.engine.requests import MIN_BLOCK
+from spec_jax.models.cache import KVCache, prefill
 from spec_jax.models.model import Model
 
 

@@ -12,11 +12,11 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.decoding.cache import KVCache, Places
+from spec_jax.models.cache import KVCache, Places
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.transformer import Transformer
-from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement, platform_of
+from spec_jax.sharding.pytree import pytree, static
 
 
 @pytree

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.decoding.cache import KVCache, Places, write_rows
+from spec_jax.models.cache import KVCache, Places, write_rows
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import (
     ACTIVATIONS,

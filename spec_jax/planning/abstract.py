@@ -11,13 +11,14 @@ from jax.typing import DTypeLike
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
-from spec_jax.decoding.cache import KVCache
-from spec_jax.decoding.lookahead import Constant
-from spec_jax.decoding.processors import BatchSampling
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine import Bucket, Engine, Request
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import Bucket, Request
+from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
+from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding import Layout
 
 
@@ -44,8 +45,8 @@ def abstract_cache(model: Model, batch: int, capacity: int, dtype: DTypeLike) ->
 
 def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Bucket:
     """The static shapes that an engine would choose for rows that may fill the context."""
-    lookahead = Constant(drafter.lookahead)
-    engine = Engine(target, drafter, lookahead, max_model_len=context)
+    policy = Constant(drafter.lookahead)
+    engine = Engine(target, drafter, policy, max_model_len=context)
     request = Request(
         prompt_token_ids=[0] * context,
         sampling=SamplingParams(),
@@ -65,10 +66,10 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> Decode
         "stop_token_ids": _rows(target, shapes.batch, shapes.stops),
         "keys": _rows(target, shapes.batch, 2, dtype=jnp.uint32),
     }
-    lookahead = Constant(drafter.lookahead)
+    policy = Constant(drafter.lookahead)
     state = jax.eval_shape(
         lambda target, drafter, arrays: loop.start(
-            target, drafter, lookahead, block=shapes.block, **arrays
+            target, drafter, policy, block=shapes.block, **arrays
         ),
         target,
         drafter,

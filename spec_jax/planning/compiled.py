@@ -11,9 +11,10 @@ from typing import Any
 import jax
 
 from spec_jax.decoding import loop
-from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine import Bucket
+from spec_jax.engine.programs import bytes_beside_arguments, compiler_options
+from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import (
@@ -23,7 +24,6 @@ from spec_jax.planning.abstract import (
     abstract_tokens,
 )
 from spec_jax.planning.hlo import Collective, by_kind, collectives
-from spec_jax.programs import bytes_beside_arguments, compiler_options
 from spec_jax.sharding import Layout
 
 _LIBTPU = {

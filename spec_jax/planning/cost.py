@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spec_jax.decoding.cache import KVCache
+from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import bytes_per_chip
 from spec_jax.sharding import Chip

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.config import DTYPES
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine import Bucket
+from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model

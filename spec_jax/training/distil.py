@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Float, Int, UInt
 
 from spec_jax.models.model import Model
-from spec_jax.pytree import pytree, static
+from spec_jax.sharding.pytree import pytree, static
 from spec_jax.training.config import TrainingConfig
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_jax.errors import ConfigError, RequestError
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.text.tokenizer import Tokenizer
 
 _KEYS = ("messages", "prompt", "text")
 _USER_TURN = "\N{WHITE SQUARE}what the user says\N{WHITE SQUARE}"

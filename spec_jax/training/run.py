@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax.engine.programs import bytes_beside_arguments
 from spec_jax.errors import ConfigError, TrainingError
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
-from spec_jax.programs import bytes_beside_arguments
 from spec_jax.sharding import Placement
 from spec_jax.training.config import TrainingConfig
 from spec_jax.training.data import DATA, Data, data_identity, make_data

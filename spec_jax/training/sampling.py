@@ -12,12 +12,13 @@ from jaxtyping import Array, Float
 
 from spec_jax import distributed
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.none import NoDraft
-from spec_jax.engine import Engine, Request
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.programs import bytes_beside_arguments
+from spec_jax.engine.requests import Request
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
-from spec_jax.programs import bytes_beside_arguments
 from spec_jax.training.examples import Example, prefix_of_questions
 from spec_jax.training.memory import check_fits
 from spec_jax.training.rows import Rows

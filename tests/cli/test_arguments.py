@@ -12,11 +12,12 @@ import pytest
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, __version__
 from spec_jax.cli import arguments, main
 from spec_jax.cli.arguments import parse_model_command
-from spec_jax.config import LOOKAHEADS
+from spec_jax.config import DRAFT_LENGTH_POLICIES
 from tests.cli.harness import failure, run
 
 ALL_FLAGS = shlex.split("""
-    --target t --draft d --method draft_model --num-speculative-tokens 7 --lookahead confidence
+    --target t --draft d --method draft_model --num-speculative-tokens 7
+    --draft-length-policy confidence
     --confidence-threshold 0.25 --retune-confidence --verification greedy --scoring block
     --num-drafts 3 --prompt-lookup-max 5 --draft-vocab-size 64 --max-tokens 9
     --min-tokens 4 --temperature 0.0
@@ -34,7 +35,7 @@ def test_flags_become_config_objects():
         method="draft_model",
         draft="d",
         num_speculative_tokens=7,
-        lookahead="confidence",
+        draft_length_policy="confidence",
         confidence_threshold=0.25,
         retune_confidence=True,
         verification="greedy",
@@ -94,7 +95,10 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
     for name in ("max_tokens", "top_p", "num_drafts", "scoring", "method", *llm_defaults):
         flag, value = f"--{name.replace('_', '-')}", re.escape(str(defaults[name]))
         assert re.search(rf"{flag} .{{0,200}}\(default: {value}\)", text), name
-    configs = [SpeculativeConfig(method="suffix", lookahead=each) for each in LOOKAHEADS]
+    configs = [
+        SpeculativeConfig(method="suffix", draft_length_policy=each)
+        for each in DRAFT_LENGTH_POLICIES
+    ]
     most = [config.most_speculative_tokens for config in configs]
     assert set(most) == {4, 8, 20}
     assert "(default: 4; where K changes, 8 if adaptive, else 20)" in text
@@ -127,14 +131,20 @@ MISTAKES = [
     ("--verification gredy", ["verification is 'gredy'", "Did you mean 'greedy'?"]),
     ("--verification greedy --temperature 1", ["'greedy'", "temperature is 1.0", "'token'"]),
     ("--scoring stair", ["scoring is 'stair'", "Did you mean 'stairs'?"]),
-    ("--lookahead confidence --confidence-threshold 2", ["confidence_threshold is 2.0", "[0, 1]"]),
+    (
+        "--draft-length-policy confidence --confidence-threshold 2",
+        ["confidence_threshold is 2.0", "[0, 1]"],
+    ),
     ("--method early_exit --early-exit-layers 0", ["early_exit_layers is 0", "at least 1"]),
     ("--method early_exit --scoring stairs", ["'stairs'", "'early_exit'", "scoring 'block'"]),
     ("--method universal_vocabulary", ["'universal_vocabulary'", "--draft"]),
     ("--num-drafts 2", ["num_drafts is 2", "'none'", "prompt_lookup"]),
     ("--draft-vocab-size 9", ["draft_vocab_size is 9", "'none'", "'draft_model'"]),
     ("--early-exit-layers 9", ["early_exit_layers is 9", "'none'", "'early_exit'"]),
-    ("--lookahead constnt", ["lookahead is 'constnt'", "Did you mean 'constant'?"]),
+    (
+        "--draft-length-policy constnt",
+        ["draft_length_policy is 'constnt'", "Did you mean 'constant'?"],
+    ),
     ("--dtype float31", ["dtype is 'float31'", "Did you mean 'float32'?"]),
     ("--tempratur 1", ["'--tempratur'", "Did you mean '--temperature'?"]),
     ("--num-spec 1", ["'--num-spec'", "Did you mean '--num-speculative-tokens'?"]),

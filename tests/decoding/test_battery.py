@@ -22,7 +22,7 @@ import pytest
 
 from spec_jax import engine as engine_module
 from spec_jax.config import (
-    LOOKAHEADS,
+    DRAFT_LENGTH_POLICIES,
     METHODS,
     SCORINGS,
     VERIFICATIONS,
@@ -31,7 +31,7 @@ from spec_jax.config import (
 )
 from spec_jax.config import ConfigError as Refused
 from spec_jax.decoding.adaptive import Adaptive
-from spec_jax.decoding.lookahead import Confidence, Constant, Heuristic, Oracle
+from spec_jax.decoding.draft_length import Confidence, Constant, Heuristic, Oracle
 from spec_jax.testing import ReferenceDecoder, tiny_model
 from tests.harness import DRAFTINGS, chi_square, make_engine, request, run
 from tests.often import often
@@ -224,7 +224,7 @@ CONFIGURED = {
     "reduced": {"method": "draft_model", "draft": "a model", "draft_vocab_size": 5},
     "lookup_tree": {"method": "prompt_lookup", "num_drafts": 3},
     "universal_vocabulary": {"method": "universal_vocabulary", "draft": "a model"},
-    "retuned": {"lookahead": "confidence", "retune_confidence": True},
+    "retuned": {"draft_length_policy": "confidence", "retune_confidence": True},
 }
 """The options that a row of the battery stands for, where its name does not say them."""
 
@@ -232,8 +232,8 @@ CONFIGURED = {
 def options_of(each):
     """The configuration that a combination stands for."""
     method = CONFIGURED.get(each.method, {"method": each.method})
-    lookahead = CONFIGURED.get(each.policy, {"lookahead": each.policy})
-    return method | lookahead | {"verification": each.verification, "scoring": each.scoring}
+    policy = CONFIGURED.get(each.policy, {"draft_length_policy": each.policy})
+    return method | policy | {"verification": each.verification, "scoring": each.scoring}
 
 
 ELSEWHERE = {"universal_text": "drafts on the host, from text"}
@@ -243,7 +243,7 @@ ELSEWHERE = {"universal_text": "drafts on the host, from text"}
 def test_the_battery_knows_all_that_can_be_configured():
     configured = [options_of(each) for each in PRODUCT]
     assert {each["method"] for each in configured} == set(METHODS) - set(ELSEWHERE)
-    assert {each["lookahead"] for each in configured} == set(LOOKAHEADS)
+    assert {each["draft_length_policy"] for each in configured} == set(DRAFT_LENGTH_POLICIES)
     for each, options in zip(PRODUCT, configured, strict=True):
         refused = [reason for reason in skipped(each) if "configuration refuses" in reason]
         if refused:

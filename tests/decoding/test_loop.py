@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.cache import KVCache
 from spec_jax.decoding.state import ERROR, LENGTH, STOP
+from spec_jax.models.cache import KVCache
 from spec_jax.testing import ReferenceDecoder, tiny_model
 from tests.harness import (
     DRAFT,

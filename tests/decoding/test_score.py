@@ -10,11 +10,11 @@ import pytest
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
-from spec_jax.decoding.lookahead import Constant
-from spec_jax.decoding.processors import BatchSampling
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.score import entries_per_round, score
 from spec_jax.drafters.base import Draft
 from spec_jax.drafters.none import NoDraft
+from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.testing import ReferenceDecoder, tiny_model
 
 TARGET = tiny_model(0, vocab_size=8, embed_size=16)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from spec_jax.decoding import several
 from spec_jax.decoding.several import follow, verify_several
 from spec_jax.drafters.base import Draft
-from tests.decoding.test_draws import LEAST_P_VALUE, _p_value
 from tests.decoding.test_lossless import TOLERANCE, table, target_joint
+from tests.sampling.test_draws import LEAST_P_VALUE, _p_value
 
 DRAWS = 1_000_000
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.lookahead import Constant
-from spec_jax.decoding.processors import BatchSampling
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.prompt_lookup import PromptLookup
-from spec_jax.engine import Engine
+from spec_jax.engine.engine import Engine
+from spec_jax.sampling.parameters import BatchSampling
 from tests.harness import TARGET, completions, finish, request
 
 BATCH, CAPACITY = 4, 24

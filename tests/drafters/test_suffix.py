@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.lookahead import Constant
-from spec_jax.decoding.processors import BatchSampling
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.suffix import OCCURRENCES, SuffixLookup
-from spec_jax.engine import Engine
-from spec_jax.suffix_index import SuffixIndex
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.suffix_index import SuffixIndex
+from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.testing import ReferenceDecoder
-from tests import test_meshes as meshes
+from tests.sharding import test_meshes as meshes
 from tests.decoding.test_sampled import LENGTH, P_VALUE, ROWS, SETTINGS, VOCAB
 from tests.decoding.test_sampled import PROMPT as SAMPLED_PROMPT
 from tests.decoding.test_sampled import TARGET as SAMPLED_TARGET

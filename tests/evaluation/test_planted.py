@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from tests.evaluation.pairs import PROMPTS, write_pair, write_stranger
-from tests.test_planted_bugs import BUGS, plant
+from tests.evaluation.test_planted_bugs import BUGS, plant
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,18 @@ METHODS = {
     "stairs": ("--draft", "DRAFT", "--scoring", "stairs"),
     "several": ("--draft", "DRAFT", "--num-drafts", 2),
     "reduced": ("--draft", "DRAFT", "--draft-vocab-size", 16),
-    "heuristic": ("--draft", "DRAFT", "--lookahead", "heuristic"),
-    "confidence": ("--draft", "DRAFT", "--lookahead", "confidence", "--verification", "block"),
-    "retuned": ("--draft", "DRAFT", "--lookahead", "confidence", "--retune-confidence"),
-    "adaptive": ("--draft", "DRAFT", "--lookahead", "adaptive"),
-    "oracle": ("--draft", "DRAFT", "--lookahead", "oracle"),
+    "heuristic": ("--draft", "DRAFT", "--draft-length-policy", "heuristic"),
+    "confidence": (
+        "--draft",
+        "DRAFT",
+        "--draft-length-policy",
+        "confidence",
+        "--verification",
+        "block",
+    ),
+    "retuned": ("--draft", "DRAFT", "--draft-length-policy", "confidence", "--retune-confidence"),
+    "adaptive": ("--draft", "DRAFT", "--draft-length-policy", "adaptive"),
+    "oracle": ("--draft", "DRAFT", "--draft-length-policy", "oracle"),
     "prompt_lookup": ("--method", "prompt_lookup"),
     "several_lookups": ("--method", "prompt_lookup", "--num-drafts", 2),
     "suffix": ("--method", "suffix"),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.lookahead import Constant
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.base import Draft
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine import Engine
+from spec_jax.engine.engine import Engine
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation import audit
 from spec_jax.evaluation.audit import SETTINGS
@@ -19,7 +19,7 @@ from spec_jax.evaluation.greedy import Greedy
 from spec_jax.evaluation.report import FAIL, NOT_RUN, judge
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import Sampler
-from spec_jax.pytree import pytree, static
+from spec_jax.sharding.pytree import pytree, static
 from spec_jax.testing import tiny_model
 from tests.evaluation.pairs import noisy_copy
 from tests.harness import make_engine

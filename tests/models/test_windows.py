@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from spec_jax.decoding.cache import Places
+from spec_jax.models.cache import Places
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from tests.harness import make_engine, request, run

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from spec_jax.checkpoints.shape import read_shape
-from spec_jax.engine import Bucket
+from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning import make_plan

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spec_jax.errors import ConfigError, RequestError
-from spec_jax.tokenizer import Tokenizer
+from spec_jax.text.tokenizer import Tokenizer
 from spec_jax.training.examples import read_examples
 from tests.checkpoints import tiny
 

@@ -1,0 +1,251 @@
+"""Draft-length policies: how many tokens each row may draft in the next round."""
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from spec_jax.drafters.base import Draft
+from spec_jax.sharding.pytree import pytree
+
+
+@pytree
+class Outcome:
+    """What became of a round's draft, tokens past a stop left out.
+
+    Attributes:
+      drafted: tokens that each row drafted; 0 for finished rows.
+      accepted: how many of them were kept.
+      confidence: how sure the drafter was of each token on the path that verification followed,
+        if it was asked.
+    """
+
+    drafted: Int[Array, " batch"]
+    accepted: Int[Array, " batch"]
+    confidence: Float[Array, "batch lookahead"] | None
+
+    @classmethod
+    def of(cls, draft: Draft, chosen: Array, drafted: Array, accepted: Array) -> "Outcome":
+        """Reads the confidence along the chosen draft."""
+        if draft.confidence is None:
+            return cls(drafted, accepted, None)
+        steps = jnp.arange(draft.lookahead, dtype=jnp.int32)[None]
+        at = steps * draft.drafts + chosen[:, None]
+        confidence = jnp.take_along_axis(draft.confidence, at, axis=1)
+        return cls(drafted, accepted, confidence)
+
+
+@runtime_checkable
+class DraftLengthPolicy(Protocol):
+    """Pure functions around an explicit state; the policy itself is static under jit."""
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Most tokens a row may ever draft in a round (K)."""
+        ...
+
+    @property
+    def varies(self) -> bool:
+        """Whether rounds differ in how much they draft."""
+        ...
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether a sampled row's seed fixes its tokens: measured times decide nothing."""
+        ...
+
+    @property
+    def counts_refused(self) -> bool:
+        """Whether refused tokens count as drafted."""
+        ...
+
+    def init(self, batch: int) -> Any:
+        """The state before the first round."""
+        ...
+
+    def limits(self, state: Any, batch: int) -> Int[Array, " batch"]:
+        """Most tokens that each row may draft now."""
+        ...
+
+    def threshold(self, state: Any, batch: int) -> Float[Array, " batch"] | None:
+        """The drafter's probability below which a row stops drafting; None if it never does."""
+        ...
+
+    def update(self, state: Any, outcome: Outcome) -> Any:
+        """The state after a round."""
+        ...
+
+
+def scoring_widths(policy: DraftLengthPolicy, steady: bool) -> tuple[int, ...]:
+    """The draft lengths that are compiled: a round is scored at the smallest that holds it.
+
+    Halvings of K where drafts differ in length; two where a `Constant` policy's drafter may find
+    nothing to propose. Each costs the compilation of a target call.
+    """
+    longest = policy.num_speculative_tokens
+    if not policy.varies:
+        return (longest,) if steady or not longest else (0, longest)
+    return halvings(longest)
+
+
+def halvings(longest: int) -> tuple[int, ...]:
+    """0, ..., longest // 4, longest // 2, longest."""
+    widths = {0}
+    while longest:
+        widths.add(longest)
+        longest //= 2
+    return tuple(sorted(widths))
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """The same K in every round."""
+
+    num_speculative_tokens: int
+    varies = False
+    counts_refused = True
+    reproducible = True
+
+    def init(self, batch: int) -> None:
+        """No state."""
+
+    def limits(self, state: None, batch: int) -> Int[Array, " batch"]:
+        """K for every row."""
+        return jnp.full((batch,), self.num_speculative_tokens, jnp.int32)
+
+    def threshold(self, state: None, batch: int) -> None:
+        """Never stops early."""
+
+    def update(self, state: None, outcome: Outcome) -> None:
+        """No state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Heuristic:
+    """Two more after a draft that was accepted whole, else one less (Hugging Face 2023).
+
+    Attributes:
+      num_speculative_tokens: most tokens per round.
+      start: tokens of the first round.
+    """
+
+    num_speculative_tokens: int = 20
+    start: int = 5
+    varies = True
+    counts_refused = True
+    reproducible = True
+
+    def init(self, batch: int) -> Int[Array, " batch"]:
+        """The first round's K."""
+        return jnp.full((batch,), min(self.start, self.num_speculative_tokens), jnp.int32)
+
+    def limits(self, state: Int[Array, " batch"], batch: int) -> Int[Array, " batch"]:
+        """The state is K itself."""
+        return state
+
+    def threshold(self, state: Int[Array, " batch"], batch: int) -> None:
+        """Never stops early."""
+
+    def update(self, state: Int[Array, " batch"], outcome: Outcome) -> Int[Array, " batch"]:
+        """A round without a draft, as lookups have, says nothing about drafts."""
+        whole = outcome.accepted == outcome.drafted
+        changed = jnp.where(whole, state + 2, state - 1)
+        changed = jnp.clip(changed, 1, self.num_speculative_tokens)
+        return jnp.where(outcome.drafted > 0, changed, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """For analysis: what a policy that knows the verdict beforehand would have drafted.
+
+    Drafts as much as it may and pays for it, but only the tokens that were accepted count as
+    drafted: the least draft steps that give as few target calls (cf. arXiv 2405.04304, section 3).
+    """
+
+    num_speculative_tokens: int
+    varies = False
+    counts_refused = False
+    reproducible = True
+
+    init = Constant.init
+    limits = Constant.limits
+    threshold = Constant.threshold
+    update = Constant.update
+
+
+@pytree
+class Seen:
+    """How confident the drafter was of tokens that were kept, and of those that were refused.
+
+    Attributes:
+      accepted: counts by confidence, in bins of equal width.
+      refused: likewise.
+    """
+
+    accepted: Float[Array, "batch bins"]
+    refused: Float[Array, "batch bins"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Confidence:
+    """Stops drafting after a token of which the drafter is not confident.
+
+    The token itself is kept (dynamic speculation, arXiv 2405.04304, as Hugging Face's
+    `assistant_confidence_threshold`).
+
+    Attributes:
+      num_speculative_tokens: most tokens per round.
+      start: the least probability with which drafting goes on.
+      retune: choose the threshold anew after each round, from the row's own acceptances: the
+        least sum of the share of refused tokens above it and three times the share of accepted
+        tokens below it, once more than five tokens of both kinds were seen.
+    """
+
+    num_speculative_tokens: int = 20
+    start: float = 0.4
+    retune: bool = False
+    varies = True
+    counts_refused = True
+    reproducible = True
+    bins = 50
+
+    def init(self, batch: int) -> Seen | None:
+        """Nothing seen yet."""
+        if not self.retune:
+            return None
+        accepted, refused = (jnp.zeros((batch, self.bins), jnp.float32) for _ in range(2))
+        return Seen(accepted, refused)
+
+    def limits(self, state: Seen | None, batch: int) -> Int[Array, " batch"]:
+        """As many as there may ever be."""
+        return jnp.full((batch,), self.num_speculative_tokens, jnp.int32)
+
+    def threshold(self, state: Seen | None, batch: int) -> Float[Array, " batch"]:
+        """The threshold as it was set, or as the row's acceptances tell."""
+        fixed = jnp.full((batch,), self.start, jnp.float32)
+        if state is None:
+            return fixed
+        accepted, refused = state.accepted.sum(-1), state.refused.sum(-1)
+        below = jnp.cumsum(state.accepted, -1) - state.accepted
+        above = refused[:, None] - (jnp.cumsum(state.refused, -1) - state.refused)
+        false_stops = below / jnp.maximum(accepted, 1.0)[:, None]
+        false_runs = above / jnp.maximum(refused, 1.0)[:, None]
+        best = jnp.argmin(false_runs + 3.0 * false_stops, -1).astype(jnp.float32)
+        enough = (accepted > 0) & (refused > 0) & (accepted + refused > 5)
+        return jnp.where(enough, best / self.bins, fixed)
+
+    def update(self, state: Seen | None, outcome: Outcome) -> Seen | None:
+        """Accepted tokens and the first refused one; those after it were not judged."""
+        if state is None or outcome.confidence is None:
+            return state
+        at = jnp.clip((outcome.confidence * self.bins).astype(jnp.int32), 0, self.bins - 1)
+        hit = at[..., None] == jnp.arange(self.bins, dtype=jnp.int32)[None, None]
+        steps = jnp.arange(at.shape[1], dtype=jnp.int32)[None]
+        kept, drafted = outcome.accepted[:, None], outcome.drafted[:, None]
+        accepted = hit & (steps < kept)[..., None]
+        refused = hit & ((steps == kept) & (kept < drafted))[..., None]
+        return Seen(
+            accepted=state.accepted + accepted.sum(1, dtype=jnp.float32),
+            refused=state.refused + refused.sum(1, dtype=jnp.float32),
+        )

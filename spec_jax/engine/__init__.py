@@ -1,0 +1,1 @@
+"""Requests and batches: compiled programs, host rounds, methods, detokenization."""

@@ -1,0 +1,108 @@
+"""The host's side of adaptive draft lengths: measured costs of rounds, remembered acceptances."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import numpy as np
+
+from spec_jax import distributed
+from spec_jax.decoding.adaptive import Adaptive, AdaptiveState
+from spec_jax.decoding.state import RUNNING, DecodeState
+
+Advance = Callable[[DecodeState, int], DecodeState]
+
+ROUNDS_EACH = 3
+"""Rounds that each choice of K is measured by; the quickest counts."""
+
+
+class CostProfiler:
+    """Gives an `Adaptive` policy its costs and the acceptances of earlier requests.
+
+    Costs are measured once for each compiled loop, in the first rounds that it decodes: their
+    tokens count like any others. Several processes use the times of process 0.
+
+    Args:
+      policy: whose state to fill in.
+    """
+
+    def __init__(self, policy: Adaptive):
+        self.policy = policy
+        self.costs: dict[Hashable, np.ndarray] = {}
+        """Seconds of a round, for each of the policy's choices, by compiled loop."""
+        self._samples: dict[Hashable, list[float]] = {}
+        self._patience = policy.first_patience
+        self._judged = policy.prior_tokens
+        self._accepted = policy.prior_rate * policy.prior_tokens
+
+    def begin(self, key: Hashable, state: DecodeState) -> DecodeState:
+        """The state of a new batch, whose rows start from what earlier ones saw."""
+        rate = self._accepted / self._judged
+        shape = state.finish.shape
+        changes = {
+            "accepted": np.full(shape, rate * self.policy.prior_tokens, np.float32),
+            "patience": np.full(shape, self._patience, np.int32),
+        }
+        if key in self.costs:
+            changes["costs"] = self.costs[key].astype(np.float32)
+        return _with(state, changes)
+
+    def advance(
+        self, key: Hashable, state: DecodeState, rounds: int, advance: Advance
+    ) -> DecodeState:
+        """Decodes, measuring first what the compiled loop still has to be measured for."""
+        if key not in self.costs:
+            state = self._measure(key, state, advance)
+        state = advance(state, rounds)
+        if not (distributed.to_host(state.finish) == RUNNING).any():
+            self._learn(state)
+        return state
+
+    def _measure(self, key: Hashable, state: DecodeState, advance: Advance) -> DecodeState:
+        """Times rounds of each K in turn, as long as a row can still draft so much."""
+        choices = self.policy.choices
+        samples = self._samples.setdefault(key, [])
+        # The first turn warms up, and lets a drafter read what it has missed.
+        while len(samples) < (ROUNDS_EACH + 1) * len(choices):
+            choice = choices[len(samples) % len(choices)]
+            finish, room = distributed.to_host((state.finish, state.max_lengths - state.lengths))
+            if not ((finish == RUNNING) & (room > choice)).any():
+                return _with(state, {"forced": np.int32(-1)})
+            state = _with(state, {"forced": np.int32(choice)})
+            jax.block_until_ready(state.draft_length.forced)
+            begin = time.perf_counter()
+            state = jax.block_until_ready(advance(state, 1))
+            samples.append(time.perf_counter() - begin)
+        quickest = np.reshape(samples, (-1, len(choices)))[1:].min(0)
+        micros = [distributed.from_first(max(1, int(each * 1e6))) for each in quickest]
+        self.costs[key] = np.array(micros) / 1e6
+        return _with(state, {"forced": np.int32(-1), "costs": self.costs[key].astype(np.float32)})
+
+    def _learn(self, state: DecodeState) -> None:
+        """Remembers how a finished batch fared; older ones count for less."""
+        adaptive: AdaptiveState = state.draft_length
+        accepted, judged, patience, rounds = distributed.to_host(
+            (adaptive.accepted, adaptive.judged, adaptive.patience, state.counters.rounds)
+        )
+        used = rounds > 0  # the others are padding
+        if used.any():
+            self._accepted = 0.5 * self._accepted + float(accepted[used].mean())
+            self._judged = 0.5 * self._judged + float(judged[used].mean())
+            # Not all of it: the next text may be another kind.
+            self._patience = min(int(patience[used].min()), self.policy.most_inherited_patience)
+
+
+def _with(state: DecodeState, changes: dict[str, Any]) -> DecodeState:
+    """The state with some arrays of its draft-length policy replaced, where and as they were."""
+    arrays = {}
+    for name, value in changes.items():
+        old: jax.Array = getattr(state.draft_length, name)
+        value = np.asarray(value).reshape(old.shape)
+        arrays[name] = jax.make_array_from_callback(
+            old.shape, old.sharding, lambda part, value=value: value[part]
+        )
+    return dataclasses.replace(
+        state, draft_length=dataclasses.replace(state.draft_length, **arrays)
+    )

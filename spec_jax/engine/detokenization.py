@@ -1,0 +1,117 @@
+"""The host's side of requests: detokenization, stop strings, results."""
+
+from collections.abc import Iterator
+
+from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
+from spec_jax.engine.batch import Batch
+from spec_jax.engine.requests import Request
+from spec_jax.outputs import FinishReason, RequestOutput, SpeculativeMetrics, StreamChunk, Usage
+from spec_jax.text.tokenizer import StreamDecoder
+
+
+def collect(rows: list["Row"], batch: Batch) -> Iterator[StreamChunk]:
+    """Hands each row its new tokens, ends those whose stop string came up, and yields chunks."""
+    tokens, lengths, finish = batch.view.tokens, batch.view.lengths, batch.view.finish
+    cut = []
+    for i, row in enumerate(rows):
+        if row.finish_reason is not None:
+            continue
+        known = len(row.request.prompt_token_ids) + len(row.token_ids)
+        text, new = row.take(tokens[i, known : lengths[i]].tolist(), int(finish[i]))
+        if row.finish_reason is None:
+            if new:
+                yield StreamChunk(row.index, text, tuple(new))
+            continue
+        if finish[i] == RUNNING:
+            cut.append(i)
+        yield StreamChunk(row.index, text, tuple(new), row.output(i, batch))
+    if cut:
+        batch.stop(cut)
+
+
+class Row:
+    """The host's side of one request: detokenization, stop strings, the result."""
+
+    def __init__(self, index: int, prompt: str | None, request: Request, decoder: StreamDecoder):
+        self.index, self.prompt, self.request = index, prompt, request
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._decoder = decoder
+        self._text = ""
+        self._shown = 0
+
+    def take(self, new: list[int], finish: int) -> tuple[str, list[int]]:
+        """Adds tokens up to a stop string; returns the text to show and the tokens that count."""
+        for i, token in enumerate(new):
+            self.token_ids.append(token)
+            if self._add_text(self._decoder.push([token])):
+                return self._show(), new[: i + 1]
+        if finish != RUNNING and not self._add_text(self._decoder.flush()):
+            reasons: dict[int, FinishReason] = {LENGTH: "length", ERROR: "error"}
+            self.finish_reason = reasons.get(finish, "stop")
+        return self._show(), new
+
+    def _add_text(self, text: str) -> bool:
+        """Appends text; true if that completed a stop string, which is then cut off."""
+        sampling, known = self.request.sampling, len(self._text)
+        self._text += text
+        if len(self.token_ids) <= sampling.min_tokens:
+            return False
+        # A stop string may have begun in the text before, but it ends in this one.
+        begins = ((stop, max(0, known - len(stop) + 1)) for stop in sampling.stop)
+        found = [at for stop, begin in begins if (at := self._text.find(stop, begin)) >= 0]
+        if not found:
+            return False
+        self._text = self._text[: min(found)]
+        self.finish_reason = "stop"
+        return True
+
+    def _show(self) -> str:
+        """The text not shown yet, but for an end that may become a stop string."""
+        end = len(self._text)
+        if self.finish_reason is None:
+            end -= max(
+                (
+                    size
+                    for stop in self.request.sampling.stop
+                    for size in range(1, len(stop))
+                    if self._text.endswith(stop[:size])
+                ),
+                default=0,
+            )
+        text = self._text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return text
+
+    def output(self, row: int, batch: Batch) -> RequestOutput:
+        """The result, once the row has finished."""
+        assert self.finish_reason is not None
+        counters = batch.view.counters
+        error = None
+        if self.finish_reason == "error":
+            error = (
+                f"prompt {self.index}: the target gave no distribution after "
+                f"{len(self.token_ids)} tokens: its logits hold a NaN, or logit_bias, "
+                "bad_words, min_tokens and the grammar together mask every token."
+            )
+            grammar = self.request.grammar
+            if grammar is not None and grammar.error is not None:
+                error = f"prompt {self.index}: its grammar allows nothing {grammar.error}."
+        return RequestOutput(
+            prompt=self.prompt,
+            text=self._text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            usage=Usage(len(self.request.prompt_token_ids), len(self.token_ids)),
+            metrics=SpeculativeMetrics(
+                rounds=int(counters.rounds[row]),
+                draft_tokens=int(counters.drafted[row]),
+                accepted_tokens=int(counters.accepted[row]),
+                accepted_per_position=tuple(int(n) for n in counters.accepted_per_position[row]),
+                prefill_seconds=batch.prefill_seconds,
+                decode_seconds=batch.decode_seconds,
+                compile_seconds=batch.compile_seconds,
+                completion_tokens=len(self.token_ids),
+            ),
+            error=error,
+        )

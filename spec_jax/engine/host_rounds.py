@@ -1,0 +1,117 @@
+"""Rounds that the host has a say in: grammars, and drafts that go by way of text.
+
+The device's loop is cut after each round, or within it between drafting and scoring. Whatever the
+host decides is a function of the rows' tokens, so every process decides the same.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from spec_jax import distributed
+from spec_jax.decoding.score import drafted_before
+from spec_jax.decoding.state import RUNNING, STOP, DecodeState
+from spec_jax.drafters.base import Draft
+from spec_jax.drafters.given import GivenDraft
+from spec_jax.engine.programs import Compiler, Rounds
+from spec_jax.engine.requests import Bucket, Request
+from spec_jax.text.grammar import Grammar, stack_masks
+
+
+@runtime_checkable
+class HostDrafts(Protocol):
+    """What drafts on the host for one batch; the drafter on the device is `Given`."""
+
+    def propose(
+        self,
+        tokens: Int[np.ndarray, "batch length"],
+        lengths: Int[np.ndarray, " batch"],
+        limits: Int[np.ndarray, " batch"],
+        threshold: Float[np.ndarray, " batch"] | None,
+    ) -> tuple[Int[np.ndarray, "batch lookahead"], Int[np.ndarray, " batch"]]:
+        """Each row's next draft in the target's tokens, and how many they are."""
+        ...
+
+
+@runtime_checkable
+class HostDrafter(Protocol):
+    """What drafts on the host; the drafter on the device is `Given`."""
+
+    def begin(self, compiler: Compiler, requests: Sequence[Request], bucket: Bucket) -> HostDrafts:
+        """Reads the prompts of a batch."""
+        ...
+
+
+class HostRounds:
+    """Decodes a batch round by round.
+
+    Args:
+      rounds: the compiled pieces of a round.
+      grammars: each row's, or None.
+      drafts: what drafts on the host, if anything does.
+      on_draft: called with each round's draft before it is verified.
+    """
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        grammars: Sequence[Grammar | None],
+        drafts: HostDrafts | None,
+        on_draft: Callable[[Draft], None] | None = None,
+    ):
+        self._rounds, self._grammars, self._drafts = rounds, grammars, drafts
+        self._on_draft = on_draft
+        self._put = rounds.compiler.put
+
+    def advance(self, state: DecodeState, rounds: int) -> DecodeState:
+        """Decodes for at most `rounds` rounds, or until all rows have finished."""
+        for _ in range(rounds):
+            tokens, lengths, prompts, finish = distributed.to_host(
+                (state.tokens, state.lengths, state.prompt_lengths, state.finish)
+            )
+            finish = finish.copy()
+            for row, grammar in enumerate(self._grammars):
+                if grammar is not None and finish[row] == RUNNING:
+                    grammar.advance(tokens[row, prompts[row] : lengths[row]].tolist())
+                    if grammar.is_finished and not grammar.masks(()).any():
+                        finish[row] = STOP  # whole, and no token is there to say so
+            if not (finish == RUNNING).any():
+                return self._ended(state, finish)
+            state = self._round(self._ended(state, finish), tokens, lengths)
+        return state
+
+    def _round(
+        self,
+        state: DecodeState,
+        tokens: Int[np.ndarray, "batch length"],
+        lengths: Int[np.ndarray, " batch"],
+    ) -> DecodeState:
+        rounds = self._rounds
+        if self._drafts is not None:
+            limits, threshold = distributed.to_host(rounds.limits(state))
+            drafted = self._drafts.propose(tokens, lengths, limits, threshold)
+            state = dataclasses.replace(state, drafter=GivenDraft(*self._put(drafted)))
+        if self._on_draft is None and not any(self._grammars):
+            return rounds.decode(state, 1)
+        draft, state = rounds.propose(state)
+        if self._on_draft is not None:
+            self._on_draft(draft)
+        masks = self._masks(draft, len(lengths)) if any(self._grammars) else None
+        return rounds.finish(state, draft, masks)
+
+    def _masks(self, draft: Draft, batch: int) -> np.ndarray:
+        drafted, lengths = distributed.to_host((draft.tokens, draft.lengths))
+        tree = drafted_before(draft.lookahead, draft.drafts)
+        grammars = [*self._grammars, *[None] * (batch - len(self._grammars))]
+        proposed = [
+            row[: length * draft.drafts].tolist()
+            for row, length in zip(drafted, lengths, strict=True)
+        ]
+        vocab_size = self._rounds.compiler.vocab_size
+        return stack_masks(grammars, proposed, drafted.shape[1] + 1, vocab_size, tree)
+
+    def _ended(self, state: DecodeState, finish: Int[np.ndarray, " batch"]) -> DecodeState:
+        return dataclasses.replace(state, finish=self._put(finish))

@@ -1,0 +1,239 @@
+"""From a `SpeculativeConfig` to a drafter and a draft-length policy: one row a method."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spec_jax.checkpoints import Checkpoint
+from spec_jax.config import SpeculativeConfig
+from spec_jax.decoding.adaptive import Adaptive
+from spec_jax.decoding.draft_length import (
+    Confidence,
+    Constant,
+    DraftLengthPolicy,
+    Heuristic,
+    Oracle,
+)
+from spec_jax.drafters.base import Drafter
+from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.early_exit import EarlyExit
+from spec_jax.drafters.given import Given
+from spec_jax.drafters.none import NoDraft
+from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.suffix import SuffixLookup
+from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
+from spec_jax.engine.host_rounds import HostDrafter
+from spec_jax.engine.requests import Bucket, Request
+from spec_jax.engine.suffix_index import SuffixIndex
+from spec_jax.engine.universal_text import UniversalText
+from spec_jax.errors import ConfigError, VocabularyMismatchError
+from spec_jax.text.translation import TextTranslator
+from spec_jax.text.vocabulary import VocabularyMap
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafting:
+    """A method, ready for an engine.
+
+    Attributes:
+      drafter: what proposes tokens on the device.
+      inputs: what the drafter must be told about a batch of requests, if anything.
+      host: what drafts on the host, if `drafter` is only told.
+      learn: takes note of the output of a request whose batch has ended, if the method does.
+    """
+
+    drafter: Drafter
+    inputs: Callable[[Sequence[Request], Bucket], Any] | None = None
+    host: HostDrafter | None = None
+    learn: Callable[[Request, Sequence[int]], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a method is made from.
+
+    Attributes:
+      config: the user's choices.
+      target: the target.
+      load_draft: loads the draft model that the config names, or gives the target if it is that.
+    """
+
+    config: SpeculativeConfig
+    target: Checkpoint
+    load_draft: Callable[[], Checkpoint]
+
+    @property
+    def lookahead(self) -> int:
+        """Most tokens drafted per round."""
+        return self.config.most_speculative_tokens
+
+
+def make_drafting(setting: Setting) -> Drafting:
+    """The drafter that the config asks for.
+
+    Raises:
+      CheckpointError: the draft model cannot be loaded.
+      ConfigError: an option does not fit the models.
+      VocabularyMismatchError: the draft's token ids mean other text than the target's.
+    """
+    return _METHODS[setting.config.method](setting)
+
+
+def _draft_of_any_tokenizer(setting: Setting) -> Checkpoint:
+    draft = setting.load_draft()
+    if draft.outputs is not None:
+        raise ConfigError(
+            f"{draft.name} was trained to propose {len(draft.outputs)} tokens of one target; use "
+            "method 'draft_model' with it."
+        )
+    return draft
+
+
+def make_draft_length_policy(config: SpeculativeConfig) -> DraftLengthPolicy:
+    """The policy that the config asks for."""
+    most = config.most_speculative_tokens
+    if config.draft_length_policy == "confidence":
+        return Confidence(most, config.confidence_threshold, config.retune_confidence)
+    return _DRAFT_LENGTH_POLICIES[config.draft_length_policy](most)
+
+
+def _none(setting: Setting) -> Drafting:
+    return Drafting(NoDraft())
+
+
+def _prompt_lookup(setting: Setting) -> Drafting:
+    config = setting.config
+    return Drafting(PromptLookup(setting.lookahead, config.prompt_lookup_max, config.num_drafts))
+
+
+def _suffix(setting: Setting) -> Drafting:
+    index = SuffixIndex()
+
+    def inputs(requests: Sequence[Request], bucket: Bucket) -> Any:
+        return index.arrays([each.sampling.namespace for each in requests], bucket.batch)
+
+    def learn(request: Request, token_ids: Sequence[int]) -> None:
+        index.add(request.sampling.namespace, token_ids)
+
+    return Drafting(SuffixLookup(setting.lookahead), inputs=inputs, learn=learn)
+
+
+def _draft_model(setting: Setting) -> Drafting:
+    target, draft = setting.target, setting.load_draft()
+    difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
+    if difference is not None:
+        raise VocabularyMismatchError(
+            f"the draft {draft.name} does not share the vocabulary of {target.name}: "
+            f"{difference} Use method 'universal_vocabulary' or 'universal_text', which take a "
+            "draft of any tokenizer; method 'prompt_lookup', which needs none; or a draft of the "
+            "target's."
+        )
+    model, columns, ids = draft.model, None, draft.outputs
+    if setting.config.draft_vocab_size is not None:
+        ids = _most_frequent(draft, setting.config.draft_vocab_size)
+        model = model.with_outputs(ids)
+    if ids is not None:
+        vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
+        columns = model.replicated(vocabulary.to_drafter)
+    drafter = DraftModel(model, setting.lookahead, setting.config.num_drafts, columns)
+    return Drafting(drafter)
+
+
+def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
+    """Ids of the likely most frequent tokens: special ones, and the first of the vocabulary.
+
+    Tokenizers are trained by merging the most frequent pair first, so ids tell frequencies.
+    """
+    if draft.outputs is not None:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but {draft.name} was trained to propose "
+            f"{len(draft.outputs)} tokens of its own choice; leave draft_vocab_size out."
+        )
+    size = min(draft.tokenizer.vocab_size, draft.model.config.vocab_size)
+    if count > size:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but {draft.name} has {size} tokens; give fewer, or "
+            "leave it out."
+        )
+    placement = draft.model.placement
+    ways = 1 if placement is None else placement.ways("vocab")
+    if count % ways:
+        raise ConfigError(
+            f"draft_vocab_size is {count}, but the layout cuts the draft's vocabulary into {ways} "
+            f"pieces; give a multiple of {ways}."
+        )
+    special = set(draft.eos_token_ids)
+    others = (i for i in range(size) if i not in special)
+    return sorted([*special, *itertools.islice(others, count - len(special))])
+
+
+def _universal_vocabulary(setting: Setting) -> Drafting:
+    target, draft = setting.target, _draft_of_any_tokenizer(setting)
+    vocabulary = VocabularyMap.between(
+        target.tokenizer,
+        draft.tokenizer,
+        target_vocab_size=target.model.config.vocab_size,
+        drafter_vocab_size=draft.model.config.vocab_size,
+        target_name=target.name,
+        drafter_name=draft.name,
+    )
+    drafter = UniversalVocabulary(
+        draft.model,
+        draft.model.replicated(vocabulary.to_drafter),
+        draft.model.replicated(np.maximum(vocabulary.spelling, 0)),
+        draft.model.replicated(vocabulary.spelling_lengths),
+        setting.lookahead,
+    )
+    translator = TextTranslator(target.tokenizer, draft.tokenizer)
+
+    def prompts(requests: Sequence[Request], bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
+        """The prompts in the drafter's tokens; another tokenizer may need more for a text."""
+        tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
+        lengths = np.ones((bucket.batch,), np.int32)
+        for row, request in enumerate(requests):
+            ids = translator.encode_prompt(list(request.prompt_token_ids))[: tokens.shape[1]]
+            tokens[row, : len(ids)] = ids
+            lengths[row] = max(1, len(ids))
+        return tokens, lengths
+
+    return Drafting(drafter, inputs=prompts)
+
+
+def _universal_text(setting: Setting) -> Drafting:
+    draft = _draft_of_any_tokenizer(setting)
+    translator = TextTranslator(setting.target.tokenizer, draft.tokenizer)
+    host = UniversalText(draft.model, translator, setting.lookahead)
+    return Drafting(Given(setting.lookahead), host=host)
+
+
+def _early_exit(setting: Setting) -> Drafting:
+    model = setting.target.model
+    all_layers = model.config.num_layers
+    layers = setting.config.early_exit_layers or max(1, all_layers // 4)
+    if layers >= all_layers:
+        raise ConfigError(
+            f"early_exit_layers is {layers}, but {setting.target.name} has {all_layers} layers; "
+            "give fewer."
+        )
+    return Drafting(EarlyExit(model, setting.lookahead, layers))
+
+
+_METHODS: dict[str, Callable[[Setting], Drafting]] = {
+    "none": _none,
+    "draft_model": _draft_model,
+    "prompt_lookup": _prompt_lookup,
+    "suffix": _suffix,
+    "early_exit": _early_exit,
+    "universal_vocabulary": _universal_vocabulary,
+    "universal_text": _universal_text,
+}
+
+_DRAFT_LENGTH_POLICIES: dict[str, Callable[[int], DraftLengthPolicy]] = {
+    "constant": Constant,
+    "heuristic": Heuristic,
+    "adaptive": Adaptive,
+    "oracle": Oracle,
+}

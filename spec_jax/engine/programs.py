@@ -1,0 +1,204 @@
+"""Compiled programs: each is compiled once, at its first use, and its time is kept apart."""
+
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.decoding import loop
+from spec_jax.decoding.state import DecodeState
+from spec_jax.drafters.base import Draft, Drafter
+from spec_jax.models.model import Model
+from spec_jax.sampling.parameters import BatchSampling
+
+PREFILL, DECODE = "the reading of prompts", "the decoding loop"
+DRAFT, VERIFY, LIMITS = "drafting", "verification", "limits"
+"""The programs of a bucket, as progress names them."""
+
+
+class Compiler:
+    """Compiles programs for a target's devices, and keeps them.
+
+    Args:
+      target: whose devices.
+      on_progress: called with a line of text before a program is compiled.
+    """
+
+    def __init__(self, target: Model, on_progress: Callable[[str], None] | None = None):
+        self.vocab_size = target.config.vocab_size
+        self.traces = 0
+        """How many programs were traced so far."""
+        self.seconds = 0.0
+        """Seconds spent compiling so far."""
+        self._placement = target.placement
+        self._options = compiler_options(target)
+        self._on_progress = on_progress or (lambda message: None)
+        self._programs: dict[tuple[str, Hashable], jax.stages.Compiled] = {}
+
+    def put(self, tree: Any) -> Any:
+        """Arrays of one entry a row, on the target's devices."""
+        placement = self._placement
+        if placement is None:
+            return jax.tree.map(jnp.asarray, tree)
+
+        def put(leaf: Any) -> jax.Array:
+            return placement.put(np.asarray(leaf), "batch", *(None,) * (leaf.ndim - 1))
+
+        return jax.tree.map(put, tree)
+
+    def program(
+        self,
+        key: tuple[str, Hashable],
+        function: Callable,
+        args: tuple,
+        static: tuple = (),
+        donate: tuple[int, ...] = (),
+        out_shardings: Any = None,
+    ) -> jax.stages.Compiled:
+        """The compiled program for `key`, compiled now if this is the first use.
+
+        Args:
+          key: its name, and all that its shapes depend on.
+          function: what to compile.
+          args: arguments of the shapes that it will be called with.
+          static: further arguments, known when it is compiled.
+          donate: which of `args` it may overwrite.
+          out_shardings: where its results lie, if the compiler is not to choose.
+        """
+        if key not in self._programs:
+            self._on_progress(f"compiling {key[0]}")
+            begin = time.perf_counter()
+
+            def counted(*args: Any) -> Any:
+                self.traces += 1
+                return function(*args)
+
+            jitted = jax.jit(
+                counted,
+                static_argnums=tuple(range(len(args), len(args) + len(static))),
+                donate_argnums=donate,
+                out_shardings=out_shardings,
+            )
+            lowered = jitted.lower(*args, *static)
+            self._programs[key] = lowered.compile(compiler_options=self._options)
+            self.seconds += time.perf_counter() - begin
+        return self._programs[key]
+
+    def memory(self, name: str) -> tuple[int, int]:
+        """Of the largest program of a name: bytes of its arguments, and all that it takes."""
+        needed = taken = 0
+        for (known, _), program in self._programs.items():
+            if known == name:
+                size: Any = program.memory_analysis()
+                arguments = size.argument_size_in_bytes
+                taken = max(taken, arguments + bytes_beside_arguments(program))
+                needed = max(needed, arguments)
+        return needed, taken
+
+
+class Rounds:
+    """The compiled rounds of one bucket, whole or in pieces.
+
+    Args:
+      compiler: what compiles them.
+      models: the target and the drafter.
+      strategy: how they are used.
+      key: all that the shapes depend on.
+      sampling: the batch's parameters.
+    """
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        models: tuple[Model, Drafter],
+        strategy: loop.Strategy,
+        key: Hashable,
+        sampling: BatchSampling,
+    ):
+        self.compiler, self.strategy = compiler, strategy
+        self._target, self._drafter = models
+        self._key, self._sampling = key, sampling
+
+    def decode(self, state: DecodeState, rounds: int) -> DecodeState:
+        """At most `rounds` rounds, all on the device."""
+
+        def function(target: Model, drafter: Drafter, state, sampling, rounds) -> DecodeState:
+            return loop.decode(target, drafter, self.strategy, state, sampling, rounds)
+
+        args = (self._target, self._drafter, state, self._sampling, np.int32(rounds))
+        return self._program(DECODE, function, args, donate=2, out=_shardings(state))(*args)
+
+    def limits(self, state: DecodeState) -> tuple[jax.Array, jax.Array | None]:
+        """Most tokens that each row may draft next, and its confidence threshold."""
+
+        def function(state: DecodeState):
+            return loop.limits(self.strategy.draft_length, state)
+
+        return self._program(LIMITS, function, (state,))(state)
+
+    def propose(self, state: DecodeState) -> tuple[Draft, DecodeState]:
+        """The drafting of a round."""
+
+        def function(drafter: Drafter, state: DecodeState, sampling: BatchSampling):
+            return loop.propose(drafter, self.strategy.draft_length, state, sampling)
+
+        args = (self._drafter, state, self._sampling)
+        return self._program(DRAFT, function, args, donate=1)(*args)
+
+    def finish(
+        self, state: DecodeState, draft: Draft, allowed: np.ndarray | None = None
+    ) -> DecodeState:
+        """The rest of a round; `allowed` are packed sets of tokens for each place, or all."""
+
+        def function(target: Model, drafter: Drafter, state, draft, sampling, allowed):
+            return loop.finish_round(
+                target, drafter, self.strategy, state, draft, sampling, allowed
+            )
+
+        masks = self.compiler.put(allowed)
+        args = (self._target, self._drafter, state, draft, self._sampling, masks)
+        out, masked = _shardings(state), allowed is not None
+        return self._program(VERIFY, function, args, donate=2, out=out, more=masked)(*args)
+
+    def _program(
+        self,
+        name: str,
+        function: Callable,
+        args: tuple,
+        donate: int | None = None,
+        out: Any = None,
+        more: Hashable = None,
+    ) -> Callable:
+        donated = () if donate is None else (donate,)
+        return self.compiler.program(
+            (name, (self._key, more)), function, args, donate=donated, out_shardings=out
+        )
+
+
+def bytes_beside_arguments(program: jax.stages.Compiled) -> int:
+    """What a program takes on each device: its new results, and what it needs meanwhile."""
+    size: Any = program.memory_analysis()
+    return size.output_size_in_bytes - size.alias_size_in_bytes + size.temp_size_in_bytes
+
+
+def _shardings(state: DecodeState) -> Any:
+    """Where a state lies: what comes out of one call goes into the next."""
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def compiler_options(target: Model) -> dict[str, str | bool] | None:
+    """Options that the measured programs want; see benchmarks/LOG.md.
+
+    On CPU, XLA hands float32 products of several rows to YNNPACK, which repacks the weight at
+    every call; Eigen's take the time of one row. Products of one row are LLVM's, which takes
+    vectors of 256 bits unless told otherwise. For bfloat16 YNNPACK is the only native kernel.
+    """
+    if target.platform == "cpu" and target.dtype == jnp.float32:
+        return {
+            "xla_cpu_experimental_ynn_fusion_type": "",
+            "xla_cpu_prefer_vector_width": "512",
+        }
+    return None

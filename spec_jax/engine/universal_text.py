@@ -1,0 +1,159 @@
+"""A drafter of any tokenizer, by way of text: the host translates between rounds.
+
+Hugging Face's universal assisted generation: the drafter reads the target's text in its own tokens
+and drafts greedily; what it drafted is read back as the target's tokens. They count as a
+deterministic draft, so that under sampling a token is kept if the target would have drawn it
+(string-level exact match: Timor et al. 2025, arXiv 2502.05202, algorithm 2).
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from spec_jax import distributed
+from spec_jax.config import SamplingParams
+from spec_jax.drafters.base import Context
+from spec_jax.drafters.draft_model import catch_up, draft_on
+from spec_jax.engine.programs import Compiler
+from spec_jax.engine.requests import Bucket, Request
+from spec_jax.models.cache import KVCache, prefill
+from spec_jax.models.model import Model
+from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.text.translation import TextTranslator
+
+
+class UniversalText:
+    """Makes the drafts of batches; the host's side of the drafter `Given`.
+
+    Args:
+      model: the drafter.
+      translator: between the target's tokens and the drafter's.
+      lookahead: most tokens drafted per round.
+    """
+
+    def __init__(self, model: Model, translator: TextTranslator, lookahead: int):
+        self.model, self.translator, self.lookahead = model, translator, lookahead
+
+    def begin(
+        self, compiler: Compiler, requests: Sequence[Request], bucket: Bucket
+    ) -> "UniversalTextBatch":
+        """Reads the prompts in the drafter's tokens."""
+        return UniversalTextBatch(self, compiler, requests, bucket)
+
+
+class UniversalTextBatch:
+    """One batch: its rows' translations, and the drafter's cache."""
+
+    def __init__(
+        self, parent: UniversalText, compiler: Compiler, requests: Sequence[Request], bucket: Bucket
+    ):
+        self._model, self._lookahead = parent.model, parent.lookahead
+        self._compiler = compiler
+        self._rows = [parent.translator.row() for _ in requests]
+        self._known = np.zeros((bucket.batch,), np.int64)
+        # Another tokenizer may need more tokens for the same text; a row that outgrows the room is
+        # drafted for no more.
+        self._tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
+        self._lengths = np.ones((bucket.batch,), np.int32)
+        for row, request in enumerate(requests):
+            self._learn(row, request.prompt_token_ids)
+        sampling = BatchSampling.stack(
+            [SamplingParams()] * bucket.batch, self._model.config.vocab_size
+        )
+        self._sampling = compiler.put(sampling)
+        tokens, lengths = compiler.put((self._tokens, self._lengths))
+        self._key = (bucket.batch, self._tokens.shape[1])
+        begin = compiler.program(
+            ("the reading of prompts by the drafter", (self._key, bucket.block)),
+            _begin,
+            (self._model, tokens, lengths),
+            (bucket.block,),
+        )
+        self._cache = begin(self._model, tokens, lengths)
+
+    def propose(
+        self,
+        tokens: Int[np.ndarray, "batch length"],
+        lengths: Int[np.ndarray, " batch"],
+        limits: Int[np.ndarray, " batch"],
+        threshold: Float[np.ndarray, " batch"] | None,
+    ) -> tuple[Int[np.ndarray, "batch lookahead"], Int[np.ndarray, " batch"]]:
+        """Each row's next draft in the target's tokens, and how many they are.
+
+        Args:
+          tokens: the rows' texts.
+          lengths: tokens known of each.
+          limits: most tokens that each row may draft now.
+          threshold: confidence below which a row stops drafting.
+        """
+        valid = np.zeros_like(self._lengths)
+        for row in range(len(self._rows)):
+            new = tokens[row, self._known[row] : lengths[row]]
+            valid[row] = self._learn(row, new.tolist()) if len(new) else self._lengths[row]
+        room = self._tokens.shape[1] - self._lengths - self._lookahead - 2
+        limits = np.where(room > 0, limits, 0).astype(np.int32)
+        arguments = self._compiler.put((self._tokens, self._lengths, valid, limits, threshold))
+        draft = self._compiler.program(
+            ("drafting in another tokenizer", self._key),
+            _draft,
+            (self._model, self._cache, *arguments, self._sampling),
+            (self._lookahead,),
+            donate=(1,),
+        )
+        drafted, counts, self._cache = draft(self._model, self._cache, *arguments, self._sampling)
+        drafted, counts = distributed.to_host((drafted, counts))
+        proposed = np.zeros((len(limits), self._lookahead), np.int32)
+        proposed_lengths = np.zeros_like(limits)
+        for row, translation in enumerate(self._rows):
+            if not counts[row]:
+                continue
+            own, end = drafted[row, : counts[row]], self._lengths[row]
+            self._tokens[row, end : end + len(own)] = own  # of which some may be kept
+            ids = translation.propose(own.tolist())[: self._lookahead]
+            proposed[row, : len(ids)] = ids
+            proposed_lengths[row] = len(ids)
+        return proposed, proposed_lengths
+
+    def _learn(self, row: int, target_ids: Sequence[int]) -> int:
+        """Adds to a row's text; returns how many of the drafter's tokens are as they were."""
+        revision = self._rows[row].extend(target_ids)
+        self._known[row] += len(target_ids)
+        end = revision.kept + len(revision.ids)
+        size = self._tokens.shape[1]
+        if max(end, self._lengths[row]) >= size:
+            self._lengths[row] = size  # full, for good
+            return 0
+        self._tokens[row, revision.kept : end] = revision.ids
+        self._lengths[row] = max(end, 1)
+        return revision.kept
+
+
+def _begin(
+    model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int
+) -> KVCache:
+    cache = prefill(model.extend, tokens, lengths, model.new_cache(*tokens.shape), block)
+    return cache.with_lengths(jnp.maximum(lengths - 2, 0))
+
+
+def _draft(
+    model: Model,
+    cache: KVCache,
+    tokens: Int[Array, "batch length"],
+    lengths: Int[Array, " batch"],
+    valid: Int[Array, " batch"],
+    limits: Int[Array, " batch"],
+    threshold: Float[Array, " batch"] | None,
+    sampling: BatchSampling,
+    lookahead: int,
+) -> tuple[Int[Array, "batch lookahead"], Int[Array, " batch"], KVCache]:
+    """Greedy drafts in the drafter's tokens, their lengths, and the cache."""
+    going = limits > 0
+    known = jnp.clip(jnp.minimum(cache.lengths, valid), 0, jnp.maximum(lengths - 2, 0))
+    cache = catch_up(model, tokens, jnp.where(going, lengths - 2, 0), cache.with_lengths(known))
+    keys = jax.random.split(jax.random.key(0), tokens.shape[0])  # greedy drafts draw nothing
+    context = Context(tokens, lengths, lengths, keys, sampling, limits=limits, threshold=threshold)
+    draft, cache = draft_on(model, tokens, lengths, cache, context, lookahead=lookahead)
+    return draft.tokens, draft.lengths, cache

@@ -1,0 +1,1 @@
+"""Logits to tokens: what target and drafters share, so that they cannot differ."""

@@ -1,0 +1,122 @@
+"""Logits to probabilities, once for both models, by reductions instead of sorts.
+
+The order and semantics are those of Hugging Face transformers' logits processors: what
+`processors` does (bias, penalties, bans), then temperature, top-k, top-p, min-p. Every step is a
+reduction over the vocabulary, so the vocabulary may stay sharded. A step that no row of the batch
+uses is skipped on device; a row that does not use a step passes through it bit for bit, so a row's
+tokens do not depend on its neighbours' parameters.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
+
+from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sampling.processors import History, process
+
+
+def probabilities(
+    logits: Float[Array, "batch places vocab"],
+    sampling: BatchSampling,
+    history: History,
+    following: Int[Array, "batch places_but_one"],
+    ancestors: Bool[Array | np.ndarray, "places places_but_one"] | None = None,
+    allowed: UInt32[Array, "batch places words"] | Int32[Array, "batch places words"] | None = None,
+) -> Float[Array, "batch places vocab"]:
+    """The distributions that tokens are drawn from, at several places of each row.
+
+    Args:
+      logits: float32 logits after each place.
+      sampling: each row's parameters.
+      history: tokens of each row up to its first place.
+      following: the tokens drafted after the first place; the processors at later places see
+        those that stand before them.
+      ancestors: which of `following` stand before each place, in the order of their index; all
+        earlier ones if None. The draft of a tree passes the path to each of its places.
+      allowed: packed sets of tokens, all others banned: token i is bit i % 32 of word i // 32,
+        and ids past the last word are banned too. None bans nothing.
+
+    Returns:
+      Probabilities; one-hot for greedy rows. A place whose logits hold a NaN, or whose tokens are
+      all masked, has no distribution and returns zeros.
+    """
+    return warp(process(logits, sampling, history, following, ancestors, allowed), sampling)
+
+
+def warp(
+    logits: Float[Array, "batch places vocab"], sampling: BatchSampling
+) -> Float[Array, "batch places vocab"]:
+    """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
+    best = logits.max(-1, keepdims=True)
+    greedy = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=logits.dtype)
+
+    def sampled() -> Array:
+        is_greedy = (sampling.temperature == 0)[:, None, None]
+        return jnp.where(is_greedy, greedy, _warp(logits, sampling))
+
+    probs = jax.lax.cond(sampling.random, sampled, lambda: greedy)
+    return jnp.where(jnp.isfinite(best), probs, 0.0)
+
+
+def _warp(
+    logits: Float[Array, "batch places vocab"], sampling: BatchSampling
+) -> Float[Array, "batch places vocab"]:
+    """Temperature, top-k, top-p, min-p, softmax. Rows of temperature 0 pass through it unused."""
+    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
+    logits = logits / temperature[:, None, None]
+
+    def top_k() -> Array:
+        limit = jnp.where(sampling.top_k > 0, sampling.top_k, logits.shape[-1])
+        return _keep_top(logits, jnp.ones_like(logits), limit.astype(logits.dtype))
+
+    def top_p() -> Array:
+        kept = _keep_top(logits, jax.nn.softmax(logits, -1), sampling.top_p)
+        # At 1 nothing may be dropped, whatever the rounding of the sum.
+        return jnp.where((sampling.top_p < 1)[:, None, None], kept, logits)
+
+    def min_p() -> Array:
+        probs = jax.nn.softmax(logits, -1)
+        floor = sampling.min_p[:, None, None] * probs.max(-1, keepdims=True)
+        return jnp.where(probs < floor, -jnp.inf, logits)
+
+    logits = jax.lax.cond((sampling.top_k > 0).any(), top_k, lambda: logits)
+    logits = jax.lax.cond((sampling.top_p < 1).any(), top_p, lambda: logits)
+    logits = jax.lax.cond((sampling.min_p > 0).any(), min_p, lambda: logits)
+    return jax.nn.softmax(logits, -1)
+
+
+def _keep_top(
+    logits: Float[Array, "batch places vocab"],
+    weights: Float[Array, "batch places vocab"],
+    limit: Float[Array, " batch"],
+) -> Float[Array, "batch places vocab"]:
+    """Masks every logit above which tokens of `limit` total weight stand already.
+
+    The cut is found by bisection over the ordered bit patterns of floats: 32 (64) reductions and
+    no sort, exact to the last bit, ties at the cut kept together.
+    """
+    order = _ordered_bits(logits)
+    info = jnp.iinfo(order.dtype)
+    shape = (*logits.shape[:-1], 1)
+    bound = limit.astype(logits.dtype)[:, None, None]
+
+    def halve(_, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        # The mean of two signed integers, rounded down, without overflow.
+        middle = (low & high) + ((low ^ high) >> 1)
+        above = jnp.where(order > middle, weights, 0.0).sum(-1, keepdims=True)
+        # A bound too small for the float type still keeps what nothing stands above.
+        enough = (above < bound) | (above == 0)
+        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+    start = jnp.full(shape, info.min, order.dtype), jnp.full(shape, info.max, order.dtype)
+    cut, _ = jax.lax.fori_loop(0, info.bits, halve, start)
+    return jnp.where(order >= cut, logits, -jnp.inf)
+
+
+def _ordered_bits(x: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """Integers that compare as the floats do (-0 counts as 0)."""
+    integer = jnp.int64 if x.dtype == jnp.float64 else jnp.int32
+    bits = jax.lax.bitcast_convert_type(x, integer)
+    return jnp.where(bits < 0, jnp.iinfo(integer).min - bits, bits)

@@ -1,0 +1,189 @@
+"""What changes logits before they are warped, at every place of a draft.
+
+The order is that of Hugging Face transformers' `_get_logits_processor`: bias, repetition penalty,
+bad words, min tokens, allowed tokens; presence and frequency penalties follow the OpenAI API,
+after the repetition penalty. A place sees the tokens that stand before it, drafted ones included.
+Tokens are counted and banned by comparing ids, never by scatters or gathers along the vocabulary,
+so the vocabulary may stay sharded. A step that no row of the batch uses is skipped on device; a
+row that does not use a step passes through it bit for bit.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
+
+from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sharding.pytree import pytree
+
+
+@pytree
+class History:
+    """What the processors need to know of the tokens before a place.
+
+    Attributes:
+      prompt: how often each token stands in the prompt; zeros if no row's penalties count.
+      generated: how often it was generated; likewise.
+      lengths: generated tokens of each row.
+      recent: the last tokens of each row, as many as a bad word can have before its own last;
+        -1 before the row's first.
+    """
+
+    prompt: Int[Array, "batch vocab"]
+    generated: Int[Array, "batch vocab"]
+    lengths: Int[Array, " batch"]
+    recent: Int[Array, "batch recent"]
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Int[Array, "batch length"],
+        lengths: Int[Array, " batch"],
+        prompt_lengths: Int[Array, " batch"],
+        sampling: BatchSampling,
+    ) -> "History":
+        """The history of rows of `lengths` tokens, the first `prompt_lengths` of them prompt."""
+        shape = sampling.logit_bias.shape
+
+        def count() -> tuple[Array, Array]:
+            places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+            in_prompt = places < prompt_lengths[:, None]
+            generated = ~in_prompt & (places < lengths[:, None])
+            rows = jnp.arange(shape[0], dtype=jnp.int32)[:, None]
+            zeros = jnp.zeros(shape, jnp.int32)
+            return (
+                zeros.at[rows, tokens].add(in_prompt.astype(jnp.int32)),
+                zeros.at[rows, tokens].add(generated.astype(jnp.int32)),
+            )
+
+        def none() -> tuple[Array, Array]:
+            return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)
+
+        prompt, generated = jax.lax.cond(sampling.counts_tokens, count, none)
+        back = jnp.arange(sampling.bad_words.shape[2] - 1, 0, -1, dtype=jnp.int32)
+        at = lengths[:, None] - back[None]
+        last = jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1)
+        return cls(
+            prompt=prompt,
+            generated=generated,
+            lengths=lengths - prompt_lengths,
+            recent=jnp.where(at >= 0, last, -1),
+        )
+
+    def repeat(self, times: int) -> "History":
+        """Each row's history `times` times in succession."""
+        return jax.tree.map(lambda each: jnp.repeat(each, times, axis=0), self)
+
+    def add(self, tokens: Int[Array, " batch"]) -> "History":
+        """One more generated token in each row."""
+        ids = jnp.arange(self.generated.shape[1], dtype=jnp.int32)
+        drawn = (ids[None] == tokens[:, None]).astype(jnp.int32)
+        return dataclasses.replace(
+            self,
+            generated=self.generated + drawn,
+            lengths=self.lengths + 1,
+            recent=jnp.concatenate([self.recent[:, 1:], tokens[:, None]], axis=1),
+        )
+
+
+def process(
+    logits: Float[Array, "batch places vocab"],
+    sampling: BatchSampling,
+    history: History,
+    following: Int[Array, "batch places_but_one"],
+    ancestors: Bool[Array | np.ndarray, "places places_but_one"] | None = None,
+    allowed: UInt32[Array, "batch places words"] | Int32[Array, "batch places words"] | None = None,
+) -> Float[Array, "batch places vocab"]:
+    """The logits after all that is not a matter of temperature or truncation.
+
+    Arguments as for `sampling.probabilities`. A NaN stays a NaN.
+    """
+    before = _chain(logits.shape[1]) if ancestors is None else jnp.asarray(ancestors)
+    logits = logits + sampling.logit_bias[:, None]
+    logits = jax.lax.cond(
+        sampling.counts_tokens,
+        lambda: _penalise(logits, sampling, history, following, before),
+        lambda: logits,
+    )
+
+    def ban() -> Array:
+        banned = _banned(sampling, history, following, before)
+        ids = jnp.arange(logits.shape[2], dtype=jnp.int32)
+        is_banned = (banned[:, :, :, None] == ids[None, None, None]).any(2)
+        return jnp.where(is_banned, logits - jnp.inf, logits)
+
+    logits = jax.lax.cond(sampling.bans_tokens, ban, lambda: logits)
+    if allowed is None:
+        return logits
+    return jnp.where(_unpack(allowed, logits.shape[2]), logits, logits - jnp.inf)
+
+
+def _chain(places: int) -> Bool[Array, "places places_but_one"]:
+    """The ancestors in a draft that is no tree: all tokens before a place."""
+    return jnp.tri(places, places - 1, -1, dtype=bool)
+
+
+def _penalise(
+    logits: Float[Array, "batch places vocab"],
+    sampling: BatchSampling,
+    history: History,
+    following: Int[Array, "batch places_but_one"],
+    before: Bool[Array, "places places_but_one"],
+) -> Float[Array, "batch places vocab"]:
+    ids = jnp.arange(logits.shape[2], dtype=jnp.int32)
+    drafted = following[:, None, :, None] == ids[None, None, None]
+    drafted = (drafted & before[None, :, :, None]).sum(2, dtype=jnp.int32)
+    generated = history.generated[:, None] + drafted
+    seen = (history.prompt[:, None] + generated) > 0
+
+    repetition = sampling.repetition_penalty[:, None, None]
+    penalised = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    logits = jnp.where(seen & (repetition != 1), penalised, logits)
+    presence = sampling.presence_penalty[:, None, None]
+    frequency = sampling.frequency_penalty[:, None, None]
+    logits = logits - presence * (generated > 0).astype(logits.dtype)
+    return logits - frequency * generated.astype(logits.dtype)
+
+
+def _banned(
+    sampling: BatchSampling,
+    history: History,
+    following: Int[Array, "batch places_but_one"],
+    before: Bool[Array, "places places_but_one"],
+) -> Int[Array, "batch places bans"]:
+    """The tokens that min_tokens and bad words forbid at each place; -1 forbids nothing."""
+    generated = history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]
+    early = generated < sampling.min_tokens[:, None]
+    stops = jnp.where(early[:, :, None], sampling.stop_token_ids[:, None], -1)
+    recent = _recent(history.recent, following, before)
+    begin, last = sampling.bad_words[:, None, :, :-1], sampling.bad_words[:, None, :, -1]
+    begun = ((begin < 0) | (begin == recent[:, :, None])).all(-1)
+    return jnp.concatenate([stops, jnp.where(begun, last, -1)], axis=-1)
+
+
+def _recent(
+    recent: Int[Array, "batch recent"],
+    following: Int[Array, "batch places_but_one"],
+    before: Bool[Array, "places places_but_one"],
+) -> Int[Array, "batch places recent"]:
+    """The last tokens before each place, along the place's own path through the draft."""
+    width = recent.shape[1]
+    known = jnp.concatenate([recent, following], axis=1)
+    visible = jnp.pad(before, ((0, 0), (width, 0)), constant_values=True)
+    # How far back each visible token stands from the place.
+    back = jnp.cumsum(visible[:, ::-1], axis=1, dtype=jnp.int32)[:, ::-1]
+    wanted = jnp.arange(width, 0, -1, dtype=jnp.int32)
+    found = visible[:, None] & (back[:, None] == wanted[None, :, None])
+    return known[:, jnp.argmax(found, -1)]
+
+
+def _unpack(
+    allowed: UInt32[Array, "batch places words"] | Int32[Array, "batch places words"], vocab: int
+) -> Bool[Array, "batch places {vocab}"]:
+    """One bool per token; false for ids past the mask's end."""
+    shifts = jnp.arange(32, dtype=allowed.dtype)[None, None, None]
+    bits = ((allowed[..., None] >> shifts) & 1) != 0
+    flat = bits.reshape(*allowed.shape[:2], -1)[..., :vocab]
+    return jnp.pad(flat, ((0, 0), (0, 0), (0, vocab - flat.shape[2])))

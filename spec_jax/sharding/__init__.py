@@ -1,0 +1,7 @@
+"""Layouts: how the logical axes of models lie on a mesh of devices."""
+
+from spec_jax.sharding.layout import Layout
+from spec_jax.sharding.layout_file import Chip, Rule
+from spec_jax.sharding.placement import Placement, platform_of
+
+__all__ = ["Chip", "Layout", "Placement", "Rule", "platform_of"]

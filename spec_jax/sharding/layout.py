@@ -1,0 +1,245 @@
+"""Layouts: how the logical axes of a model lie on a mesh of devices.
+
+A layout is data, one TOML file for each topology in the folder `sharding/`, and this module is
+its only reader. `sharding/README.md` is the vocabulary.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from spec_jax.errors import ConfigError, did_you_mean
+from spec_jax.sharding.layout_file import ROLES, Chip, Rule, read_fields
+from spec_jax.sharding.placement import Placement
+
+AXES = ("batch", "length", "vocab", "embed", "heads", "kv_heads", "mlp", "experts")
+"""What a model calls its dimensions."""
+
+_TOGETHER = (
+    ("vocab", "embed"),
+    ("embed", "heads"),
+    ("embed", "kv_heads"),
+    ("experts", "embed", "mlp"),
+    ("batch", "embed"),
+    ("batch", "vocab"),
+    ("batch", "heads", "length"),
+    ("batch", "kv_heads", "length"),
+)
+"""Logical axes that meet in one array, which cannot be cut twice along one mesh axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Mesh axes and, for target and draft separately, what is cut along them.
+
+    Attributes:
+      name: what to call it in messages.
+      mesh: name and size of each mesh axis, the outermost first.
+      platform: `cpu`, `gpu` or `tpu`; None takes whatever JAX runs on.
+      target: logical axis -> rule, for the target; axes left out are replicated.
+      draft: the same for the draft model.
+      processes: how many processes share the devices.
+      chip: what a device is, or None if nothing is known of it.
+    """
+
+    name: str
+    mesh: tuple[tuple[str, int], ...]
+    platform: str | None
+    target: tuple[tuple[str, Rule], ...] = ()
+    draft: tuple[tuple[str, Rule], ...] = ()
+    processes: int = 1
+    chip: Chip | None = None
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.mesh]
+        for role in ROLES:
+            rules = dict(getattr(self, role))
+            for logical, rule in rules.items():
+                where = f"layout {self.name}: {role}.{logical}"
+                if logical not in AXES:
+                    raise ConfigError(f"{where} is no logical axis.{did_you_mean(logical, AXES)}")
+                for axis in rule.axes:
+                    if axis not in names:
+                        raise ConfigError(
+                            f"{where} names the mesh axis {axis!r}.{did_you_mean(axis, names)}"
+                        )
+            for group in _TOGETHER:
+                _refuse_repeats(self.name, role, [name for name in group if name in rules], rules)
+        if self.size % self.processes:
+            raise ConfigError(
+                f"layout {self.name}: {self.size} devices cannot be shared evenly by "
+                f"{self.processes} processes."
+            )
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return math.prod(size for _, size in self.mesh)
+
+    @classmethod
+    def tensor_parallel(cls, ways: int, *, draft: bool = True) -> "Layout":
+        """Megatron-style tensor parallelism over `ways` devices of this machine.
+
+        Heads, MLP and vocabulary are cut (Shoeybi et al. 2019, arXiv 1909.08053); sizes that
+        `ways` does not divide are replicated.
+
+        Args:
+          ways: the number of devices.
+          draft: whether the draft is cut too; otherwise every device holds all of it.
+        """
+        names = ("heads", "kv_heads", "mlp", "vocab")
+        rules = tuple((name, Rule(("model",), replicate=True)) for name in names)
+        return cls(
+            name=f"tensor_parallel({ways})",
+            mesh=(("model", ways),),
+            platform=None,
+            target=rules,
+            draft=rules if draft else (),
+        )
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "Layout":
+        """Reads a layout file.
+
+        Raises:
+          ConfigError: it does not exist, is no TOML, or a key is unknown, missing or malformed.
+        """
+        return cls(**read_fields(Path(path)))
+
+    def place(
+        self,
+        role: str,
+        sizes: Mapping[str, int],
+        devices: Sequence[Any] | None = None,
+    ) -> Placement:
+        """Fits the layout to a model and lays it over devices.
+
+        A mesh axis larger than the number of key/value heads is split in two, the heads along the
+        first part and replicated over the second, as Megatron does. The order of the devices does
+        not depend on the model, so target and draft share arrays in one program.
+
+        Args:
+          role: `target` or `draft`.
+          sizes: the size of every logical axis of the model; head axes count heads.
+          devices: the devices; by default those of all processes, or as many as are needed of
+            a single one's.
+
+        Raises:
+          ConfigError: a size is not divisible and its rule does not say to replicate it, or there
+            are too few devices.
+        """
+        fitted = _fit(self, role, sizes)
+        parts = {}
+        for axis, size in self.mesh:
+            leading = {part for pieces in fitted.values() for name, part in pieces if name == axis}
+            parts[axis] = _split(axis, size, leading)
+        axes = tuple(
+            (logical, tuple(name for axis, size in pieces for name in _leading(parts[axis], size)))
+            for logical, pieces in fitted.items()
+        )
+        names, places = zip(*(part for axis in parts.values() for part in axis), strict=True)
+        types = (AxisType.Auto,) * len(names)
+        found = self._devices(jax.devices() if devices is None else devices)
+        return Placement(Mesh(found.reshape(places), names, axis_types=types), axes)
+
+    def _devices(self, devices: Sequence[Any]) -> np.ndarray:
+        """The devices in the order that suits their interconnect."""
+        if len(devices) < self.size or (len(devices) > self.size and self.processes > 1):
+            raise ConfigError(
+                f"layout {self.name} is for {self.size} devices, and there are {len(devices)}; "
+                "choose the layout of this topology."
+            )
+        devices = devices[: self.size]
+        if devices[0].platform == "cpu":  # emulated devices have no topology to make the best of
+            return np.asarray(devices)
+        names, sizes = zip(*self.mesh, strict=True)
+        types = (AxisType.Auto,) * len(names)
+        return jax.make_mesh(sizes, names, axis_types=types, devices=devices).devices
+
+
+Pieces = tuple[tuple[str, int], ...]
+"""Mesh axes, and how much of each counted from its outer end."""
+
+
+def _fit(layout: Layout, role: str, sizes: Mapping[str, int]) -> dict[str, Pieces]:
+    """What each logical axis of a model is really cut along."""
+    mesh = dict(layout.mesh)
+    fitted: dict[str, Pieces | None] = {}
+    for logical, rule in getattr(layout, role):
+        ways = math.prod(mesh[axis] for axis in rule.axes)
+        size = sizes.get(logical, ways)  # batch and length are the request's
+        pieces: Pieces | None = None
+        if size % ways == 0:
+            pieces = tuple((axis, mesh[axis]) for axis in rule.axes)
+        elif logical == "kv_heads":
+            pieces = _outer(rule.axes, mesh, size)
+        if pieces is None and not rule.replicate:
+            raise ConfigError(
+                f"layout {layout.name} cuts {logical} of the {role} {ways} ways "
+                f"({' x '.join(rule.axes)}), which does not divide its {size}; use another layout, "
+                f'or write {logical} = {{ axes = {list(rule.axes)!r}, on_indivisible = "replicate" '
+                f"}} under [{role}]."
+            )
+        fitted[logical] = pieces
+    # Query heads attend beside their key/value heads: both are cut, or neither.
+    if None in (fitted.get("heads"), fitted.get("kv_heads")):
+        fitted |= {"heads": None, "kv_heads": None}
+    return {name: pieces for name, pieces in fitted.items() if pieces}
+
+
+def _outer(axes: Sequence[str], mesh: Mapping[str, int], size: int) -> Pieces | None:
+    """The outer part of the axes that has exactly `size` places, or None."""
+    pieces = []
+    for axis in axes:
+        step = math.gcd(size, mesh[axis])
+        if step > 1:
+            pieces.append((axis, step))
+        size //= step
+        if step < mesh[axis]:
+            break
+    return tuple(pieces) if size == 1 else None
+
+
+def _split(axis: str, size: int, leading: Iterable[int]) -> list[tuple[str, int]]:
+    """The parts of a mesh axis: one, or as many as the leading sizes ask for."""
+    ends = sorted({*leading, size})
+    if len(ends) == 1:
+        return [(axis, size)]
+    return [
+        (f"{axis}_{i}", end // start)
+        for i, (start, end) in enumerate(zip([1, *ends], ends, strict=False))
+    ]
+
+
+def _leading(parts: Sequence[tuple[str, int]], size: int) -> list[str]:
+    """Names of the first parts, up to `size` places."""
+    names = []
+    for name, places in parts:
+        if size == 1 and names:
+            break
+        names.append(name)
+        size //= places
+    return names
+
+
+def _refuse_repeats(
+    layout: str, role: str, group: Sequence[str], rules: Mapping[str, Rule]
+) -> None:
+    """Raises if one array would be cut twice along one mesh axis."""
+    taken: dict[str, str] = {}
+    for logical in group:
+        for axis in rules[logical].axes:
+            if axis in taken:
+                raise ConfigError(
+                    f"layout {layout}: {role}.{logical} uses the mesh axis {axis!r}, which "
+                    f"{role}.{taken[axis]} uses already in the same array; give it another axis or "
+                    "leave it out."
+                )
+            taken[axis] = logical

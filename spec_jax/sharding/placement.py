@@ -1,0 +1,53 @@
+"""How one model lies on a mesh of devices."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How one model lies on a mesh: what `Layout.place` makes for it.
+
+    Attributes:
+      mesh: the devices.
+      axes: logical axis -> the mesh axes it is cut along; others are replicated.
+    """
+
+    mesh: Mesh
+    axes: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def spec(self, *logical: str | None) -> PartitionSpec:
+        """The partition of an array with these logical axes; None is a dimension of no name."""
+        cuts = dict(self.axes)
+        return PartitionSpec(*(cuts.get(name or "") or None for name in logical))
+
+    def sharding(self, *logical: str | None) -> NamedSharding:
+        """The sharding of an array with these logical axes."""
+        return NamedSharding(self.mesh, self.spec(*logical))
+
+    def put(self, array: np.ndarray, *logical: str | None) -> jax.Array:
+        """A device array of a host array that every process holds whole."""
+        sharding = self.sharding(*logical)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    @property
+    def platform(self) -> str:
+        """`cpu`, `gpu` or `tpu`: what the devices are, which need not be here to compile for."""
+        return self.mesh.devices.flat[0].platform
+
+    def pin(self, x: jax.Array, *logical: str | None) -> jax.Array:
+        """Holds an array inside a compiled program to the sharding of its logical axes."""
+        return jax.lax.with_sharding_constraint(x, self.sharding(*logical))
+
+    def ways(self, logical: str) -> int:
+        """Into how many pieces a logical axis is cut."""
+        return math.prod(self.mesh.shape[axis] for axis in dict(self.axes).get(logical, ()))
+
+
+def platform_of(placement: Placement | None) -> str:
+    """What a model runs on: `cpu`, `gpu` or `tpu`."""
+    return placement.platform if placement else jax.default_backend()

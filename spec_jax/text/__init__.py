@@ -1,0 +1,1 @@
+"""Tokenizers, grammars, vocabularies, and translation between them."""

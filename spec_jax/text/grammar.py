@@ -1,0 +1,276 @@
+"""Grammars: which tokens may come next, so that a request's output matches a schema or regex.
+
+A grammar lives on the host, one per row. Everything here is a function of the request and of its
+tokens alone, so every process of a run computes the same masks. The parsing is llguidance's.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, UInt32
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from spec_jax.config import SamplingParams
+from spec_jax.errors import ConfigError
+from spec_jax.text.tokenizer import Tokenizer
+
+_SHOWN = 200
+"""Characters of a grammar that an error quotes."""
+
+
+class GrammarCompiler:
+    """Compiles requests' grammars for the tokens of one model.
+
+    Args:
+      tokenizer: the model's.
+      vocab_size: rows of the model's embedding; those without a token are never allowed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
+        self.vocab_size = vocab_size
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _tokens(self) -> tuple[LLTokenizer, int]:
+        """The tokens as llguidance knows them, and the id of the one that it ends texts with."""
+        end = self._tokenizer.vocab_size
+        serialized = _with_nameless_specials(self._tokenizer, end)
+        try:
+            size = max(self.vocab_size, end + 1)
+            return LLTokenizer(serialized, n_vocab=size, eos_token=end), end
+        except ValueError as error:
+            raise ConfigError(
+                f"json_schema and regex do not work with this model's tokenizer: {error}; leave "
+                "them out."
+            ) from error
+
+    def compile(self, sampling: SamplingParams, stop_token_ids: Sequence[int]) -> "Grammar | None":
+        """A request's grammar before its first token, or None if it has none.
+
+        Args:
+          sampling: the request's parameters.
+          stop_token_ids: what ends the request, end-of-sequence tokens included.
+
+        Raises:
+          ConfigError: the grammar is malformed, asks for what llguidance does not know, or
+            matches nothing; or the model's tokenizer spells no bytes.
+        """
+        if sampling.json_schema is not None:
+            name, text = "json_schema", str(sampling.json_schema)
+            source = LLMatcher.grammar_from_json_schema(text)
+        elif sampling.regex is not None:
+            name, text = "regex", sampling.regex
+            source = LLMatcher.grammar_from_regex(text)
+        else:
+            return None
+        tokens, end = self._tokens
+        grammar = Grammar(tokens, source, stop_token_ids, end, self.vocab_size)
+        shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+        if grammar.error is not None:
+            raise ConfigError(f"{name} is {shown}, which does not compile: {grammar.error}.")
+        if not grammar.is_complete and not grammar.masks(()).any():
+            raise ConfigError(f"{name} is {shown}, which matches no text; loosen it.")
+        return grammar
+
+
+class Grammar:
+    """Where one row stands in its grammar.
+
+    A stop token is allowed exactly where the output may end, even if it spells text that the
+    grammar would allow elsewhere. After the whole grammar nothing but stop tokens is allowed.
+
+    Args:
+      tokens: the model's tokens.
+      source: the grammar in llguidance's own form.
+      stop_token_ids: what ends the request.
+      end: the token that llguidance ends texts with.
+      vocab_size: rows of the model's embedding.
+      limits: bounds of the work of the parser, as `LLParserLimits` names them.
+
+    Attributes:
+      error: why no token is allowed any more, although the output is not complete.
+    """
+
+    def __init__(
+        self,
+        tokens: LLTokenizer,
+        source: str,
+        stop_token_ids: Sequence[int],
+        end: int,
+        vocab_size: int,
+        **limits: Any,
+    ):
+        bounds = LLParserLimits(verbose_errors=False, **limits)
+        self._make = lambda: LLMatcher(tokens, source, log_level=0, limits=bounds)
+        self._matcher = self._make()
+        self._read: list[int] = []
+        self._stopped = False
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._stops = _pack(stop_token_ids, vocab_size)
+        not_text = {*stop_token_ids, end}
+        self._text = _pack((i for i in range(vocab_size) if i not in not_text), vocab_size)
+        self.error: str | None = None
+        if self._matcher.is_error():
+            self.error = _problem(self._matcher.get_error())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output so far is whole, so that it may end here."""
+        return self._matcher.is_accepting()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output is whole and nothing but a stop token may follow."""
+        return self._stopped or (self._matcher.is_accepting() and self._matcher.is_stopped())
+
+    def advance(self, generated: Sequence[int]) -> None:
+        """Reads the tokens generated so far: all of them, of which only the new ones are read."""
+        for token in generated[len(self._read) :]:
+            if token in self._stop_token_ids and self.is_complete:
+                self._stopped = True
+            elif self._stopped or not self._matcher.try_consume_tokens([token]):
+                if self._matcher.is_error():
+                    self._matcher = self._parse([*self._read, token])
+                    self._check()
+                else:
+                    self._fail(f"token {token} is not allowed there")
+            self._read.append(token)
+
+    def masks(
+        self,
+        draft: Sequence[int],
+        ancestors: Bool[np.ndarray, "_ _"] | None = None,
+    ) -> UInt32[np.ndarray, "places words"]:
+        """The tokens allowed at each place of a draft, packed as `sampling.probabilities` wants.
+
+        The row stays where it is. A place behind a token that is not allowed, or behind a stop
+        token, cannot be reached and allows nothing.
+
+        Args:
+          draft: tokens proposed after those of `advance`; -1 is none.
+          ancestors: which of them stand before each place; all earlier ones if None.
+        """
+        masks = np.zeros((len(draft) + 1, len(self._stops)), np.uint32)
+        if self.error is not None or self._stopped:
+            return masks
+        self._matcher, masks[0] = self._open(self._matcher, [])
+        self._check()
+        states: list[LLMatcher | None] = [self._matcher]
+        paths: list[list[int]] = [[]]
+        for i, token in enumerate(draft):
+            earlier = range(i) if ancestors is None else np.flatnonzero(ancestors[i + 1, :i])
+            parent = 1 + int(max(earlier, default=-1))
+            state = states[parent]
+            is_allowed = token >= 0 and (masks[parent, token // 32] >> np.uint32(token % 32)) & 1
+            if state is None or not is_allowed or token in self._stop_token_ids:
+                state = None
+            else:
+                # A copy costs no more than a rollback, and cannot be forgotten.
+                state = state.deep_copy()
+                state.try_consume_tokens([token])
+                state, masks[i + 1] = self._open(state, [*paths[parent], token])
+            states.append(state)
+            paths.append([*paths[parent], token])
+        return masks
+
+    def _open(
+        self, state: LLMatcher, path: list[int]
+    ) -> tuple[LLMatcher, UInt32[np.ndarray, " words"]]:
+        """The tokens allowed after a path through the draft, and the parser that found them."""
+        mask = self._mask(state)
+        if state.is_error():
+            # Copies share a bound on the parser's work, of which drafts must not cost a row any.
+            state = self._parse([*self._read, *path])
+            mask = self._mask(state)
+        return state, mask
+
+    def _mask(self, state: LLMatcher) -> UInt32[np.ndarray, " words"]:
+        mask = np.frombuffer(state.compute_bitmask(), np.uint32)[: len(self._stops)] & self._text
+        return mask | self._stops if state.is_accepting() else mask
+
+    def _parse(self, tokens: list[int]) -> LLMatcher:
+        matcher = self._make()
+        matcher.consume_tokens(tokens)
+        return matcher
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            self._fail(_problem(self._matcher.get_error()))
+
+    def _fail(self, why: str) -> None:
+        self.error = self.error or f"after {len(self._read)} tokens: {why}"
+
+
+def stack_masks(
+    grammars: Sequence[Grammar | None],
+    drafts: Sequence[Sequence[int]],
+    places: int,
+    vocab_size: int,
+    ancestors: Bool[np.ndarray, "places places_but_one"] | None = None,
+) -> UInt32[np.ndarray, "batch {places} words"]:
+    """The masks of a batch.
+
+    Args:
+      grammars: each row's; a row without one is allowed every token.
+      drafts: each row's proposals, fewer than `places`.
+      places: how many places each row has; those past its draft's end allow nothing.
+      vocab_size: rows of the model's embedding.
+      ancestors: as for `Grammar.masks`.
+    """
+    words = -(-vocab_size // 32)
+    masks = np.full((len(grammars), places, words), 0xFFFFFFFF, np.uint32)
+    for row, (grammar, draft) in enumerate(zip(grammars, drafts, strict=True)):
+        if grammar is not None:
+            masks[row] = 0
+            masks[row, : len(draft) + 1] = grammar.masks(draft, ancestors)
+    return masks
+
+
+def _with_nameless_specials(tokenizer: Tokenizer, end: int) -> str:
+    """The tokenizer.json with one more token, `end`, and special tokens under names of no text.
+
+    llguidance wants one token that ends a text, where a model may have none, or several. Where a
+    grammar leaves one text only, it would encode the name of a special token as that token. And
+    it knows no ids without a token.
+    """
+    data = json.loads(tokenizer.to_json())
+    data["post_processor"] = None
+    model, added = data["model"], data["added_tokens"]
+    names = {}
+    for token in added:
+        if token["special"] or token["id"] in tokenizer.eos_token_ids:
+            names[token["content"]] = _nameless(token["id"])["content"]
+            token.update(_nameless(token["id"]))
+    if isinstance(model["vocab"], dict):
+        vocab = {names.get(name, name): i for name, i in model["vocab"].items()}
+        taken = {*vocab.values(), *(token["id"] for token in added)}
+        added += [_nameless(i) for i in range(end + 1) if i not in taken]
+        model["vocab"] = vocab | {token["content"]: token["id"] for token in added}
+    else:  # a list, which has no holes
+        model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+        added.append(_nameless(end))
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(data)
+
+
+def _nameless(token_id: int) -> dict[str, Any]:
+    """An entry of a tokenizer.json for a special token that no text holds."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": f"\0{token_id}", "special": True, **flags}
+
+
+def _pack(ids: Iterable[int], vocab_size: int) -> UInt32[np.ndarray, " words"]:
+    flags = np.zeros(-(-vocab_size // 32) * 32, bool)
+    flags[list(ids)] = True
+    return np.packbits(flags, bitorder="little").view(np.uint32)
+
+
+def _problem(message: str) -> str:
+    """What is wrong, of a message that also draws where."""
+    lines = message.strip().splitlines() or [""]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else lines[0].split("(in regex): ")[-1]

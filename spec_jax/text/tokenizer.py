@@ -1,0 +1,307 @@
+"""Text to token ids and back, whole or as a stream."""
+
+import abc
+import codecs
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import zip_longest
+
+import tokenizers
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
+
+from spec_jax.errors import ConfigError, RequestError, did_you_mean
+from spec_jax.text.token_bytes import BYTE_TOKEN, byte_level, token_bytes_table
+
+# Else transformers reports, when first imported, that PyTorch is missing: nothing here needs it.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+ROLES = ("assistant", "developer", "system", "tool", "user")
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer and chat template.
+
+    Args:
+      backend: the tokenizer proper.
+      eos_token_ids: tokens that end a generation.
+      bos_token_id: the token that begins a text, if there is one.
+      chat_template: turns messages into a prompt that asks for the assistant's next message;
+        None for a model without one.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Sequence[int],
+        bos_token_id: int | None = None,
+        chat_template: "ChatTemplate | None" = None,
+    ):
+        # A tokenizer.json may ask for cutting or padding, which belong to training.
+        backend.no_truncation()
+        backend.no_padding()
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.bos_token_id = bos_token_id
+        self.chat_template = chat_template
+        self._backend = backend
+
+    @cached_property
+    def _tokens(self) -> list[str | None]:
+        """Every token's string by its id; None where an id has no token."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+        for token, i in vocabulary.items():
+            tokens[i] = token
+        return tokens
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(i for i, token in added.items() if token.special)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes what turns text into ids, and back, as a tokenizer.json."""
+        self._backend.save(os.fspath(path))
+
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """The tokens that are no text, by id: those so marked, and those that begin or end one."""
+        roles = {*self.eos_token_ids, self.bos_token_id}
+        added = self.added_tokens.items()
+        return {i: token for i, token in added if i in roles or i in self._special_ids}
+
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """The tokens that text is searched for before it is split, special ones included, by id."""
+        added = self._backend.get_added_tokens_decoder()
+        return {i: token.content for i, token in sorted(added.items())}
+
+    def to_json(self) -> str:
+        """What turns text into ids, and back, as a tokenizer.json has it."""
+        return self._backend.to_str()
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below this have a token; a model's embedding may have padding rows beyond."""
+        return len(self._tokens)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+          text: any text; the names of special tokens in it become those tokens.
+          add_special_tokens: add what the model expects around a text, such as a first token.
+
+        Raises:
+          RequestError: it is no text, or holds half of a surrogate pair.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise RequestError(
+                f"a prompt must be text that UTF-8 can express, not {text!r}."
+            ) from None
+
+    def spellings(self, text: str) -> list[tuple[int, ...]]:
+        """The tokens of a text at a text's start and after a space, whatever space it begins with.
+
+        Both mean the text where it stands in a longer one.
+        """
+        bare = text.lstrip()
+        written = (bare, f" {bare}") if bare else (text,)
+        encoded = (tuple(self.encode(each, add_special_tokens=False)) for each in written)
+        return list(dict.fromkeys(ids for ids in encoded if ids))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids, not cleaned up; bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str:
+        """A token as the vocabulary spells it, or `<no token N>` for a padding row's id."""
+        token = self._backend.id_to_token(token_id)
+        return f"<no token {token_id}>" if token is None else token
+
+    @cached_property
+    def bytes_of_tokens(self) -> list[bytes | None]:
+        """What every token stands for in a text, by its id.
+
+        None for what stands for no text: special tokens, the unknown token and unused ids. A word's
+        first token keeps the space that begins it, which decoders strip at a text's start.
+        """
+        return token_bytes_table(self._backend, self._tokens)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What one token stands for in a text, as `bytes_of_tokens`; None for a padding row."""
+        table = self.bytes_of_tokens
+        return table[token_id] if 0 <= token_id < len(table) else None
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt that asks the model for the assistant's next message.
+
+        Encode it with `add_special_tokens=False`: the template writes them out.
+
+        Args:
+          messages: each has a `role` and its text as `content`.
+
+        Raises:
+          ConfigError: the model has no chat template.
+          RequestError: a message is malformed, or the template refuses the order of roles.
+        """
+        if self.chat_template is None:
+            raise ConfigError(
+                "this model has no chat template; give it plain text instead (generate, or --raw)."
+            )
+        checked = _checked_messages(messages)
+        import jinja2
+
+        try:
+            return self.chat_template(checked)
+        except jinja2.TemplateError as error:
+            raise RequestError(
+                f"the model's chat template refuses these messages: {error}"
+            ) from error
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of `apply_chat_template`; same arguments and errors."""
+        return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
+
+    def stream(self, skip_special_tokens: bool = True) -> "StreamDecoder":
+        """A decoder that turns tokens into text as they come."""
+        if isinstance(self._backend.decoder, ByteLevel):
+            return _ByteLevelStream(self, skip_special_tokens)
+        return _WindowStream(self, skip_special_tokens)
+
+    def vocabulary_difference(self, other: "Tokenizer") -> str | None:
+        """How another tokenizer's ids differ from this one's, or None if they mean the same.
+
+        Args:
+          other: the tokenizer to compare with; padding rows of an embedding play no part.
+        """
+        pairs = list(zip_longest(self._tokens, other._tokens))
+        differing = [i for i, (ours, theirs) in enumerate(pairs) if ours != theirs]
+        if not differing:
+            return None
+        shown = (f"{i} is {self.token(i)!r} and {other.token(i)!r}" for i in differing[:3])
+        return f"{len(differing)} of {len(pairs)} token ids differ: {', '.join(shown)}."
+
+
+class StreamDecoder(abc.ABC):
+    """Turns tokens into text as they come: all pieces together equal the decoded whole.
+
+    Text is given out once no later token can change it, at a cost that does not grow with what
+    came before.
+    """
+
+    @abc.abstractmethod
+    def push(self, ids: Sequence[int]) -> str:
+        """Takes the next tokens and returns the text that has become certain."""
+
+    @abc.abstractmethod
+    def flush(self) -> str:
+        """Ends the stream and returns what was held back."""
+
+
+class _ByteLevelStream(StreamDecoder):
+    """For byte-level vocabularies: tokens are bytes, and UTF-8 can be decoded as it comes."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
+        self._token = tokenizer._backend.id_to_token
+        self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._utf8.decode(b"".join(map(self._bytes, ids)))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+    def _bytes(self, token_id: int) -> bytes:
+        token = self._token(token_id)
+        return b"" if token is None or token_id in self._skipped else byte_level(token)
+
+
+class _WindowStream(StreamDecoder):
+    """For other vocabularies: decodes a short window, and gives out what the new tokens add.
+
+    The window starts before the new tokens, because decoders strip the space at a text's start.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
+        self._window: list[int] = []
+        self._given = 0  # tokens of the window whose text is out
+
+    def push(self, ids: Sequence[int]) -> str:
+        known = self._tokenizer._backend.id_to_token
+        self._window += [i for i in ids if i not in self._skipped and known(i) is not None]
+        # A run of byte tokens reads as text if all of it is UTF-8, so the next byte can change it.
+        if not self._window or BYTE_TOKEN.fullmatch(self._tokenizer.token(self._window[-1])):
+            return ""
+        return self._give(hold_incomplete=True)
+
+    def flush(self) -> str:
+        return self._give(hold_incomplete=False)
+
+    def _give(self, *, hold_incomplete: bool) -> str:
+        text = self._decode(self._window)
+        if hold_incomplete and text.endswith("\ufffd"):
+            return ""
+        new = text[len(self._decode(self._window[: self._given])) :]
+        # One token shields what follows from being stripped, or two if one is a mere space.
+        tails = (self._window[-count:] for count in (1, 2))
+        self._window = next((tail for tail in tails if self._decode(tail)), self._window)
+        self._given = len(self._window)
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    if isinstance(messages, str | Mapping) or not messages:
+        raise RequestError(
+            f"messages is {messages!r}; give a list such as "
+            "[{'role': 'user', 'content': 'Hello'}]."
+        )
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise RequestError(f"message {message!r} needs a 'role' and a 'content'.")
+        role, content = message["role"], message["content"]
+        if role not in ROLES:
+            raise RequestError(f"message role {role!r} is unknown.{did_you_mean(str(role), ROLES)}")
+        if not isinstance(content, str):
+            raise RequestError(
+                f"a {role} message's content is {type(content).__name__}; give text."
+            )
+    return [dict(message) for message in messages]
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template that turns messages into a prompt; it is run in a sandbox.
+
+    Attributes:
+      source: the template.
+      special_tokens: `bos_token`, `eos_token` and the like, which templates write out.
+    """
+
+    source: str
+    special_tokens: Mapping[str, str]
+
+    def __call__(self, messages: list[dict[str, str]]) -> str:
+        """The prompt that asks for the assistant's next message."""
+        # Imported here because it takes a second, which plain generation need not wait for.
+        from transformers import PreTrainedTokenizerFast
+
+        # Templates see the special tokens and nothing else of a tokenizer.
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizers.Tokenizer(BPE()), **self.special_tokens
+        )
+        prompt = tokenizer.apply_chat_template(
+            messages, chat_template=self.source, tokenize=False, add_generation_prompt=True
+        )
+        return str(prompt)

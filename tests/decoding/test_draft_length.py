@@ -1,0 +1,300 @@
+"""Lookahead policies, each by itself: what they allow after what they saw."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.config import SamplingParams
+from spec_jax.decoding.adaptive import Adaptive
+from spec_jax.decoding.draft_length import (
+    Confidence,
+    Constant,
+    Heuristic,
+    Oracle,
+    Outcome,
+    halvings,
+    scoring_widths,
+)
+from spec_jax.drafters.base import Draft
+from spec_jax.drafters.draft_model import CATCH_UP
+from spec_jax.testing import ReferenceDecoder
+from tests.harness import DRAFT, TARGET, completions, finish, make_engine, request
+
+REFERENCE = ReferenceDecoder(TARGET)
+
+
+def outcome(drafted, accepted, confidence=None):
+    if confidence is not None:
+        confidence = jnp.asarray(confidence, jnp.float32)
+    return Outcome(jnp.asarray(drafted, jnp.int32), jnp.asarray(accepted, jnp.int32), confidence)
+
+
+def test_widths_are_the_halvings_of_k_where_drafts_differ_in_length():
+    assert [halvings(n) for n in (0, 1, 2, 3, 8, 20)] == [
+        (0,),
+        (0, 1),
+        (0, 1, 2),
+        (0, 1, 3),
+        (0, 1, 2, 4, 8),
+        (0, 1, 2, 5, 10, 20),
+    ]
+    for policy in (Constant(4), Oracle(4)):
+        assert scoring_widths(policy, steady=True) == (4,)
+        assert scoring_widths(policy, steady=False) == (0, 4)
+    assert scoring_widths(Constant(0), steady=False) == (0,)
+    for policy in (Heuristic(4), Confidence(4), Adaptive(4)):
+        assert scoring_widths(policy, steady=True) == (0, 1, 2, 4)
+
+
+@pytest.mark.parametrize("policy", [Constant(4), Oracle(4)])
+def test_a_constant_policy_is_the_same_for_all(policy):
+    state = policy.update(policy.init(3), outcome([4, 4, 2], [4, 0, 1]))
+    assert policy.limits(state, 3).tolist() == [4, 4, 4]
+    assert policy.threshold(state, 3) is None
+    assert (policy.varies, policy.counts_refused) == (False, policy == Constant(4))
+
+
+def test_the_heuristic_drafts_two_more_after_a_whole_draft_and_else_one_less():
+    policy = Heuristic(8)
+    state = policy.init(5)
+    assert policy.limits(state, 5).tolist() == [5] * 5
+    state = policy.update(state, outcome([5, 5, 5, 5, 0], [5, 4, 0, 5, 0]))
+    # A round without a draft says nothing about drafts.
+    assert policy.limits(state, 5).tolist() == [7, 4, 4, 7, 5]
+    state = policy.update(state, outcome([7, 4, 4, 3, 0], [7, 4, 3, 3, 0]))
+    assert policy.limits(state, 5).tolist() == [8, 6, 3, 8, 5]  # at most eight
+    for _ in range(5):
+        state = policy.update(state, outcome([1] * 5, [0] * 5))
+    assert policy.limits(state, 5).tolist() == [3, 1, 1, 3, 1]  # at least one
+    assert Heuristic(3).init(2).tolist() == [3, 3]
+    assert Heuristic(8, start=2).init(1).tolist() == [2]
+
+
+def test_a_row_knows_the_confidence_of_the_draft_that_was_chosen():
+    tokens = jnp.zeros((2, 6), jnp.int32)
+    confidence = jnp.arange(12, dtype=jnp.float32).reshape(2, 6) / 12
+    draft = Draft(tokens, None, jnp.full((2,), 2, jnp.int32), drafts=3, confidence=confidence)
+    seen = Outcome.of(draft, jnp.int32([2, 0]), jnp.int32([2, 2]), jnp.int32([1, 2]))
+    np.testing.assert_allclose(seen.confidence, np.array([[2, 5], [6, 9]]) / 12, rtol=1e-6)
+    plain = dataclasses.replace(draft, confidence=None)
+    assert Outcome.of(plain, seen.drafted, seen.drafted, seen.accepted).confidence is None
+
+
+def expected_threshold(judged, start, bins=50):
+    """Plain Python: the bin edge of the least fpr + 3 fnr, once there is enough to judge by."""
+    accepted = [int(confidence * bins) for confidence, kept in judged if kept]
+    refused = [int(confidence * bins) for confidence, kept in judged if not kept]
+    if not accepted or not refused or len(judged) <= 5:
+        return start
+    costs = []
+    for cut in range(bins):
+        false_runs = sum(each >= cut for each in refused) / len(refused)
+        false_stops = sum(each < cut for each in accepted) / len(accepted)
+        costs.append(false_runs + 3 * false_stops)
+    return int(np.argmin(np.round(costs, 6))) / bins
+
+
+def test_the_threshold_is_retuned_by_what_each_row_saw():
+    rng, rows, width = np.random.default_rng(0), 6, 4
+    policy = Confidence(width, start=0.4, retune=True)
+    state, judged = policy.init(rows), [[] for _ in range(rows)]
+    update = jax.jit(lambda *args: policy.update(args[0], Outcome(*args[1:])))
+    moved = 0
+    for _ in range(12):
+        np.testing.assert_allclose(
+            policy.threshold(state, rows), [expected_threshold(each, 0.4) for each in judged]
+        )
+        # The first row accepts all, so it never has anything to weigh; the second drafts nothing.
+        confidence = (rng.integers(0, 50, (rows, width)) + 0.5) / 50
+        drafted = rng.integers(0, width + 1, rows)
+        accepted = np.minimum(drafted, rng.integers(0, width + 1, rows))
+        accepted[0], drafted[1], accepted[1] = drafted[0], 0, 0
+        state = update(
+            state,
+            *(jnp.asarray(each, jnp.int32) for each in (drafted, accepted)),
+            jnp.asarray(confidence, jnp.float32),
+        )
+        for row in range(rows):
+            n = accepted[row]
+            judged[row] += [(confidence[row, i], True) for i in range(n)]
+            # The first refused token was judged; those after it were not.
+            judged[row] += [(confidence[row, n], False)] if n < drafted[row] else []
+        moved += len(set(np.asarray(policy.threshold(state, rows)).tolist())) > 2
+    assert policy.threshold(state, rows)[:2].tolist() == [np.float32(0.4)] * 2
+    assert moved > 3
+
+
+def test_the_threshold_stays_where_it_was_put_without_retuning():
+    policy = Confidence(4, start=0.7)
+    state = policy.update(policy.init(2), outcome([4, 4], [0, 4], np.full((2, 4), 0.9)))
+    assert state is None
+    assert policy.threshold(state, 2).tolist() == [np.float32(0.7)] * 2
+    assert policy.limits(state, 2).tolist() == [4, 4]
+
+
+def paced(policy, rows, *, costs=None, rate=None):
+    state = policy.init(rows)
+    if costs is not None:
+        state = dataclasses.replace(state, costs=jnp.asarray(costs, jnp.float32))
+    if rate is not None:
+        judged = jnp.full((rows,), 1e6, jnp.float32)
+        accepted = judged * jnp.asarray(rate, jnp.float32)
+        state = dataclasses.replace(state, accepted=accepted, judged=judged)
+    return state
+
+
+def test_adaptive_takes_the_k_of_most_tokens_per_second():
+    policy, rates = Adaptive(8), [0.0, 0.2, 0.5, 0.7, 0.9, 0.99]
+    taken = set()
+    for costs in ([1, 1.1, 1.2, 1.4, 1.8], [1, 1.5, 2, 3, 5], [1, 2, 3, 5, 9], [1] * 5):
+        state = paced(policy, len(rates), costs=costs, rate=rates)
+        best = [
+            max(
+                zip(policy.choices, costs, strict=True),
+                key=lambda each: (sum(rate**i for i in range(each[0] + 1)) / each[1], -each[0]),
+            )[0]
+            for rate in rates
+        ]
+        assert policy.limits(state, len(rates)).tolist() == best
+        taken |= set(best)
+    assert taken >= {0, 1, 8}
+
+
+def test_adaptive_does_what_it_is_forced_to_while_costs_are_measured():
+    policy = Adaptive(8)
+    state = paced(policy, 2, rate=[0.0, 0.99])
+    assert policy.limits(state, 2).tolist() == [0, 8]
+    for forced in (0, 4):
+        one = dataclasses.replace(state, forced=jnp.int32(forced))
+        assert policy.limits(one, 2).tolist() == [forced] * 2
+
+
+def test_adaptive_gives_up_tries_ever_less_often_and_comes_back():
+    policy = Adaptive(4)
+    state = paced(policy, 1, costs=[1, 1.2, 1.4, 1.8])
+
+    @jax.jit
+    def one_round(state, share):
+        drafted = policy.limits(state, 1)
+        kept = drafted * share
+        return drafted[0], policy.update(state, Outcome(drafted, kept, None))
+
+    def rounds(state, share, count):
+        drafted = []
+        for _ in range(count):
+            n, state = one_round(state, jnp.int32(share))
+            drafted.append(int(n))
+        return drafted, state
+
+    drafted, state = rounds(state, 0, 1200)
+    tries = [i for i, n in enumerate(drafted) if n]
+    given_up = drafted.index(0)
+    assert max(drafted[:given_up]) > 1 and drafted[given_up - 1] > 0
+    later = [i for i in tries if i > given_up]
+    waits = np.diff([given_up - 1, *later]) - 1
+    assert waits.tolist() == [8, 16, 32, 64, 128, 256, 256, 256]
+    assert {drafted[i] for i in later} == {1}
+    # Once a try is accepted again and again, the row drafts as it did, and is patient no more.
+    drafted, state = rounds(state, 1, 20_000)
+    assert drafted[-1] == 4
+    assert state.patience.tolist() == [8]
+
+
+def test_measuring_does_not_make_a_row_more_patient():
+    policy = Adaptive(4)
+    state = dataclasses.replace(paced(policy, 1, rate=[0.0]), forced=jnp.int32(4))
+    for _ in range(3):
+        state = policy.update(state, outcome([4], [0]))
+    assert state.patience.tolist() == [8]
+
+
+# ------------------------------------------------------------------ in the loop, on tiny models
+
+
+@pytest.fixture(scope="module")
+def stopping_engine():
+    """The drafter is never as sure as this."""
+    return make_engine("other", TARGET, DRAFT, lookahead=3, policy=Confidence(3, start=0.9999))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_of_low_confidence_is_the_last_one_drafted_and_is_kept(
+    stopping_engine, temperature
+):
+    params = SamplingParams(max_tokens=40, temperature=temperature)
+    batch = finish(stopping_engine.start([request([1, 2, 3], params)]))
+    counters = batch.state.counters
+    rounds, drafted, accepted = (
+        int(each[0]) for each in (counters.rounds, counters.drafted, counters.accepted)
+    )
+    # One token in each round, but none in a last round that can emit one only.
+    assert drafted in (rounds, rounds - 1)
+    assert 0 < accepted < drafted and rounds + accepted == 40
+
+
+def test_the_oracle_counts_what_was_accepted_and_nothing_else():
+    engine = make_engine("other", TARGET, DRAFT, lookahead=3, policy=Oracle(3))
+    counters = finish(engine.start([request([1, 2, 3])])).state.counters
+    assert counters.drafted.tolist() == counters.accepted.tolist() != [0]
+    assert int(counters.rounds[0] + counters.accepted[0]) == 40
+
+
+@pytest.fixture(scope="module")
+def forced_engine():
+    engine = make_engine("self", TARGET, lookahead=3, policy=Adaptive(3))
+    engine.pacer = None  # the tests force K themselves
+    return engine
+
+
+def force(batch, lookahead):
+    pace = batch.state.draft_length
+    pace = dataclasses.replace(pace, forced=jnp.int32(lookahead))
+    batch.state = dataclasses.replace(batch.state, draft_length=pace)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_that_idled_reads_what_it_has_missed(forced_engine, temperature):
+    """With the target's own weights all drafts are accepted, unless the cache has a hole."""
+    params = SamplingParams(max_tokens=80, temperature=temperature)
+    prompts = [[3], [1, 2, 3, 4, 5, 1, 2]]
+    requests = [request(prompt, params, seed=i) for i, prompt in enumerate(prompts)]
+    batch = forced_engine.start(requests)
+    for lookahead, rounds in [(3, 2), (0, 2 * CATCH_UP + 3), (3, 2), (0, 1), (1, 3), (0, 5)]:
+        force(batch, lookahead)
+        before = batch.state.counters
+        before = (before.rounds + 0, before.drafted + 0)
+        batch.advance(rounds)
+        after = batch.state.counters
+        assert (after.rounds - before[0])[:2].tolist() == [rounds] * 2
+        assert (after.drafted - before[1])[:2].tolist() == [rounds * lookahead] * 2
+        assert after.accepted.tolist() == after.drafted.tolist()
+    force(batch, 3)
+    finish(batch)
+    assert batch.state.counters.accepted.tolist() == batch.state.counters.drafted.tolist()
+    if temperature == 0:
+        assert completions(batch, requests) == [REFERENCE.greedy(p, params)[0] for p in prompts]
+
+
+def test_a_row_near_its_end_does_not_draft_past_it(forced_engine):
+    sizes = [1, 2, 3, 40]
+    requests = [request([3, i], SamplingParams(max_tokens=size)) for i, size in enumerate(sizes)]
+    batch = forced_engine.start(requests)
+    force(batch, 3)
+    counters = finish(batch).state.counters
+    # Each round emits its drafted tokens and one more.
+    assert (counters.drafted + counters.rounds).tolist() == sizes
+    assert counters.rounds.tolist() == [1, 1, 1, 10]
+
+
+@pytest.mark.parametrize("method", ["other", "universal_vocabulary"])
+def test_a_drafter_says_how_confident_it_was(method):
+    policy = Confidence(4, start=0.0, retune=True)
+    engine = make_engine(method, TARGET, DRAFT, policy=policy)
+    params = SamplingParams(max_tokens=12, temperature=1.0)
+    batch = finish(engine.start([request([1, 2, 3], params)]))
+    seen = batch.state.draft_length
+    assert int(seen.accepted.sum()) == int(batch.state.counters.accepted.sum())
+    assert seen.refused.sum() > 0

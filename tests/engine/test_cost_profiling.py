@@ -1,0 +1,140 @@
+"""The pacer: what it measures, when it puts measuring off, and what it remembers."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.decoding.adaptive import Adaptive
+from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
+from spec_jax.engine import cost_profiling as pacing
+from spec_jax.models.cache import KVCache
+
+COSTS = {0: 1.0, 1: 1.25, 2: 1.5, 4: 2.0}
+
+
+def state_of(policy, room):
+    """A batch of one row for each entry of `room`, the tokens that it can still emit."""
+    batch = len(room)
+    lengths = jnp.full((batch,), 5, jnp.int32)
+    cache = KVCache.zeros(
+        num_layers=1, batch=batch, num_kv_heads=1, capacity=64, head_dim=8, dtype=jnp.float32
+    )
+    return DecodeState(
+        tokens=jnp.zeros((batch, 64), jnp.int32),
+        lengths=lengths,
+        prompt_lengths=lengths,
+        max_lengths=lengths + jnp.asarray(room, jnp.int32),
+        stop_token_ids=jnp.full((batch, 1), -1, jnp.int32),
+        finish=jnp.asarray([RUNNING if each else LENGTH for each in room], jnp.int32),
+        keys=jnp.zeros((batch, 2), jnp.uint32),
+        cache=cache,
+        drafter=None,
+        draft_length=policy.init(batch),
+        counters=Counters.zeros(batch, policy.num_speculative_tokens),
+    )
+
+
+class Rounds:
+    """Rounds that emit one token, and cost what a table and a clock of their own say."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.forced, self.first = 100.0, [], True
+        monkeypatch.setattr(pacing, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def __call__(self, state, rounds):
+        for _ in range(rounds):
+            running = state.finish == RUNNING
+            if not running.any():
+                break
+            forced = int(state.draft_length.forced)
+            self.forced.append(forced)
+            # The first rounds of each kind are slow, and so is every third one.
+            slow = 10.0 if len(self.forced) <= 4 or len(self.forced) % 3 == 0 else 0.0
+            self.now += COSTS.get(forced, 1.0) + slow
+            lengths = state.lengths + running.astype(jnp.int32)
+            counters = dataclasses.replace(
+                state.counters, rounds=state.counters.rounds + running.astype(jnp.int32)
+            )
+            finish = jnp.where(lengths >= state.max_lengths, LENGTH, RUNNING)
+            state = dataclasses.replace(
+                state, lengths=lengths, counters=counters, finish=finish.astype(jnp.int32)
+            )
+        return state
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    return Rounds(monkeypatch)
+
+
+def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
+    pacer = pacing.CostProfiler(Adaptive(4))
+    state = pacer.begin("loop", state_of(pacer.policy, [50, 0]))
+    state = pacer.advance("loop", state, 3, rounds)
+    measured = (pacing.ROUNDS_EACH + 1) * 4
+    assert rounds.forced == [0, 1, 2, 4] * (pacing.ROUNDS_EACH + 1) + [-1] * 3
+    assert measured == 16
+    np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
+    np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
+    assert int(state.draft_length.forced) == -1
+    # Never again for this loop; the next batch starts with what is known.
+    state = pacer.begin("loop", state_of(pacer.policy, [50]))
+    np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
+    pacer.advance("loop", state, 5, rounds)
+    assert rounds.forced[16:] == [-1] * 8
+    # Another loop has costs of its own.
+    pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [50])), 1, rounds)
+    assert rounds.forced[24:40] == [0, 1, 2, 4] * 4
+    assert set(pacer.costs) == {"loop", "other"}
+
+
+def test_short_requests_postpone_what_they_have_no_room_to_measure(rounds):
+    pacer = pacing.CostProfiler(Adaptive(4))
+    policy_costs = np.asarray(pacer.policy.init(1).costs)
+    for room in (3, 3):
+        state = pacer.begin("loop", state_of(pacer.policy, [room]))
+        state = pacer.advance("loop", state, 100, rounds)
+        assert state.finish.tolist() == [LENGTH] and int(state.draft_length.forced) == -1
+        np.testing.assert_array_equal(state.draft_length.costs, policy_costs)
+    # Of three tokens two rounds could be measured; the next request takes the third choice.
+    assert rounds.forced == [0, 1, -1, 2, -1, -1]
+    assert "loop" not in pacer.costs
+    state = pacer.begin("loop", state_of(pacer.policy, [60]))
+    pacer.advance("loop", state, 1, rounds)
+    assert rounds.forced[6:] == [4] + [0, 1, 2, 4] * 3 + [-1]
+    np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
+
+
+def test_a_new_batch_starts_from_the_acceptances_of_those_before(rounds):
+    pacer = pacing.CostProfiler(Adaptive(4))
+    rate = lambda state: state.draft_length.accepted / state.draft_length.judged  # noqa: E731
+    state = pacer.begin("loop", state_of(pacer.policy, [30, 30, 0]))
+    np.testing.assert_allclose(rate(state), 0.7, rtol=1e-6)
+    rates = [0.7]
+    for _ in range(4):
+        pace = dataclasses.replace(
+            state.draft_length,
+            # The padding row, which no round touched, must not count.
+            accepted=jnp.float32([2.0, 1.0, 90.0]),
+            judged=jnp.float32([20.0, 10.0, 90.0]),
+        )
+        state = dataclasses.replace(state, draft_length=pace)
+        pacer.advance("loop", state, 100, rounds)
+        state = pacer.begin("loop", state_of(pacer.policy, [30, 30, 0]))
+        rates.append(float(rate(state)[0]))
+        assert len(set(rate(state).tolist())) == 1
+    assert rates == sorted(rates, reverse=True)
+    assert 0.1 < rates[-1] < 0.11
+
+
+def test_an_unfinished_batch_teaches_nothing_yet(rounds):
+    pacer = pacing.CostProfiler(Adaptive(4))
+    state = pacer.begin("loop", state_of(pacer.policy, [50]))
+    before = pacer.begin("loop", state_of(pacer.policy, [50])).draft_length.accepted
+    pace = dataclasses.replace(state.draft_length, accepted=jnp.float32([0.0]))
+    pacer.advance("loop", dataclasses.replace(state, draft_length=pace), 2, rounds)
+    after = pacer.begin("loop", state_of(pacer.policy, [50])).draft_length.accepted
+    assert before.tolist() == after.tolist()

@@ -1,0 +1,55 @@
+"""What the engine compiles, and how often."""
+
+import pytest
+
+from spec_jax.config import SamplingParams
+from spec_jax.engine import programs
+from spec_jax.testing import tiny_model
+from tests import quick
+from tests.harness import METHODS, finish, make_engine, request
+from tests.often import often
+
+DEEP = tiny_model(0, num_layers=8, max_position=8192)
+
+
+IN_PLACE = [*METHODS, "other, varying"]
+
+
+@pytest.mark.parametrize("method", often(IN_PLACE, ["early_exit", "other, varying"]))
+def test_caches_are_updated_in_place(method, monkeypatch):
+    """In a long context the caches are all that counts: copies of them would show."""
+    monkeypatch.setattr(programs, "compiler_options", quick.OPTIMIZED)
+    engine = make_engine(method, DEEP, DEEP, lookahead=2, max_len=8192)
+    batch = engine.start([request([1, 2, 3], SamplingParams(max_tokens=4000), max_len=4003)])
+    one = batch.state.cache.keys[0].nbytes
+    batch.advance(1)
+    needed, taken = engine.memory()
+    assert needed > 16 * one  # keys and values of eight layers
+    assert taken - needed < 10 * one  # what the attention of one layer needs, not of each
+
+
+def test_a_bucket_is_compiled_once_and_others_on_their_own():
+    engine = make_engine("prompt_lookup", tiny_model(0))
+
+    def traces_of(*sizes, stop_token_ids=(), bad_words=(), min_tokens=0):
+        before = engine.traces
+        params = SamplingParams(max_tokens=5, min_tokens=min_tokens)
+        requests = [
+            request([1] * size, params, stop_token_ids=stop_token_ids, bad_words=bad_words)
+            for size in sizes
+        ]
+        finish(engine.start(requests))
+        return engine.traces - before
+
+    assert traces_of(3) == 2  # the reading of prompts and the loop
+    assert traces_of(30) == traces_of(2, stop_token_ids=(1, 2, 3)) == 0
+    assert traces_of(3, bad_words=[[1, 2], [3]], min_tokens=3) == 0
+    assert traces_of(3, bad_words=[[1]] * 5) == 1  # room for more words, in the loop only
+    assert traces_of(3, bad_words=[[2]] * 8) == traces_of(3) == 0
+    assert traces_of(3, 9) == 2
+    assert traces_of(9, 30) == 0
+    assert traces_of(3, 9, 2) == 2  # in a batch of four
+    assert traces_of(3, 9, 2, 4) == 0
+    assert traces_of(60) == 1  # a wider block of the prompt, the same loop
+    assert traces_of(300) == 2
+    assert traces_of(3) == 0

@@ -1,0 +1,129 @@
+"""Bugs that other systems shipped, planted one at a time: the suite must fail on each.
+
+Each runs the named tests in a process of its own, over a copy of the package with one edit.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.often import often
+
+ROOT = Path(__file__).resolve().parents[2]
+PROOF, LOOP, SAMPLED = (
+    f"tests/decoding/test_{name}.py" for name in ("lossless", "loop", "sampled")
+)
+
+BUGS = {
+    "temperature on one side only": (
+        "decoding/score.py",
+        "p = probabilities(logits, sampling, history, draft.tokens, before, allowed)",
+        "import dataclasses\n"
+        "    cold = dataclasses.replace(sampling, temperature=sampling.temperature * 0 + 1)\n"
+        "    p = probabilities(logits, cold, history, draft.tokens, before, allowed)",
+        [SAMPLED, "-k", "other-cool"],
+    ),
+    "accept uniform reused for the residual": (
+        "decoding/verify.py",
+        "draw(halves[:, 1], following, random)",
+        "draw(halves[:, 0], following, random)",
+        [SAMPLED, "-k", "other-warm"],
+    ),
+    "residual not clamped": (
+        "decoding/verify.py",
+        "jnp.maximum(scale * wanted - _proposed(p, tokens, q)[place], 0.0)",
+        "scale * wanted - _proposed(p, tokens, q)[place]",
+        [PROOF, "-k", "joint_distribution"],
+    ),
+    "bonus token from the wrong row": (
+        "decoding/verify.py",
+        "wanted = p[accepted]\n    if tokens",
+        "wanted = p[jnp.maximum(accepted - 1, 0)]\n    if tokens",
+        [PROOF, "-k", "joint_distribution"],
+    ),
+    "argmax draft with softmax q": (
+        "drafters/autoregressive.py",
+        "last = draw(keys.reshape(rows), q, random)",
+        "last = jnp.argmax(q, -1).astype(jnp.int32)",
+        [SAMPLED, "-k", "other-warm"],
+    ),
+    "q taken before the processors": (
+        "drafters/autoregressive.py",
+        "probs=write(state.probs, q, i)",
+        "probs=write(state.probs, jax.nn.softmax(logits[:, 0]), i)",
+        [SAMPLED, "-k", "other-cool"],
+    ),
+    "stale cache entry read after rollback": (
+        "decoding/loop.py",
+        "cache=cache.with_lengths(lengths - 1)",
+        "cache=cache.with_lengths(cache.lengths + width + 1)",
+        [LOOP, "-k", "targets_own and other-4"],
+    ),
+    "EOS inside a block ignored": (
+        "decoding/loop.py",
+        "is_stop = is_stop & (places < offered[:, None])",
+        "is_stop = is_stop & (places == offered[:, None] - 1)",
+        [LOOP, "-k", "stop_token and self"],
+    ),
+    "penalties blind to the draft": (
+        "sampling/processors.py",
+        "generated = history.generated[:, None] + drafted",
+        "generated = history.generated[:, None] + 0 * drafted",
+        [LOOP, "-k", "every_processor and other"],
+    ),
+    "bad words blind to the draft": (
+        "sampling/processors.py",
+        "visible[:, None] & (back[:, None] == wanted[None, :, None])",
+        "visible[:, None] & (back[:1, None] == wanted[None, :, None])",
+        [LOOP, "-k", "bad_words and self"],
+    ),
+    "min_tokens counted from the round's start": (
+        "sampling/processors.py",
+        "history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]",
+        "history.lengths[:, None] + 0 * before.sum(1, dtype=jnp.int32)[None]",
+        [LOOP, "-k", "min_tokens and self"],
+    ),
+    "a row's randomness shared with its neighbours": (
+        "decoding/loop.py",
+        "keys, state.lengths\n    )\n    return",
+        "keys, jnp.broadcast_to(state.lengths.max(), state.lengths.shape)\n    )\n    return",
+        [LOOP, "-k", "neighbours and other"],
+    ),
+}
+
+
+def plant(bug: str | None, root: Path) -> list[str]:
+    """Copies package and tests with one bug, or without; returns the tests that must find it."""
+    for name in ("spec_jax", "tests"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    if bug is None:
+        return []
+    file, right, wrong, selection = BUGS[bug]
+    path = root / "spec_jax" / file
+    source = path.read_text()
+    assert source.count(right) == 1, f"{file} no longer holds {right!r} once: plant the bug anew"
+    path.write_text(source.replace(right, wrong))
+    return selection
+
+
+@pytest.mark.parametrize("bug", often(BUGS, [*BUGS][:1]))
+def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
+    selection = plant(bug, tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *selection],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1, result.stdout + result.stderr
+    # It must be a test that failed, not the edit that broke the program.
+    assert re.search(r"^E +(AssertionError|assert|Arrays|Not equal)", result.stdout, re.M), (
+        result.stdout
+    )

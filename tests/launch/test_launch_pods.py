@@ -1,0 +1,245 @@
+"""The launch files for machines elsewhere: what they send there, and that it fits together."""
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spec_jax.sharding import Layout
+from tests.checkouts import Checkout
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ["generate", "it's 1 < 2;\n$HOME `*` é", "--seed", "1"]
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def directives() -> dict[str, str]:
+    """The options of the Slurm script."""
+    lines = (ROOT / "launch" / "slurm_gpu.sbatch").read_text().splitlines()
+    options = [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
+    return dict(option.split("=") for option in options)
+
+
+def test_slurm_starts_one_process_for_each_gpu_of_the_layout():
+    options = {name: int(value) for name, value in directives().items() if value.isdecimal()}
+    layout = Layout.read(ROOT / "sharding" / "gpu-2x8.toml")
+    assert options["ntasks-per-node"] == options["gpus-per-node"]
+    assert options["nodes"] * options["ntasks-per-node"] == layout.processes == layout.size
+    assert dict(layout.mesh) == {"data": options["nodes"], "model": options["gpus-per-node"]}
+
+
+def test_slurm_hands_the_words_on(checkout):
+    checkout.command("srun", checkout.stand_in + "os.execvp('env', sys.argv[4:])\n")
+    # As sbatch does: it runs a copy that lies elsewhere.
+    spool = shutil.copy(checkout.root / "launch" / "slurm_gpu.sbatch", checkout.commands)
+    env = {"SLURM_SUBMIT_DIR": str(checkout.root), "SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "4"}
+    result = checkout.shell("bash", spool, *WORDS, env=env)
+    assert result.returncode == 0, result.stderr
+    (_, step, _), (name, words, variables) = checkout.said()
+    assert step[:3] == ["--kill-on-bad-exit=1", "--gpu-bind=none", "--cpus-per-task=4"]
+    layout = str(checkout.root / "sharding" / "gpu-2x8.toml")
+    assert (name, words) == ("spec-jax", [WORDS[0], "--layout", layout, *WORDS[1:]])
+    assert variables["JAX_PLATFORMS"] == "cuda,cpu" and "JAX_COMPILATION_CACHE_DIR" in variables
+    assert checkout.installed() == [".[test,cuda]"]
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"SLURM_SUBMIT_DIR": "/"}, "/ is no checkout of spec-jax"),
+        ({"SLURM_SUBMIT_DIR": "{root}"}, "this is no Slurm job"),
+    ],
+)
+def test_slurm_refuses_what_cannot_work(checkout, env, message):
+    spool = shutil.copy(checkout.root / "launch" / "slurm_gpu.sbatch", checkout.commands)
+    env = {name: value.format(root=checkout.root) for name, value in env.items()}
+    result = checkout.shell("bash", spool, *WORDS, env=env)
+    assert result.returncode == 1 and message in result.stderr
+    assert checkout.installed() == []
+
+
+# A gcloud whose slice is a folder: it copies there, and runs there what is to run on the hosts.
+GCLOUD = """#!/bin/bash
+[ "$4" = scp ] && exec cp "$5" "$HOST"
+cd "$HOST" && exec bash -c "${!#/#--command=/}"
+"""
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="a checkout to copy needs git")
+def test_tpu_hosts_get_the_last_commit_and_the_words(checkout, tmp_path):
+    git = ["git", "-C", str(checkout.root), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
+        assert checkout.shell(*git, *words).returncode == 0
+    (checkout.root / "uncommitted").touch()
+    checkout.command("gcloud", GCLOUD)
+    (host := tmp_path / "host").mkdir()
+    env = {"TPU_NAME": "slice", "ZONE": "zone", "HOST": str(host), "HOME": str(host)}
+    for _ in range(2):
+        result = checkout.run("tpu_vm.sh", *WORDS, env=env)
+        assert result.returncode == 0, result.stderr
+        ((name, words, variables),) = checkout.said()
+        assert (name, words) == ("spec-jax", WORDS)
+        assert variables["JAX_COMPILATION_CACHE_DIR"] == f"{host}/.cache/spec-jax/xla"
+    assert (host / "spec-jax" / "sharding" / "tpu-v5e-16.toml").exists()
+    assert not (host / "spec-jax" / "uncommitted").exists()
+    assert (host / "spec-jax" / "installed").read_text() == ".[test,tpu]\n"
+
+
+def test_tpu_hosts_are_named_as_gcloud_wants(checkout):
+    env = {"TPU_NAME": "slice", "ZONE": "zone", "PROJECT": "mine"}
+    checkout.command("gcloud")
+    checkout.command("git")
+    assert checkout.run("tpu_vm.sh", *WORDS, env=env).returncode == 0
+    (_, archive, _), (_, copy, _), (_, ssh, _) = checkout.said()
+    assert archive[2:4] == ["archive", "--format=tar.gz"] and archive[-1] == "HEAD"
+    where = ["--worker=all", "--zone=zone", "--project=mine"]
+    tarball = archive[4].removeprefix("--output=")
+    assert copy == ["compute", "tpus", "tpu-vm", "scp", tarball, "slice:", *where]
+    assert ssh[:-1] == ["compute", "tpus", "tpu-vm", "ssh", "slice", *where]
+
+
+def test_xpk_submits_the_words(checkout):
+    env = {"CLUSTER": "mine", "IMAGE": "gcr.io/mine/spec-jax", "PROJECT": "p", "ZONE": "z"}
+    checkout.command("xpk")
+    assert checkout.run("xpk.sh", *WORDS, env=env).returncode == 0
+    ((_, words, _),) = checkout.said()
+    assert words[:2] == ["workload", "create"]
+    options = dict(word.removeprefix("--").split("=", 1) for word in words[2:])
+    command = options.pop("command")
+    assert options == {
+        "cluster": "mine",
+        "workload": "spec-jax",
+        "tpu-type": "v5litepod-16",
+        "docker-image": "gcr.io/mine/spec-jax",
+        "project": "p",
+        "zone": "z",
+        "env": "JAX_COMPILATION_CACHE_DIR=/tmp/spec-jax/xla",
+    }
+    # xpk puts the command into a script that bash runs in the container.
+    checkout.command("spec-jax")
+    assert checkout.shell("bash", "-c", f"({command}) & wait").returncode == 0
+    ((_, words, _),) = checkout.said()
+    assert words == [WORDS[0], "--layout", "sharding/tpu-v5e-16.toml", *WORDS[1:]]
+
+
+@pytest.mark.parametrize(
+    ("script", "env", "message"),
+    [
+        ("tpu_vm.sh", {"ZONE": "z"}, "the variable TPU_NAME is not set; it names the TPU VM"),
+        ("tpu_vm.sh", {"TPU_NAME": "t"}, "the variable ZONE is not set"),
+        ("xpk.sh", {"IMAGE": "i"}, "the variable CLUSTER is not set"),
+        ("xpk.sh", {"CLUSTER": "c"}, "the variable IMAGE is not set"),
+    ],
+)
+def test_missing_variables_are_named(checkout, script, env, message):
+    checkout.env.pop("ZONE", None)
+    result = checkout.run(script, *WORDS, env=env)
+    assert result.returncode == 1 and message in result.stderr
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, dict]:
+    """The objects of the JobSet file, by kind."""
+    text = (ROOT / "launch" / "gke_jobset.yaml").read_text()
+    return {one["kind"]: one for one in yaml.safe_load_all(text)}
+
+
+def test_jobset_kinds(manifests):
+    assert {kind: one["apiVersion"] for kind, one in manifests.items()} == {
+        "ServiceAccount": "v1",
+        "Role": "rbac.authorization.k8s.io/v1",
+        "RoleBinding": "rbac.authorization.k8s.io/v1",
+        "JobSet": "jobset.x-k8s.io/v1alpha2",
+    }
+    assert {one["metadata"]["namespace"] for one in manifests.values()} == {"default"}
+
+
+def job(manifests) -> dict:
+    (replicated,) = manifests["JobSet"]["spec"]["replicatedJobs"]
+    assert replicated["replicas"] == 1
+    return replicated["template"]["spec"]
+
+
+def pod(manifests) -> dict:
+    return job(manifests)["template"]["spec"]
+
+
+def test_jobset_account_may_see_its_pods_and_job(manifests):
+    account = manifests["ServiceAccount"]["metadata"]["name"]
+    assert pod(manifests)["serviceAccountName"] == account
+    binding, role = manifests["RoleBinding"], manifests["Role"]
+    (subject,) = binding["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": account, "namespace": "default"}
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": role["metadata"]["name"],
+    }
+    allowed = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    # What JAX's detection of Kubernetes calls: list_namespaced_pod, read_namespaced_job.
+    assert {("", "pods", "list"), ("batch", "jobs", "get")} <= allowed
+    assert {verb for _, _, verb in allowed} <= {"get", "list"}
+
+
+def test_jobset_fits_its_layout(manifests):
+    (container,) = pod(manifests)["containers"]
+    options = dict(word.removeprefix("--").split("=", 1) for word in container["args"][1:])
+    layout = Layout.read(ROOT / options["layout"])
+    hosts = job(manifests)["parallelism"]
+    chips = container["resources"]["limits"]["google.com/tpu"]
+    assert hosts == job(manifests)["completions"] == layout.processes
+    assert hosts * chips == layout.size
+    selector = pod(manifests)["nodeSelector"]
+    assert layout.chip and layout.chip.topology
+    kind, shape = layout.chip.topology.split(":")
+    assert selector["cloud.google.com/gke-tpu-topology"] == shape
+    assert {"v5e": "tpu-v5-lite-podslice"}[kind] == selector["cloud.google.com/gke-tpu-accelerator"]
+
+
+def test_jobset_runs_spec_jax_with_volumes_that_exist(manifests):
+    (container,) = pod(manifests)["containers"]
+    assert container["command"] == ["spec-jax"] and container["args"][0] == "generate"
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in pod(manifests)["volumes"]}
+    (cache,) = [one["value"] for one in container["env"] if "CACHE" in one["name"]]
+    paths = [word.split("=", 1)[1] for word in container["args"][1:3]]
+    for path in (cache, *paths):
+        assert path.startswith(tuple(f"{mount}/" for mount in mounts.values()))
+
+
+def test_jobset_begins_again_unless_the_mistake_is_the_users(manifests):
+    policy = manifests["JobSet"]["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] > 0
+    assert policy["rules"] == [
+        {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    ]
+    assert job(manifests)["backoffLimit"] == 0 and pod(manifests)["restartPolicy"] == "Never"
+    (rule,) = job(manifests)["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"]["operator"] == "In"
+    assert rule["onExitCodes"]["containerName"] == pod(manifests)["containers"][0]["name"]
+    assert rule["onExitCodes"]["values"] == [2]
+
+
+def test_jobset_says_how_to_try_it_dry():
+    text = (ROOT / "launch" / "gke_jobset.yaml").read_text()
+    assert "kubectl create --dry-run=client -f launch/gke_jobset.yaml" in text
+
+
+def test_image_has_what_tpu_hosts_need():
+    lines = (ROOT / "launch" / "Dockerfile").read_text().splitlines()
+    (install,) = [line for line in lines if line.startswith("RUN")]
+    assert shlex.split(install)[-4:] == ["-c", "constraints.txt", "-e", ".[tpu]"]
+    (base,) = [line for line in lines if line.startswith("FROM")]
+    assert base in [f"FROM python:3.{minor}-slim" for minor in (11, 12, 13)]

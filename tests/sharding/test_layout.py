@@ -1,0 +1,139 @@
+"""Layout files, what they refuse, and how they fit models."""
+
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from spec_jax.errors import ConfigError
+from spec_jax.sharding import Layout, Rule
+
+FILES = sorted((Path(__file__).parents[2] / "sharding").glob("*.toml"))
+SIZES = {"vocab": 64, "embed": 32, "heads": 16, "kv_heads": 8, "mlp": 96}
+WHOLE = """
+platform = "cpu"
+[mesh]
+data = 2
+model = 4
+[target]
+batch = "data"
+heads = "model"
+kv_heads = "model"
+mlp = "model"
+vocab = { axes = ["model"], on_indivisible = "replicate" }
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def layout(*mesh, target=(), draft=(), **options) -> Layout:
+    return Layout("mine", mesh, "cpu", target=target, draft=draft, **options)
+
+
+def rules(axes: str | tuple[str, ...], *names: str, replicate=False):
+    axes = (axes,) if isinstance(axes, str) else axes
+    return tuple((name, Rule(axes, replicate)) for name in names)
+
+
+def place(fits: Layout, role: str = "target", **sizes: int):
+    return fits.place(role, sizes, jax.devices()[: fits.size])
+
+
+def test_a_file_says_what_it_says(written):
+    read = Layout.read(written(WHOLE))
+    assert (read.name, read.platform, read.size) == ("mine", "cpu", 8)
+    assert read.mesh == (("data", 2), ("model", 4))
+    assert dict(read.target)["vocab"] == Rule(("model",), replicate=True)
+    assert read.draft == () and read.chip is None
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_shipped_files_are_read(file):
+    read = Layout.read(file)
+    assert file.stem.startswith(read.platform)
+    assert (read.chip is None) == (read.platform == "cpu")
+    assert read.size % read.processes == 0
+    sizes = {"vocab": 49152, "embed": 512, "heads": 16, "kv_heads": 4, "mlp": 4096}
+    for role in ("target", "draft"):
+        assert place(read, role, **sizes).mesh.size == read.size
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("platform", "plattform"), "unknown key 'plattform'. Did you mean 'platform'?"),
+        (('"cpu"', '"vax"'), "platform is 'vax'; write cpu, gpu or tpu"),
+        (("model = 4", "model = 0"), "mesh.model is 0; write a whole number of at least 1"),
+        (("model = 4", "modell = 4"), "'model'. Did you mean 'modell'?"),
+        (("mlp =", "mpl ="), "target.mpl is no logical axis. Did you mean 'mlp'?"),
+        (('mlp = "model"', "mlp = 4"), "target.mlp is 4; write a mesh axis"),
+        (('batch = "data"', 'batch = "model"'), "'model', which target.batch uses already"),
+        (('"replicate"', '"ignore"'), "on_indivisible is 'ignore'; write error or replicate"),
+        (('["model"]', '["model", "model"]'), "'model', which target.vocab uses already"),
+        (("data = 2", "data = 2 2"), "is not a TOML file"),
+        (("[mesh]", "processes = 3\n[mesh]"), "8 devices cannot be shared evenly by 3"),
+        (("[target]", "[chip]\nname = 1\n[target]"), "chip.name is 1; write a text"),
+    ],
+)
+def test_mistakes_are_named(written, change, message):
+    assert change[0] in WHOLE
+    with pytest.raises(ConfigError) as error:
+        Layout.read(written(WHOLE.replace(*change)))
+    assert message in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read"):
+        Layout.read(tmp_path / "none.toml")
+
+
+def test_indivisible_sizes_are_refused_or_replicated():
+    mesh = ("model", 8)
+    with pytest.raises(ConfigError) as error:
+        place(layout(mesh, target=rules("model", "mlp")), mlp=12)
+    assert "mlp of the target 8 ways" in str(error.value) and "its 12" in str(error.value)
+    fits = layout(mesh, target=rules("model", "mlp", "vocab", replicate=True))
+    placement = place(fits, mlp=12, vocab=16)
+    assert placement.spec("embed", "mlp") == P(None, None)
+    assert placement.spec("embed", "vocab") == P(None, ("model",))
+
+
+def test_few_key_value_heads_lie_on_groups_of_devices():
+    fits = layout(("model", 8), target=rules("model", "heads", "kv_heads"))
+    placement = place(fits, heads=16, kv_heads=2)
+    assert placement.ways("heads") == 8 and placement.ways("kv_heads") == 2
+    # The query heads of one key/value head are those of its devices.
+    outer, inner = placement.mesh.axis_names
+    assert placement.spec("heads", "kv_heads") == P((outer, inner), (outer,))
+    alone = place(fits, heads=16, kv_heads=1)
+    assert alone.ways("heads") == 8 and alone.ways("kv_heads") == 1
+    with pytest.raises(ConfigError, match="kv_heads of the target 8 ways"):
+        place(fits, heads=24, kv_heads=3)
+
+
+def test_models_share_the_order_of_the_devices():
+    mega = rules("model", "heads", "kv_heads")
+    fits = layout(("model", 8), target=mega, draft=mega)
+    target, draft = place(fits, heads=8, kv_heads=4), place(fits, "draft", heads=8, kv_heads=2)
+    assert target.mesh.devices.ravel().tolist() == draft.mesh.devices.ravel().tolist()
+    assert dict(target.mesh.shape) == {"model_0": 4, "model_1": 2}
+    assert dict(draft.mesh.shape) == {"model_0": 2, "model_1": 4}
+    assert target.ways("heads") == draft.ways("heads") == 8
+
+
+def test_the_number_of_devices_is_checked():
+    here = jax.device_count()
+    with pytest.raises(ConfigError, match=f"for {here + 1} devices, and there are {here}"):
+        layout(("model", here + 1)).place("target", SIZES)
+    with pytest.raises(ConfigError, match=f"for 2 devices, and there are {here}"):
+        layout(("model", 2), processes=2).place("target", SIZES)
+    assert layout(("model", 2)).place("target", SIZES).mesh.size == 2

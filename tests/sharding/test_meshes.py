@@ -1,0 +1,199 @@
+"""The loop on emulated meshes: what it says is what one device says."""
+
+import functools
+import re
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.config import SamplingParams
+from spec_jax.decoding.draft_length import Constant
+from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.none import NoDraft
+from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.programs import DECODE
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.model import Model
+from spec_jax.sharding import Layout, Rule
+from tests.harness import completions, finish, request
+from tests.often import often
+
+FILES = sorted((Path(__file__).parents[2] / "sharding").glob("*.toml"))
+VOCAB = 64
+
+
+def config(layers: int, kv_heads: int, heads: int = 8) -> TransformerConfig:
+    return TransformerConfig(
+        vocab_size=VOCAB,
+        embed_size=64,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=8,
+        mlp_size=128,
+        max_position=512,
+    )
+
+
+TARGET, DRAFT = Model.random(config(2, 4), seed=0), Model.random(config(1, 2), seed=1)
+
+
+def cut(*axes: str) -> tuple:
+    names = ("heads", "kv_heads", "mlp", "vocab")
+    return (("batch", Rule(("data",))), *((name, Rule(axes)) for name in names if axes))
+
+
+MESHES = {
+    "1": ((("data", 1), ("model", 1)), cut("model"), cut("model")),
+    "tensor-2": ((("data", 1), ("model", 2)), cut("model"), cut("model")),
+    "data-4": ((("data", 4), ("model", 1)), cut("model"), cut("model")),
+    "mixed-4": ((("data", 2), ("model", 2)), cut("model"), cut()),
+    "tensor-8": ((("data", 1), ("model", 8)), cut("model"), cut("model")),
+    "mixed-8, draft within": (
+        (("data", 2), ("outer", 2), ("inner", 2)),
+        cut("outer", "inner"),
+        cut("inner"),
+    ),
+}
+
+
+def placed(mesh: str, target: Model = TARGET, draft: Model = DRAFT) -> tuple[Model, Model]:
+    layout = Layout(mesh, MESHES[mesh][0], "cpu", target=MESHES[mesh][1], draft=MESHES[mesh][2])
+    devices = jax.devices()[: layout.size]
+    return (
+        target.place(layout.place("target", target.config.axis_sizes, devices)),
+        draft.place(layout.place("draft", draft.config.axis_sizes, devices)),
+    )
+
+
+def score(model: Model, tokens):
+    return jax.jit(lambda model, tokens: model.score(tokens, model.new_cache(4, 32))[0])(
+        model, tokens
+    )
+
+
+@pytest.mark.parametrize("mesh", often(MESHES, [*MESHES][1::2]))
+def test_logits_are_those_of_one_device(mesh):
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (4, 5)), jnp.int32)
+    for plain, spread in zip((TARGET, DRAFT), placed(mesh), strict=True):
+        expected = np.asarray(score(plain, tokens))
+        actual = np.asarray(score(spread, tokens))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def drafter(method: str, draft: Model):
+    return {
+        "none": lambda: NoDraft(0),
+        "draft_model": lambda: DraftModel(draft, 3),
+        "prompt_lookup": lambda: PromptLookup(3, 3),
+    }[method]()
+
+
+def decode(method, verification, target, draft, batches):
+    """Greedy and sampled tokens of the first prompts, in batches of these sizes."""
+    propose = drafter(method, draft)
+    engine = Engine(target, propose, Constant(propose.lookahead), verification, max_model_len=256)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCAB, n).tolist() for n in (8, 3, 21, 13)]
+    found = []
+    for temperature in (0.0,) if verification == "greedy" else (0.0, 0.8):
+        params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=temperature, top_p=0.9)
+        requests = [request(prompt, params, seed=i) for i, prompt in enumerate(prompts)]
+        for group in (requests[:size] for size in batches):
+            found.append(completions(finish(engine.start(group)), group))
+    return found
+
+
+METHODS = [
+    (method, verification)
+    for method in ("draft_model", "prompt_lookup", "none")
+    for verification in ("token", "greedy")
+]
+ALONE = functools.cache(functools.partial(decode, target=TARGET, draft=DRAFT))
+
+
+ONCE = [*zip(MESHES, METHODS, strict=True)]
+
+
+@pytest.mark.parametrize(("mesh", "how"), often(ONCE, ONCE[3::2]))
+def test_tokens_are_those_of_one_device(mesh, how):
+    """Every mesh and every way of decoding once."""
+    target, draft = placed(mesh)
+    assert decode(*how, target, draft, (4,)) == ALONE(*how, batches=(4,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", METHODS)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_tokens_are_those_of_one_device_in_the_whole_grid(mesh, how):
+    target, draft = placed(mesh)
+    assert decode(*how, target, draft, (1, 4)) == ALONE(*how, batches=(1, 4))
+
+
+@functools.cache
+def decode_on(mesh: tuple, rules: tuple):
+    """Tokens of two rows on emulated devices; layouts that cut alike share them."""
+    models = [Model.random(config(1, 16, heads=16), seed=seed) for seed in (0, 1)]
+    if mesh:
+        layout = Layout("file", mesh, "cpu", *rules)
+        devices = jax.devices()[: layout.size]
+        models = [
+            model.place(layout.place(role, model.config.axis_sizes, devices))
+            for role, model in zip(("target", "draft"), models, strict=True)
+        ]
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    requests = [request([1, 2, 3], params), request([5], params)]
+    propose = DraftModel(models[1], 2)
+    engine = Engine(models[0], propose, Constant(2), "token", max_model_len=256)
+    return completions(finish(engine.start(requests)), requests)
+
+
+SOME_FILES = ("cpu-2x2", "gpu-2x8")
+
+
+@pytest.mark.parametrize("name", often([file.stem for file in FILES], SOME_FILES))
+def test_every_layout_decodes(name):
+    layout = Layout.read(FILES[0].with_name(f"{name}.toml"))
+    tokens = decode_on(layout.mesh, (layout.target, layout.draft))
+    assert tokens == decode_on((), ()) and len(tokens[0]) == 8
+
+
+COLLECTIVE = re.compile(
+    r"= (\S+) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def collectives(program: str) -> list[tuple[str, str]]:
+    """Shape and kind of each collective in a compiled program's text."""
+    return COLLECTIVE.findall(program)
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_target_call_reduces_twice_a_layer(kv_heads, tokens):
+    """And once for the embedding; a tiny model's program is as a large one's."""
+    for layers in (2, 4):
+        model, _ = placed("tensor-8", target=Model.random(config(layers, kv_heads)))
+        words = jnp.zeros((1, tokens), jnp.int32)
+        program = jax.jit(lambda model, words, cache: model.score(words, cache))
+        cache = jax.jit(lambda model: model.new_cache(1, 32))(model)
+        text = program.lower(model, words, cache).compile().as_text()
+        assert Counter(kind for _, kind in collectives(text)) == {"all-reduce": 2 * layers + 1}
+
+
+def test_a_round_gathers_no_vocabulary_and_keeps_its_buffers():
+    target, draft = placed("tensor-8")
+    engine = Engine(target, DraftModel(draft, 3), Constant(3), "token", max_model_len=256)
+    engine.start([request([1, 2, 3])]).advance(1)
+    programs = engine.compiler._programs
+    (program,) = (each for (name, _), each in programs.items() if name == DECODE)
+    for shape, kind in collectives(program.as_text()):
+        assert kind == "all-reduce" or str(VOCAB) not in re.findall(r"\d+", shape), (kind, shape)
+    size = program.memory_analysis()
+    caches = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.target.new_cache(1, 256)))
+    assert size.alias_size_in_bytes >= caches / 8 and size.output_size_in_bytes
