@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from spec_jax import engine as engine_module
 from spec_jax.config import (
     DRAFT_LENGTH_POLICIES,
     METHODS,
@@ -32,6 +31,7 @@ from spec_jax.config import (
 from spec_jax.config import ConfigError as Refused
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import Confidence, Constant, Heuristic, Oracle
+from spec_jax.engine import engine as engine_module
 from spec_jax.testing import ReferenceDecoder, tiny_model
 from tests.harness import DRAFTINGS, chi_square, make_engine, request, run
 from tests.often import often

@@ -17,11 +17,11 @@ from spec_jax.engine.engine import Engine
 from spec_jax.engine.suffix_index import SuffixIndex
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.testing import ReferenceDecoder
-from tests.sharding import test_meshes as meshes
 from tests.decoding.test_sampled import LENGTH, P_VALUE, ROWS, SETTINGS, VOCAB
 from tests.decoding.test_sampled import PROMPT as SAMPLED_PROMPT
 from tests.decoding.test_sampled import TARGET as SAMPLED_TARGET
 from tests.harness import TARGET, chi_square, completions, finish, request, run
+from tests.sharding import test_meshes as meshes
 
 BATCH, CAPACITY, SIZE = 4, 20, 96
 CHOICES = [(1, 2), (3, 3), (5, 16), (30, 4)]
