@@ -156,7 +156,7 @@ def _verdicts(plan: Plan) -> list[str]:
     for role in ("target", "draft"):
         found = [each for each in plan.replicated if each.role == role]
         if found:
-            axes = ", ".join(f"{each.axis} ({each.size}: {_ways(each)})" for each in found)
+            axes = ", ".join(f"{each.axis} ({each.size}: {_shards(each)})" for each in found)
             lines.append(f"Not divisible as the layout asks, of the {role}: {axes}.")
     if plan.compile_seconds is not None:
         lines.append(f"Compiled in {plan.compile_seconds:.1f} s.")
@@ -181,9 +181,9 @@ def _compared(role: str, published: Published, section: Section) -> str:
     )
 
 
-def _ways(each: Replicated) -> str:
-    cut = f"{each.ways} ways" if each.ways > 1 else "replicated"
-    return f"{cut} instead of {each.asked} ways"
+def _shards(each: Replicated) -> str:
+    found = str(each.num_shards) if each.num_shards > 1 else "replicated"
+    return f"{found} instead of {each.asked} shards"
 
 
 def _compiled_memory(section: Section) -> str:

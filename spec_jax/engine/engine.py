@@ -66,9 +66,11 @@ class Engine:
         whole = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
         capacity = min(power_of_two(longest, MIN_CAPACITY), whole)
         prompt = max(len(request.prompt_token_ids) for request in requests)
-        ways = 1 if self.target.placement is None else self.target.placement.ways("batch")
+        num_shards = (
+            1 if self.target.placement is None else self.target.placement.num_shards("batch")
+        )
         return Bucket(
-            batch=-(-power_of_two(len(requests)) // ways) * ways,
+            batch=-(-power_of_two(len(requests)) // num_shards) * num_shards,
             capacity=capacity,
             block=min(power_of_two(prompt - 1, MIN_BLOCK), MAX_BLOCK),
             stops=power_of_two(max(len(request.stop_token_ids) for request in requests), 4),

@@ -159,11 +159,11 @@ def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
             "leave it out."
         )
     placement = draft.model.placement
-    ways = 1 if placement is None else placement.ways("vocab")
-    if count % ways:
+    num_shards = 1 if placement is None else placement.num_shards("vocab")
+    if count % num_shards:
         raise ConfigError(
-            f"draft_vocab_size is {count}, but the layout cuts the draft's vocabulary into {ways} "
-            f"pieces; give a multiple of {ways}."
+            f"draft_vocab_size is {count}, but the layout splits the draft's vocabulary into "
+            f"{num_shards} shards; give a multiple of {num_shards}."
         )
     special = set(draft.eos_token_ids)
     others = (i for i in range(size) if i not in special)

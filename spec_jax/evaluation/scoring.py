@@ -25,8 +25,8 @@ class Scorer:
 
     def __init__(self, model: Model, *, rows: int, width: int):
         self.model, self._width = model, width
-        self._ways = 1 if model.placement is None else model.placement.ways("batch")
-        self.rows = -(-rows // self._ways) * self._ways
+        self._num_shards = 1 if model.placement is None else model.placement.num_shards("batch")
+        self.rows = -(-rows // self._num_shards) * self._num_shards
         self._score = jax.jit(self._logits)
 
     def logits(
@@ -42,14 +42,16 @@ class Scorer:
         tail = np.concatenate([last, texts[:, :-1]], axis=1).astype(np.int32)
         tail = np.pad(tail, ((0, self.rows - len(texts)), (0, 0)))
         tokens, lengths = _padded(prompt, self._width)
-        tokens, lengths = (np.repeat(each, self._ways, axis=0) for each in (tokens, lengths))
+        tokens, lengths = (np.repeat(each, self._num_shards, axis=0) for each in (tokens, lengths))
         logits = distributed.to_host(self._score(self.model, tokens, lengths, tail))
         return logits[: len(texts)]
 
     def _logits(self, model: Model, tokens: Array, lengths: Array, tail: Array) -> Array:
         cache = _read(model, tokens, lengths)
         # Read once, the prompt is the same for every text.
-        cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, self.rows // self._ways, axis=0), cache)
+        cache = jax.tree.map(
+            lambda leaf: jnp.repeat(leaf, self.rows // self._num_shards, axis=0), cache
+        )
         return model.score(tail, cache)[0]
 
 

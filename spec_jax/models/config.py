@@ -115,7 +115,7 @@ class TransformerConfig:
 
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """Size of each logical axis that a layout may cut; head axes count heads."""
+        """Size of each logical axis that a layout may shard; head axes count heads."""
         return {
             "vocab": self.vocab_size,
             "embed": self.embed_size,

@@ -196,7 +196,7 @@ class Model:
     def with_outputs(self, ids: Sequence[int]) -> "Model":
         """The same model with a smaller head: its output j is the logit of token `ids[j]`.
 
-        A layout must be able to cut the outputs as it cuts the vocabulary.
+        A layout must be able to shard the outputs as it shards the vocabulary.
         """
         config = dataclasses.replace(self.config, tied_head=False)
         name = "embed" if self.config.tied_head else "head"

@@ -22,32 +22,34 @@ class WideShallow:
     """Derives a draft's shape from its target's: far fewer layers, hardly narrower.
 
     On many devices a step takes its layers' exchanges one after another, two in each, so a draft
-    is fast if it is shallow, and it may as well be wide enough to be cut as the target is (Chen et
-    al. 2023, arXiv 2302.01318). For Chinchilla 70B, 80 layers of 64 heads and 8192 wide, the
-    defaults give that paper's draft: 8 layers of 48 heads and 6144 wide.
+    is fast if it is shallow, and it may as well be wide enough to be sharded as the target is
+    (Chen et al. 2023, arXiv 2302.01318). For Chinchilla 70B, 80 layers of 64 heads and 8192 wide,
+    the defaults give that paper's draft: 8 layers of 48 heads and 6144 wide.
 
     Attributes:
       width_ratio: the draft's width as a part of the target's, in (0, 1].
       depth_ratio: the draft's layers as a part of the target's, in (0, 1].
-      ways: into how many pieces a layout cuts the heads; their number becomes a multiple of it.
+      num_shards: shards of the heads in a layout; the number of heads becomes a multiple of it.
     """
 
     width_ratio: float = 0.75
     depth_ratio: float = 0.1
-    ways: int = 1
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
         for name in ("width_ratio", "depth_ratio"):
             if not 0 < (value := getattr(self, name)) <= 1:
                 raise ConfigError(f"{name} is {value!r}; give a number in (0, 1].")
-        if self.ways < 1:
-            raise ConfigError(f"ways is {self.ways!r}; give a whole number of at least 1.")
+        if self.num_shards < 1:
+            raise ConfigError(
+                f"num_shards is {self.num_shards!r}; give a whole number of at least 1."
+            )
 
     def __call__(self, target: TransformerConfig) -> TransformerConfig:
         """The draft's shape: heads as wide as the target's, everything else in proportion."""
         grouped = target.num_kv_heads < target.num_heads
-        # Fewer key/value heads than query heads stay as many, since it is them that get cut.
-        step = math.lcm(self.ways, target.num_kv_heads if grouped else 1)
+        # Fewer key/value heads than query heads stay as many, since these are what a layout shards.
+        step = math.lcm(self.num_shards, target.num_kv_heads if grouped else 1)
         heads = step * max(1, round(target.num_heads * self.width_ratio / step))
 
         def narrowed(size: int, multiple: int) -> int:
@@ -59,5 +61,5 @@ class WideShallow:
             num_layers=max(1, round(target.num_layers * self.depth_ratio)),
             num_heads=heads,
             num_kv_heads=target.num_kv_heads if grouped else heads,
-            mlp_size=narrowed(target.mlp_size, self.ways),
+            mlp_size=narrowed(target.mlp_size, self.num_shards),
         )

@@ -30,13 +30,13 @@ class Exchange:
       what: what is summed.
       count: how many there are.
       bytes: what each sums, on every chip.
-      ways: chips that take part.
+      num_chips: chips that take part.
     """
 
     what: str
     count: int
     bytes: int
-    ways: int
+    num_chips: int
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,22 @@ class Call:
         config, placement = model.config, model.placement
         assert placement is not None  # plans are made for layouts
         batch, _, capacity, _ = cache.keys[0].shape
-        rows = batch // placement.ways("batch") * tokens
+        rows = batch // placement.num_shards("batch") * tokens
         itemsize = model.dtype.itemsize
         held = bytes_per_chip(model.params)
         table = bytes_per_chip(model.params["embed"])
         looked_up = rows * config.embed_size * itemsize
         read = held if config.tied_head else held - table + looked_up
-        scores = rows * config.num_heads // placement.ways("heads") * config.head_dim * capacity
+        scores = (
+            rows * config.num_heads // placement.num_shards("heads") * config.head_dim * capacity
+        )
         # Activations are float32; the embedding is looked up in the weights' dtype.
         summed = rows * config.embed_size * 4
         layers = config.num_layers
         exchanges = (
-            Exchange("embedding", 1, looked_up, placement.ways("vocab")),
-            Exchange("attention", layers, summed, placement.ways("heads")),
-            Exchange("MLP", layers, summed, placement.ways("mlp")),
+            Exchange("embedding", 1, looked_up, placement.num_shards("vocab")),
+            Exchange("attention", layers, summed, placement.num_shards("heads")),
+            Exchange("MLP", layers, summed, placement.num_shards("mlp")),
         )
         return cls(
             weight_bytes=held,
@@ -113,7 +115,7 @@ class Call:
             # A multiplication and an addition for each weight; queries with keys, and values.
             flops=2 * rows * ((held if config.tied_head else held - table) // itemsize)
             + 4 * scores * layers,
-            exchanges=tuple(each for each in exchanges if each.ways > 1),
+            exchanges=tuple(each for each in exchanges if each.num_chips > 1),
         )
 
     @property
@@ -131,9 +133,9 @@ class Call:
         """The parts of its time on a chip."""
         latency = transfer = 0.0
         for each in self.exchanges:
-            latency += each.count * exchange_latency(platform, chip, each.ways)
+            latency += each.count * exchange_latency(platform, chip, each.num_chips)
             # Each byte is sent once to be summed and once to be spread.
-            sent = 2 * (each.ways - 1) / each.ways * each.bytes
+            sent = 2 * (each.num_chips - 1) / each.num_chips * each.bytes
             transfer += each.count * sent / chip.link
         return Terms(
             weights=self.weight_bytes_read / chip.bandwidth,
@@ -144,7 +146,7 @@ class Call:
         )
 
 
-def exchange_latency(platform: str | None, chip: Chip, ways: int) -> float:
+def exchange_latency(platform: str | None, chip: Chip, num_chips: int) -> float:
     """Seconds of an all-reduce of hardly any bytes.
 
     On a TPU the sum is formed along each dimension of the slice in turn and spread again the same
@@ -154,21 +156,21 @@ def exchange_latency(platform: str | None, chip: Chip, ways: int) -> float:
     Args:
       platform: `tpu`, or anything else for NVLink.
       chip: its `topology` gives the slice's dimensions.
-      ways: chips that take part.
+      num_chips: chips that take part.
     """
     if platform != "tpu":
         return GPU_EXCHANGE_SECONDS
-    hops = sum(size - 1 for size in _dimensions(chip.topology or "", ways))
+    hops = sum(size - 1 for size in _dimensions(chip.topology or "", num_chips))
     return 2 * hops * TPU_HOP_SECONDS
 
 
-def _dimensions(topology: str, ways: int) -> list[int]:
-    """The part of each dimension of a slice that `ways` neighbouring chips lie in."""
+def _dimensions(topology: str, num_chips: int) -> list[int]:
+    """The part of each dimension of a slice that `num_chips` neighbouring chips lie in."""
     parts = []
     for size in reversed([int(size) for size in re.findall(r"\d+", topology.partition(":")[2])]):
-        parts.append(math.gcd(ways, size))
-        ways //= parts[-1]
-    return [*parts, ways]
+        parts.append(math.gcd(num_chips, size))
+        num_chips //= parts[-1]
+    return [*parts, num_chips]
 
 
 def tokens_per_round(acceptance: float, lookahead: int) -> float:

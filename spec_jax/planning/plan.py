@@ -24,11 +24,11 @@ from spec_jax.sharding import Layout, Placement
 
 
 def derived_draft(target: Shape, layout: Layout) -> Shape:
-    """A wide and shallow draft for a target, whose heads the layout can cut if the target's are."""
+    """A wide and shallow draft for a target, whose heads are sharded if the target's can be."""
     rule = dict(layout.draft).get("heads")
     mesh, heads = dict(layout.mesh), target.config.num_heads
-    ways = math.prod(mesh[axis] for axis in rule.axes) if rule else 1
-    shape = WideShallow(ways=ways if heads % ways == 0 else 1)(target.config)
+    num_shards = math.prod(mesh[axis] for axis in rule.axes) if rule else 1
+    shape = WideShallow(num_shards=num_shards if heads % num_shards == 0 else 1)(target.config)
     return Shape(f"a wide and shallow draft of {target.name}", shape)
 
 
@@ -207,6 +207,6 @@ def _replicated(
     mesh, found = dict(layout.mesh), []
     for axis, rule in getattr(layout, role):
         size, asked = config.axis_sizes.get(axis), math.prod(mesh[name] for name in rule.axes)
-        if size is not None and placement.ways(axis) < asked:
-            found.append(Replicated(role, axis, size, asked, placement.ways(axis)))
+        if size is not None and placement.num_shards(axis) < asked:
+            found.append(Replicated(role, axis, size, asked, placement.num_shards(axis)))
     return found

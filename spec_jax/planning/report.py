@@ -13,21 +13,21 @@ from spec_jax.sharding import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """An axis that the layout would cut more often than the model's size allows.
+    """An axis that the layout would split into more shards than the model's size allows.
 
     Attributes:
       role: `target` or `draft`.
       axis: the logical axis.
       size: the model's.
-      asked: into how many pieces the layout would cut it.
-      ways: into how many it is cut.
+      asked: the layout's number of shards.
+      num_shards: the number it gets.
     """
 
     role: str
     axis: str
     size: int
     asked: int
-    ways: int
+    num_shards: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Plan:
       draft_step: one token of each row, by the draft.
       round: K draft steps, the first of which reads two tokens, and scoring; the projection leaves
         sampling and verification out.
-      replicated: axes that are not cut as the layout says.
+      replicated: axes that are not sharded as the layout says.
       tokens_per_round: what a round emits on average.
       speedup: over plain decoding; None if nothing is known of the chip.
       best: the K of the largest speed-up, and that speed-up.

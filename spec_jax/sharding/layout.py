@@ -32,12 +32,12 @@ _TOGETHER = (
     ("batch", "heads", "length"),
     ("batch", "kv_heads", "length"),
 )
-"""Logical axes that meet in one array, which cannot be cut twice along one mesh axis."""
+"""Logical axes that meet in one array, which cannot be sharded twice over one mesh axis."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Mesh axes and, for target and draft separately, what is cut along them.
+    """Mesh axes and, for target and draft separately, what is sharded over them.
 
     Attributes:
       name: what to call it in messages.
@@ -84,21 +84,21 @@ class Layout:
         return math.prod(size for _, size in self.mesh)
 
     @classmethod
-    def tensor_parallel(cls, ways: int, *, draft: bool = True) -> "Layout":
-        """Megatron-style tensor parallelism over `ways` devices of this machine.
+    def tensor_parallel(cls, num_shards: int, *, draft: bool = True) -> "Layout":
+        """Megatron-style tensor parallelism over `num_shards` devices of this machine.
 
-        Heads, MLP and vocabulary are cut (Shoeybi et al. 2019, arXiv 1909.08053); sizes that
-        `ways` does not divide are replicated.
+        Heads, MLP and vocabulary are sharded (Shoeybi et al. 2019, arXiv 1909.08053); sizes that
+        `num_shards` does not divide are replicated.
 
         Args:
-          ways: the number of devices.
-          draft: whether the draft is cut too; otherwise every device holds all of it.
+          num_shards: the number of devices.
+          draft: whether the draft is sharded too; otherwise every device holds all of it.
         """
         names = ("heads", "kv_heads", "mlp", "vocab")
         rules = tuple((name, Rule(("model",), replicate=True)) for name in names)
         return cls(
-            name=f"tensor_parallel({ways})",
-            mesh=(("model", ways),),
+            name=f"tensor_parallel({num_shards})",
+            mesh=(("model", num_shards),),
             platform=None,
             target=rules,
             draft=rules if draft else (),
@@ -169,26 +169,26 @@ Pieces = tuple[tuple[str, int], ...]
 
 
 def _fit(layout: Layout, role: str, sizes: Mapping[str, int]) -> dict[str, Pieces]:
-    """What each logical axis of a model is really cut along."""
+    """What each logical axis of a model is really sharded over."""
     mesh = dict(layout.mesh)
     fitted: dict[str, Pieces | None] = {}
     for logical, rule in getattr(layout, role):
-        ways = math.prod(mesh[axis] for axis in rule.axes)
-        size = sizes.get(logical, ways)  # batch and length are the request's
+        num_shards = math.prod(mesh[axis] for axis in rule.axes)
+        size = sizes.get(logical, num_shards)  # batch and length are the request's
         pieces: Pieces | None = None
-        if size % ways == 0:
+        if size % num_shards == 0:
             pieces = tuple((axis, mesh[axis]) for axis in rule.axes)
         elif logical == "kv_heads":
             pieces = _outer(rule.axes, mesh, size)
         if pieces is None and not rule.replicate:
             raise ConfigError(
-                f"layout {layout.name} cuts {logical} of the {role} {ways} ways "
+                f"layout {layout.name} splits {logical} of the {role} into {num_shards} shards "
                 f"({' x '.join(rule.axes)}), which does not divide its {size}; use another layout, "
                 f'or write {logical} = {{ axes = {list(rule.axes)!r}, on_indivisible = "replicate" '
                 f"}} under [{role}]."
             )
         fitted[logical] = pieces
-    # Query heads attend beside their key/value heads: both are cut, or neither.
+    # Query heads attend beside their key/value heads: both are sharded, or neither.
     if None in (fitted.get("heads"), fitted.get("kv_heads")):
         fitted |= {"heads": None, "kv_heads": None}
     return {name: pieces for name, pieces in fitted.items() if pieces}
@@ -232,7 +232,7 @@ def _leading(parts: Sequence[tuple[str, int]], size: int) -> list[str]:
 def _refuse_repeats(
     layout: str, role: str, group: Sequence[str], rules: Mapping[str, Rule]
 ) -> None:
-    """Raises if one array would be cut twice along one mesh axis."""
+    """Raises if one array would be sharded twice over one mesh axis."""
     taken: dict[str, str] = {}
     for logical in group:
         for axis in rules[logical].axes:

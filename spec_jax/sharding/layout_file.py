@@ -35,7 +35,7 @@ class Rule:
     """Where one logical axis goes.
 
     Attributes:
-      axes: the mesh axes it is cut along, the outermost first.
+      axes: the mesh axes it is sharded over, the outermost first.
       replicate: whether a size that they do not divide is replicated; otherwise it is refused.
     """
 

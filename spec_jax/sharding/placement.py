@@ -14,7 +14,7 @@ class Placement:
 
     Attributes:
       mesh: the devices.
-      axes: logical axis -> the mesh axes it is cut along; others are replicated.
+      axes: logical axis -> the mesh axes it is sharded over; others are replicated.
     """
 
     mesh: Mesh
@@ -22,8 +22,8 @@ class Placement:
 
     def spec(self, *logical: str | None) -> PartitionSpec:
         """The partition of an array with these logical axes; None is a dimension of no name."""
-        cuts = dict(self.axes)
-        return PartitionSpec(*(cuts.get(name or "") or None for name in logical))
+        sharded = dict(self.axes)
+        return PartitionSpec(*(sharded.get(name or "") or None for name in logical))
 
     def sharding(self, *logical: str | None) -> NamedSharding:
         """The sharding of an array with these logical axes."""
@@ -43,8 +43,8 @@ class Placement:
         """Holds an array inside a compiled program to the sharding of its logical axes."""
         return jax.lax.with_sharding_constraint(x, self.sharding(*logical))
 
-    def ways(self, logical: str) -> int:
-        """Into how many pieces a logical axis is cut."""
+    def num_shards(self, logical: str) -> int:
+        """The number of shards of a logical axis; 1 if it is replicated."""
         return math.prod(self.mesh.shape[axis] for axis in dict(self.axes).get(logical, ()))
 
 

@@ -134,18 +134,19 @@ class TrainingRun:
             )
         if self._placement is None:
             return
-        ways = self._placement.ways("batch")
-        if config.batch_size // config.accumulate % ways:
+        num_shards = self._placement.num_shards("batch")
+        if config.batch_size // config.accumulate % num_shards:
             raise ConfigError(
                 f"batch_size is {config.batch_size} in {config.accumulate} parts, whose rows the "
-                f"layout cuts {ways} ways; give a multiple of {ways * config.accumulate}."
+                f"layout splits into {num_shards} shards; give a multiple of "
+                f"{num_shards * config.accumulate}."
             )
         for placement in (self._placement, self._target.placement):
-            ways = 1 if placement is None else placement.ways("vocab")
-            if (config.reduced_vocab or 0) % ways:
+            num_shards = 1 if placement is None else placement.num_shards("vocab")
+            if (config.reduced_vocab or 0) % num_shards:
                 raise ConfigError(
-                    f"reduced_vocab is {config.reduced_vocab}, which the layout cuts into {ways} "
-                    f"pieces; give a multiple of {ways}."
+                    f"reduced_vocab is {config.reduced_vocab}, which the layout splits into "
+                    f"{num_shards} shards; give a multiple of {num_shards}."
                 )
 
     def _check_memory(self) -> None:
@@ -153,11 +154,11 @@ class TrainingRun:
         config, target = self._config, self._target
         count = config.reduced_vocab
         self._prepare(None if count is None else np.arange(min(count, target.config.vocab_size)))
-        ways = 1 if self._placement is None else self._placement.ways("batch")
+        num_shards = 1 if self._placement is None else self._placement.num_shards("batch")
         more = (
             parts
-            for parts in range(config.accumulate + 1, config.batch_size // ways + 1)
-            if config.batch_size % (parts * ways) == 0
+            for parts in range(config.accumulate + 1, config.batch_size // num_shards + 1)
+            if config.batch_size % (parts * num_shards) == 0
         )
         rows = empty_rows(config.batch_size, config.sequence_length, target.config.embed_size)
 

@@ -56,8 +56,8 @@ class Sampler:
           ConfigError: it holds fewer, and says how many.
         """
         target, size = self.llm.engine.target, min(size, self.llm.max_num_seqs)
-        ways = 1 if target.placement is None else target.placement.ways("batch")
-        fewer = (size >> i for i in range(1, size.bit_length()) if size >> i >= ways)
+        num_shards = 1 if target.placement is None else target.placement.num_shards("batch")
+        fewer = (size >> i for i in range(1, size.bit_length()) if size >> i >= num_shards)
         prompt = Example((0,) * (self.length * 3 // 4))  # the longest that data keeps
         request = self._request(prompt, SamplingParams(max_tokens=self.length // 4))
 

@@ -19,8 +19,8 @@ from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write
 SHAPE = CONFIG | {"vocab_size": 272}  # 8 divides it, as it does the MLP's 24
 
 
-def on(ways: int):
-    layout = Layout.tensor_parallel(ways)
+def on(num_shards: int):
+    layout = Layout.tensor_parallel(num_shards)
     return lambda config: layout.place("target", config.axis_sizes)
 
 
@@ -41,16 +41,16 @@ def source(request, tmp_path):
     return write_gguf(tmp_path / "tiny.gguf", SHAPE, tensors)
 
 
-@pytest.mark.parametrize("ways", [2, 8])
-def test_a_sharded_model_holds_the_same_weights(source, ways):
+@pytest.mark.parametrize("num_shards", [2, 8])
+def test_a_sharded_model_holds_the_same_weights(source, num_shards):
     whole = checkpoints.load(source).model
-    parts = checkpoints.load(source, place=on(ways)).model
+    parts = checkpoints.load(source, place=on(num_shards)).model
     assert same(whole, parts)
     gate = parts.params["blocks"][0]["mlp"]["gate"]["weight"].get_value()
-    assert gate.addressable_shards[0].data.shape == (16, 24 // ways)
+    assert gate.addressable_shards[0].data.shape == (16, 24 // num_shards)
 
 
-CUT = ("gate", "up", "down", "embed", "embd")
+SHARDED = ("gate", "up", "down", "embed", "embd")
 """Parts of the names, in both kinds of files, of tensors that eight devices divide."""
 
 
@@ -65,8 +65,8 @@ def test_no_more_of_a_tensor_is_read_than_a_device_holds(source, monkeypatch):
 
     monkeypatch.setattr(kind, "read", counted)
     checkpoints.load(source, place=on(8))
-    cut = [share for name, share in shares.items() if any(part in name for part in CUT)]
-    assert cut == [{8}] * 7  # three of each of two layers, and the table
+    sharded = [share for name, share in shares.items() if any(part in name for part in SHARDED)]
+    assert sharded == [{8}] * 7  # three of each of two layers, and the table
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

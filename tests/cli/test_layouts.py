@@ -52,7 +52,10 @@ def test_in_python_no_file_is_needed(model):
     [
         (("generate", "x", "--layout", "none.toml"), "the layout none.toml cannot be read"),
         (("chat", "--layout", SHARDING / "cpu-2x2.toml"), "is for 2 processes, of which one alone"),
-        (("generate", "x", "--layout", SHARDING / "tpu-v5e-8.toml"), "heads of the target 8 ways"),
+        (
+            ("generate", "x", "--layout", SHARDING / "tpu-v5e-8.toml"),
+            "heads of the target into 8 shards",
+        ),
         (("convert",), "no output given; name a new directory with --output"),
         (("convert", "--output", "x", "--dtype", "int3"), "dtype is 'int3'"),
     ],

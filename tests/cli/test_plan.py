@@ -57,7 +57,7 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
     assert "all-reduce, compiled" in out and "Compiled in" in out
     words = " ".join(out.split())
     assert "no time is projected" in words
-    assert "kv_heads (2: replicated instead of 8 ways)" in words
+    assert "kv_heads (2: replicated instead of 8 shards)" in words
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_mistakes(capsys, changes, said):
 
 def test_heads_that_a_layout_cannot_cut(capsys, model):
     message = failure(capsys, "plan", *flags(**{"--target": model}))
-    assert "layout tpu-v4-16 cuts" in message and "16 ways" in message
+    assert "layout tpu-v4-16 splits" in message and "16 shards" in message
 
 
 def test_without_a_draft_one_is_derived(capsys):

@@ -77,7 +77,7 @@ def test_chinchilla_and_its_draft():
 @pytest.mark.parametrize("kv_heads", [4, 8, 64])
 def test_a_draft_is_cut_as_its_target(ratio, kv_heads):
     target = dataclasses.replace(CHINCHILLA, num_kv_heads=kv_heads)
-    draft = WideShallow(width_ratio=ratio, depth_ratio=ratio, ways=16)(target)
+    draft = WideShallow(width_ratio=ratio, depth_ratio=ratio, num_shards=16)(target)
     assert draft.num_heads % 16 == 0 and draft.mlp_size % 16 == 0
     assert draft.num_kv_heads == (draft.num_heads if kv_heads == 64 else kv_heads)
     assert draft.head_dim == target.head_dim and 1 <= draft.num_layers <= target.num_layers
@@ -88,5 +88,5 @@ def test_what_cannot_be():
         WideShallow(width_ratio=0.0)
     with pytest.raises(ConfigError, match=r"depth_ratio is 1.5"):
         WideShallow(depth_ratio=1.5)
-    with pytest.raises(ConfigError, match="ways is 0"):
-        WideShallow(ways=0)
+    with pytest.raises(ConfigError, match="num_shards is 0"):
+        WideShallow(num_shards=0)

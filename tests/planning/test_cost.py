@@ -15,8 +15,8 @@ CHIP = Chip("mine", memory=1e9, bandwidth=1e9, flops=1e9, link=1e6, topology="v5
 VOCAB, EMBED, WIDTH, MLP = 2560, 256, 16 * 128, 512
 
 
-def call(tokens: int, ways: int = 8, batch: int = 1, **changes) -> Call:
-    layout = Layout.tensor_parallel(ways)
+def call(tokens: int, num_chips: int = 8, batch: int = 1, **changes) -> Call:
+    layout = Layout.tensor_parallel(num_chips)
     config = shape(**changes).config
     placement = layout.place("target", config.axis_sizes, stand_ins(layout))
     model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
@@ -36,7 +36,7 @@ def test_bytes_of_a_chip():
 
 def test_replicated_pieces_count_on_every_chip():
     # 16 heads over 32 chips are replicated, and so are their caches.
-    assert call(1, ways=32).cache_bytes == call(1, ways=1).cache_bytes
+    assert call(1, num_chips=32).cache_bytes == call(1, num_chips=1).cache_bytes
     # 4 key/value heads over 8 chips lie on two chips each.
     assert call(1, num_kv_heads=4).cache_bytes == 2 * (2 * 2 * 1 * 64 * 128) + 4
 
@@ -48,9 +48,9 @@ def test_exchanges():
         Exchange("MLP", 2, 15 * EMBED * 4, 8),
     )
     assert call(5).collectives == {"all-reduce": 2 * TARGET.num_layers + 1}
-    assert call(5, ways=1).collectives == {} and call(5, ways=1).collective_bytes == 0
+    assert call(5, num_chips=1).collectives == {} and call(5, num_chips=1).collective_bytes == 0
     # Heads that are replicated have nothing to sum.
-    assert [each.what for each in call(1, ways=32).exchanges] == ["embedding", "MLP"]
+    assert [each.what for each in call(1, num_chips=32).exchanges] == ["embedding", "MLP"]
 
 
 def test_terms():
@@ -83,12 +83,12 @@ def test_arithmetic_is_that_of_the_compiled_program():
 
 
 @pytest.mark.parametrize(
-    "topology, ways, hops",
+    "topology, num_chips, hops",
     [("v4:2x2x4", 16, 5), ("v5e:4x4", 16, 6), ("v5e:4x4", 4, 3), ("v5e:4x4", 2, 1)],
 )
-def test_hops(topology, ways, hops):
+def test_hops(topology, num_chips, hops):
     chip = Chip("mine", 1.0, 1.0, 1.0, 1.0, topology)
-    assert cost.exchange_latency("tpu", chip, ways) == pytest.approx(2e-6 * hops)
+    assert cost.exchange_latency("tpu", chip, num_chips) == pytest.approx(2e-6 * hops)
 
 
 @pytest.mark.parametrize("acceptance, lookahead", [(0.0, 4), (0.6, 1), (0.8, 4), (1.0, 4)])
@@ -119,7 +119,7 @@ def test_terms_add_up():
 
 
 def test_a_draft_cut_elsewhere():
-    """Replicated over one part of the mesh, cut along another."""
+    """Replicated over one part of the mesh, sharded over another."""
     rules = (("heads", Rule(("inner",))), ("kv_heads", Rule(("inner",))))
     layout = Layout("mine", (("outer", 2), ("inner", 4)), "cpu", draft=rules)
     placement = layout.place("draft", TARGET.axis_sizes, stand_ins(layout))

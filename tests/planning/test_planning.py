@@ -74,8 +74,8 @@ def test_json_without_compiling():
 def test_what_cannot_be_cut_is_shown():
     small = shape(num_heads=9, num_kv_heads=3, mlp_size=509)
     found = plan(small, shape(), dtype="float32")
-    cut = {(each.role, each.axis, each.size, each.ways) for each in found.replicated}
-    assert cut == {
+    found_axes = {(each.role, each.axis, each.size, each.num_shards) for each in found.replicated}
+    assert found_axes == {
         ("target", "heads", 9, 1),
         ("target", "kv_heads", 3, 1),
         ("target", "mlp", 509, 1),

@@ -100,7 +100,7 @@ def test_indivisible_sizes_are_refused_or_replicated():
     mesh = ("model", 8)
     with pytest.raises(ConfigError) as error:
         place(layout(mesh, target=rules("model", "mlp")), mlp=12)
-    assert "mlp of the target 8 ways" in str(error.value) and "its 12" in str(error.value)
+    assert "mlp of the target into 8 shards" in str(error.value) and "its 12" in str(error.value)
     fits = layout(mesh, target=rules("model", "mlp", "vocab", replicate=True))
     placement = place(fits, mlp=12, vocab=16)
     assert placement.spec("embed", "mlp") == P(None, None)
@@ -110,13 +110,13 @@ def test_indivisible_sizes_are_refused_or_replicated():
 def test_few_key_value_heads_lie_on_groups_of_devices():
     fits = layout(("model", 8), target=rules("model", "heads", "kv_heads"))
     placement = place(fits, heads=16, kv_heads=2)
-    assert placement.ways("heads") == 8 and placement.ways("kv_heads") == 2
+    assert placement.num_shards("heads") == 8 and placement.num_shards("kv_heads") == 2
     # The query heads of one key/value head are those of its devices.
     outer, inner = placement.mesh.axis_names
     assert placement.spec("heads", "kv_heads") == P((outer, inner), (outer,))
     alone = place(fits, heads=16, kv_heads=1)
-    assert alone.ways("heads") == 8 and alone.ways("kv_heads") == 1
-    with pytest.raises(ConfigError, match="kv_heads of the target 8 ways"):
+    assert alone.num_shards("heads") == 8 and alone.num_shards("kv_heads") == 1
+    with pytest.raises(ConfigError, match="kv_heads of the target into 8 shards"):
         place(fits, heads=24, kv_heads=3)
 
 
@@ -127,7 +127,7 @@ def test_models_share_the_order_of_the_devices():
     assert target.mesh.devices.ravel().tolist() == draft.mesh.devices.ravel().tolist()
     assert dict(target.mesh.shape) == {"model_0": 4, "model_1": 2}
     assert dict(draft.mesh.shape) == {"model_0": 2, "model_1": 4}
-    assert target.ways("heads") == draft.ways("heads") == 8
+    assert target.num_shards("heads") == draft.num_shards("heads") == 8
 
 
 def test_the_number_of_devices_is_checked():

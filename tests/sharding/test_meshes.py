@@ -43,21 +43,21 @@ def config(layers: int, kv_heads: int, heads: int = 8) -> TransformerConfig:
 TARGET, DRAFT = Model.random(config(2, 4), seed=0), Model.random(config(1, 2), seed=1)
 
 
-def cut(*axes: str) -> tuple:
+def sharded(*axes: str) -> tuple:
     names = ("heads", "kv_heads", "mlp", "vocab")
     return (("batch", Rule(("data",))), *((name, Rule(axes)) for name in names if axes))
 
 
 MESHES = {
-    "1": ((("data", 1), ("model", 1)), cut("model"), cut("model")),
-    "tensor-2": ((("data", 1), ("model", 2)), cut("model"), cut("model")),
-    "data-4": ((("data", 4), ("model", 1)), cut("model"), cut("model")),
-    "mixed-4": ((("data", 2), ("model", 2)), cut("model"), cut()),
-    "tensor-8": ((("data", 1), ("model", 8)), cut("model"), cut("model")),
+    "1": ((("data", 1), ("model", 1)), sharded("model"), sharded("model")),
+    "tensor-2": ((("data", 1), ("model", 2)), sharded("model"), sharded("model")),
+    "data-4": ((("data", 4), ("model", 1)), sharded("model"), sharded("model")),
+    "mixed-4": ((("data", 2), ("model", 2)), sharded("model"), sharded()),
+    "tensor-8": ((("data", 1), ("model", 8)), sharded("model"), sharded("model")),
     "mixed-8, draft within": (
         (("data", 2), ("outer", 2), ("inner", 2)),
-        cut("outer", "inner"),
-        cut("inner"),
+        sharded("outer", "inner"),
+        sharded("inner"),
     ),
 }
 
@@ -137,7 +137,7 @@ def test_tokens_are_those_of_one_device_in_the_whole_grid(mesh, how):
 
 @functools.cache
 def decode_on(mesh: tuple, rules: tuple):
-    """Tokens of two rows on emulated devices; layouts that cut alike share them."""
+    """Tokens of two rows on emulated devices; layouts that shard alike share them."""
     models = [Model.random(config(1, 16, heads=16), seed=seed) for seed in (0, 1)]
     if mesh:
         layout = Layout("file", mesh, "cpu", *rules)

@@ -28,11 +28,11 @@ CONFIG = TrainingConfig(
     warmup_steps=1,
     evaluate_every=2,
 )
-CUT = (
+SHARDED = (
     ("batch", Rule(("data",))),
     *((name, Rule(("model",), replicate=True)) for name in ("heads", "kv_heads", "mlp", "vocab")),
 )
-LAYOUT = Layout("mixed", (("data", 2), ("model", 2)), "cpu", target=CUT, draft=CUT)
+LAYOUT = Layout("mixed", (("data", 2), ("model", 2)), "cpu", target=SHARDED, draft=SHARDED)
 
 
 def history(llm, path, data_file, config=CONFIG):
@@ -76,11 +76,11 @@ def test_a_mesh_trains_as_one_device_does(llm, spread, data_file, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 6}, r"batch_size is 6 in 2 parts.* 2 ways; give a multiple of 4"),
-        ({"reduced_vocab": 63}, r"reduced_vocab is 63.* 2 pieces; give a multiple of 2"),
+        ({"batch_size": 6}, r"batch_size is 6 in 2 parts.* 2 shards; give a multiple of 4"),
+        ({"reduced_vocab": 63}, r"reduced_vocab is 63.* 2 shards; give a multiple of 2"),
     ],
 )
-def test_what_the_layout_cannot_cut_is_refused(spread, data_file, tmp_path, changes, message):
+def test_what_the_layout_cannot_shard_is_refused(spread, data_file, tmp_path, changes, message):
     from dataclasses import replace
 
     with pytest.raises(ConfigError, match=message):
