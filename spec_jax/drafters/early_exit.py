@@ -4,6 +4,8 @@ LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3), the cache of ke
 states included: scoring goes on from where drafting stopped.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -65,7 +67,7 @@ class EarlyExit:
         token = jax.lax.dynamic_slice_in_dim(read_in_order, steps, 1, axis=1)
         (cache, hidden), _ = read(carry, steps, token)
         begun = Begun(hidden, cache.with_lengths(start), self.layers)
-        return Draft(draft.tokens, draft.probs, draft.lengths, begun=begun), None
+        return dataclasses.replace(draft, begun=begun), None
 
     def commit(self, state: None, committed: Committed) -> None:
         """No state: the loop rolls the target's cache back."""
