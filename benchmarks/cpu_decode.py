@@ -33,7 +33,6 @@ from spec_jax.checkpoints import locate
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.programs import compiler_options
 from tests.prompts import COPY_PROMPTS, PROMPTS
 from tests.torch_reference import load_llama
 
@@ -166,8 +165,8 @@ def greedy_steps(model, rows, steps=16):
         return jax.lax.fori_loop(0, steps, step, (cache, tokens))
 
     tokens = jnp.ones((1, rows), jnp.int32)
-    jitted = jax.jit(run, donate_argnums=1).lower(model, model.new_cache(1, 256), tokens)
-    compiled = jitted.compile(compiler_options=compiler_options(model))
+    lowered = model.jit(run, donate_argnums=1).lower(model, model.new_cache(1, 256), tokens)
+    compiled = lowered.compile()
 
     def seconds_per_step():
         cache = jax.block_until_ready(model.new_cache(1, 256))

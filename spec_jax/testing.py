@@ -126,7 +126,7 @@ class ReferenceDecoder:
         def all_logits(model: Model, tokens: jax.Array) -> jax.Array:
             return model.score(tokens, model.new_cache(*tokens.shape))[0][0]
 
-        self._all_logits = jax.jit(all_logits)
+        self._all_logits = model.jit(all_logits)
 
     def logits(self, context: Sequence[int]) -> Float[np.ndarray, " vocab"]:
         """The model's logits after a context."""

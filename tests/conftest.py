@@ -29,12 +29,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # Shapes and types in annotations are checked at every call.
 install_import_hook("spec_jax", "beartype.beartype")
 
-from spec_jax.engine import programs
-from spec_jax.planning import compiled
+from spec_jax.models.model import Model
 from tests import quick
 
-programs.compiler_options = quick.compiler_options
-compiled.compiler_options = quick.OPTIMIZED  # what is planned is what users run
+Model.compiler_options = property(quick.compiler_options)
 
 # The same examples in every run: a failure is then the change's own. Compiling takes longer than
 # any deadline.

@@ -33,14 +33,13 @@ class Compiler:
         """How many programs were traced so far."""
         self.seconds = 0.0
         """Seconds spent compiling so far."""
-        self._placement = target.placement
-        self._options = compiler_options(target)
+        self._target = target
         self._on_progress = on_progress or (lambda message: None)
         self._programs: dict[tuple[str, Hashable], jax.stages.Compiled] = {}
 
     def put(self, tree: Any) -> Any:
         """Arrays of one entry a row, on the target's devices."""
-        placement = self._placement
+        placement = self._target.placement
         if placement is None:
             return jax.tree.map(jnp.asarray, tree)
 
@@ -76,14 +75,13 @@ class Compiler:
                 self.traces += 1
                 return function(*args)
 
-            jitted = jax.jit(
+            jitted = self._target.jit(
                 counted,
                 static_argnums=tuple(range(len(args), len(args) + len(static))),
                 donate_argnums=donate,
                 out_shardings=out_shardings,
             )
-            lowered = jitted.lower(*args, *static)
-            self._programs[key] = lowered.compile(compiler_options=self._options)
+            self._programs[key] = jitted.lower(*args, *static).compile()
             self.seconds += time.perf_counter() - begin
         return self._programs[key]
 
@@ -187,18 +185,3 @@ def bytes_beside_arguments(program: jax.stages.Compiled) -> int:
 def _shardings(state: DecodeState) -> Any:
     """Where a state lies: what comes out of one call goes into the next."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)
-
-
-def compiler_options(target: Model) -> dict[str, str | bool] | None:
-    """Options that the measured programs want; see benchmarks/LOG.md.
-
-    On CPU, XLA hands float32 products of several rows to YNNPACK, which repacks the weight at
-    every call; Eigen's take the time of one row. Products of one row are LLVM's, which takes
-    vectors of 256 bits unless told otherwise. For bfloat16 YNNPACK is the only native kernel.
-    """
-    if target.platform == "cpu" and target.dtype == jnp.float32:
-        return {
-            "xla_cpu_experimental_ynn_fusion_type": "",
-            "xla_cpu_prefer_vector_width": "512",
-        }
-    return None

@@ -27,7 +27,7 @@ class Scorer:
         self.model, self._width = model, width
         self._num_shards = 1 if model.placement is None else model.placement.num_shards("batch")
         self.rows = -(-rows // self._num_shards) * self._num_shards
-        self._score = jax.jit(self._logits)
+        self._score = model.jit(self._logits)
 
     def logits(
         self, prompt: Sequence[int], texts: Int[np.ndarray, "count width"]
@@ -67,11 +67,12 @@ def step_by_step(
     padded = np.zeros((calls * width,), np.int32)
     padded[: len(tokens)] = tokens
     # A single bfloat16 row is scored beside a throw-away token.
-    cache = _read_jitted(model, *map(jnp.asarray, _padded(prompt, calls * width + 1)))
+    cache = model.jit(_read)(model, *map(jnp.asarray, _padded(prompt, calls * width + 1)))
     logits: Any = None
+    step = model.jit(_step)
     for call in range(calls):
         piece = padded[None, call * width : (call + 1) * width]
-        logits, cache = _step_jitted(model, jnp.asarray(piece), cache)
+        logits, cache = step(model, jnp.asarray(piece), cache)
     return distributed.to_host(logits)[0, (len(tokens) - 1) % width]
 
 
@@ -90,6 +91,3 @@ def _read(model: Model, tokens: Array, lengths: Array) -> KVCache:
 def _step(model: Model, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
     logits, cache = model.score(tokens, cache)
     return logits, cache.with_lengths(cache.lengths + tokens.shape[1])
-
-
-_read_jitted, _step_jitted = jax.jit(_read), jax.jit(_step)

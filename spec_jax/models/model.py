@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.models.cache import KVCache, Places
+from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.transformer import Transformer
 from spec_jax.sharding import Placement, platform_of
@@ -76,7 +77,7 @@ class Model:
 
         shape = cls.abstract(config, dtype=dtype, placement=placement)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, shape.params)
-        params = jax.jit(weights, out_shardings=shardings)() if placement else weights()
+        params = shape.jit(weights, out_shardings=shardings)() if placement else weights()
         return dataclasses.replace(shape, params=params)
 
     def place(self, placement: Placement) -> "Model":
@@ -118,6 +119,20 @@ class Model:
     def platform(self) -> str:
         """What it runs on: `cpu`, `gpu` or `tpu`."""
         return platform_of(self.placement)
+
+    @property
+    def compiler_options(self) -> CompilerOptions:
+        """What the compiler is told for every program that runs the model."""
+        return compiler_options(self.platform, self.dtype)
+
+    def jit(self, function: Callable, **options: Any) -> Any:
+        """`jax.jit` of a function for the model's devices, with `compiler_options`.
+
+        Args:
+          function: what to compile; the model itself is an argument of it, if it reads weights.
+          **options: as of `jax.jit`.
+        """
+        return jax.jit(function, compiler_options=self.compiler_options, **options)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of the model's shape and dtype."""

@@ -13,7 +13,7 @@ import jax
 from spec_jax.decoding import loop
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine.programs import bytes_beside_arguments, compiler_options
+from spec_jax.engine.programs import bytes_beside_arguments
 from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
@@ -136,7 +136,7 @@ def compile_call(model: Model, shapes: Bucket, tokens: int, cache_dtype: Any) ->
     def call(model: Model, words: jax.Array, cache: Any):
         return model.score(words, cache)
 
-    return _compile(jax.jit(call, donate_argnums=2), (model, words, cache), model)
+    return _compile(model.jit(call, donate_argnums=2), model, words, cache)
 
 
 def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program:
@@ -148,20 +148,20 @@ def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program
     def decode(target, drafter, state, sampling, rounds):
         return loop.decode(target, drafter, strategy, state, sampling, rounds)
 
-    jitted = jax.jit(
+    jitted = target.jit(
         decode,
         donate_argnums=2,
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
     )
     rounds = jax.ShapeDtypeStruct((), jax.numpy.int32)
-    return _compile(jitted, (target, drafter, state, sampling, rounds), target)
+    return _compile(jitted, target, drafter, state, sampling, rounds)
 
 
-def _compile(jitted: Any, args: tuple, target: Model) -> Program:
+def _compile(jitted: Any, *args: Any) -> Program:
     begin = time.perf_counter()
     lowered = jitted.lower(*args)
     try:
-        program = lowered.compile(compiler_options=compiler_options(target))
+        program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise

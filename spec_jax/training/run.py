@@ -267,8 +267,8 @@ class TrainingRun:
         def advance(state: TrainState, student: Student, teacher: Teacher, batch: Batch):
             return update(state, student, teacher, batch, optimizer)
 
-        self._advance = jax.jit(advance, donate_argnums=0)
-        self._measure = jax.jit(measure)
+        self._advance = draft.jit(advance, donate_argnums=0)
+        self._measure = draft.jit(measure)
 
     def _numbers(self, step: int) -> np.ndarray:
         """The rows of a step: of an order that is another in every pass over the data."""

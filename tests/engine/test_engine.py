@@ -3,7 +3,7 @@
 import pytest
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine import programs
+from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from tests import quick
 from tests.harness import METHODS, finish, make_engine, request
@@ -18,7 +18,7 @@ IN_PLACE = [*METHODS, "other, varying"]
 @pytest.mark.parametrize("method", often(IN_PLACE, ["early_exit", "other, varying"]))
 def test_caches_are_updated_in_place(method, monkeypatch):
     """In a long context the caches are all that counts: copies of them would show."""
-    monkeypatch.setattr(programs, "compiler_options", quick.OPTIMIZED)
+    monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)
     engine = make_engine(method, DEEP, DEEP, lookahead=2, max_len=8192)
     batch = engine.start([request([1, 2, 3], SamplingParams(max_tokens=4000), max_len=4003)])
     one = batch.state.cache.keys[0].nbytes

@@ -1,0 +1,10 @@
+import pytest
+
+from spec_jax.models.model import Model
+from tests import quick
+
+
+@pytest.fixture(autouse=True)
+def users_options(monkeypatch):
+    """What is planned is what users run."""
+    monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)
