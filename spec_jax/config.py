@@ -1,7 +1,7 @@
 """What a user may choose: frozen, validated, with a suggestion for every misspelt key."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spec_jax.errors import ConfigError
@@ -16,19 +16,6 @@ from spec_jax.validation import (
     config_class,
 )
 
-METHODS = (
-    "none",
-    "draft_model",
-    "prompt_lookup",
-    "suffix",
-    "early_exit",
-    "universal_vocabulary",
-    "universal_text",
-)
-DRAFTING_METHODS = ("draft_model", "universal_vocabulary", "universal_text")
-"""Methods that take a model to draft with."""
-SEVERAL_DRAFTS = ("draft_model", "prompt_lookup")
-"""Methods that can propose more than one draft per round."""
 MOST_SPECULATIVE_TOKENS = {
     "constant": 4,
     "heuristic": 20,
@@ -37,9 +24,53 @@ MOST_SPECULATIVE_TOKENS = {
     "oracle": 20,
 }
 DRAFT_LENGTH_POLICIES = tuple(MOST_SPECULATIVE_TOKENS)
+CONFIDENCE_THRESHOLD = 0.4
+PROMPT_LOOKUP_MAX = 3
 VERIFICATIONS = ("token", "block", "greedy")
 SCORINGS = ("block", "stairs")
 DTYPES = ("float32", "bfloat16")
+
+Options = Mapping[str, tuple[str, ...] | None]
+"""Options of `SpeculativeConfig`, each with the values it may take; None stands for all of them."""
+
+_DRAFTING: Options = dict.fromkeys(
+    ("num_speculative_tokens", "draft_length_policy", "verification", "scoring")
+)
+_CONFIDENT: Options = {"confidence_threshold": None, "retune_confidence": None}
+# A lookup has no probability to compare with a threshold.
+_LOOKUP: Options = _DRAFTING | {
+    "draft_length_policy": tuple(each for each in DRAFT_LENGTH_POLICIES if each != "confidence")
+}
+
+METHODS: Mapping[str, Options] = {
+    "none": {},
+    "draft_model": {
+        **_DRAFTING,
+        **_CONFIDENT,
+        "draft": None,
+        "num_drafts": None,
+        "draft_vocab_size": None,
+    },
+    "prompt_lookup": {**_LOOKUP, "num_drafts": None, "prompt_lookup_max": None},
+    "suffix": _LOOKUP,
+    # Stairs run all layers of every prefix, and early exit has run the first layers already.
+    "early_exit": {**_DRAFTING, **_CONFIDENT, "scoring": ("block",), "early_exit_layers": None},
+    "universal_vocabulary": {**_DRAFTING, **_CONFIDENT, "draft": None},
+    # It drafts in other tokens than are verified, so no threshold can be learnt from the verdicts.
+    "universal_text": {**_DRAFTING, "confidence_threshold": None, "draft": None},
+}
+"""The options that each method supports; `SpeculativeConfig` refuses the others."""
+
+_TOGETHER = (
+    ("confidence_threshold", "draft_length_policy", ("confidence",)),
+    ("retune_confidence", "draft_length_policy", ("confidence",)),
+    ("num_drafts", "verification", ("token", "greedy")),
+    ("num_drafts", "scoring", ("block",)),
+)
+"""An option, a second one, and the values of the second that go with the first."""
+
+DRAFTING_METHODS = tuple(name for name, options in METHODS.items() if "draft" in options)
+"""Methods that need a model to draft with."""
 
 
 @config_class
@@ -156,6 +187,8 @@ class SamplingParams:
 class SpeculativeConfig:
     """How tokens are drafted and verified.
 
+    `METHODS` says which options a method supports; any other is refused.
+
     Attributes:
       method: `none` decodes plainly; `draft_model` drafts with a second, smaller model of the same
         tokenizer (Chen et al. 2023, arXiv 2302.01318); `prompt_lookup` copies what followed the
@@ -176,15 +209,15 @@ class SpeculativeConfig:
         `adaptive` measures what rounds cost and maximises each request's tokens per second;
         `oracle` counts what the best policy would have drafted, for analysis.
       confidence_threshold: for `confidence`, the least probability of a drafted token with which
-        drafting goes on.
+        drafting goes on; 0.4 by default.
       retune_confidence: for `confidence`, choose the threshold anew from what was accepted.
       verification: `token` is modified rejection sampling and `block` verifies a draft as a whole
         (Sun et al. 2024, arXiv 2403.10444), both exact at every temperature; `greedy` keeps the
         longest prefix equal to the target's argmax, and needs temperature 0.
       scoring: `block` scores a draft in one row; `stairs` as a batch of its prefixes (IVUS 2024).
-      num_drafts: drafts per round, verified together as a tree (arXiv 2305.09781); more than one
-        with `draft_model` and `prompt_lookup`.
-      prompt_lookup_max: longest n-gram that `prompt_lookup` looks for; shorter ones follow.
+      num_drafts: drafts per round, verified together as a tree (arXiv 2305.09781).
+      prompt_lookup_max: longest n-gram that `prompt_lookup` looks for, 3 by default; shorter ones
+        follow.
       early_exit_layers: layers of the target that `early_exit` drafts with; a quarter by default.
       draft_vocab_size: for `draft_model`, how many of its tokens the draft may propose, counted
         from the most frequent; by default all. Fewer make its step cheaper.
@@ -194,12 +227,12 @@ class SpeculativeConfig:
     draft: str | None = None
     num_speculative_tokens: int | None = None
     draft_length_policy: str = "constant"
-    confidence_threshold: float = 0.4
+    confidence_threshold: float | None = None
     retune_confidence: bool = False
     verification: str = "token"
     scoring: str = "block"
     num_drafts: int = 1
-    prompt_lookup_max: int = 3
+    prompt_lookup_max: int | None = None
     early_exit_layers: int | None = None
     draft_vocab_size: int | None = None
 
@@ -210,19 +243,19 @@ class SpeculativeConfig:
         check_choice("scoring", self.scoring, SCORINGS)
         if self.num_speculative_tokens is not None:
             check_integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
-        check_number("confidence_threshold", self.confidence_threshold, low=0.0, high=1.0)
+        if self.confidence_threshold is not None:
+            check_number("confidence_threshold", self.confidence_threshold, low=0.0, high=1.0)
         if not isinstance(self.retune_confidence, bool):
             raise ConfigError(f"retune_confidence is {self.retune_confidence!r}; give a bool.")
         check_integer("num_drafts", self.num_drafts, low=1)
-        check_integer("prompt_lookup_max", self.prompt_lookup_max, low=1)
-        for name in ("early_exit_layers", "draft_vocab_size"):
+        for name in ("prompt_lookup_max", "early_exit_layers", "draft_vocab_size"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), low=1)
         if self.draft is not None and not isinstance(self.draft, str):
             raise ConfigError(f"draft is {self.draft!r}; give the draft model's reference as text.")
         if self.method in DRAFTING_METHODS and not self.draft:
             raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
-        self._refuse_contradictions()
+        self._refuse_unsupported()
 
     @property
     def most_speculative_tokens(self) -> int:
@@ -231,45 +264,35 @@ class SpeculativeConfig:
             return 0
         return self.num_speculative_tokens or MOST_SPECULATIVE_TOKENS[self.draft_length_policy]
 
-    def _refuse_contradictions(self) -> None:
-        belong = {
-            "draft": DRAFTING_METHODS,
-            "early_exit_layers": ("early_exit",),
-            "draft_vocab_size": ("draft_model",),
+    def _refuse_unsupported(self) -> None:
+        """Refuses options, other than as they are by default, that nothing would heed."""
+        given = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "method" and getattr(self, field.name) != field.default
         }
-        for name, methods in belong.items():
-            value = getattr(self, name)
-            if value is not None and self.method not in methods:
-                known = " or ".join(repr(each) for each in methods)
+        for name, value in given.items():
+            if not _supports(self.method, name, value):
+                known = [each for each in METHODS if _supports(each, name, value)]
+                values = METHODS[self.method].get(name)
+                otherwise = f"use {name} {_one_of(values)}" if values else f"leave {name} out"
                 raise ConfigError(
-                    f"{name} is {value!r} but method is {self.method!r}; use method {known}, or "
-                    f"leave {name} out."
+                    f"{name} is {value!r} but method is {self.method!r}; use method "
+                    f"{_one_of(known)}, or {otherwise}."
                 )
-        if self.retune_confidence and self.draft_length_policy != "confidence":
-            raise ConfigError(
-                "retune_confidence is set but draft_length_policy is "
-                f"{self.draft_length_policy!r}; use draft_length_policy 'confidence', or leave "
-                "retune_confidence out."
-            )
-        if self.retune_confidence and self.method == "universal_text":
-            raise ConfigError(
-                "retune_confidence learns from drafted tokens that were kept, but method "
-                "'universal_text' drafts in other tokens than are verified; leave it out."
-            )
-        if self.num_drafts > 1:
-            if self.method not in SEVERAL_DRAFTS:
+        for name, other, values in _TOGETHER:
+            if name in given and getattr(self, other) not in values:
                 raise ConfigError(
-                    f"num_drafts is {self.num_drafts} but method is {self.method!r}; only "
-                    f"{' and '.join(SEVERAL_DRAFTS)} propose several drafts."
+                    f"{name} is {given[name]!r} but {other} is {getattr(self, other)!r}; use "
+                    f"{other} {_one_of(values)}, or leave {name} out."
                 )
-            if self.verification == "block" or self.scoring == "stairs":
-                name = "verification" if self.verification == "block" else "scoring"
-                raise ConfigError(
-                    f"{name} {getattr(self, name)!r} takes one draft per round, but num_drafts is "
-                    f"{self.num_drafts}; use 1, or leave {name} out."
-                )
-        if self.scoring == "stairs" and self.method == "early_exit":
-            raise ConfigError(
-                "scoring 'stairs' runs whole prefixes, but method 'early_exit' has run their first "
-                "layers already; use scoring 'block'."
-            )
+
+
+def _supports(method: str, option: str, value: object) -> bool:
+    options = METHODS[method]
+    return option in options and ((values := options[option]) is None or value in values)
+
+
+def _one_of(values: Sequence[str]) -> str:
+    *others, last = map(repr, values)
+    return f"{', '.join(others)} or {last}" if others else last

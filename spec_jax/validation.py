@@ -90,7 +90,7 @@ def as_json_text(name: str, value: Any) -> str:
     return text
 
 
-def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     """Refuses a value that is none of the known ones."""
-    if value not in known:
+    if value not in tuple(known):
         raise ConfigError(f"{name} is {value!r}.{did_you_mean(str(value), known)}")

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 import pickle
 
@@ -55,10 +56,10 @@ BAD_SPECULATIVE = [
     ("scoring", "stair", "Did you mean 'stairs'?"),
     ("scoring", None, "Known: block, stairs."),
     *[("num_speculative_tokens", bad, "at least 1") for bad in (0, -4, 4.0, "4", True)],
-    *[("confidence_threshold", bad, "[0, 1]") for bad in (-0.1, 1.1, NAN, INF, "1", None, True)],
+    *[("confidence_threshold", bad, "[0, 1]") for bad in (-0.1, 1.1, NAN, INF, "1", True)],
     *[("retune_confidence", bad, "a bool") for bad in (1, "yes", None)],
     *[("num_drafts", bad, "at least 1") for bad in (0, -1, 2.0, "2", None, True)],
-    *[("prompt_lookup_max", bad, "at least 1") for bad in (0, -1, 2.0, "2", None, True)],
+    *[("prompt_lookup_max", bad, "at least 1") for bad in (0, -1, 2.0, "2", True)],
     *[("early_exit_layers", bad, "at least 1") for bad in (0, -1, 2.0, "2", True)],
     *[("draft_vocab_size", bad, "at least 1") for bad in (0, -1, 2.0, "2", True)],
     *[("draft", bad, "as text") for bad in (5, b"model", ["model"])],
@@ -127,8 +128,20 @@ def test_a_method_with_a_model_of_its_own_needs_one(method, draft):
     assert f"'{method}' needs draft=... (--draft)" in str(error.value)
 
 
+def config_of(method, **options):
+    """A configuration whose draft, if the method needs one, is not in question."""
+    needed = {"draft": "some/model"} if method in DRAFTING_METHODS else {}
+    return SpeculativeConfig(method=method, **needed | options)
+
+
 OPTION_OF = {
     "draft": ("some/model", DRAFTING_METHODS),
+    "num_speculative_tokens": (4, METHODS.keys() - {"none"}),
+    "draft_length_policy": ("adaptive", METHODS.keys() - {"none"}),
+    "verification": ("block", METHODS.keys() - {"none"}),
+    "scoring": ("stairs", METHODS.keys() - {"none", "early_exit"}),
+    "num_drafts": (2, ("draft_model", "prompt_lookup")),
+    "prompt_lookup_max": (3, ("prompt_lookup",)),
     "early_exit_layers": (2, ("early_exit",)),
     "draft_vocab_size": (100, ("draft_model",)),
 }
@@ -139,38 +152,59 @@ OPTION_OF = {
 @pytest.mark.parametrize("name", OPTION_OF)
 def test_an_option_that_the_method_would_ignore_is_refused(name, method):
     value, methods = OPTION_OF[name]
-    options = {name: value, "method": method}
-    if method in DRAFTING_METHODS:
-        options["draft"] = "some/model"
     if method in methods:
-        assert getattr(SpeculativeConfig(**options), name) == value
+        assert getattr(config_of(method, **{name: value}), name) == value
         return
     with pytest.raises(ConfigError) as error:
-        SpeculativeConfig(**options)
-    known = " or ".join(repr(each) for each in methods)
-    assert str(error.value) == (
-        f"{name} is {value!r} but method is {method!r}; use method {known}, or leave {name} out."
-    )
+        config_of(method, **{name: value})
+    message = str(error.value)
+    assert message.startswith(f"{name} is {value!r} but method is {method!r}; use method ")
+    remedy = message.partition("; ")[2]
+    assert {each for each in METHODS if repr(each) in remedy} == set(methods)
+    values = f"use {name} 'block'" if method == "early_exit" and name == "scoring" else ""
+    assert message.endswith(f", or {values or f'leave {name} out'}.")
+
+
+CONFIDENT = ("draft_model", "early_exit", "universal_vocabulary", "universal_text")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_a_method_that_knows_its_confidence_stops_by_it(method):
+    options = {"draft_length_policy": "confidence", "confidence_threshold": 0.5}
+    if method in CONFIDENT:
+        assert config_of(method, **options).confidence_threshold == 0.5
+        return
+    with pytest.raises(ConfigError) as error:
+        config_of(method, **options)
+    assert f"draft_length_policy is 'confidence' but method is {method!r}" in str(error.value)
+    assert all(repr(each) in str(error.value) for each in CONFIDENT)
+
+
+def test_every_option_belongs_to_a_method():
+    fields = {field.name for field in dataclasses.fields(SpeculativeConfig)}
+    assert {name for options in METHODS.values() for name in options} == fields - {"method"}
 
 
 CONTRADICTIONS = [
-    ({"method": "early_exit", "num_drafts": 2}, ["num_drafts is 2", "'early_exit'", "prompt_l"]),
-    ({"method": "none", "num_drafts": 3}, ["num_drafts is 3", "'none'", "draft_model"]),
     (
         {"method": "prompt_lookup", "num_drafts": 2, "verification": "block"},
-        ["verification 'block'", "num_drafts is 2", "use 1"],
+        ["num_drafts is 2", "verification is 'block'", "verification 'token' or 'greedy'"],
     ),
     (
         {"method": "draft_model", "draft": "d", "num_drafts": 2, "scoring": "stairs"},
-        ["scoring 'stairs'", "num_drafts is 2", "leave scoring out"],
-    ),
-    (
-        {"method": "early_exit", "scoring": "stairs"},
-        ["scoring 'stairs'", "'early_exit'", "use scoring 'block'"],
+        ["num_drafts is 2", "scoring is 'stairs'", "use scoring 'block', or leave num_drafts out"],
     ),
     (
         {"method": "early_exit", "retune_confidence": True},
         ["draft_length_policy is 'constant'", "use draft_length_policy 'confidence'"],
+    ),
+    (
+        {"method": "early_exit", "confidence_threshold": 0.4},
+        ["confidence_threshold is 0.4", "draft_length_policy is 'constant'", "'confidence', or"],
+    ),
+    (
+        {"method": "suffix", "draft_length_policy": "confidence"},
+        ["draft_length_policy is 'confidence'", "or use draft_length_policy 'constant', 'heur"],
     ),
     (
         {
@@ -179,7 +213,7 @@ CONTRADICTIONS = [
             "draft_length_policy": "confidence",
             "retune_confidence": True,
         },
-        ["'universal_text'", "leave it out"],
+        ["'universal_text'", "leave retune_confidence out"],
     ),
 ]
 
@@ -196,18 +230,13 @@ def test_a_contradiction_is_refused_with_both_values_and_a_remedy(options, parts
     [("constant", 4), ("heuristic", 20), ("confidence", 20), ("adaptive", 8), ("oracle", 20)],
 )
 def test_each_policy_has_its_own_most_tokens(policy, most):
-    drafting = SpeculativeConfig(method="prompt_lookup", draft_length_policy=policy)
+    drafting = SpeculativeConfig(method="early_exit", draft_length_policy=policy)
     assert drafting.most_speculative_tokens == most
     assert (
         dataclasses.replace(drafting, draft_length_policy="constant").most_speculative_tokens == 4
     )
-    assert SpeculativeConfig(draft_length_policy=policy).most_speculative_tokens == 0
-    assert SpeculativeConfig(
-        draft_length_policy=policy, num_speculative_tokens=7
-    ) == SpeculativeConfig(draft_length_policy=policy, num_speculative_tokens=7)
-    assert SpeculativeConfig(
-        draft_length_policy=policy, num_speculative_tokens=7
-    ) != SpeculativeConfig(draft_length_policy=policy)
+    assert SpeculativeConfig().most_speculative_tokens == 0
+    assert dataclasses.replace(drafting, num_speculative_tokens=7).most_speculative_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -219,7 +248,7 @@ def test_each_policy_has_its_own_most_tokens(policy, most):
         (SamplingParams, "stop_ids", "Did you mean 'stop_token_ids'?"),
         (SpeculativeConfig, "num_speculative_token", "Did you mean 'num_speculative_tokens'?"),
         (SpeculativeConfig, "verificaton", "Did you mean 'verification'?"),
-        (SpeculativeConfig, "zzz", "Known: confidence_threshold, draft, draft_vocab_size,"),
+        (SpeculativeConfig, "zzz", "Known: confidence_threshold, draft, draft_length_policy,"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(config, key, hint):
@@ -256,7 +285,7 @@ def test_no_field_can_be_changed_or_added(config):
     ("config", "change", "bad"),
     [
         (SamplingParams, {"top_k": 5}, {"top_k": -1}),
-        (SpeculativeConfig, {"verification": "block"}, {"num_speculative_tokens": 0}),
+        (SpeculativeConfig, {"method": "suffix"}, {"num_speculative_tokens": 0}),
     ],
 )
 def test_a_changed_copy_is_validated_again(config, change, bad):
@@ -291,17 +320,18 @@ def test_the_ends_of_every_range_are_accepted():
         stop_token_ids=[0],
     )
     SamplingParams(top_p=1e-9, min_p=0, seed=2**64 - 1)
-    SpeculativeConfig(num_speculative_tokens=1, prompt_lookup_max=1, num_drafts=1)
+    lookup = functools.partial(SpeculativeConfig, method="prompt_lookup")
+    lookup(num_speculative_tokens=1, prompt_lookup_max=1, num_drafts=1)
     for threshold in (0, 1):
-        SpeculativeConfig(draft_length_policy="confidence", confidence_threshold=threshold)
+        config_of("early_exit", draft_length_policy="confidence", confidence_threshold=threshold)
     for method in METHODS:
-        SpeculativeConfig(method=method, draft="a" if method in DRAFTING_METHODS else None)
+        config_of(method)
     for policy in DRAFT_LENGTH_POLICIES:
-        SpeculativeConfig(draft_length_policy=policy)
+        config_of("early_exit", draft_length_policy=policy)
     for verification in VERIFICATIONS:
-        SpeculativeConfig(verification=verification)
+        lookup(verification=verification)
     for scoring in SCORINGS:
-        SpeculativeConfig(scoring=scoring)
+        lookup(scoring=scoring)
 
 
 def test_the_defaults_decode_greedily_and_change_nothing():

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 from spec_jax.cli.parser import Parser, add_debug, number, whole
 from spec_jax.config import (
+    CONFIDENCE_THRESHOLD,
     DRAFT_LENGTH_POLICIES,
     DTYPES,
     METHODS,
     MOST_SPECULATIVE_TOKENS,
+    PROMPT_LOOKUP_MAX,
     SCORINGS,
     VERIFICATIONS,
     SamplingParams,
@@ -277,7 +279,12 @@ def add_speculation(parser: Parser) -> None:
         "how K changes from round to round",
         metavar="|".join(DRAFT_LENGTH_POLICIES),
     )
-    add("confidence_threshold", "stop drafting below it", type=number, metavar="P")
+    add(
+        "confidence_threshold",
+        f"stop drafting below it, with policy confidence (default: {CONFIDENCE_THRESHOLD})",
+        type=number,
+        metavar="P",
+    )
     add("retune_confidence", "learn the threshold from what is accepted", action="store_true")
     add(
         "verification",
@@ -286,7 +293,12 @@ def add_speculation(parser: Parser) -> None:
     )
     add("scoring", "how the target reads a draft", metavar="|".join(SCORINGS))
     add("num_drafts", "drafts per round, verified as a tree", type=whole, metavar="N")
-    add("prompt_lookup_max", "longest n-gram looked up", type=whole, metavar="N")
+    add(
+        "prompt_lookup_max",
+        f"longest n-gram looked up, for prompt_lookup (default: {PROMPT_LOOKUP_MAX})",
+        type=whole,
+        metavar="N",
+    )
     add(
         "early_exit_layers",
         "layers that draft, for early_exit (default: a quarter)",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spec_jax.checkpoints import Checkpoint
-from spec_jax.config import SpeculativeConfig
+from spec_jax.config import CONFIDENCE_THRESHOLD, PROMPT_LOOKUP_MAX, SpeculativeConfig
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import (
     Confidence,
@@ -96,7 +96,9 @@ def make_draft_length_policy(config: SpeculativeConfig) -> DraftLengthPolicy:
     """The policy that the config asks for."""
     most = config.most_speculative_tokens
     if config.draft_length_policy == "confidence":
-        return Confidence(most, config.confidence_threshold, config.retune_confidence)
+        threshold = config.confidence_threshold
+        threshold = CONFIDENCE_THRESHOLD if threshold is None else threshold
+        return Confidence(most, threshold, config.retune_confidence)
     return _DRAFT_LENGTH_POLICIES[config.draft_length_policy](most)
 
 
@@ -105,8 +107,8 @@ def _none(setting: Setting) -> Drafting:
 
 
 def _prompt_lookup(setting: Setting) -> Drafting:
-    config = setting.config
-    return Drafting(PromptLookup(setting.lookahead, config.prompt_lookup_max, config.num_drafts))
+    longest = setting.config.prompt_lookup_max or PROMPT_LOOKUP_MAX
+    return Drafting(PromptLookup(setting.lookahead, longest, setting.config.num_drafts))
 
 
 def _suffix(setting: Setting) -> Drafting:

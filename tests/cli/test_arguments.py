@@ -19,7 +19,7 @@ ALL_FLAGS = shlex.split("""
     --target t --draft d --method draft_model --num-speculative-tokens 7
     --draft-length-policy confidence
     --confidence-threshold 0.25 --retune-confidence --verification greedy --scoring block
-    --num-drafts 3 --prompt-lookup-max 5 --draft-vocab-size 64 --max-tokens 9
+    --num-drafts 3 --draft-vocab-size 64 --max-tokens 9
     --min-tokens 4 --temperature 0.0
     --top-k 3 --bad-words "x y" --bad-words z
     --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty -0.5
@@ -40,7 +40,6 @@ def test_flags_become_config_objects():
         retune_confidence=True,
         verification="greedy",
         num_drafts=3,
-        prompt_lookup_max=5,
         draft_vocab_size=64,
     )
     assert options.sampling == SamplingParams(
@@ -96,7 +95,7 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
         flag, value = f"--{name.replace('_', '-')}", re.escape(str(defaults[name]))
         assert re.search(rf"{flag} .{{0,200}}\(default: {value}\)", text), name
     configs = [
-        SpeculativeConfig(method="suffix", draft_length_policy=each)
+        SpeculativeConfig(method="early_exit", draft_length_policy=each)
         for each in DRAFT_LENGTH_POLICIES
     ]
     most = [config.most_speculative_tokens for config in configs]
@@ -129,7 +128,10 @@ MISTAKES = [
     ("--method draft_model", ["--draft"]),
     ("--method prompt_lookup --draft d", ["draft is 'd'", "draft_model"]),
     ("--verification gredy", ["verification is 'gredy'", "Did you mean 'greedy'?"]),
-    ("--verification greedy --temperature 1", ["'greedy'", "temperature is 1.0", "'token'"]),
+    (
+        "--method suffix --verification greedy --temperature 1",
+        ["'greedy'", "temperature is 1.0", "'token'"],
+    ),
     ("--scoring stair", ["scoring is 'stair'", "Did you mean 'stairs'?"]),
     (
         "--draft-length-policy confidence --confidence-threshold 2",
@@ -138,6 +140,16 @@ MISTAKES = [
     ("--method early_exit --early-exit-layers 0", ["early_exit_layers is 0", "at least 1"]),
     ("--method early_exit --scoring stairs", ["'stairs'", "'early_exit'", "scoring 'block'"]),
     ("--method universal_vocabulary", ["'universal_vocabulary'", "--draft"]),
+    ("--num-speculative-tokens 4", ["num_speculative_tokens is 4", "'none'", "prompt_lookup"]),
+    (
+        "--method prompt_lookup --draft-length-policy confidence",
+        ["draft_length_policy is 'confidence'", "'prompt_lookup'", "'early_exit'", "'adaptive'"],
+    ),
+    (
+        "--method early_exit --confidence-threshold 0.4",
+        ["confidence_threshold is 0.4", "draft_length_policy is 'constant'", "'confidence'"],
+    ),
+    ("--method suffix --prompt-lookup-max 3", ["prompt_lookup_max is 3", "'suffix'", "leave"]),
     ("--num-drafts 2", ["num_drafts is 2", "'none'", "prompt_lookup"]),
     ("--draft-vocab-size 9", ["draft_vocab_size is 9", "'none'", "'draft_model'"]),
     ("--early-exit-layers 9", ["early_exit_layers is 9", "'none'", "'early_exit'"]),

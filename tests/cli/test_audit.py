@@ -70,7 +70,16 @@ def test_a_failed_audit_ends_with_1(capsys, model, monkeypatch):
         (("--target", "t", "--sample", "9"), "Did you mean '--samples'?"),
         (("--target", "t", "--method", "draft_model"), "needs draft=..."),
         (
-            ("--target", "t", "--verification", "greedy", "--temperature", "1"),
+            (
+                "--target",
+                "t",
+                "--method",
+                "suffix",
+                "--verification",
+                "greedy",
+                "--temperature",
+                "1",
+            ),
             "exact at temperature 0 only",
         ),
     ],
