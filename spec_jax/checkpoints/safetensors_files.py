@@ -1,6 +1,6 @@
 """The safetensors files of a Hugging Face directory: one, or shards listed in an index."""
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,8 @@ class SafetensorsFiles:
       shapes: shape of every tensor; matrices are [out, in].
 
     Raises:
-      CheckpointError: a file is missing, truncated or damaged, or lacks what the index promises.
+      CheckpointError: a file is missing, truncated or damaged, or lacks what the index promises; or
+        the index names a file outside of the directory.
     """
 
     def __init__(self, path: Path):
@@ -36,6 +37,8 @@ class SafetensorsFiles:
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise damaged(index, "it has no 'weight_map'")
+            for name, entry in weight_map.items():
+                _check_inside(index, name, entry)
             files = [path / name for name in sorted(set(weight_map.values()))]
         elif single.is_file():
             weight_map, files = {}, [single]
@@ -78,6 +81,16 @@ class SafetensorsFiles:
                     f"{', '.join(_DTYPES)}."
                 )
             return tensor[part] if part else handle.get_tensor(name)
+
+
+def _check_inside(index: Path, name: str, entry: object) -> None:
+    """Refuses a file outside of the directory; links in it, as hub caches have, are followed."""
+    file = PurePath(entry) if isinstance(entry, str) else None
+    if file is None or file.is_absolute() or ".." in file.parts:
+        raise CheckpointError(
+            f"{index} says that tensor {name!r} is in {entry!r}; give a file of the directory "
+            f"{index.parent}, or download the index again from a source you trust."
+        )
 
 
 def _no_weights(path: Path) -> str:

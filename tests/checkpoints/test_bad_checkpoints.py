@@ -107,6 +107,33 @@ def test_index_that_promises_too_much(tmp_path):
     assert_names(error_of(tmp_path), index, "weight_map")
 
 
+@pytest.mark.parametrize(
+    "outside", ["../other/{}", "{root}/other/{}", "sub/../../other/{}", 5, None]
+)
+def test_index_that_leaves_its_directory(tmp_path, outside):
+    write_directory(tmp_path / "other", shards=2)
+    index = write_directory(tmp_path / "model", shards=2) / "model.safetensors.index.json"
+    (tmp_path / "model" / "sub").mkdir()
+    weight_map = json.loads(index.read_text())["weight_map"]
+    entry = outside
+    if isinstance(outside, str):
+        entry = outside.format(weight_map[Q_PROJ], root=tmp_path)
+        assert (index.parent / entry).is_file()
+    write_json(index, {"weight_map": weight_map | {Q_PROJ: entry}})
+    assert_names(
+        error_of(index.parent), index, repr(Q_PROJ), repr(entry), "a file of the directory"
+    )
+
+
+def test_index_of_links_into_a_hub_cache(tmp_path):
+    snapshot = write_directory(tmp_path / "snapshots" / "0123", shards=2)
+    (tmp_path / "blobs").mkdir()
+    for i, file in enumerate(sorted(snapshot.glob("*.safetensors"))):
+        file.rename(tmp_path / "blobs" / str(i))
+        file.symlink_to(f"../../blobs/{i}")
+    checkpoints.load(snapshot)
+
+
 def test_truncated_gguf(tmp_path):
     file = write_gguf(tmp_path / "tiny.gguf")
     whole = file.read_bytes()
