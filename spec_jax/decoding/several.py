@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.decoding.verdict import Verdict, chance
 from spec_jax.drafters.base import Draft
-from spec_jax.sampling.draw import draw
+from spec_jax.sampling.draw import draw, uniform
 
 
 def node(step: Int[Array, ""], chosen: Int[Array, ""], drafts: int) -> Int[Array, ""]:
@@ -114,7 +114,7 @@ def verify_several(
     drafts, steps = draft.drafts, draft.lookahead
 
     def decide(p, tokens, q, length, key):
-        uniforms = jax.random.uniform(key, (steps, drafts), p.dtype)
+        uniforms = uniform(key, (steps, drafts), p.dtype)
         return follow(p, tokens.reshape(steps, drafts), q, length, uniforms)
 
     halves = jax.vmap(lambda key: jax.random.split(key))(keys)

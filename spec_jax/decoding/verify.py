@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from spec_jax.decoding.several import verify_several
 from spec_jax.decoding.verdict import Verdict, chance
 from spec_jax.drafters.base import Draft
-from spec_jax.sampling.draw import draw
+from spec_jax.sampling.draw import draw, uniform
 
 
 def leading(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
@@ -191,7 +191,7 @@ def verify(
 
     def decide(p, tokens, q, length, key):
         acceptance = rule.acceptance(p, tokens, q, length)
-        uniforms = jax.random.uniform(key, tokens.shape, p.dtype)
+        uniforms = uniform(key, tokens.shape, p.dtype)
         accepted = accepted_length(rule, uniforms, acceptance, length)
         return accepted, rule.following(p, tokens, q, accepted, length)
 

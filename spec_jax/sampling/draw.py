@@ -1,20 +1,95 @@
-"""Tokens drawn from probabilities."""
+"""Random numbers that follow every probability a float can hold, and tokens drawn with them.
+
+`jax.random.uniform` in float32 knows multiples of 2^-23 only, and so does the Gumbel noise that is
+made of it: a token of probability 1e-7 would come up half as often as it should, one of 1e-8 never.
+"""
+
+import math
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
+
+EXPONENT_WORDS = 4
+"""Random words whose leading zeros make the exponent of a uniform; float32 can hold no more."""
+MOST_SHARDS = 256
+"""Up to so many shards of the vocabulary keep whole blocks, if their number is a power of two."""
+
+
+def uniform(
+    key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike
+) -> Float[Array, "*shape"]:
+    """Floats in (0, 1), each as likely as the real numbers that round down to it.
+
+    So `uniform < chance` has exactly the probability `chance`, from 1 down to 2^-126.
+
+    Args:
+      key: the randomness.
+      shape: of the result; static.
+      dtype: float32 or float64.
+    """
+    info, words = jnp.finfo(dtype), jnp.uint64 if jnp.dtype(dtype).itemsize == 8 else jnp.uint32
+    mantissa, *rest = jax.random.bits(key, (1 + EXPONENT_WORDS, *shape), words)
+    zeros = jnp.zeros(shape, words)
+    for i, word in enumerate(rest):
+        zeros = zeros + jnp.where(zeros == i * info.bits, jax.lax.clz(word), jnp.zeros((), words))
+    # A uniform in [1/2, 1) has no leading zero; the smallest normal number ends the range.
+    half, least = 2 ** (info.nexp - 1) - 2, 1
+    exponent = half - jnp.minimum(zeros, jnp.asarray(half - least, words))
+    bits = (exponent << info.nmant) | (mantissa >> (info.bits - info.nmant))
+    return jax.lax.bitcast_convert_type(bits, dtype)
 
 
 def draw(
     keys: Key[Array, " batch"], probs: Float[Array, "batch vocab"], random: Bool[Array, ""]
 ) -> Int[Array, " batch"]:
-    """One token per row by the Gumbel-max trick, which needs no sum along the vocabulary.
+    """One token per row: first a block of the vocabulary, then a token inside it.
 
-    `random` false says that every row is one-hot, so that no random number need be made.
+    Each choice is a race: of independent exponential variables, that of rate w_i comes first with
+    probability w_i / sum(w). Two short races need a hundredth of the random numbers of one over the
+    vocabulary, and leave it sharded: only the block that won is gathered.
+
+    Args:
+      keys: each row's randomness.
+      probs: each row's distribution, of any finite sum. A token of probability zero is never drawn,
+        unless the row holds zeros alone: it has no distribution, and what is drawn means nothing.
+      random: whether any row is random; otherwise all are one-hot, and no random number is made.
     """
 
     def race() -> Array:
-        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:], probs.dtype))(keys)
-        return jnp.argmax(jnp.log(probs) + gumbel, -1)
+        count, size = blocks(probs.shape[1])
+        padded = jnp.pad(probs, ((0, 0), (0, count * size - probs.shape[1])))
+        parts = padded.reshape(-1, count, size)
+        uniforms = jax.vmap(lambda key: uniform(key, (count + size,), probs.dtype))(keys)
+        block = _first(uniforms[:, :count], parts.sum(-1))
+        inside = jnp.take_along_axis(parts, block[:, None, None], axis=1, mode="clip")[:, 0]
+        return block * size + _first(uniforms[:, count:], inside)
 
-    return jax.lax.cond(random, race, lambda: jnp.argmax(probs, -1)).astype(jnp.int32)
+    return jax.lax.cond(random, race, lambda: jnp.argmax(probs, -1).astype(jnp.int32))
+
+
+def _first(
+    uniforms: Float[Array, "batch racers"], rates: Float[Array, "batch racers"]
+) -> Int[Array, " batch"]:
+    """Which of exponential variables of these rates is the smallest."""
+    # Relative to the largest rate, so that no quotient that can win leaves the float's range.
+    largest = rates.max(-1, keepdims=True)
+    rates = rates / jnp.where(largest > 0, largest, jnp.ones((), rates.dtype))
+    return jnp.argmax(rates / -jnp.log1p(-uniforms), -1).astype(jnp.int32)
+
+
+def blocks(vocab: int) -> tuple[int, int]:
+    """How many blocks of which size hold a vocabulary: near its square root, both.
+
+    Where the vocabulary's divisors allow, the blocks fill it and every shard of it has whole ones;
+    otherwise the last are padded.
+    """
+    shards = min(vocab & -vocab, MOST_SHARDS)
+    part = vocab // shards
+    sizes = [size for size in range(1, part + 1) if part % size == 0]
+    best = min(sizes, key=lambda size: vocab // size + size)
+    root = math.isqrt(vocab - 1) + 1
+    if vocab // best + best > 16 * root:
+        best = root
+    return -(-vocab // best), best
