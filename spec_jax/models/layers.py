@@ -23,6 +23,15 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def precision_of(dtype: DTypeLike) -> jax.lax.Precision | None:
+    """The precision to ask for in products with weights, or keys and values, of a dtype.
+
+    By default float32 products are single bfloat16 passes on TPU and TF32 on newer GPUs. Float32
+    weights get full precision instead: six bfloat16 passes on TPU.
+    """
+    return jax.lax.Precision.HIGHEST if jnp.dtype(dtype) == jnp.float32 else None
+
+
 def matmul(
     x: Float[Array, "*lead in"], weight: Float[Array, "in out"]
 ) -> Float[Array, "*lead out"]:
@@ -31,6 +40,7 @@ def matmul(
         x.astype(weight.dtype),
         weight,
         (((x.ndim - 1,), (0,)), ((), ())),
+        precision=precision_of(weight.dtype),
         preferred_element_type=jnp.float32,
     )
 
@@ -143,13 +153,14 @@ def attend(
     # Whatever stands past a row's length is not read, be it a NaN. For keys the mask below would
     # do, but XLA:CPU then fuses the cache's update into this product and copies the whole buffer
     # in every one-row step (tests/test_engine.py).
+    precision = precision_of(keys.dtype)
     ever_visible = visible.any(axis=1)[:, None, :, None]
     keys, values = (
         jnp.where(ever_visible, each.astype(jnp.float32), 0.0) for each in (keys, values)
     )
-    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys)
+    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys, precision=precision)
     seen = jnp.tile(visible, (1, group, 1))[:, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    out = jnp.einsum("bkrs,bksd->bkrd", weights, values)
+    out = jnp.einsum("bkrs,bksd->bkrd", weights, values, precision=precision)
     out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, tokens, heads, head_dim)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import bytes_per_chip
@@ -18,6 +20,8 @@ TPU_HOP_SECONDS = 1e-6
 """From one chip to the next over a TPU's interconnect (ASTRA-sim's figure for v3)."""
 GPU_EXCHANGE_SECONDS = 8e-6
 """A small all-reduce within a node on NVLink; 8 to 30 microseconds are reported."""
+TPU_FLOAT32_PASSES = 6
+"""bfloat16 passes that a float32 product of full precision takes on a TPU."""
 MOST_SPECULATIVE_TOKENS = 16
 """How far `best_lookahead` looks."""
 
@@ -77,6 +81,7 @@ class Call:
       weight_bytes_read: the weights it reads; a table is read only where tokens stand.
       flops: floating-point operations.
       exchanges: its all-reduces.
+      dtype: of the weights.
     """
 
     weight_bytes: int
@@ -84,6 +89,7 @@ class Call:
     weight_bytes_read: int
     flops: int
     exchanges: tuple[Exchange, ...]
+    dtype: jnp.dtype
 
     @classmethod
     def of(cls, model: Model, cache: KVCache, tokens: int) -> "Call":
@@ -116,6 +122,7 @@ class Call:
             flops=2 * rows * ((held if config.tied_head else held - table) // itemsize)
             + 4 * scores * layers,
             exchanges=tuple(each for each in exchanges if each.num_chips > 1),
+            dtype=model.dtype,
         )
 
     @property
@@ -131,6 +138,7 @@ class Call:
 
     def terms(self, platform: str | None, chip: Chip) -> Terms:
         """The parts of its time on a chip."""
+        passes = TPU_FLOAT32_PASSES if platform == "tpu" and self.dtype == jnp.float32 else 1
         latency = transfer = 0.0
         for each in self.exchanges:
             latency += each.count * exchange_latency(platform, chip, each.num_chips)
@@ -140,7 +148,7 @@ class Call:
         return Terms(
             weights=self.weight_bytes_read / chip.bandwidth,
             cache=self.cache_bytes / chip.bandwidth,
-            compute=self.flops / chip.flops,
+            compute=passes * self.flops / chip.flops,
             latency=latency,
             transfer=transfer,
         )

@@ -15,12 +15,12 @@ CHIP = Chip("mine", memory=1e9, bandwidth=1e9, flops=1e9, link=1e6, topology="v5
 VOCAB, EMBED, WIDTH, MLP = 2560, 256, 16 * 128, 512
 
 
-def call(tokens: int, num_chips: int = 8, batch: int = 1, **changes) -> Call:
+def call(tokens: int, num_chips: int = 8, batch: int = 1, dtype=jnp.bfloat16, **changes) -> Call:
     layout = Layout.tensor_parallel(num_chips)
     config = shape(**changes).config
     placement = layout.place("target", config.axis_sizes, stand_ins(layout))
-    model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
-    return Call.of(model, abstract_cache(model, batch, 64, jnp.bfloat16), tokens)
+    model = Model.abstract(config, dtype=dtype, placement=placement)
+    return Call.of(model, abstract_cache(model, batch, 64, dtype), tokens)
 
 
 def test_bytes_of_a_chip():
@@ -68,6 +68,14 @@ def test_terms():
     many = call(500).terms("tpu", CHIP)
     assert many.compute > many.weights + many.cache
     assert many.total == many.compute + many.latency + many.transfer
+
+
+def test_float32_takes_six_passes_on_a_tpu():
+    narrow, wide = call(5), call(5, dtype=jnp.float32)
+    assert wide.flops == narrow.flops
+    compute = {each: wide.terms(each, CHIP).compute for each in ("tpu", "gpu")}
+    assert compute["tpu"] == pytest.approx(6 * narrow.terms("tpu", CHIP).compute)
+    assert compute["gpu"] == narrow.terms("gpu", CHIP).compute
 
 
 def test_arithmetic_is_that_of_the_compiled_program():

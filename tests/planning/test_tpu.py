@@ -12,6 +12,7 @@ from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning import make_plan
+from spec_jax.planning.abstract import abstract_cache, abstract_tokens
 from spec_jax.planning.compiled import compile_call, devices_for
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout
@@ -33,6 +34,24 @@ def test_a_target_call_reduces_twice_a_layer(file, tokens):
         model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
         program = compile_call(model, Bucket(1, 512, 32, 4), tokens, jnp.bfloat16)
         assert by_kind(program.collectives) == {"all-reduce": 2 * layers + 1}
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_float32_weights_have_full_precision(tokens, dtype):
+    layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
+    config = shape().config
+    placement = layout.place("target", config.axis_sizes, devices_for(layout))
+    model = Model.abstract(config, dtype=jnp.dtype(dtype), placement=placement)
+    cache = abstract_cache(model, 1, 512, dtype)
+    call = model.jit(lambda model, tokens, cache: model.score(tokens, cache), donate_argnums=2)
+    text = call.lower(model, abstract_tokens(model, 1, tokens), cache).compile().as_text()
+    assert ("bf16[" in text) == (dtype == "bfloat16")
+    products = [line for line in text.splitlines() if re.search(r" (convolution|dot)\(", line)]
+    # The products of a single token are multiplications and sums.
+    assert bool(products) == (tokens > 1)
+    full = ["operand_precision={highest,highest}" in line for line in products]
+    assert all(full) if dtype == "float32" else not any(full)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
