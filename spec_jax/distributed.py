@@ -7,23 +7,33 @@ JAX_NUM_PROCESSES and JAX_PROCESS_ID say where they are.
 
 import hashlib
 import importlib.metadata
+import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from spec_jax.errors import ConfigError, DisagreementError
+from spec_jax.errors import CheckpointError, ConfigError, DisagreementError, TrainingError
 from spec_jax.sharding import Layout
+
+T = TypeVar("T")
 
 HEARTBEAT_SECONDS = 10
 """After this long without a sign of life a process counts as dead."""
 
-_PACKAGES = ("spec-jax", "jax", "jaxlib", "flax", "numpy")
+_PACKAGES = (
+    *("spec-jax", "jax", "jaxlib", "flax", "numpy"),
+    *("jinja2", "llguidance", "tokenizers", "transformers"),  # which decide on a host
+)
 _SHOWN = 224
 """Bytes of a fact that travel besides its checksum."""
+_PASSED_ON = {
+    kind.__name__: kind for kind in (ConfigError, CheckpointError, TrainingError, OSError)
+}
+"""Errors of process 0 that are those of the whole run."""
 
 
 def start(layout: Layout) -> None:
@@ -92,11 +102,46 @@ def process() -> tuple[int, int]:
     return jax.process_index(), jax.process_count()
 
 
-def from_first(value: int) -> int:
-    """A number below 2**32 as process 0 has it."""
+def gather(value: T) -> list[T]:
+    """What JSON can hold, of every process, in the order of their numbers; all call it together."""
     if process()[1] == 1:
-        return value
-    return int(multihost_utils.broadcast_one_to_all(np.uint32(value)))
+        return [value]
+    data = json.dumps(value).encode()
+    longest = multihost_utils.process_allgather(np.uint32(len(data))).max()
+    # JSON ignores spaces at its end; powers of two leave few shapes to compile.
+    padded = data.ljust(1 << int(longest - 1).bit_length())
+    rows = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
+    return [json.loads(np.asarray(row).tobytes()) for row in rows]
+
+
+def from_first(act: Callable[[], T]) -> T:
+    """Lets process 0 act alone, and waits; all call it together.
+
+    Args:
+      act: what depends on the host, such as on its disk. It returns what JSON can hold.
+
+    Returns:
+      What it returned in process 0.
+
+    Raises:
+      ConfigError, CheckpointError, TrainingError, OSError: in every process, if it raised that in
+        process 0.
+    """
+    number, count = process()
+    if count == 1:
+        return act()
+    value: Any = None
+    kind = failure = None
+    if number == 0:
+        try:
+            value = act()
+        except tuple(_PASSED_ON.values()) as error:
+            kind = next(name for name, each in _PASSED_ON.items() if isinstance(error, each))
+            failure = error
+    value, kind, message = gather((value, kind, str(failure)))[0]
+    if kind is not None:
+        raise failure or _PASSED_ON[kind](message)
+    return value
 
 
 def agree(facts: Mapping[str, object]) -> None:

@@ -148,6 +148,72 @@ def test_another_prompt_is_caught_before_decoding(together, model):
     assert "process 1 of 2 differs from the rest in its prompts" in errors
 
 
+DIFFER = """
+import importlib.metadata, json, sys, types
+from spec_jax import checkpoints, distributed
+from spec_jax.errors import ConfigError, DisagreementError
+from spec_jax.sharding import Layout
+from spec_jax.training import memory
+
+layout = Layout.read(sys.argv[1])
+distributed.start(layout)
+number, _ = distributed.process()
+place = lambda config: layout.place("target", config.axis_sizes)
+model = checkpoints.load(sys.argv[2], place=place).model
+said = []
+
+def note(kind, act):
+    try:
+        said.append(act())
+    except kind as error:
+        said.append(str(error))
+
+def fail(kind):
+    raise kind(f"from {number}")
+
+note((), lambda: distributed.gather([number, "x" * 300 * number]))
+note((), lambda: distributed.from_first(lambda: number))
+for kind in (ConfigError, OSError):
+    note(kind, lambda: distributed.from_first(lambda: fail(kind)))
+of_package = importlib.metadata.version
+for name in ("jinja2", "llguidance", "tokenizers", "transformers"):
+    importlib.metadata.version = lambda each: "0" if number and each == name else of_package(each)
+    note(DisagreementError, lambda: distributed.agree({}))
+importlib.metadata.version = of_package
+note(DisagreementError, lambda: checkpoints.load(sys.argv[2 + number], place=place))
+memory.psutil.virtual_memory = lambda: types.SimpleNamespace(available=[9, 3][number] << 30)
+check = lambda needed: memory.check_fits(model, "it", "rows", 4, [2, 1], needed)
+note(ConfigError, lambda: check(lambda rows: rows << 29))  # 2 GiB, 1 GiB, half of one
+note(ConfigError, lambda: check(lambda rows: rows << (27 + 2 * number)))
+note((), lambda: check(lambda rows: rows << 28))
+print(json.dumps(said), flush=True)
+"""
+
+
+def test_what_differs_between_hosts_is_decided_once_or_refused(model, tmp_path):
+    tensors = {name: 2 * each for name, each in llama_tensors(CONFIG_LONG).items()}
+    other = str(write_directory(tmp_path / "tiny", CONFIG_LONG, tensors))
+    command = [sys.executable, "-c", DIFFER, LAYOUT, model, other]
+    port = free_port()
+    processes = [start(i, 2, port, command=command) for i in range(2)]
+    said = []
+    for process in processes:
+        out, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        said.append(json.loads(out.splitlines()[-1]))
+    assert said[0] == said[1]
+    gathered, first, *failed = said[0][:4]
+    assert gathered == [[0, ""], [1, "x" * 300]] and first == 0 and failed == ["from 0"] * 2
+    packages = ("jinja2", "llguidance", "tokenizers", "transformers")
+    for name, message in zip(packages, said[0][4:8], strict=True):
+        assert f"process 1 of 2 differs from the rest in the version of {name}: 0 " in message
+    assert "process 1 of 2 differs from the rest in the files of tiny" in said[0][8]
+    # The second has 1.5 GiB for each of its devices, the first three times as much.
+    for message in said[0][9:11]:
+        assert "takes 2.00 GiB" in message and "1.50 GiB are free; rows 2 would fit" in message
+    assert said[0][11] is None
+
+
 def test_each_process_writes_its_part(together, model, tmp_path):
     saved = str(tmp_path / "saved")
     command = ("convert", "--target", model, "--output", saved, "--layout", LAYOUT)

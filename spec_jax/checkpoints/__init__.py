@@ -12,9 +12,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax import distributed
 from spec_jax.checkpoints import draft_directory
 from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
-from spec_jax.checkpoints.files import read_json
+from spec_jax.checkpoints.files import fingerprint, read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
@@ -77,6 +78,7 @@ def load(
     Raises:
       CheckpointError: it is missing, damaged, or of an architecture that is not supported.
       ConfigError: the dtype is unknown.
+      DisagreementError: the processes of a run would not load the same files.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
@@ -86,6 +88,8 @@ def load(
     read = _load_directory if path.is_dir() else _READERS[path.suffix]
     place = place or (lambda config: None)
     try:
+        if distributed.process()[1] > 1:
+            distributed.agree({f"the files of {name}": fingerprint(path)})
         if (path / draft_directory.MANIFEST).is_file():
             return _load_draft(name, path, dtype, place, target)
         model, tokenizer = read(path, dtype, place)

@@ -1,11 +1,14 @@
 """Small things that every reader of checkpoint files needs."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from spec_jax.errors import CheckpointError
 
+_BLOCK, _BLOCKS = 4096, 256
+"""Bytes of a sample of a file, and how many samples are taken of one."""
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -17,6 +20,30 @@ def damaged(path: Path, why: str) -> CheckpointError:
                 f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`."
             )
     return CheckpointError(f"{path} is truncated or damaged: {why}. Download it again.")
+
+
+def fingerprint(path: Path) -> str:
+    """Tells models from others by a MiB of each of their files, in blocks from all over it.
+
+    Weights of another training differ nearly everywhere, so they are told apart; files that differ
+    in a few bytes may not be.
+
+    Args:
+      path: a model's file, or its directory.
+    """
+    files = [path]
+    if path.is_dir():
+        patterns = ("*.json", "*.jinja", "*.safetensors", "weights/**/*")
+        files = sorted(file for each in patterns for file in path.glob(each) if file.is_file())
+    found = hashlib.sha256()
+    for each in files:
+        size = each.stat().st_size
+        found.update(f"{each.relative_to(path)} {size} ".encode())
+        with each.open("rb") as file:
+            for at in range(0, size, max(_BLOCK, size // _BLOCKS)):
+                file.seek(at)
+                found.update(file.read(_BLOCK))
+    return found.hexdigest()[:16]
 
 
 def read_json(path: Path) -> dict[str, Any]:

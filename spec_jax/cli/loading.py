@@ -35,7 +35,7 @@ def load(options: Options, screen: Screen) -> LLM:
         options.target,
         speculative_config=options.speculative,
         layout=layout,
-        seed=distributed.from_first(secrets.randbits(32)),
+        seed=distributed.from_first(lambda: secrets.randbits(32)),
         on_progress=screen.progress,
         **arguments,
     )

@@ -76,8 +76,7 @@ class CostProfiler:
             state = jax.block_until_ready(advance(state, 1))
             samples.append(time.perf_counter() - begin)
         quickest = np.reshape(samples, (-1, len(choices)))[1:].min(0)
-        micros = [distributed.from_first(max(1, int(each * 1e6))) for each in quickest]
-        self.costs[key] = np.array(micros) / 1e6
+        self.costs[key] = np.array(distributed.from_first(quickest.tolist))
         return _with(state, {"forced": np.int32(-1), "costs": self.costs[key].astype(np.float32)})
 
     def _learn(self, state: DecodeState) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from spec_jax import distributed
@@ -18,7 +17,7 @@ from spec_jax.training.config import TrainingConfig
 from spec_jax.training.examples import Example
 from spec_jax.training.rows import RowFiles, bytes_per_token, write_rows
 from spec_jax.training.sampling import Sampler
-from spec_jax.training.store import claim, replace_text
+from spec_jax.training.store import claim, lock, replace_text
 
 HELD_OUT = {"greedy": 0.0, "sampled": 1.0}
 """The temperatures at which acceptance is measured."""
@@ -71,11 +70,26 @@ def make_data(
       on_progress: called with a line of text.
 
     Raises:
-      ConfigError: there are too few examples, the disk has too little room, or the folder holds
-        other data.
+      ConfigError: there are too few examples, the disk has too little room, the folder holds
+        other data, or another run makes some there.
       OSError: a file cannot be written; those before it are whole.
     """
-    claim(folder, *DATA, data_identity(config, identity))
+    held = lock(folder, "makes training data", "wait until it has, or choose another --data-dir")
+    try:
+        claim(folder, *DATA, data_identity(config, identity))
+        return _make(folder, sampler, examples, config, on_progress)
+    finally:
+        held.release()
+
+
+def _make(
+    folder: Path,
+    sampler: Sampler,
+    examples: Sequence[Example],
+    config: TrainingConfig,
+    on_progress: Callable[[str], object],
+) -> Data:
+    """What `make_data` makes, in a folder that is locked."""
     rows = _announce_size(folder, sampler, config, on_progress)
     if not examples:
         examples = _questions(folder, sampler, config, rows, on_progress)
@@ -86,7 +100,7 @@ def make_data(
     held_out = {}
     for kind, temperature in HELD_OUT.items():
         path = folder / f"held-out-{kind}.safetensors"
-        if not path.is_file():
+        if not distributed.from_first(path.is_file):
             on_progress(f"sampling held-out rows, {kind}")
             asked = [_asked(each) for each in aside]
             params = [
@@ -100,7 +114,7 @@ def make_data(
         if known >= config.sample_tokens:
             break
         path = folder / f"train-{number:05d}.safetensors"
-        if not path.is_file():
+        if not distributed.from_first(path.is_file):
             on_progress(f"sampling the target: {known} of {config.sample_tokens} tokens")
             first = number * config.sample_batch
             turns = itertools.islice(itertools.cycle(config.temperatures), first, None)
@@ -122,8 +136,12 @@ def _announce_size(
     each = bytes_per_token(sampler.llm.engine.target.config.embed_size)
     rows = config.sample_tokens * 3 // (2 * sampler.length) + 2 * config.held_out
     size, limit = rows * sampler.length * each / 1e9, config.max_disk
-    there = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
-    free = shutil.disk_usage(folder).free / 1e9 + there
+
+    def room_on_disk() -> float:
+        there = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        return (shutil.disk_usage(folder).free + there) / 1e9
+
+    free = distributed.from_first(room_on_disk)
     fitting = int(config.sample_tokens * min(limit, free) / size)
     for name, room in (("max_disk is", limit), ("the disk's free space is", free)):
         if size > room:
@@ -144,7 +162,7 @@ def _questions(
 ) -> list[Example]:
     """Prompts that the target invents, kept so that they are invented once."""
     path = folder / "questions.json"
-    if not path.is_file():
+    if not distributed.from_first(path.is_file):
         found: dict[str, None] = {}
         for turn in itertools.count():
             # Each is answered once at every temperature.
@@ -153,9 +171,8 @@ def _questions(
                 break
             on_progress(f"letting the target invent {wanted} prompts")
             found |= dict.fromkeys(sampler.questions(wanted, config.seed + turn))
-        if jax.process_index() == 0:
-            replace_text(path, json.dumps(list(found), indent=0))
         distributed.agree({"the prompts that the target invented": list(found)})
+        distributed.from_first(lambda: replace_text(path, json.dumps(list(found), indent=0)))
     encode = sampler.llm.tokenizer.encode_chat
     texts = json.loads(path.read_text())
     return [Example(tuple(encode([{"role": "user", "content": text}]))) for text in texts]
@@ -214,6 +231,4 @@ def _write(
     path: Path, sampler: Sampler, examples: Sequence[Example], params: Sequence[SamplingParams]
 ) -> None:
     rows = sampler.rows(examples, params)
-    if jax.process_index() == 0:
-        write_rows(path, rows)
-    distributed.agree({"its training data": path.name})  # nobody reads it before it is there
+    distributed.from_first(lambda: write_rows(path, rows))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 import jax
 import psutil
 
+from spec_jax import distributed
 from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
 
@@ -12,12 +13,14 @@ GIB = 2**30
 
 
 def free_memory(model: Model) -> int:
-    """Bytes that are free on each of the devices of this process that a model lies on."""
+    """Bytes that are free on each device that a model lies on, of any process."""
     devices = jax.tree.leaves(model)[0].sharding.addressable_devices
     known = [device.memory_stats() for device in devices]
     if all(known):
-        return min(each["bytes_limit"] - each["bytes_in_use"] for each in known)
-    return psutil.virtual_memory().available // len(devices)  # the devices are this machine's cores
+        here = min(each["bytes_limit"] - each["bytes_in_use"] for each in known)
+    else:  # the devices are this machine's cores
+        here = psutil.virtual_memory().available // len(devices)
+    return min(distributed.gather(here))
 
 
 def check_fits(
@@ -29,6 +32,8 @@ def check_fits(
     bytes_needed: Callable[[int], int],
 ) -> None:
     """Refuses what does not fit into memory, and says what would.
+
+    Of several processes the one with the least room decides for all.
 
     Args:
       model: what lies on the devices already.
@@ -46,11 +51,12 @@ def check_fits(
 
     def needed(value: int) -> int | float:
         try:
-            return bytes_needed(value)
+            here = bytes_needed(value)
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return float("inf")
+            here = float("inf")
+        return max(distributed.gather(here))
 
     wanted = needed(value)
     if wanted <= room:

@@ -15,16 +15,17 @@ from spec_jax import distributed
 from spec_jax.errors import CheckpointError, ConfigError
 from spec_jax.training.distil import TrainState
 
+LOCK = "lock"
 RUN = "run.json", "training run"
 """The file that says which run a directory holds, and what to call it."""
 _VERSION = 1
 
 
 def claim(path: Path, name: str, what: str, identity: Mapping[str, Any]) -> None:
-    """Makes a directory one of these, unless it is the same already; otherwise as `holds`."""
-    if not holds(path, name, what, identity) and jax.process_index() == 0:
-        path.mkdir(parents=True, exist_ok=True)
-        replace_text(path / name, json.dumps(_versioned(identity), indent=2) + "\n")
+    """Makes a directory that is locked one of these, unless it is already; raises as `holds`."""
+    if not holds(path, name, what, identity):
+        text = json.dumps(_versioned(identity), indent=2) + "\n"
+        distributed.from_first(lambda: replace_text(path / name, text))
 
 
 def holds(path: Path, name: str, what: str, identity: Mapping[str, Any]) -> bool:
@@ -41,7 +42,7 @@ def holds(path: Path, name: str, what: str, identity: Mapping[str, Any]) -> bool
     """
     file, wanted = path / name, _versioned(identity)
     strange = path.exists() and not file.is_file()
-    strange = strange and (not path.is_dir() or any(path.iterdir()))
+    strange = strange and (not path.is_dir() or any(each.name != LOCK for each in path.iterdir()))
     found = json.loads(file.read_text()) if file.is_file() else None
     distributed.agree({f"what it finds in {path}": (strange, found)})
     if strange:
@@ -82,8 +83,9 @@ class RunStore:
 
     def __init__(self, path: Path, identity: Mapping[str, Any]):
         self.path = path
+        remedy = "wait for it, or end it to go on from its latest checkpoint"
+        self._lock = lock(path, "is training", remedy)
         claim(path, *RUN, identity)
-        self._lock = _lock(path / "lock") if jax.process_index() == 0 else None
         from orbax.checkpoint import v1 as ocp  # takes a second to import
 
         keep: Any = ocp.training.preservation_policies
@@ -158,7 +160,9 @@ class History:
 
     def __init__(self, path: Path, until: int):
         self.path = path
-        lines = path.read_text().splitlines() if path.is_file() else []
+        lines = distributed.from_first(
+            lambda: path.read_text().splitlines() if path.is_file() else []
+        )
         self.entries = [entry for entry in map(_entry, lines) if entry and entry["step"] <= until]
         if lines and jax.process_index() == 0:
             replace_text(path, "".join(json.dumps(each) + "\n" for each in self.entries))
@@ -182,18 +186,31 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
-def _lock(path: Path) -> filelock.BaseFileLock:
-    """Held as long as this process lives, or until nothing refers to it."""
-    lock = filelock.FileLock(path, timeout=0, is_singleton=True)
-    try:
-        with contextlib.suppress(NotImplementedError):  # by some network file systems
-            lock.acquire()
-    except filelock.Timeout:
-        raise ConfigError(
-            f"another process is training in {path.parent}; wait for it, or end it to go on from "
-            "its latest checkpoint."
-        ) from None
-    return lock
+def lock(path: Path, does: str, remedy: str) -> filelock.BaseFileLock:
+    """Locks a directory, which is made, against other runs; process 0 does so for all of its own.
+
+    It stays locked until it is released, this process ends or nothing refers to the lock.
+
+    Args:
+      path: the directory.
+      does: what the other run does there, for the message.
+      remedy: what to do then.
+
+    Raises:
+      ConfigError: another run has locked it.
+    """
+    found = filelock.FileLock(path / LOCK, timeout=0, is_singleton=True)
+
+    def acquire() -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            with contextlib.suppress(NotImplementedError):  # by some network file systems
+                found.acquire()
+        except filelock.Timeout:
+            raise ConfigError(f"another process {does} in {path}; {remedy}.") from None
+
+    distributed.from_first(acquire)
+    return found
 
 
 def _entry(line: str) -> dict[str, Any] | None:

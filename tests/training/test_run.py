@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import filelock
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -178,6 +179,24 @@ def test_one_process_at_a_time_trains_in_a_directory(finished, llm, data_file, t
             TrainingRun(llm, CONFIG, tmp_path, examples)
         other.communicate("")
     TrainingRun(llm, CONFIG, tmp_path, examples)
+
+
+def test_one_process_at_a_time_makes_data_in_a_directory(
+    finished, llm, data_file, tmp_path, monkeypatch
+):
+    examples, data = read_examples([data_file], llm.tokenizer, ROW), tmp_path / "data"
+    shutil.copytree(finished[0] / "data", data)
+    run = TrainingRun(llm, CONFIG, tmp_path / "run", examples, data_dir=data)
+    command, pipe = [sys.executable, "-c", HOLD, str(data / "lock")], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=r"makes training data in .*data; .* another --data-"):
+            next(run.run())
+        other.communicate("")
+    training = run.run()
+    assert next(training).step > 0
+    with filelock.FileLock(data / "lock", timeout=0):  # who only reads data leaves it to others
+        pass
 
 
 def test_a_directory_of_something_else_is_refused(llm, tmp_path, data_file):
