@@ -86,7 +86,8 @@ class SamplingParams:
       max_tokens: most tokens to generate, at least 1.
       min_tokens: before so many tokens are generated no token that ends the request can be, and
         no stop string ends it; at most max_tokens.
-      temperature: 0 is greedy decoding; otherwise logits are divided by it.
+      temperature: 0 is greedy decoding, and so is what is below float32's smallest normal number,
+        1.2e-38; otherwise logits are divided by it.
       top_k: keep the k likeliest tokens (ties at the k-th are kept); 0 keeps all.
       top_p: keep the smallest set of likeliest tokens whose probability reaches it; in (0, 1].
       min_p: drop tokens less likely than this fraction of the likeliest one; in [0, 1].

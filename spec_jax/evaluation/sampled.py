@@ -166,6 +166,8 @@ class Evidence:
             at[:, t] = statistics.places(p[:, t], drawn, self._random)
             self._add(self.emitted, f"{setting}, token {t}", *binned)
             self._add(self.emitted, f"{setting}, all tokens", *binned)
+            rarity = statistics.by_rarity(p[:, t], drawn)
+            self._add(self.emitted, f"{setting}, rare and common tokens", *rarity)
             self._add(self.emitted, f"{setting}, by order of ids", *statistics.by_place(at[:, t]))
         return at
 
@@ -267,6 +269,8 @@ class Evidence:
                     f"ids by acceptance, after a {'rejection' if rejected else 'full acceptance'}"
                 )
                 self._add(self.following, shared, *statistics.by_index(law, drawn, n))
+                rarity = statistics.by_rarity(law, drawn)
+                self._add(self.following, f"{setting}, rare and common tokens", *rarity)
                 place = statistics.places(law, drawn, self._random)
                 kind = "rejection" if rejected else "full acceptance"
                 self._add(
@@ -324,6 +328,8 @@ class Evidence:
             rows, q = rows[valid], q[valid]
             drawn = draft.tokens[rows, i].astype(np.int64)
             self._add(self.drafted, f"{setting}, draft token {i}", *statistics.by_token(q, drawn))
+            rarity = statistics.by_rarity(q, drawn)
+            self._add(self.drafted, f"{setting}, rare and common tokens", *rarity)
             at = statistics.places(q, drawn, self._random)
             if i:
                 self._add(

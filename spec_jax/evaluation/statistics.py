@@ -19,6 +19,8 @@ LEAST_VARIANCE = 25.0
 """What a bin's count must vary by; bins that vary less are merged."""
 PLACE_BINS = 16
 PAIR_BINS = 4
+RARITY_BINS = 9
+"""Decades of probability; the last bin takes all that is rarer than 1e-8."""
 POWER = 0.9
 
 
@@ -116,6 +118,19 @@ def by_token(
     own, ids = p[np.arange(len(p)), tokens][:, None], np.arange(vocab)
     rank = (p > own).sum(1) + ((p == own) & (ids < tokens[:, None])).sum(1)
     return np.log2(rank + 1).astype(np.int64), expected
+
+
+def by_rarity(
+    p: Float[np.ndarray, "count vocab"], tokens: Int[np.ndarray, " count"]
+) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+    """Bins of log10 p: noise of too coarse a grain draws too little of the rare tokens' mass."""
+    with np.errstate(divide="ignore"):
+        label = np.minimum(-np.log10(p), RARITY_BINS - 1).astype(np.int64)
+    label = np.maximum(label, 0)  # a sum of 1 may have been rounded up
+    rows = np.arange(len(p))
+    cells = (rows[:, None] * RARITY_BINS + label).ravel()
+    expected = np.bincount(cells, p.ravel(), minlength=len(p) * RARITY_BINS)
+    return label[rows, tokens], expected.reshape(len(p), RARITY_BINS)
 
 
 def by_ratio(

@@ -68,7 +68,7 @@ class BatchSampling:
             for j, word in enumerate(words):
                 banned[i, j, longest - len(word) :] = word
         return cls(
-            temperature=column("temperature", np.float32),
+            temperature=jnp.asarray(_temperatures(rows)),
             # A top_k past the vocabulary keeps all of it, however large the number.
             top_k=jnp.asarray(np.array([min(row.top_k, vocab_size) for row in rows], np.int32)),
             top_p=column("top_p", np.float32),
@@ -105,6 +105,12 @@ class BatchSampling:
     def bans_tokens(self) -> Bool[Array, ""]:
         """Whether any row has min_tokens or bad words."""
         return (self.min_tokens > 0).any() | (self.bad_words[:, :, -1] >= 0).any()
+
+
+def _temperatures(rows: Sequence[SamplingParams]) -> np.ndarray:
+    """Each row's temperature; 0 for those that devices would flush to it, or not."""
+    found = np.array([row.temperature for row in rows]).astype(np.float32)
+    return np.where(found < np.finfo(np.float32).tiny, np.float32(0), found)
 
 
 def _room(sizes) -> int:

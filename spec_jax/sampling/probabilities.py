@@ -63,8 +63,10 @@ def _warp(
     logits: Float[Array, "batch places vocab"], sampling: BatchSampling
 ) -> Float[Array, "batch places vocab"]:
     """Temperature, top-k, top-p, min-p, softmax. Rows of temperature 0 pass through it unused."""
-    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-    logits = logits / temperature[:, None, None]
+    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None, None]
+    best = logits.max(-1, keepdims=True)
+    # A quotient past the float's range would be inf - inf in the softmax; the best's is then 0.
+    logits = (logits - jnp.where(jnp.isfinite(best / temperature), 0.0, best)) / temperature
 
     def top_k() -> Array:
         limit = jnp.where(sampling.top_k > 0, sampling.top_k, logits.shape[-1])

@@ -1,5 +1,7 @@
 """The audit's statistics: right error rates, the promised power, exact expectations."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -9,11 +11,13 @@ from spec_jax.evaluation.statistics import (
     Tally,
     by_pair,
     by_place,
+    by_rarity,
     by_ratio,
     by_token,
     holm,
     places,
 )
+from spec_jax.sampling.draw import draw
 
 VOCAB = 12
 
@@ -39,6 +43,7 @@ def p_value(bins, expected):
 BINNINGS = {
     "token": lambda p, q, tokens, random: by_token(p, tokens),
     "rank": lambda p, q, tokens, random: by_token(np.pad(p, ((0, 0), (0, 100))), tokens),
+    "rarity": lambda p, q, tokens, random: by_rarity(p, tokens),
     "ratio": lambda p, q, tokens, random: by_ratio(p, q, tokens),
     "place": lambda p, q, tokens, random: by_place(places(p, tokens, random)),
     "pair": lambda p, q, tokens, random: by_pair(
@@ -102,6 +107,49 @@ def test_expectations_are_probabilities_of_the_bins():
         rank = [int(np.flatnonzero(row == token)[0]) for row in order]
         assert bins.tolist() == [int(np.log2(each + 1)) for each in rank]
     np.testing.assert_allclose(expected[:, 1], -np.sort(-large)[:, 1:3].sum(1))
+
+
+def in_tail(way, count):
+    """The p-value of draws from a tail of tokens of 5e-8 each."""
+    vocab = 131_072
+    p = np.full(vocab, 0.00655 / (vocab - 1))
+    p[0] = 1 - p[1:].sum()
+    rows = jnp.broadcast_to(jnp.asarray(p, jnp.float32), (16, vocab))
+    # The hardware's generator: these are many random numbers for the old way.
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), (count // 16, 16))
+    tokens = np.asarray(jax.jit(lambda keys: jax.lax.map(lambda k: way(k, rows), keys))(keys))
+    tally = Tally(statistics.RARITY_BINS)
+    labels, expected = by_rarity(np.tile(p, (2, 1)), np.array([0, 1]))
+    tally.add(labels[np.minimum(tokens.ravel(), 1)], np.tile(expected[:1], (count, 1)))
+    test = tally.test("rare and common tokens")
+    assert test is not None
+    return test.p_value
+
+
+def low_mode(keys, probs):
+    """The draw of other libraries, whose noise has a grain of 2^-23."""
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:], mode="low"))(keys)
+    return jnp.argmax(jnp.log(probs) + noise, -1)
+
+
+@pytest.mark.slow
+def test_draws_that_miss_the_tail_are_found():
+    """27 of 4,096 tokens are due to the tail."""
+    assert in_tail(low_mode, 4096) < 1e-4
+
+
+def test_draws_that_follow_the_tail_pass():
+    """The test errs once in 10,000 seeds."""
+    assert in_tail(lambda keys, probs: draw(keys, probs, jnp.bool_(True)), 16_384) > 1e-4
+
+
+def test_rarity_is_the_decade_of_probability():
+    p = np.array([[0.9, 0.05, 0.0499999, 1e-7, 3e-9, 0.0]])
+    labels = [by_rarity(p, np.array([token]))[0].item() for token in range(6)]
+    assert labels == [0, 1, 1, 7, 8, 8]
+    np.testing.assert_allclose(
+        by_rarity(p, np.array([0]))[1], [[0.9, 0.0999999, 0, 0, 0, 0, 0, 1e-7, 3e-9]]
+    )
 
 
 def test_holm():

@@ -271,6 +271,27 @@ def test_exactly_the_places_without_a_distribution_are_zeros(temperature):
     assert (probs[2] == 0).all()
 
 
+@pytest.mark.parametrize("temperature", [1.2e-38, 5e-38, 1e-37, 1e-30, 1e-20])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0, 1e30])
+def test_the_smallest_temperatures_are_the_limit_of_small_ones(temperature, scale):
+    """The best tokens share; whether the best logit is positive, zero or negative."""
+    near = np.array([-1.0, 3.0, 3.0, 2.0, -np.inf], np.float32)
+    logits = np.stack([near, near - 3, near - 9])[None] * np.float32(scale)
+    every_step = {"top_k": 4, "top_p": 0.9, "min_p": 0.01}
+    params = [
+        SamplingParams(temperature=temperature),
+        SamplingParams(temperature=temperature, **every_step),
+    ]
+    probs = _probs(np.repeat(logits, 2, 0), params)
+    assert probs.tolist() == np.broadcast_to([0, 0.5, 0.5, 0, 0], probs.shape).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-45, 1e-300, 5e-324])
+def test_a_temperature_that_float32_does_not_hold_is_greedy(temperature):
+    sampling = BatchSampling.stack([SamplingParams(temperature=temperature)], VOCAB)
+    assert sampling.temperature.tolist() == [0.0]
+
+
 @given(st.integers(0, 2**32))
 def test_a_place_counts_the_tokens_that_follow_as_an_extended_context_would(seed):
     case = Case.random(seed)

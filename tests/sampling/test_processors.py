@@ -244,6 +244,17 @@ def test_a_word_is_banned_at_its_last_token_and_only_after_the_others():
     assert banned == [[[0, 3], [3, 3]], [[1, 3], [4, 3]], [[2, 3], [4, 3]], [[3, 3]]]
 
 
+def test_a_word_that_would_have_to_begin_before_the_first_token_is_not_banned():
+    # As many 1s as stand in row and draft, and no more, whatever lies before the row.
+    a, y = 1, 7
+    words = [[[a] * before + [y]] for before in (1, 2, 3, 4)]
+    for start in range(1, 5):
+        left = only([[a] * start] * BATCH, words=words, following=np.full((BATCH, PLACES - 1), a))
+        for before, row in enumerate(left, start=1):
+            banned = [place for place in range(PLACES) if start + place >= before]
+            assert np.argwhere(~row).tolist() == [[place, y] for place in banned]
+
+
 def test_stop_tokens_are_banned_until_min_tokens_are_generated():
     params = [SamplingParams(temperature=1.0, min_tokens=n) for n in (0, 2, 5, 100)]
     left = only([[7, 1, 2]] * 4, params=params, stops=[[4, 8], [4], [4], [4, 8]])
