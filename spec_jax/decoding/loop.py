@@ -13,9 +13,10 @@ from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, Deco
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
-from spec_jax.models.cache import KVCache, by_blocks, prefill
+from spec_jax.models.cache import KVCache
 from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
+from spec_jax.models.prefill import by_blocks, prefill
 from spec_jax.sampling.parameters import BatchSampling
 
 
@@ -72,10 +73,8 @@ def _prefill_with_states(
 
     def read(at: Array, piece: Array, carry: tuple[KVCache, Array]) -> tuple[KVCache, Array]:
         cache, states = carry
-        cache = cache.with_lengths(jnp.full_like(lengths, at))
-        found, cache = target.begin(piece, cache, target.config.num_layers)
-        found = found.astype(states.dtype)
-        return cache, jax.lax.dynamic_update_slice_in_dim(states, found, at, axis=1)
+        found, cache = target.begin(piece, cache.with_lengths(at), target.config.num_layers)
+        return cache, _write_rows(states, found.astype(states.dtype), at)
 
     carry = (cache, target.new_states(*tokens.shape))
     cache, states = by_blocks(read, tokens, lengths, carry, block)

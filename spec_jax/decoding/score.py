@@ -7,7 +7,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft
-from spec_jax.models.cache import KVCache, Places
+from spec_jax.models.attention import Pattern
+from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.probabilities import probabilities
@@ -48,8 +49,8 @@ def score(
     elif scoring == "stairs":
         logits, states, cache = _stairs(target, tokens, state.cache)
     elif draft.drafts > 1:
-        places = tree_places(state.cache, draft.lookahead, draft.drafts)
-        logits, states, cache = target.score_and_states(tokens, state.cache, places)
+        pattern = tree_pattern(state.cache, draft.lookahead, draft.drafts)
+        logits, states, cache = target.score_and_states(tokens, state.cache, pattern)
     else:
         logits, states, cache = target.score_and_states(tokens, state.cache)
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
@@ -77,25 +78,10 @@ def _seen_in_tree(steps: int, drafts: int) -> Bool[np.ndarray, "places places"]:
     return same & (step[None] <= step[:, None])
 
 
-def tree_places(cache: KVCache, steps: int, drafts: int) -> Places:
+def tree_pattern(cache: KVCache, steps: int, drafts: int) -> Pattern:
     """Several drafts of each row, side by side: each sees the text and its own tokens."""
     depths = np.concatenate([[0], np.repeat(np.arange(1, steps + 1), drafts)])
-    return _among_themselves(cache, depths, _seen_in_tree(steps, drafts))
-
-
-def _among_themselves(
-    cache: KVCache, depths: Int[np.ndarray, " tokens"], seen: Bool[np.ndarray, "tokens tokens"]
-) -> Places:
-    """New tokens that see all of the text, and of each other what `seen` says."""
-    lengths = cache.lengths
-    entries = jnp.arange(cache.capacity, dtype=jnp.int32)
-    index = entries[None] - lengths[:, None]
-    count = len(depths)
-    inside = (index >= 0) & (index < count)
-    among = jnp.asarray(seen)[:, jnp.clip(index, 0, count - 1)].swapaxes(0, 1)
-    visible = (index < 0)[:, None] | (among & inside[:, None])
-    positions = lengths[:, None] + jnp.asarray(depths, jnp.int32)[None]
-    return Places(positions, visible)
+    return Pattern.branching(cache, depths, _seen_in_tree(steps, drafts))
 
 
 def _stairs(
@@ -109,5 +95,5 @@ def _stairs(
     depths = np.concatenate([np.arange(size) for size in sizes])
     seen = (prefix[:, None] == prefix[None]) & (depths[None] <= depths[:, None])
     ends = np.cumsum(list(sizes))[::-1] - 1
-    places = _among_themselves(cache, depths, seen)
-    return target.score_and_states(tokens[:, depths], cache, places, ends.tolist())
+    pattern = Pattern.branching(cache, depths, seen)
+    return target.score_and_states(tokens[:, depths], cache, pattern, ends.tolist())

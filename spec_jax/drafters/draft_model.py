@@ -6,8 +6,10 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Committed, Context, Draft
-from spec_jax.models.cache import KVCache, Places, prefill
+from spec_jax.models.attention import Pattern
+from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
+from spec_jax.models.prefill import prefill
 from spec_jax.sharding.pytree import pytree, static
 
 CATCH_UP = 16
@@ -115,8 +117,8 @@ def draft_on(
             return jnp.repeat(logits[:, None], drafts, axis=1), cache
         last = last if own_ids is None else own_ids[last]
         cache = cache.with_lengths(lengths + (i - 1) * drafts)
-        places = None if drafts == 1 else _places_of_drafts(cache.capacity, lengths, i, drafts)
-        logits, cache = model.score(last, cache, places)
+        pattern = None if drafts == 1 else _latest_of_drafts(lengths, i, lookahead, drafts)
+        logits, cache = model.score(last, cache, pattern)
         return over_vocabulary(logits, vocab, columns), cache
 
     before = cache.lengths
@@ -127,15 +129,20 @@ def draft_on(
     return draft, cache.with_lengths(read)
 
 
-def _places_of_drafts(
-    capacity: int, lengths: Int[Array, " batch"], step: int | Array, drafts: int
-) -> Places:
+def _latest_of_drafts(
+    lengths: Int[Array, " batch"], step: int | Array, lookahead: int, drafts: int
+) -> Pattern:
     """The drafts' latest tokens: each sees the text and the tokens of its own draft."""
-    index = (jnp.arange(capacity, dtype=jnp.int32)[None] - lengths[:, None])[:, None]
-    draft = jnp.arange(drafts, dtype=jnp.int32)[None, :, None]
-    own = (index < step * drafts) & (index % drafts == draft)
-    positions = jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), drafts))
-    return Places(positions, (index < 0) | own)
+    drafted = jnp.arange(lookahead * drafts, dtype=jnp.int32)
+    draft = jnp.arange(drafts, dtype=jnp.int32)
+    own = (drafted < step * drafts)[None] & (drafted[None] % drafts == draft[:, None])
+    return Pattern(
+        positions=jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), drafts)),
+        start=lengths + (step - 1) * drafts,
+        text=lengths,
+        among=own,
+        depths=drafted // drafts,
+    )
 
 
 def read_last_two(

@@ -12,8 +12,9 @@ from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.drafters.draft_model import catch_up, draft_on
-from spec_jax.models.cache import KVCache, prefill
+from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
+from spec_jax.models.prefill import prefill
 from spec_jax.sharding.pytree import pytree, static
 
 

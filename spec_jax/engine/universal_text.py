@@ -19,8 +19,9 @@ from spec_jax.drafters.base import Context
 from spec_jax.drafters.draft_model import catch_up, draft_on
 from spec_jax.engine.programs import Compiler
 from spec_jax.engine.requests import Bucket, Request
-from spec_jax.models.cache import KVCache, prefill
+from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
+from spec_jax.models.prefill import prefill
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.text.translation import TextTranslator
 

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax import distributed
 from spec_jax.engine.requests import MIN_BLOCK
-from spec_jax.models.cache import KVCache, prefill
+from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
+from spec_jax.models.prefill import prefill
 
 
 class Scorer:

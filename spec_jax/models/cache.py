@@ -1,154 +1,173 @@
 """The key/value cache: a plain pytree, passed in and returned, rolled back by setting a length."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
-from spec_jax.sharding.pytree import pytree
+from spec_jax.models.config import TransformerConfig
+from spec_jax.sharding import Placement
+from spec_jax.sharding.pytree import pytree, static
 
-T = TypeVar("T")
+RING_MULTIPLE = 64
+"""Rings are rounded up to it, so that blocks of keys divide them."""
+
+
+@pytree
+class LayerCache:
+    """Keys and values of one layer.
+
+    A token's index counts the tokens written before it in its row. A full layer keeps index i in
+    slot i. A ring keeps it in slot i modulo the number of slots, which suffices for a layer that
+    sees only a window: with `window + headroom` slots nothing that a query sees is overwritten as
+    long as no index is written `headroom` or more past the next query.
+
+    Attributes:
+      keys: rotated keys.
+      values: values.
+      ring: whether indices wrap around; static.
+    """
+
+    keys: Float[Array, "batch kv_heads slots head_dim"]
+    values: Float[Array, "batch kv_heads slots head_dim"]
+    ring: bool = static(default=False)
+
+    @property
+    def slots(self) -> int:
+        """KV slots of a row."""
+        return self.keys.shape[2]
+
+    def write(
+        self,
+        keys: Float[Array, "batch tokens kv_heads head_dim"],
+        values: Float[Array, "batch tokens kv_heads head_dim"],
+        start: Int[Array, " batch"],
+    ) -> "LayerCache":
+        """The cache with new tokens side by side from each row's own index on.
+
+        The caller leaves room in a full layer: `dynamic_update_slice` would clamp a start past the
+        edge and overwrite valid slots.
+        """
+        write = _write_ring if self.ring else _write_rows
+        return dataclasses.replace(
+            self,
+            keys=write(self.keys, keys.swapaxes(1, 2), start),
+            values=write(self.values, values.swapaxes(1, 2), start),
+        )
+
+    def gather(self, sources: Int[Array, "batch moved"], to: Int[Array, " batch"]) -> "LayerCache":
+        """Moves a few tokens of each row, named by index, side by side to `to`."""
+        slots = sources % self.slots if self.ring else sources
+
+        def moved(buffer: Array) -> Array:
+            return jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2).swapaxes(1, 2)
+
+        return self.write(moved(self.keys), moved(self.values), to)
+
+    def indices(
+        self, slots: Int[Array, " some"], end: Int[Array, " batch"]
+    ) -> Int[Array, "rows some"]:
+        """The index that each slot holds once `end` tokens are written; negative if none does.
+
+        One row for all if the layer is full.
+        """
+        if not self.ring:
+            return slots[None]
+        newest = end[:, None] - 1
+        return newest - (newest - slots[None]) % self.slots
 
 
 @pytree
 class KVCache:
-    """One key and one value array per layer, and how many entries of each row are valid.
+    """What a model remembers of each row: a `LayerCache` for each layer, and how much is valid.
 
-    Entries at or past a row's length are never read, so rollback only sets `lengths`, and only
-    the loop's commit moves them. The layout [batch, kv_heads, length, head_dim] lets XLA update
-    rows at different positions in place.
+    Slots at or past a row's length are never read, so rollback only sets `lengths`, and only the
+    loop's commit moves them. The layout [batch, kv_heads, slots, head_dim] lets XLA update rows at
+    different indices in place. Every array has one entry a row along its first axis.
 
     Attributes:
-      keys: rotated keys, one array a layer.
-      values: values, one array a layer.
-      lengths: valid entries of each row.
+      layers: one cache a layer.
+      lengths: valid tokens of each row.
     """
 
-    keys: tuple[Float[Array, "batch kv_heads length head_dim"], ...]
-    values: tuple[Float[Array, "batch kv_heads length head_dim"], ...]
+    layers: tuple[LayerCache, ...]
     lengths: Int[Array, " batch"]
 
     @classmethod
     def zeros(
-        cls, *, num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype
+        cls,
+        config: TransformerConfig,
+        batch: int,
+        capacity: int,
+        *,
+        dtype: DTypeLike,
+        headroom: int | None = None,
+        placement: Placement | None = None,
     ) -> "KVCache":
-        """An empty cache for `capacity` tokens a row."""
-        shape = (batch, num_kv_heads, capacity, head_dim)
-        return cls(
-            keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-            values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-            lengths=jnp.zeros((batch,), jnp.int32),
-        )
+        """An empty cache.
 
-    @property
-    def capacity(self) -> int:
-        """Entries a row can hold."""
-        return self.keys[0].shape[2]
+        Args:
+          config: the model's shape.
+          batch: rows.
+          capacity: tokens that a row has room for.
+          dtype: of keys and values.
+          headroom: most tokens that are ever written past the next query, those refused later and
+            padding included. With it layers that see a window get rings; without it all are full.
+          placement: how the model lies on a mesh, if it does.
+        """
+
+        def pin(x: Array, *axes: str | None) -> Array:
+            return x if placement is None else placement.pin(x, *axes)
+
+        def layer(number: int) -> LayerCache:
+            slots, window = capacity, config.sliding_window
+            if headroom is not None and window is not None and config.is_local(number):
+                slots = min(capacity, -(-(window + headroom) // RING_MULTIPLE) * RING_MULTIPLE)
+            shape = (batch, config.num_kv_heads, slots, config.head_dim)
+            axes = ("batch", "kv_heads", "length", None)
+            # Zeros, since empty arrays may hold NaN.
+            keys, values = (pin(jnp.zeros(shape, dtype), *axes) for _ in range(2))
+            return LayerCache(keys, values, ring=slots < capacity)
+
+        return cls(
+            layers=tuple(layer(number) for number in range(config.num_layers)),
+            lengths=pin(jnp.zeros((batch,), jnp.int32), "batch"),
+        )
 
     def gather(self, sources: Int[Array, "batch moved"], to: Int[Array, " batch"]) -> "KVCache":
-        """Moves a few entries of each row side by side to `to`: the branch that a tree keeps."""
-
-        def move(buffer: Array) -> Array:
-            kept = jnp.take_along_axis(buffer, sources[:, None, :, None], axis=2)
-            return write_rows(buffer, kept, to)
-
-        return dataclasses.replace(
-            self,
-            keys=tuple(move(each) for each in self.keys),
-            values=tuple(move(each) for each in self.values),
-        )
+        """Moves a few tokens of each row side by side to `to`: the branch that a tree keeps."""
+        layers = tuple(layer.gather(sources, to) for layer in self.layers)
+        return dataclasses.replace(self, layers=layers)
 
     def with_lengths(self, lengths: Int[Array, " batch"]) -> "KVCache":
         """The same arrays with other valid lengths: commit and rollback."""
         return dataclasses.replace(self, lengths=lengths)
 
 
-@pytree
-class Places:
-    """Where new tokens stand and which cache entries they may see.
-
-    New tokens are written side by side from each row's cache length on, whatever their positions.
-    An entry below that length stands at the position of its index.
-
-    Attributes:
-      positions: of each new token in its text.
-      visible: the cache entries that each new token sees, its own included.
-    """
-
-    positions: Int[Array, "batch tokens"]
-    visible: Bool[Array, "batch tokens length"]
-
-    @classmethod
-    def following(cls, cache: KVCache, count: int) -> "Places":
-        """`count` tokens that continue each row's text one after another."""
-        positions = cache.lengths[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-        entries = jnp.arange(cache.capacity, dtype=jnp.int32)
-        return cls(positions, entries[None, None] <= positions[..., None])
-
-
-def write_rows(
-    buffer: Float[Array, "batch kv_heads length head_dim"],
+def _write_rows(
+    buffer: Float[Array, "batch kv_heads slots head_dim"],
     new: Float[Array, "batch kv_heads tokens head_dim"],
     start: Int[Array, " batch"],
-) -> Float[Array, "batch kv_heads length head_dim"]:
-    """Writes each row's new entries at that row's own start.
-
-    The caller leaves room: `dynamic_update_slice` would clamp a start past the edge and
-    overwrite valid entries.
-    """
-
+) -> Float[Array, "batch kv_heads slots head_dim"]:
     def write_row(row, new_row, row_start):
         return jax.lax.dynamic_update_slice_in_dim(row, new_row, row_start, axis=1)
 
     return jax.vmap(write_row)(buffer, new.astype(buffer.dtype), start)
 
 
-def prefill(
-    extend: Callable[[Int[Array, "batch block"], KVCache], KVCache],
-    tokens: Int[Array, "batch length"],
-    lengths: Int[Array, " batch"],
-    cache: KVCache,
-    block: int,
-) -> KVCache:
-    """Reads all but the last token of each row into the cache, `block` tokens at a time.
+def _write_ring(
+    buffer: Float[Array, "batch kv_heads slots head_dim"],
+    new: Float[Array, "batch kv_heads tokens head_dim"],
+    start: Int[Array, " batch"],
+) -> Float[Array, "batch kv_heads slots head_dim"]:
+    count, slots = new.shape[2], buffer.shape[2]
+    if count > slots:
+        raise ValueError(f"{count} tokens do not fit into a ring of {slots} slots")
+    at = (start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]) % slots
 
-    The last token is what the first round scores, so a prompt needs no logits. Rows shorter than
-    the longest write entries past their length, which are never read.
+    def write_row(row, new_row, row_at):
+        return row.at[:, row_at].set(new_row, unique_indices=True, mode="promise_in_bounds")
 
-    Args:
-      extend: writes the cache entries of a block of tokens.
-      tokens: the prompts, left-aligned; `block` divides their padded length.
-      lengths: tokens of each prompt.
-      cache: an empty cache.
-      block: tokens per call of `extend`; static.
-    """
-
-    def read(start: Array, piece: Array, cache: KVCache) -> KVCache:
-        return extend(piece, cache.with_lengths(jnp.full_like(lengths, start)))
-
-    return by_blocks(read, tokens, lengths, cache, block).with_lengths(jnp.maximum(lengths - 1, 0))
-
-
-def by_blocks(
-    read: Callable[[Array, Int[Array, "batch block"], T], T],
-    tokens: Int[Array, "batch length"],
-    lengths: Int[Array, " batch"],
-    carry: T,
-    block: int,
-) -> T:
-    """`read(start, tokens, carry)` for each block of prompts until all but their last are read.
-
-    Arguments as for `prefill`.
-    """
-    if tokens.shape[1] % block:
-        raise ValueError(f"block {block} does not divide the padded length {tokens.shape[1]}")
-
-    def read_block(i: Array, carry: T) -> T:
-        piece = jax.lax.dynamic_slice_in_dim(tokens, i * block, block, axis=1)
-        return read(i * block, piece, carry)
-
-    blocks = (jnp.maximum(lengths - 1, 0).max() + block - 1) // block
-    return jax.lax.fori_loop(0, blocks, read_block, carry)
+    return jax.vmap(write_row)(buffer, new.astype(buffer.dtype), at)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from spec_jax.models.config import RopeScaling
 
@@ -130,37 +130,3 @@ def rotate(
     first, second = x[..., :half], x[..., half : 2 * half]
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate([*rotated, x[..., 2 * half :]], axis=-1)
-
-
-def attend(
-    queries: Float[Array, "batch tokens heads head_dim"],
-    keys: Float[Array, "batch kv_heads length head_dim"],
-    values: Float[Array, "batch kv_heads length head_dim"],
-    visible: Bool[Array, "batch tokens length"],
-    query_scalar: float,
-) -> Float[Array, "batch tokens heads head_dim"]:
-    """Grouped-query attention of new tokens over the cache, in float32.
-
-    Scores are divided by the square root of `query_scalar`.
-    """
-    batch, tokens, heads, head_dim = queries.shape
-    kv_heads = keys.shape[1]
-    group = heads // kv_heads
-    # The query heads of a group stand above its tokens as rows of one product with its keys: in
-    # this order a group whose heads lie on several devices stays there.
-    rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
-    rows = rows.reshape(batch, kv_heads, group * tokens, head_dim) / math.sqrt(query_scalar)
-    # Whatever stands past a row's length is not read, be it a NaN. For keys the mask below would
-    # do, but XLA:CPU then fuses the cache's update into this product and copies the whole buffer
-    # in every one-row step (tests/test_engine.py).
-    precision = precision_of(keys.dtype)
-    ever_visible = visible.any(axis=1)[:, None, :, None]
-    keys, values = (
-        jnp.where(ever_visible, each.astype(jnp.float32), 0.0) for each in (keys, values)
-    )
-    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys, precision=precision)
-    seen = jnp.tile(visible, (1, group, 1))[:, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    out = jnp.einsum("bkrs,bksd->bkrd", weights, values, precision=precision)
-    out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(batch, tokens, heads, head_dim)

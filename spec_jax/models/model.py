@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.models.cache import KVCache, Places
+from spec_jax.models.attention import Pattern
+from spec_jax.models.cache import KVCache
 from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.transformer import Transformer
@@ -29,12 +30,15 @@ class Model:
       params: its arrays.
       config: its shape; static under jit.
       placement: how it lies on a mesh, or None on a single device; static under jit.
+      attention: how attention is computed, a name of `attention.BACKENDS`; the fastest by default.
+        Training asks for `dense`, since only that has a gradient.
     """
 
     graphdef: Any = static()
     params: Any
     config: TransformerConfig = static()
     placement: Placement | None = static(default=None)
+    attention: str | None = static(default=None)
 
     @classmethod
     def abstract(
@@ -134,31 +138,22 @@ class Model:
         """
         return jax.jit(function, compiler_options=self.compiler_options, **options)
 
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of the model's shape and dtype."""
-        cache = KVCache.zeros(
-            num_layers=self.config.num_layers,
-            batch=batch,
-            num_kv_heads=self.config.num_kv_heads,
-            capacity=capacity,
-            head_dim=self.config.head_dim,
+    def new_cache(self, batch: int, capacity: int, headroom: int | None = None) -> KVCache:
+        """An empty cache of the model's shape and dtype; arguments as for `KVCache.zeros`."""
+        return KVCache.zeros(
+            self.config,
+            batch,
+            capacity,
             # XLA:CPU updates a bfloat16 array by way of a float32 copy of all of it.
             dtype=jnp.float32 if self.platform == "cpu" else self.dtype,
-        )
-        if self.placement is None:
-            return cache
-        pin = self.placement.pin
-        axes = ("batch", "kv_heads", "length", None)
-        return KVCache(
-            keys=tuple(pin(each, *axes) for each in cache.keys),
-            values=tuple(pin(each, *axes) for each in cache.values),
-            lengths=pin(cache.lengths, "batch"),
+            headroom=headroom,
+            placement=self.placement,
         )
 
     def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
-        """Writes the tokens' cache entries, without logits: what a prompt needs."""
-        _, cache = nnx.merge(self.graphdef, self.params)(tokens, cache, self.placement)
-        return cache
+        """Writes the tokens' keys and values, without logits: what a prompt needs."""
+        module = self._module
+        return self._run(module, module.read(tokens), cache)[1]
 
     def new_states(self, batch: int, capacity: int) -> Float[Array, "batch capacity embed"]:
         """Room for the last block's output at each token."""
@@ -170,43 +165,35 @@ class Model:
         self,
         tokens: Int[Array, "batch tokens"],
         cache: KVCache,
-        places: Places | None = None,
+        pattern: Pattern | None = None,
         at: Sequence[int] | None = None,
     ) -> tuple[Float[Array, "batch scored vocab"], KVCache]:
-        """Float32 logits after the new tokens, and the cache with their entries.
+        """Float32 logits after the new tokens, and the cache with them.
 
         Arguments as for `score_and_states`.
         """
-        logits, _, cache = self.score_and_states(tokens, cache, places, at)
+        logits, _, cache = self.score_and_states(tokens, cache, pattern, at)
         return logits, cache
 
     def score_and_states(
         self,
         tokens: Int[Array, "batch tokens"],
         cache: KVCache,
-        places: Places | None = None,
+        pattern: Pattern | None = None,
         at: Sequence[int] | None = None,
     ) -> tuple[Float[Array, "batch scored vocab"], Float[Array, "batch scored embed"], KVCache]:
         """Float32 logits after the new tokens, what the last block gave out, and the cache.
 
-        A single bfloat16 row is scored beside a throw-away token: XLA:CPU has no one-row
-        bfloat16 product, and widens every weight to float32 for it.
-
         Args:
           tokens: token ids.
-          cache: entries of everything before the tokens.
-          places: where the tokens stand; by default they continue the rows' texts.
+          cache: keys and values of everything before the tokens.
+          pattern: where the tokens stand and what they see; by default they continue the texts.
           at: the tokens whose logits are wanted (static); all by default.
         """
-        module = nnx.merge(self.graphdef, self.params)
-        one_row = tokens.size == 1 and self.dtype == jnp.bfloat16
-        alone = one_row and self.platform == "cpu" and places is None
-        if alone:
-            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
-        x, cache = module.run(module.read(tokens), cache, self.placement, places)
+        module = self._module
+        x, cache = self._run(module, module.read(tokens), cache, pattern)
         x = x if at is None else x[:, np.array(at)]
-        logits = self._logits(module, module.final_norm(x))
-        return (logits[:, :1], x[:, :1], cache) if alone else (logits, x, cache)
+        return self.exit(x), x, cache
 
     def with_outputs(self, ids: Sequence[int]) -> "Model":
         """The same model with a smaller head: its output j is the logit of token `ids[j]`.
@@ -225,40 +212,57 @@ class Model:
     def begin(
         self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
-        """Runs new tokens through the first `layers` (static) blocks; writes those entries."""
-        module = nnx.merge(self.graphdef, self.params)
-        count = tokens.shape[1]
-        if tokens.size == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
-            tokens = jnp.pad(tokens, ((0, 0), (0, 1)))  # as in `score`
-        x, cache = module.run(module.read(tokens), cache, self.placement, None, 0, layers)
-        return x[:, :count], cache
+        """Runs new tokens through the first `layers` (static) blocks, and writes their caches."""
+        module = self._module
+        return self._run(module, module.read(tokens), cache, last=layers)
 
     def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
         """Float32 logits of what any of the blocks gave out, through the model's own head."""
-        module = nnx.merge(self.graphdef, self.params)
-        if x.shape[0] * x.shape[1] == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
-            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
-            return self._logits(module, module.final_norm(x))[:, :1]
-        return self._logits(module, module.final_norm(x))
+        module = self._module
+        padded = self._not_alone(x)
+        logits = module.logits(module.final_norm(padded))
+        if self.placement is not None:
+            logits = self.placement.pin(logits, "batch", None, "vocab")
+        return logits[:, : x.shape[1]]
 
     def resume(
         self, x: Float[Array, "batch tokens embed"], cache: KVCache, layers: int
     ) -> tuple[Float[Array, "batch tokens vocab"], KVCache]:
-        """Logits of tokens that `begin` ran through the first `layers`; writes the others' entries.
+        """Logits of tokens that `begin` ran through the first `layers`; writes the other caches.
 
         `cache.lengths` is where the tokens stand, as it was when they began.
         """
-        module = nnx.merge(self.graphdef, self.params)
-        count = x.shape[1]
-        if x.shape[0] * count == 1 and self.dtype == jnp.bfloat16 and self.platform == "cpu":
-            x = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # as in `score`
-        x, cache = module.run(x, cache, self.placement, None, layers)
-        return self._logits(module, module.final_norm(x))[:, :count], cache
+        x, cache = self._run(self._module, x, cache, first=layers)
+        return self.exit(x), cache
 
-    def _logits(self, module: Any, hidden: Array) -> Array:
-        logits = module.logits(hidden)
-        pin = self.placement and self.placement.pin
-        return pin(logits, "batch", None, "vocab") if pin else logits
+    @property
+    def _module(self) -> Transformer:
+        return nnx.merge(self.graphdef, self.params)
+
+    def _run(
+        self,
+        module: Transformer,
+        x: Array,
+        cache: KVCache,
+        pattern: Pattern | None = None,
+        **layers: int,
+    ) -> tuple[Array, KVCache]:
+        padded = self._not_alone(x) if pattern is None else x
+        pattern = Pattern.following(cache, padded.shape[1]) if pattern is None else pattern
+        out, cache = module.run(
+            padded, cache, pattern, backend=self.attention, placement=self.placement, **layers
+        )
+        return out[:, : x.shape[1]], cache
+
+    def _not_alone(self, x: Array) -> Array:
+        """A single bfloat16 row beside a throw-away token.
+
+        XLA:CPU has no one-row bfloat16 product, and widens every weight to float32 for it.
+        """
+        alone = x.shape[0] * x.shape[1] == 1 and self.dtype == jnp.bfloat16
+        if alone and self.platform == "cpu":
+            return jnp.pad(x, ((0, 0), (0, 1), (0, 0)))
+        return x
 
 
 def param_sharding(placement: Placement, param: nnx.Variable) -> NamedSharding:

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from spec_jax.models.cache import KVCache, Places, write_rows
+from spec_jax.models.attention import Pattern, attention
+from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import (
     ACTIVATIONS,
     Embedding,
     Linear,
     Norm,
-    attend,
     matmul,
     rope_frequencies,
     rotate,
@@ -28,10 +28,11 @@ from spec_jax.sharding import Placement, platform_of
 class _Call:
     """What blocks of one kind share in a forward call: where tokens stand and what they may see."""
 
-    start: Int[Array, " batch"]
+    pattern: Pattern
     angles: Float[Array, "batch tokens half"]
-    visible: Bool[Array, "batch tokens length"]
+    window: int | None
     placement: Placement | None
+    backend: str | None
 
     def pin(self, x: Array, *axes: str | None) -> Array:
         return x if self.placement is None else self.placement.pin(x, *axes)
@@ -74,8 +75,8 @@ class Attention(nnx.Module):
         self.query_norm, self.key_norm = head_norm(), head_norm()
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], keys: Array, values: Array, call: _Call
-    ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
+        self, x: Float[Array, "batch tokens embed"], cache: LayerCache, call: _Call
+    ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
         q, k, v = (
             call.heads(project(x), self.head_dim, axis)
             for project, axis in (
@@ -87,22 +88,18 @@ class Attention(nnx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, call.angles), rotate(k, call.angles)
-        # A NaN value would reach tokens that may not see it, since a weight of zero does not
-        # silence it. A NaN key does the same to exactly the tokens that see it.
-        broken = ~jnp.isfinite(v).all(-1, keepdims=True)
-        k, v = jnp.where(broken, jnp.nan, k), jnp.where(broken, 0.0, v)
-        keys, values = (
-            call.pin(
-                write_rows(buffer, new.swapaxes(1, 2), call.start),
-                "batch",
-                "kv_heads",
-                "length",
-                None,
-            )
-            for buffer, new in ((keys, k), (values, v))
+        out, cache = attention(
+            q,
+            k,
+            v,
+            cache,
+            call.pattern,
+            query_scalar=self.query_scalar,
+            window=call.window,
+            backend=call.backend,
+            placement=call.placement,
         )
-        out = attend(q, keys, values, call.visible, self.query_scalar)
-        return call.residual(self.output(out.reshape(*x.shape[:2], -1))), keys, values
+        return call.residual(self.output(out.reshape(*x.shape[:2], -1))), cache
 
 
 class Mlp(nnx.Module):
@@ -148,16 +145,16 @@ class Block(nnx.Module):
         self.mlp_post_norm = norm() if config.post_norms else None
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], keys: Array, values: Array, call: _Call
-    ) -> tuple[Float[Array, "batch tokens embed"], Array, Array]:
-        attended, keys, values = self.attention(self.attention_norm(x), keys, values, call)
+        self, x: Float[Array, "batch tokens embed"], cache: LayerCache, call: _Call
+    ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
+        attended, cache = self.attention(self.attention_norm(x), cache, call)
         if self.attention_post_norm is not None:
             attended = self.attention_post_norm(attended)
         mlp_input = x if self.parallel_residual else x + attended
         added = call.residual(self.mlp(self.mlp_norm(mlp_input)))
         if self.mlp_post_norm is not None:
             added = self.mlp_post_norm(added)
-        return x + attended + added, keys, values
+        return x + attended + added, cache
 
 
 class Transformer(nnx.Module):
@@ -185,28 +182,6 @@ class Transformer(nnx.Module):
             )
         )
 
-    def __call__(
-        self,
-        tokens: Int[Array, "batch tokens"],
-        cache: KVCache,
-        placement: Placement | None = None,
-        places: Places | None = None,
-    ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
-        """Runs new tokens, and writes their entries at each row's cache length.
-
-        Args:
-          tokens: token ids.
-          cache: entries of everything before the tokens; the caller leaves room for them.
-          placement: how the model lies on a mesh, if it does.
-          places: where the tokens stand; by default they continue the rows' texts.
-
-        Returns:
-          The final hidden states, and the cache with the entries written but `lengths`
-          unmoved: the loop's commit decides how many count.
-        """
-        x, cache = self.run(self.read(tokens), cache, placement, places)
-        return self.final_norm(x), cache
-
     def read(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
         """The residual stream of tokens before the first block."""
         x = self.embed(tokens)
@@ -216,27 +191,40 @@ class Transformer(nnx.Module):
         self,
         x: Float[Array, "batch tokens embed"],
         cache: KVCache,
-        placement: Placement | None,
-        places: Places | None,
+        pattern: Pattern,
+        *,
         first: int = 0,
         last: int | None = None,
+        backend: str | None = None,
+        placement: Placement | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
-        """Runs the residual stream of new tokens through blocks `first` to `last` (static)."""
+        """Runs the residual stream of new tokens through blocks `first` to `last` (static).
+
+        Args:
+          x: what the block before gave out.
+          cache: keys and values of everything before the tokens; the caller leaves room for them.
+          pattern: where the tokens stand and what they see.
+          first: the first block.
+          last: the block to stop before; the last one by default.
+          backend: how attention is computed, see `attention`.
+          placement: how the model lies on a mesh, if it does.
+
+        Returns:
+          What the last of these blocks gave out, and the cache with the tokens written but
+          `lengths` unmoved: the loop's commit decides how many count.
+        """
         config = self.config
-        places = Places.following(cache, x.shape[1]) if places is None else places
-        call = _Call(
-            start=cache.lengths,
-            angles=_angles(config, places.positions),
-            visible=places.visible,
-            placement=placement,
+        call = _Call(pattern, _angles(config, pattern.positions), None, placement, backend)
+        local = dataclasses.replace(
+            call,
+            angles=_angles(config, pattern.positions, local=True),
+            window=config.sliding_window,
         )
-        local = _local(config, call, places)
         x = call.residual(x)
-        keys, values = list(cache.keys), list(cache.values)
+        layers = list(cache.layers)
         for i, block in list(enumerate(self.blocks))[first:last]:
-            kind = local if config.is_local(i) else call
-            x, keys[i], values[i] = block(x, keys[i], values[i], kind)
-        return x, dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
+            x, layers[i] = block(x, layers[i], local if config.is_local(i) else call)
+        return x, dataclasses.replace(cache, layers=tuple(layers))
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states."""
@@ -254,16 +242,3 @@ def _angles(
             config.rotary_size, config.rope_theta, config.rope_factor, config.rope_scaling
         )
     return positions[..., None].astype(jnp.float32) * frequencies[None, None]
-
-
-def _local(config: TransformerConfig, call: _Call, places: Places) -> _Call:
-    """The call as local layers take part in it: they see only the window, and may rotate anew."""
-    if config.sliding_window is None:
-        return call
-    entries = jnp.arange(places.visible.shape[-1], dtype=jnp.int32)
-    near = places.positions[..., None] - entries[None, None] < config.sliding_window
-    return dataclasses.replace(
-        call,
-        angles=_angles(config, places.positions, local=True),
-        visible=places.visible & near,
-    )

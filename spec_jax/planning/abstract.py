@@ -29,17 +29,7 @@ def stand_ins(layout: Layout) -> Sequence[Any]:
 
 def abstract_cache(model: Model, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
     """The cache of a model, placed as it pins its own."""
-    config = model.config
-    cache = jax.eval_shape(
-        lambda: KVCache.zeros(
-            num_layers=config.num_layers,
-            batch=batch,
-            num_kv_heads=config.num_kv_heads,
-            capacity=capacity,
-            head_dim=config.head_dim,
-            dtype=dtype,
-        )
-    )
+    cache = jax.eval_shape(lambda: KVCache.zeros(model.config, batch, capacity, dtype=dtype))
     return jax.tree.map(lambda leaf: _placed(model, leaf), cache)
 
 

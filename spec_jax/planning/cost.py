@@ -96,16 +96,15 @@ class Call:
         """A call over `tokens` new tokens of each row, of an abstract model and its cache."""
         config, placement = model.config, model.placement
         assert placement is not None  # plans are made for layouts
-        batch, _, capacity, _ = cache.keys[0].shape
-        rows = batch // placement.num_shards("batch") * tokens
+        rows = cache.lengths.shape[0] // placement.num_shards("batch") * tokens
         itemsize = model.dtype.itemsize
         held = bytes_per_chip(model.params)
         table = bytes_per_chip(model.params["embed"])
         looked_up = rows * config.embed_size * itemsize
         read = held if config.tied_head else held - table + looked_up
-        scores = (
-            rows * config.num_heads // placement.num_shards("heads") * config.head_dim * capacity
-        )
+        slots = sum(layer.slots for layer in cache.layers)
+        heads = config.num_heads // placement.num_shards("heads")
+        scores = rows * heads * config.head_dim * slots
         # Activations are float32; the embedding is looked up in the weights' dtype.
         summed = rows * config.embed_size * 4
         layers = config.num_layers
@@ -120,7 +119,7 @@ class Call:
             weight_bytes_read=read,
             # A multiplication and an addition for each weight; queries with keys, and values.
             flops=2 * rows * ((held if config.tied_head else held - table) // itemsize)
-            + 4 * scores * layers,
+            + 4 * scores,
             exchanges=tuple(each for each in exchanges if each.num_chips > 1),
             dtype=model.dtype,
         )

@@ -104,7 +104,7 @@ def measure(weights: dict[str, Array], student: Student, teacher: Teacher, part:
 
     Where the draft can propose few tokens, the others count as never proposed.
     """
-    model = student.with_weights(weights)
+    model = dataclasses.replace(student.with_weights(weights), attention="dense")
     cache = model.new_cache(*part.tokens.shape)
     states, _ = model.begin(part.tokens, cache, model.config.num_layers)
     log_q = jax.nn.log_softmax(model.exit(states), axis=-1)

@@ -142,15 +142,18 @@ def test_a_sampled_row_depends_on_its_seed_and_not_on_its_neighbours(method):
 
 
 def poisoned(state):
-    """NaN in every cache entry, junk in every token, at or past its row's length."""
+    """NaN in every KV slot, junk in every token, at or past its row's length."""
 
     def poison(x):
         if not isinstance(x, KVCache):
             return x
-        entries = jnp.arange(x.capacity, dtype=jnp.int32)
-        stale = (entries[None] >= x.lengths[:, None])[:, None, :, None]
-        spoil = lambda arrays: tuple(jnp.where(stale, jnp.nan, a) for a in arrays)  # noqa: E731
-        return dataclasses.replace(x, keys=spoil(x.keys), values=spoil(x.values))
+
+        def spoiled(layer):
+            slots = jnp.arange(layer.slots, dtype=jnp.int32)
+            stale = (slots[None] >= x.lengths[:, None])[:, None, :, None]
+            return jax.tree.map(lambda each: jnp.where(stale, jnp.nan, each), layer)
+
+        return dataclasses.replace(x, layers=tuple(spoiled(layer) for layer in x.layers))
 
     state = jax.tree.map(poison, state, is_leaf=lambda x: isinstance(x, KVCache))
     places = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
@@ -179,10 +182,9 @@ def test_rollback_leaves_the_cache_that_plain_decoding_would_have(method):
     cache = finish(shared_engine(method).start(requests)).state.cache
     assert cache.lengths.tolist() == plain.cache.lengths.tolist()
     for row, length in enumerate(plain.cache.lengths[:3].tolist()):
-        for ours, theirs in zip(cache.values, plain.cache.values, strict=True):
-            np.testing.assert_allclose(
-                ours[row, :, :length], theirs[row, :, :length], rtol=1e-4, atol=1e-5
-            )
+        for ours, theirs in zip(cache.layers, plain.cache.layers, strict=True):
+            kept, wanted = ours.values[row, :, :length], theirs.values[row, :, :length]
+            np.testing.assert_allclose(kept, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -91,10 +91,11 @@ def test_each_place_of_a_draft_is_scored_after_its_own_text(scoring):
             np.testing.assert_allclose(states[row, place], own, atol=1e-4)
     # The entries that a commit may keep stand where the text goes on.
     plain = scored(tokens)[2]
-    for ours, theirs in zip(cache.values, plain.values, strict=True):
+    for ours, theirs in zip(cache.layers, plain.layers, strict=True):
         for row, text in enumerate(TEXTS):
             end = len(text) + STEPS
-            np.testing.assert_allclose(ours[row, :, :end], theirs[row, :, :end], atol=1e-5)
+            kept, wanted = ours.values[row, :, :end], theirs.values[row, :, :end]
+            np.testing.assert_allclose(kept, wanted, atol=1e-5)
 
 
 def test_each_draft_of_a_tree_is_scored_as_if_by_itself():
@@ -120,11 +121,12 @@ def test_the_branch_that_is_kept_leaves_the_cache_of_its_own_text():
     lengths = state().lengths
     path = np.arange(STEPS)[None] * DRAFTS + np.array(chosen)[:, None]
     kept = cache.gather(lengths[:, None] + jnp.asarray(path, jnp.int32), lengths)
-    for name in ("keys", "values"):
-        for ours, theirs in zip(getattr(kept, name), getattr(plain, name), strict=True):
-            for row, text in enumerate(TEXTS):
-                end = len(text) + STEPS
-                np.testing.assert_allclose(ours[row, :, :end], theirs[row, :, :end], atol=1e-5)
+    for ours, theirs in zip(
+        jax.tree.leaves(kept.layers), jax.tree.leaves(plain.layers), strict=True
+    ):
+        for row, text in enumerate(TEXTS):
+            end = len(text) + STEPS
+            np.testing.assert_allclose(ours[row, :, :end], theirs[row, :, :end], atol=1e-5)
 
 
 @pytest.mark.parametrize(("scoring", "drafts"), [("block", 1), ("block", DRAFTS), ("stairs", 1)])
@@ -132,9 +134,11 @@ def test_scoring_writes_as_many_entries_as_it_says(scoring, drafts):
     """One more would be moved over an entry that counts, at the end of the room."""
     tokens = TREE.reshape(len(TEXTS), -1) if drafts > 1 else np.maximum(TREE[:, :, 0], 0)
     cache = state().cache
-    blank = dataclasses.replace(cache, keys=tuple(jnp.full_like(each, 9.0) for each in cache.keys))
+    blank = dataclasses.replace(
+        cache, layers=jax.tree.map(lambda each: jnp.full_like(each, 9.0), cache.layers)
+    )
     given = dataclasses.replace(state(), cache=blank)
-    written = np.asarray(scored(tokens, drafts, scoring, given)[2].keys[0]) != 9.0
+    written = np.asarray(scored(tokens, drafts, scoring, given)[2].layers[0].keys) != 9.0
     for row, text in enumerate(TEXTS):
         entries = np.flatnonzero(written[row].any((0, 2)))
         count = entries_per_round(scoring, STEPS, drafts)

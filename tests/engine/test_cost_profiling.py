@@ -10,7 +10,7 @@ import pytest
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
 from spec_jax.engine import cost_profiling as pacing
-from spec_jax.models.cache import KVCache
+from spec_jax.testing import tiny_model
 
 COSTS = {0: 1.0, 1: 1.25, 2: 1.5, 4: 2.0}
 
@@ -19,9 +19,7 @@ def state_of(policy, room):
     """A batch of one row for each entry of `room`, the tokens that it can still emit."""
     batch = len(room)
     lengths = jnp.full((batch,), 5, jnp.int32)
-    cache = KVCache.zeros(
-        num_layers=1, batch=batch, num_kv_heads=1, capacity=64, head_dim=8, dtype=jnp.float32
-    )
+    cache = tiny_model(num_layers=1).new_cache(batch, 64)
     return DecodeState(
         tokens=jnp.zeros((batch, 64), jnp.int32),
         lengths=lengths,

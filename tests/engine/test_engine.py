@@ -21,7 +21,7 @@ def test_caches_are_updated_in_place(method, monkeypatch):
     monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)
     engine = make_engine(method, DEEP, DEEP, lookahead=2, max_len=8192)
     batch = engine.start([request([1, 2, 3], SamplingParams(max_tokens=4000), max_len=4003)])
-    one = batch.state.cache.keys[0].nbytes
+    one = batch.state.cache.layers[0].keys.nbytes
     batch.advance(1)
     needed, taken = engine.memory()
     assert needed > 16 * one  # keys and values of eight layers

@@ -5,9 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from spec_jax.models.cache import Places
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from tests.harness import make_engine, request, run
@@ -56,26 +54,6 @@ def test_windows_that_hide_nothing(rows):
         {"sliding_window": 14, "global_every": 2, "local_rope_theta": 3.0},
     ):
         assert np.abs(logits(changed(model, **changes), rows) - full).max() > 1e-3
-
-
-def test_tokens_may_stand_elsewhere_than_their_entries(rows):
-    """Of a tree's drafts several stand at one position: the window counts from there."""
-    model = tiny_model()
-    cache = model.extend(jnp.asarray(rows[:, :10]), model.new_cache(2, 14))
-    cache = cache.with_lengths(jnp.asarray([10, 8], jnp.int32))
-    positions = cache.lengths[:, None] + jnp.asarray([[0, 1, 1, 2]], jnp.int32)
-    slots = Places.following(cache, 4).positions
-    entries = jnp.arange(14)[None, None]
-    visible = (entries < cache.lengths[:, None, None]) | (entries == slots[..., None])
-    by_hand = Places(positions, visible & (positions[..., None] - entries < WINDOW))
-    assert (by_hand.visible.sum(-1) < visible.sum(-1)).all()
-
-    def hidden(model, places):
-        module = nnx.merge(model.graphdef, model.params)
-        return np.asarray(module(jnp.asarray(rows[:, 10:]), cache, None, places)[0])
-
-    ours = hidden(changed(model, sliding_window=WINDOW), Places(positions, visible))
-    np.testing.assert_array_equal(ours, hidden(model, by_hand))
 
 
 @pytest.mark.parametrize("method", often(["self", "other", "prompt_lookup"], ["other"]))

@@ -1,0 +1,229 @@
+"""Attention over a cache: the one place where queries meet keys.
+
+`attention(queries, keys, values, cache, pattern) -> output, cache`: the cache writes itself, and
+the pattern says what each query sees. No mask of the size [batch, tokens, capacity] is passed in.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from spec_jax.models.cache import KVCache, LayerCache
+from spec_jax.sharding import Placement, platform_of
+from spec_jax.sharding.pytree import pytree
+
+SCORES = 2**17
+"""Scores of a row that `blocked` computes at a time: half a MiB, which stays in a CPU's cache."""
+KEY_BLOCK = 256
+"""Most keys that `blocked` reads at a time."""
+
+
+@pytree
+class Pattern:
+    """Where new tokens stand, and what each of them sees.
+
+    New tokens are written side by side from index `start` on, wherever they stand in the text.
+    Each sees the text, which is what lies below index `text`, and of the `recent` tokens that
+    follow it those that `among` says. A window counts from positions.
+
+    Attributes:
+      positions: of each new token in its text.
+      start: the index of each row's first new token.
+      text: tokens of each row that all of the new ones see; at most `start`.
+      among: which of the tokens from index `text` on each new token sees, itself included. None
+        if they follow one another, so that each sees all before it.
+      depths: how far behind the text's end those tokens stand; with `among` only.
+    """
+
+    positions: Int[Array, "batch tokens"]
+    start: Int[Array, " batch"]
+    text: Int[Array, " batch"]
+    among: Bool[Array, "tokens recent"] | None = None
+    depths: Int[Array, " recent"] | None = None
+
+    @classmethod
+    def following(cls, cache: KVCache, count: int) -> "Pattern":
+        """`count` tokens that continue each row's text one after another."""
+        positions = cache.lengths[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        return cls(positions, cache.lengths, cache.lengths)
+
+    @classmethod
+    def branching(
+        cls,
+        cache: KVCache,
+        depths: Int[np.ndarray, " tokens"],
+        among: Bool[np.ndarray, "tokens tokens"],
+    ) -> "Pattern":
+        """Tokens that stand `depths` behind each row's text and see of each other what is said."""
+        offsets = jnp.asarray(depths, jnp.int32)
+        positions = cache.lengths[:, None] + offsets[None]
+        return cls(positions, cache.lengths, cache.lengths, jnp.asarray(among), offsets)
+
+    @property
+    def end(self) -> Int[Array, " batch"]:
+        """The index after each row's last new token."""
+        return self.start + self.positions.shape[1]
+
+    def seen(
+        self, index: Int[Array, "rows slots"], window: int | None
+    ) -> Bool[Array, "batch tokens slots"]:
+        """Which new token sees the token of which index; `index` may have one row for all."""
+        at, index = self.positions[:, :, None], index[:, None, :]
+        if self.among is None or self.depths is None:
+            seen, position = (index >= 0) & (index <= at), index
+        else:
+            behind = index - self.text[:, None, None]
+            recent = jnp.clip(behind, 0, self.depths.shape[0] - 1)
+            # [tokens, batch, 1, slots]
+            related = self.among[:, recent][:, :, 0].swapaxes(0, 1)
+            inside = (behind >= 0) & (behind < self.depths.shape[0])
+            seen = ((index >= 0) & (behind < 0)) | (related & inside)
+            position = jnp.where(behind < 0, index, self.text[:, None, None] + self.depths[recent])
+        return seen if window is None else seen & (at - position < window)
+
+
+def attention(
+    queries: Float[Array, "batch tokens heads head_dim"],
+    keys: Float[Array, "batch tokens kv_heads head_dim"],
+    values: Float[Array, "batch tokens kv_heads head_dim"],
+    cache: LayerCache,
+    pattern: Pattern,
+    *,
+    query_scalar: float,
+    window: int | None = None,
+    backend: str | None = None,
+    placement: Placement | None = None,
+) -> tuple[Float[Array, "batch tokens heads head_dim"], LayerCache]:
+    """Grouped-query attention of new tokens over the cache, in float32.
+
+    Args:
+      queries: of the new tokens, rotated.
+      keys: likewise.
+      values: likewise.
+      cache: the layer's.
+      pattern: where the new tokens stand and what they see.
+      query_scalar: scores are divided by its square root.
+      window: how many latest positions a token sees, its own included; None sees all.
+      backend: a name of `BACKENDS`; by default the one measured fastest, see `fastest`.
+      placement: how the model lies on a mesh, if it does.
+
+    Returns:
+      The weighted values, and the cache with the new tokens.
+    """
+    # A NaN value would reach tokens that may not see it, since a weight of zero does not silence
+    # it. A NaN key does the same to exactly the tokens that see it.
+    broken = ~jnp.isfinite(values).all(-1, keepdims=True)
+    keys, values = jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0.0, values)
+    cache = cache.write(keys, values, pattern.start)
+    if placement is not None:
+        axes = ("batch", "kv_heads", "length", None)
+        pinned = (placement.pin(each, *axes) for each in (cache.keys, cache.values))
+        cache = LayerCache(*pinned, ring=cache.ring)
+    if backend is None:
+        backend = fastest(platform_of(placement), queries.shape[1], cache.slots)
+    batch, tokens, heads, head_dim = queries.shape
+    kv_heads = keys.shape[2]
+    group = heads // kv_heads
+    # The query heads of a group stand above its tokens as rows of one product with its keys: in
+    # this order a group whose heads lie on several devices stays there.
+    rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
+    rows = rows.reshape(batch, kv_heads, group * tokens, head_dim) / math.sqrt(query_scalar)
+    out = BACKENDS[backend](rows, cache, pattern, window)
+    out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, tokens, heads, head_dim), cache
+
+
+def fastest(platform: str, tokens: int, slots: int) -> str:
+    """The backend that was measured fastest (benchmarks/LOG.md), by platform and shape.
+
+    On GPUs a loop whose length is data asks the host at every turn, which only the many tokens of
+    a prompt outweigh.
+    """
+    if slots <= KEY_BLOCK or (platform == "gpu" and tokens < 64):
+        return "dense"
+    return "blocked"
+
+
+def _dense(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    cache: LayerCache,
+    pattern: Pattern,
+    window: int | None,
+) -> Float[Array, "batch kv_heads rows head_dim"]:
+    """The reference: all slots at once."""
+    slots = jnp.arange(cache.slots, dtype=jnp.int32)
+    seen = pattern.seen(cache.indices(slots, pattern.end), window)
+    # For keys the mask below would do, but XLA:CPU then fuses the cache's update into this product
+    # and copies the whole buffer in every one-row step (tests/engine/test_engine.py).
+    keys, values = (_silenced(each, seen) for each in (cache.keys, cache.values))
+    scores = _scores(rows, keys, seen)
+    weights = jax.nn.softmax(scores, axis=-1)
+    return jnp.einsum("bkrs,bksd->bkrd", weights, values)
+
+
+def _blocked(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    cache: LayerCache,
+    pattern: Pattern,
+    window: int | None,
+) -> Float[Array, "batch kv_heads rows head_dim"]:
+    """A block of keys at a time, as many as the longest row has, with an online softmax.
+
+    After Rabe and Staats 2021 (arXiv 2112.05682) and FlashAttention (arXiv 2205.14135). The time
+    follows the tokens that are there, not the slots, and no array of [tokens, slots] is made. A
+    block that a row does not see leaves its sums as they are, bit for bit.
+    """
+    batch, kv_heads, count, _ = rows.shape
+    size = min(cache.slots, max(32, min(KEY_BLOCK, SCORES // (kv_heads * count))))
+    end = pattern.end
+    used = jnp.minimum(end.max(), cache.slots)
+    first = jnp.int32(0)
+    if window is not None and not cache.ring:
+        first = jnp.maximum(pattern.positions.min() - window + 1, 0) // size
+
+    def read(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        best, total, out = carry
+        # The last block may reach back into the one before it, whose slots count once.
+        at = jnp.minimum(i * size, cache.slots - size)
+        slots = at + jnp.arange(size, dtype=jnp.int32)
+        seen = pattern.seen(cache.indices(slots, end), window) & (slots >= i * size)[None, None]
+        keys, values = (
+            _silenced(jax.lax.dynamic_slice_in_dim(each, at, size, axis=2), seen)
+            for each in (cache.keys, cache.values)
+        )
+        scores = _scores(rows, keys, seen)
+        higher = jnp.maximum(best, scores.max(-1))
+        # Where nothing was seen yet, minus infinity must not be taken from itself.
+        shift = jnp.where(higher == -jnp.inf, 0.0, higher)
+        weights, faded = jnp.exp(scores - shift[..., None]), jnp.exp(best - shift)
+        added = jnp.einsum("bkrs,bksd->bkrd", weights, values)
+        return higher, total * faded + weights.sum(-1), out * faded[..., None] + added
+
+    zeros = jnp.zeros((batch, kv_heads, count), jnp.float32)
+    carry = (zeros - jnp.inf, zeros, jnp.zeros_like(rows))
+    _, total, out = jax.lax.fori_loop(first, (used + size - 1) // size, read, carry)
+    return out / total[..., None]
+
+
+def _silenced(
+    each: Float[Array, "batch kv_heads some head_dim"], seen: Bool[Array, "batch tokens some"]
+) -> Float[Array, "batch kv_heads some head_dim"]:
+    """Keys or values in float32; zeros, be they NaN, in slots that no token sees."""
+    return jnp.where(seen.any(axis=1)[:, None, :, None], each.astype(jnp.float32), 0.0)
+
+
+def _scores(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    keys: Float[Array, "batch kv_heads some head_dim"],
+    seen: Bool[Array, "batch tokens some"],
+) -> Float[Array, "batch kv_heads rows some"]:
+    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys)
+    group = rows.shape[2] // seen.shape[1]
+    return jnp.where(jnp.tile(seen, (1, group, 1))[:, None], scores, -jnp.inf)
+
+
+BACKENDS = {"dense": _dense, "blocked": _blocked}
+"""How attention is computed; both give the same but for rounding."""

@@ -1,0 +1,181 @@
+"""Attention against float64, whatever the backend, the pattern and the cache."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.models.attention import BACKENDS, Pattern, attention
+from spec_jax.models.cache import KVCache, LayerCache
+from spec_jax.models.config import TransformerConfig
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
+SHAPE = TransformerConfig(
+    vocab_size=4,
+    embed_size=8,
+    num_layers=1,
+    num_heads=HEADS,
+    num_kv_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+    mlp_size=4,
+    max_position=4096,
+)
+LENGTHS = [0, 1, 37, 300]
+"""Tokens that the rows hold already."""
+
+
+def expected(queries, text_keys, text_values, keys, values, seen, window, positions, depths):
+    """Softmax in float64 over the keys that each token sees, listed one by one."""
+    out = np.zeros(queries.shape)
+    for t in range(queries.shape[0]):
+        places = [*range(len(text_keys)), *(len(text_keys) + d for d in depths)]
+        visible = [*[True] * len(text_keys), *seen[t]]
+        if window is not None:
+            visible = [
+                each and positions[t] - place < window
+                for each, place in zip(visible, places, strict=True)
+            ]
+        for head in range(HEADS):
+            kv = head // (HEADS // KV_HEADS)
+            k = np.concatenate([text_keys[:, kv], keys[:, kv]]).astype(np.float64)[visible]
+            v = np.concatenate([text_values[:, kv], values[:, kv]]).astype(np.float64)[visible]
+            scores = k @ queries[t, head].astype(np.float64) / math.sqrt(HEAD_DIM)
+            weights = np.exp(scores - scores.max())
+            out[t, head] = weights @ v / weights.sum()
+    return out
+
+
+PATTERNS = {
+    "one": ([0], np.ones((1, 1), bool)),
+    "chain": (np.arange(6), np.tri(6, dtype=bool)),
+    # Two drafts of two tokens behind the last known one.
+    "tree": (
+        [0, 1, 1, 2, 2],
+        np.array(
+            [
+                [1, 0, 0, 0, 0],
+                [1, 1, 0, 0, 0],
+                [1, 0, 1, 0, 0],
+                [1, 1, 0, 1, 0],
+                [1, 0, 1, 0, 1],
+            ],
+            bool,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("window", [None, 3, 40])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_output_is_the_definitions(backend, pattern, window, ring):
+    if ring and window is None:
+        pytest.skip("a ring holds a window")
+    depths, seen = PATTERNS[pattern]
+    count, rows = len(depths), len(LENGTHS)
+    rng = np.random.default_rng(count)
+    slots = 128 if ring else 768
+
+    def random(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    texts = [(random(n, KV_HEADS, HEAD_DIM), random(n, KV_HEADS, HEAD_DIM)) for n in LENGTHS]
+    shape = (rows, KV_HEADS, slots, HEAD_DIM)
+    # What was never written, or lies past a row's text, is NaN.
+    blank = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    for row, each in enumerate(texts):
+        for buffer, text in zip(blank, each, strict=True):
+            for index in range(len(text)):
+                buffer[row, :, index % slots] = text[index]
+    cache = LayerCache(*map(jnp.asarray, blank), ring=ring)
+    queries, keys, values = (random(rows, count, n, HEAD_DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
+    lengths = jnp.asarray(LENGTHS, jnp.int32)
+    state = KVCache((cache,), lengths)
+    made = (
+        Pattern.branching(state, np.asarray(depths), seen)
+        if pattern == "tree"
+        else Pattern.following(state, count)
+    )
+
+    @jax.jit
+    def call(queries, keys, values, cache, made):
+        return attention(
+            queries,
+            keys,
+            values,
+            cache,
+            made,
+            query_scalar=float(HEAD_DIM),
+            window=window,
+            backend=backend,
+        )
+
+    out, after = call(*map(jnp.asarray, (queries, keys, values)), cache, made)
+    for row, length in enumerate(LENGTHS):
+        wanted = expected(
+            queries[row],
+            *texts[row],
+            keys[row],
+            values[row],
+            seen,
+            window,
+            length + np.asarray(depths),
+            depths,
+        )
+        np.testing.assert_allclose(out[row], wanted, atol=2e-6)
+        for j in range(count):
+            np.testing.assert_array_equal(after.keys[row, :, (length + j) % slots], keys[row, j])
+            np.testing.assert_array_equal(
+                after.values[row, :, (length + j) % slots], values[row, j]
+            )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(backend):
+    rng = np.random.default_rng(0)
+    queries, keys, values = (
+        jnp.asarray(rng.normal(size=(2, 3, n, HEAD_DIM)), jnp.float32)
+        for n in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    values = values.at[0, 1].set(jnp.nan)
+    cache = KVCache.zeros(SHAPE, 2, 512, dtype=jnp.float32)
+    pattern = Pattern.following(cache, 3)
+    out, _ = attention(
+        queries,
+        keys,
+        values,
+        cache.layers[0],
+        pattern,
+        query_scalar=float(HEAD_DIM),
+        backend=backend,
+    )
+    broken = np.isnan(np.asarray(out)).any((2, 3))
+    assert broken.tolist() == [[False, True, True], [False, False, False]]
+
+
+def test_neighbours_however_long_change_no_bit():
+    """Blocks that a row does not see leave its sums as they are."""
+    rng = np.random.default_rng(1)
+    slots = 4096
+    cache = LayerCache(
+        *(jnp.asarray(rng.normal(size=(2, KV_HEADS, slots, HEAD_DIM)), jnp.float32) for _ in "kv")
+    )
+    queries, keys, values = (
+        jnp.asarray(rng.normal(size=(2, 3, n, HEAD_DIM)), jnp.float32)
+        for n in (HEADS, KV_HEADS, KV_HEADS)
+    )
+
+    @jax.jit
+    def call(other):
+        lengths = jnp.stack([jnp.int32(50), other])
+        pattern = Pattern.following(KVCache((cache,), lengths), 3)
+        return attention(
+            queries, keys, values, cache, pattern, query_scalar=float(HEAD_DIM), backend="blocked"
+        )[0]
+
+    first = call(jnp.int32(0))[0]
+    for other in (49, 1000, 4000):
+        np.testing.assert_array_equal(call(jnp.int32(other))[0], first)
