@@ -31,6 +31,7 @@ def start(
     stop_token_ids: Int[Array, "batch stops"],
     keys: UInt32[Array, "batch 2"],
     block: int,
+    headroom: int | None = None,
     inputs: Any = None,
     keep_states: bool = False,
 ) -> DecodeState:
@@ -38,10 +39,11 @@ def start(
 
     A row whose `max_lengths` does not exceed its length starts finished, which is how a batch
     is padded. `block` (static) is the width that prompts are read in; it divides the capacity.
+    `headroom` (static) is the most KV slots that a call writes past a row's text, see `KVCache`.
     `inputs` is what the drafter's host side has to say about the requests. With `keep_states`
     (static) the loop keeps what the target's last block gives out at each token.
     """
-    cache, states = target.new_cache(*tokens.shape), None
+    cache, states = target.new_cache(*tokens.shape, headroom=headroom), None
     if keep_states:
         cache, states = _prefill_with_states(target, tokens, lengths, cache, block)
     else:

@@ -42,7 +42,8 @@ class DraftModel:
         inputs: None = None,
     ) -> KVCache:
         """The draft's cache of the prompts."""
-        cache = self.model.new_cache(*tokens.shape)
+        headroom = headroom_of_drafts(block, self.lookahead * self.drafts)
+        cache = self.model.new_cache(*tokens.shape, headroom=headroom)
         cache = prefill(self.model.extend, self._readable(tokens), lengths, cache, block)
         return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 
@@ -79,6 +80,15 @@ class DraftModel:
         )
 
 
+def headroom_of_drafts(block: int, drafted: int) -> int:
+    """Most KV slots that a draft model's calls write past its next query; see `KVCache`.
+
+    Besides a block of a prompt these are the drafted tokens, the two read again before them, and
+    what `catch_up` reads.
+    """
+    return max(block, drafted + 2 + CATCH_UP)
+
+
 def draft_on(
     model: Model,
     tokens: Int[Array, "batch length"],
@@ -108,7 +118,10 @@ def draft_on(
       columns: which of the model's outputs means each of the target's ids; as in `DraftModel`.
       own_ids: which id the model reads for each of the target's; by default they are the same.
     """
-    vocab = context.sampling.logit_bias.shape[1]
+    vocab, before = context.sampling.logit_bias.shape[1], cache.lengths
+    if context.limits is not None:
+        # Rows that do not draft are read along; what they write must not lie far past their text.
+        lengths = jnp.where(context.limits > 0, lengths, before + 2)
 
     def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
         if isinstance(i, int):
@@ -121,7 +134,6 @@ def draft_on(
         logits, cache = model.score(last, cache, pattern)
         return over_vocabulary(logits, vocab, columns), cache
 
-    before = cache.lengths
     draft, cache = autoregress(step, cache, context, lookahead=lookahead, drafts=drafts)
     read = lengths + jnp.maximum(draft.lengths - 1, 0)
     if context.limits is not None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft
-from spec_jax.drafters.draft_model import catch_up, draft_on
+from spec_jax.drafters.draft_model import catch_up, draft_on, headroom_of_drafts
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
@@ -71,7 +71,8 @@ class UniversalVocabulary:
         if inputs is None:
             raise ValueError("a drafter with a vocabulary of its own needs the prompts in it")
         own, own_lengths = inputs
-        cache = self.model.new_cache(*own.shape)
+        headroom = headroom_of_drafts(block, self.lookahead)
+        cache = self.model.new_cache(*own.shape, headroom=headroom)
         cache = prefill(self.model.extend, own, own_lengths, cache, block)
         cache = cache.with_lengths(jnp.maximum(own_lengths - 2, 0))
         return self._checked(OwnText(own, own_lengths, jnp.zeros(lengths.shape, bool), cache))

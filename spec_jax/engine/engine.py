@@ -141,6 +141,12 @@ class Engine:
         args = (self.target, self.drafter, arrays, inputs)
         return self.compiler.program((PREFILL, bucket), self._start, args, (bucket.block,)), args
 
+    def _headroom(self, block: int) -> int:
+        """Most KV slots that a call writes past a row's text: of a prompt's block, or a round."""
+        drafter = self.drafter
+        round_ = entries_per_round(self.strategy.scoring, drafter.lookahead, drafter.drafts)
+        return max(block, round_ + 1)
+
     def memory(self) -> tuple[int, int]:
         """(bytes of weights and caches, bytes that the largest decoding program takes in all)."""
         return self.compiler.memory(DECODE)
@@ -153,6 +159,7 @@ class Engine:
             drafter,
             self.strategy.draft_length,
             block=block,
+            headroom=self._headroom(block),
             inputs=inputs,
             keep_states=self._keep_states,
             **arrays,

@@ -135,6 +135,7 @@ class UniversalTextBatch:
 def _begin(
     model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int
 ) -> KVCache:
+    # Without headroom, so full: a text that is read anew may begin to differ anywhere.
     cache = prefill(model.extend, tokens, lengths, model.new_cache(*tokens.shape), block)
     return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 

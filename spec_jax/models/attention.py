@@ -15,10 +15,10 @@ from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.sharding import Placement, platform_of
 from spec_jax.sharding.pytree import pytree
 
-SCORES = 2**17
-"""Scores of a row that `blocked` computes at a time: half a MiB, which stays in a CPU's cache."""
-KEY_BLOCK = 256
-"""Most keys that `blocked` reads at a time."""
+KEY_BLOCKS = (32, 256)
+"""Fewest and most keys that `blocked` reads at a time."""
+SCORES = 2**19
+"""Most scores of a row's key/value head that `blocked` computes at a time."""
 
 
 @pytree
@@ -137,14 +137,14 @@ def attention(
 
 
 def fastest(platform: str, tokens: int, slots: int) -> str:
-    """The backend that was measured fastest (benchmarks/LOG.md), by platform and shape.
+    """The backend to take, by platform and shape.
 
-    On GPUs a loop whose length is data asks the host at every turn, which only the many tokens of
-    a prompt outweigh.
+    On CPU `blocked` was the faster one at every shape (benchmarks/LOG.md). Elsewhere this is not
+    measured: on GPU a loop whose length is data asks the host at every turn, which only the many
+    tokens of a prompt outweigh; on TPU a loop is worth its start only over many slots.
     """
-    if slots <= KEY_BLOCK or (platform == "gpu" and tokens < 64):
-        return "dense"
-    return "blocked"
+    few = {"cpu": False, "gpu": tokens < 64}.get(platform, slots <= 2048 and tokens < 64)
+    return "dense" if few else "blocked"
 
 
 def _dense(
@@ -176,8 +176,11 @@ def _blocked(
     follows the tokens that are there, not the slots, and no array of [tokens, slots] is made. A
     block that a row does not see leaves its sums as they are, bit for bit.
     """
-    batch, kv_heads, count, _ = rows.shape
-    size = min(cache.slots, max(32, min(KEY_BLOCK, SCORES // (kv_heads * count))))
+    batch, kv_heads, count, head_dim = rows.shape
+    # A block of scores takes at most half of what the layer's keys take.
+    least, most = KEY_BLOCKS
+    most = max(least, min(most, SCORES // count, cache.slots * head_dim // 2 // count))
+    size = min(cache.slots, 1 << (most.bit_length() - 1))
     end = pattern.end
     used = jnp.minimum(end.max(), cache.slots)
     first = jnp.int32(0)
