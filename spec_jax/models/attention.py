@@ -9,9 +9,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.models.cache import KVCache, LayerCache
+from spec_jax.models.layers import precision_of
 from spec_jax.sharding import Placement, platform_of
 from spec_jax.sharding.pytree import pytree
 
@@ -159,9 +161,8 @@ def _dense(
     # For keys the mask below would do, but XLA:CPU then fuses the cache's update into this product
     # and copies the whole buffer in every one-row step (tests/engine/test_engine.py).
     keys, values = (_silenced(each, seen) for each in (cache.keys, cache.values))
-    scores = _scores(rows, keys, seen)
-    weights = jax.nn.softmax(scores, axis=-1)
-    return jnp.einsum("bkrs,bksd->bkrd", weights, values)
+    weights = jax.nn.softmax(_scores(rows, keys, seen, cache.keys.dtype), axis=-1)
+    return _mix(weights, values, cache.keys.dtype)
 
 
 def _blocked(
@@ -197,12 +198,12 @@ def _blocked(
             _silenced(jax.lax.dynamic_slice_in_dim(each, at, size, axis=2), seen)
             for each in (cache.keys, cache.values)
         )
-        scores = _scores(rows, keys, seen)
+        scores = _scores(rows, keys, seen, cache.keys.dtype)
         higher = jnp.maximum(best, scores.max(-1))
         # Where nothing was seen yet, minus infinity must not be taken from itself.
         shift = jnp.where(higher == -jnp.inf, 0.0, higher)
         weights, faded = jnp.exp(scores - shift[..., None]), jnp.exp(best - shift)
-        added = jnp.einsum("bkrs,bksd->bkrd", weights, values)
+        added = _mix(weights, values, cache.keys.dtype)
         return higher, total * faded + weights.sum(-1), out * faded[..., None] + added
 
     zeros = jnp.zeros((batch, kv_heads, count), jnp.float32)
@@ -222,10 +223,20 @@ def _scores(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     keys: Float[Array, "batch kv_heads some head_dim"],
     seen: Bool[Array, "batch tokens some"],
+    dtype: DTypeLike,
 ) -> Float[Array, "batch kv_heads rows some"]:
-    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys)
+    """Products of queries and keys, minus infinity where a token is not seen."""
+    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys, precision=precision_of(dtype))
     group = rows.shape[2] // seen.shape[1]
     return jnp.where(jnp.tile(seen, (1, group, 1))[:, None], scores, -jnp.inf)
+
+
+def _mix(
+    weights: Float[Array, "batch kv_heads rows some"],
+    values: Float[Array, "batch kv_heads some head_dim"],
+    dtype: DTypeLike,
+) -> Float[Array, "batch kv_heads rows head_dim"]:
+    return jnp.einsum("bkrs,bksd->bkrd", weights, values, precision=precision_of(dtype))
 
 
 BACKENDS = {"dense": _dense, "blocked": _blocked}
