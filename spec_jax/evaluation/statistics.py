@@ -130,7 +130,8 @@ def by_rarity(
     rows = np.arange(len(p))
     cells = (rows[:, None] * RARITY_BINS + label).ravel()
     expected = np.bincount(cells, p.ravel(), minlength=len(p) * RARITY_BINS)
-    return label[rows, tokens], expected.reshape(len(p), RARITY_BINS)
+    # Of no row at all NumPy counts in integers.
+    return label[rows, tokens], expected.reshape(len(p), RARITY_BINS).astype(np.float64)
 
 
 def by_ratio(
