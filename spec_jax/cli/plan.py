@@ -12,7 +12,7 @@ from spec_jax.checkpoints.shape import read_shape
 from spec_jax.cli.plan_arguments import PlanOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.models.sizes import parameter_count
-from spec_jax.planning import Plan, Replicated, Section, derived_draft, make_plan
+from spec_jax.planning import Plan, Program, Replicated, Section, derived_draft, make_plan
 from spec_jax.sharding import Layout
 
 WIDTH = 100
@@ -85,9 +85,10 @@ def _sections(plan: Plan) -> Table:
         "draft step": plan.draft_step,
         "round": plan.round,
     }
+    programs = [*(section.program for section in sections.values()), plan.prefill]
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("", style="dim", no_wrap=True)
-    for name in sections:
+    for name in [*sections, *(["prefill"] if plan.prefill else [])]:
         table.add_column(name, justify="right", no_wrap=True)
 
     def row(label: str, of: Callable[[Section], str]) -> None:
@@ -95,15 +96,22 @@ def _sections(plan: Plan) -> Table:
         if any(cells):
             table.add_row(label, *cells)
 
+    def compiled_row(label: str, of: Callable[[Program], str]) -> None:
+        cells = [of(program) if program else "" for program in programs]
+        if any(cells):
+            table.add_row(label, *cells[: len(table.columns) - 1])
+
     row("weights, GiB", lambda s: _gib(s.weight_bytes))
     row("caches, GiB", lambda s: _gib(s.cache_bytes))
     row("memory, computed, GiB", lambda s: _gib(s.weight_bytes + s.cache_bytes))
-    row("memory, compiled, GiB", lambda s: _compiled_memory(s))
-    row("  of it temporary, GiB", lambda s: _gib(s.program.temporary_bytes) if s.program else "")
+    compiled_row("memory, compiled, GiB", _compiled_memory)
+    compiled_row("  of it temporary, GiB", lambda program: _gib(program.temporary_bytes))
     row("all-reduces, computed", lambda s: str(s.collectives.get("all-reduce", 0)))
     row("  bytes summed, KiB", lambda s: f"{s.collective_bytes / 2**10:.0f}")
-    for kind in sorted({kind for section in sections.values() for kind in _compiled(section)}):
-        row(f"{kind}, compiled", lambda s, kind=kind: _compiled(s).get(kind, ""))
+    for kind in sorted({kind for program in programs if program for kind in _collectives(program)}):
+        compiled_row(
+            f"{kind}, compiled", lambda program, kind=kind: _collectives(program).get(kind, "")
+        )
     if plan.round.terms is None:
         return table
     table.add_section()
@@ -132,13 +140,20 @@ _TERMS = {
 def _verdicts(plan: Plan) -> list[str]:
     """What the table means."""
     lines = []
-    chip, memory = plan.layout.chip, plan.round.memory_bytes
+    chip, memory = plan.layout.chip, plan.memory_bytes
     if plan.fits is not None and chip is not None:
         verdict = "fits" if plan.fits else "does not fit"
         taken = "more than" if memory is None else f"{_gib(memory)} of"
-        lines.append(f"It {verdict}: a round takes {taken} {_gib(chip.memory)} GiB.")
-    if plan.round.program and plan.round.program.refusal:
-        lines.append(f"The compiler refuses the round: {plan.round.program.refusal}")
+        if plan.prefill:
+            what = "the larger of round and prefill takes"
+        else:
+            what = "weights and caches take"
+        lines.append(f"It {verdict}: {what} {taken} {_gib(chip.memory)} GiB.")
+    if plan.prefill is None:
+        lines.append("Temporaries, of which prefill has the most, are not counted; see --compile.")
+    for name, program in {"round": plan.round.program, "prefill": plan.prefill}.items():
+        if program and program.refusal:
+            lines.append(f"The compiler refuses the {name}: {program.refusal}")
     rounds = f"{plan.tokens_per_round:.2f} tokens a round if {plan.acceptance:g} are accepted"
     if plan.speedup is not None and plan.best is not None:
         best, most = plan.best
@@ -186,17 +201,13 @@ def _shards(each: Replicated) -> str:
     return f"{found} instead of {each.asked} shards"
 
 
-def _compiled_memory(section: Section) -> str:
-    if section.program is None:
-        return ""
-    return "too much" if section.memory_bytes is None else _gib(section.memory_bytes)
+def _compiled_memory(program: Program) -> str:
+    return "too much" if program.memory_bytes is None else _gib(program.memory_bytes)
 
 
-def _compiled(section: Section) -> dict[str, str]:
+def _collectives(program: Program) -> dict[str, str]:
     """Kind -> count in the compiled program: `least - most` if conditionals decide."""
-    if section.program is None:
-        return {}
-    compiled = section.program.as_dict()
+    compiled = program.as_dict()
     least, most = compiled["least_collectives"], compiled["collectives"]
     return {
         kind: str(most[kind])

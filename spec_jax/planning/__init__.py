@@ -1,6 +1,7 @@
 """Plans: what a target and its draft will take on a layout, before a chip is rented."""
 
+from spec_jax.planning.compiled import Program
 from spec_jax.planning.plan import derived_draft, make_plan
 from spec_jax.planning.report import Plan, Replicated, Section
 
-__all__ = ["Plan", "Replicated", "Section", "derived_draft", "make_plan"]
+__all__ = ["Plan", "Program", "Replicated", "Section", "derived_draft", "make_plan"]

@@ -47,15 +47,19 @@ def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Buck
     return engine.bucket([request] * batch)
 
 
-def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> DecodeState:
-    """What an engine's decoding program takes and gives back."""
-    arrays = {
+def abstract_prompts(target: Model, shapes: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
+    """What an engine's prefill is told about its requests: arguments of `loop.start`."""
+    return {
         "tokens": _rows(target, shapes.batch, shapes.capacity),
         "lengths": _rows(target, shapes.batch),
         "max_lengths": _rows(target, shapes.batch),
         "stop_token_ids": _rows(target, shapes.batch, shapes.stops),
         "keys": _rows(target, shapes.batch, 2, dtype=jnp.uint32),
     }
+
+
+def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> DecodeState:
+    """What an engine's decoding program takes and gives back."""
     policy = Constant(drafter.lookahead)
     state = jax.eval_shape(
         lambda target, drafter, arrays: loop.start(
@@ -63,7 +67,7 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> Decode
         ),
         target,
         drafter,
-        arrays,
+        abstract_prompts(target, shapes),
     )
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _placed(drafter.model if path[0].name == "drafter" else target, leaf),

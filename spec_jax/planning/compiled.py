@@ -19,6 +19,7 @@ from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import (
     abstract_cache,
+    abstract_prompts,
     abstract_sampling,
     abstract_state,
     abstract_tokens,
@@ -46,7 +47,7 @@ class Program:
       temporary_bytes: what it needs for a while.
       aliased_bytes: arguments that results take the place of.
       collectives: how often each runs, where of every conditional the branch with the most is
-        taken; for a round, one turn of the decoding loop.
+        taken; of the decoding loop one round, of prefill one block of the prompts.
       least_collectives: the same with the branches of the fewest: greedy rows of no processors.
       compile_seconds: tracing and compiling.
       refusal: why it was refused, or empty.
@@ -155,6 +156,18 @@ def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program
     )
     rounds = jax.ShapeDtypeStruct((), jax.numpy.int32)
     return _compile(jitted, target, drafter, state, sampling, rounds)
+
+
+def compile_prefill(target: Model, drafter: DraftModel, shapes: Bucket) -> Program:
+    """The reading of prompts by both models as an engine compiles it, caches made meanwhile."""
+    policy = Constant(drafter.lookahead)
+
+    def start(target: Model, drafter: DraftModel, prompts: dict[str, Any]):
+        return loop.start(target, drafter, policy, block=shapes.block, **prompts)
+
+    # The heads, which prefill does not read, take memory all the same.
+    jitted = target.jit(start, keep_unused=True)
+    return _compile(jitted, target, drafter, abstract_prompts(target, shapes))
 
 
 def _compile(jitted: Any, *args: Any) -> Program:

@@ -17,7 +17,13 @@ from spec_jax.models.model import Model
 from spec_jax.models.sizes import WideShallow
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import abstract_cache, bucket, stand_ins
-from spec_jax.planning.compiled import Program, compile_call, compile_round, devices_for
+from spec_jax.planning.compiled import (
+    Program,
+    compile_call,
+    compile_prefill,
+    compile_round,
+    devices_for,
+)
 from spec_jax.planning.cost import Call
 from spec_jax.planning.report import Plan, Replicated, Section
 from spec_jax.sharding import Layout, Placement
@@ -114,8 +120,10 @@ def make_plan(
         speedup = cost.speedup(acceptance, lookahead, plain, round_seconds)
         k = cost.best_lookahead(acceptance, plain, round_seconds)
         best = k, cost.speedup(acceptance, k, plain, round_seconds)
+    prefill = None
     if compile:
         programs = _compile(*models(devices_for(layout)), lookahead, static, cache_dtype, progress)
+        prefill = programs.pop("prefill")
         for name, program in programs.items():
             sections[name] = dataclasses.replace(sections[name], program=program)
     placements = [model.placement for model in abstract]
@@ -129,6 +137,7 @@ def make_plan(
         num_speculative_tokens=lookahead,
         acceptance=acceptance,
         **sections,
+        prefill=prefill,
         replicated=tuple(
             each
             for (role, shape), placement in zip(shapes.items(), placements, strict=True)
@@ -158,8 +167,11 @@ def _compile(
     for name, (model, tokens) in calls.items():
         progress(f"compiling the {name.replace('_', ' ')}")
         programs[name] = compile_call(model, shapes, tokens, cache_dtype)
+    drafter = DraftModel(draft, lookahead)
     progress("compiling the round")
-    programs["round"] = compile_round(target, DraftModel(draft, lookahead), shapes)
+    programs["round"] = compile_round(target, drafter, shapes)
+    progress("compiling the prefill")
+    programs["prefill"] = compile_prefill(target, drafter, shapes)
     return programs
 
 

@@ -95,6 +95,8 @@ class Plan:
       draft_step: one token of each row, by the draft.
       round: K draft steps, the first of which reads two tokens, and scoring; the projection leaves
         sampling and verification out.
+      prefill: the reading of prompts as long as the context by both models; None if the compiler
+        was not asked, whose temporaries nobody else can tell.
       replicated: axes that are not sharded as the layout says.
       tokens_per_round: what a round emits on average.
       speedup: over plain decoding; None if nothing is known of the chip.
@@ -113,6 +115,7 @@ class Plan:
     scoring: Section
     draft_step: Section
     round: Section
+    prefill: Program | None
     replicated: tuple[Replicated, ...]
     tokens_per_round: float
     speedup: float | None
@@ -132,15 +135,27 @@ class Plan:
     def compile_seconds(self) -> float | None:
         """Tracing and compiling in all, if that was asked for."""
         sections = (self.target_call, self.scoring, self.draft_step, self.round)
-        programs = [each.program for each in sections if each.program]
-        return sum(each.compile_seconds for each in programs) if programs else None
+        programs = [*(each.program for each in sections), self.prefill]
+        seconds = [each.compile_seconds for each in programs if each]
+        return sum(seconds) if seconds else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the largest program takes on a chip; None if the compiler refused one as too large.
+
+        That is a round or, if it was compiled, the prefill.
+        """
+        taken = self.round.memory_bytes
+        if self.prefill is None or taken is None or self.prefill.memory_bytes is None:
+            return taken if self.prefill is None else None
+        return max(taken, self.prefill.memory_bytes)
 
     @property
     def fits(self) -> bool | None:
-        """Whether a round fits a chip's memory; None if nothing is known of the chip."""
-        if self.round.memory_bytes is None:
+        """Whether a chip's memory holds every program; None if nothing is known of the chip."""
+        if self.memory_bytes is None:
             return False
-        return self.layout.chip and self.round.memory_bytes <= self.layout.chip.memory
+        return self.layout.chip and self.memory_bytes <= self.layout.chip.memory
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -161,12 +176,14 @@ class Plan:
             "scoring": self.scoring.as_dict(),
             "draft_step": self.draft_step.as_dict(),
             "round": self.round.as_dict(),
+            "prefill": self.prefill.as_dict() if self.prefill else None,
             "tokens_per_round": self.tokens_per_round,
             "speedup": self.speedup,
             "best_num_speculative_tokens": self.best[0] if self.best else None,
             "best_speedup": self.best[1] if self.best else None,
             "replicated": [dataclasses.asdict(each) for each in self.replicated],
             "compile_seconds": self.compile_seconds,
+            "memory_bytes_per_chip": self.memory_bytes,
             "fits": self.fits,
         }
 

@@ -24,7 +24,8 @@ def test_a_plan_for_people(capsys):
     assert (code, err) == (0, "")
     for text in (
         "chinchilla-70b with chinchilla-draft-4b on tpu-v4-16: 16 devices of v4, bfloat16",
-        "It fits: a round takes 8.45 of 32.00 GiB.",
+        "It fits: weights and caches take 8.45 of 32.00 GiB.",
+        "Temporaries, of which prefill has the most, are not counted; see --compile.",
         "Projection: 3.36 tokens a round",
         "chinchilla-70b: 64,950,116,352 parameters",
         "Published for the target: 14.1 ms (Chen et al. 2023",
@@ -56,7 +57,9 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
     assert code == 0
     assert "all-reduce, compiled" in out and "Compiled in" in out
     words = " ".join(out.split())
-    assert "no time is projected" in words
+    assert "no time is projected" in words and "are not counted" not in words
+    (memory,) = (line for line in out.splitlines() if line.startswith("memory, compiled"))
+    assert len(memory.split()) == 3 + 5  # of four sections and the prefill
     assert "kv_heads (2: replicated instead of 8 shards)" in words
 
 

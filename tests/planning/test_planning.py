@@ -1,13 +1,15 @@
 """Plans for emulated devices: what is computed is what the compiler says."""
 
+import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import ConfigError
-from spec_jax.planning import derived_draft, make_plan
+from spec_jax.planning import Program, derived_draft, make_plan
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Chip, Layout
 from tests.often import often
@@ -46,6 +48,14 @@ def test_the_compiler_agrees(layers):
     assert program.argument_bytes == pytest.approx(computed, rel=0.01)
     # Temporaries are a larger part of a model as small as this.
     assert program.temporary_bytes < 0.2 * computed
+    assert found.prefill and found.prefill.memory_bytes and program.memory_bytes
+    # The caches are results of it. Nobody reads what the last layers give out, and the embeddings
+    # of the single block that both models read are summed by one exchange.
+    assert found.prefill.argument_bytes == pytest.approx(found.round.weight_bytes, rel=0.01)
+    assert found.prefill.memory_bytes > computed
+    assert by_kind(found.prefill.collectives) == {"all-reduce": 2 * (layers - 1) + 1}
+    assert found.memory_bytes == max(found.prefill.memory_bytes, program.memory_bytes)
+    assert found.as_dict()["prefill"]["temporary_bytes"] == found.prefill.temporary_bytes
     assert found.compile_seconds and found.compile_seconds > 0
     assert found.fits is None and found.speedup is None and found.round.seconds is None
 
@@ -93,6 +103,26 @@ def test_every_layout_has_a_plan(file):
 def test_a_model_that_does_not_fit():
     layout = Layout("mine", (("model", 1),), "gpu", chip=Chip("small", 1e6, 1e9, 1e9, 1e9))
     assert make_plan(shape(), shape(), layout).fits is False
+
+
+@pytest.mark.parametrize(
+    "in_round, in_prefill, largest, fits",
+    [(60, 90, 90, True), (60, 110, 110, False), (110, 60, 110, False), (60, None, None, False)],
+)
+def test_a_prefill_that_does_not_fit_counts(in_round, in_prefill, largest, fits):
+    def program(size: int | None) -> Program:
+        return Program(size, 0, 0, 0, Counter(), Counter(), compile_seconds=1.0)
+
+    layout = Layout("mine", (("model", 1),), "gpu", chip=Chip("small", 100.0, 1e9, 1e9, 1e9))
+    found = make_plan(shape(), shape(), layout)
+    assert found.prefill is None and found.compile_seconds is None
+    compiled = dataclasses.replace(
+        found,
+        round=dataclasses.replace(found.round, program=program(in_round)),
+        prefill=program(in_prefill),
+    )
+    assert (compiled.memory_bytes, compiled.fits) == (largest, fits)
+    assert compiled.compile_seconds == 2.0
 
 
 def test_chinchilla_on_sixteen_v4_chips():
