@@ -63,7 +63,7 @@ def _print(plan: Plan) -> None:
     console.print(
         f"{plan.target.name} with {plan.draft.name} on {plan.layout.name}: "
         f"{plan.layout.size} devices{chip}, {plan.dtype}, batch {plan.batch}, "
-        f"{plan.capacity} cache entries a row, K = {plan.num_speculative_tokens}",
+        f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}",
         style="bold",
         markup=False,
     )

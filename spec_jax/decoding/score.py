@@ -16,7 +16,7 @@ from spec_jax.sampling.processors import History
 
 
 def entries_per_round(scoring: str, lookahead: int, drafts: int) -> int:
-    """Cache entries that scoring may write past a row's known tokens."""
+    """KV slots that scoring may write past a row's known tokens."""
     if scoring == "stairs":
         return (lookahead + 1) * (lookahead + 2) // 2
     return 1 + lookahead * drafts
@@ -34,7 +34,7 @@ def score(
 
     The processors at a place see the draft tokens before it, along its own draft. Beside p come
     what the target's last block gave out there, None after an early exit, and the cache, which
-    holds the entries of the last known token and of the draft, none of them counted yet.
+    holds the last known token and the draft, which its lengths do not count yet.
 
     `scoring` (static) says how the target is called: `block` once over all tokens side by side;
     `stairs` once over a batch of K + 1 prefixes of the draft, each as long as itself, which share
@@ -89,7 +89,7 @@ def _stairs(
 ) -> tuple[Float[Array, "batch places vocab"], Float[Array, "batch places embed"], KVCache]:
     """Scores each prefix of the tokens by itself; logits and states after its last token."""
     count = tokens.shape[1]
-    # The whole draft comes first, so that its entries stand where the text goes on.
+    # The whole draft comes first, so that it lies in the KV slots right behind the text.
     sizes = range(count, 0, -1)
     prefix = np.concatenate([np.full(size, size) for size in sizes])
     depths = np.concatenate([np.arange(size) for size in sizes])

@@ -43,8 +43,8 @@ class Begun:
 
     Attributes:
       hidden: after the target's first layers, of the last known token and each draft token.
-      cache: the target's cache with those layers' entries of these tokens, none counted yet; the
-        loop takes it over.
+      cache: the target's cache with those layers' keys and values of these tokens, which its
+        lengths do not count yet; the loop takes it over.
       layers: how many layers; static.
     """
 
@@ -58,11 +58,10 @@ class Draft:
     """Proposed continuations: of each row one, or several side by side.
 
     Several drafts of a row lie step by step: token `i * drafts + n` is the i-th of draft n. Drafts
-    that begin alike are one branch of a tree up to where they part.
+    with a common prefix share one branch of a tree up to the end of that prefix.
 
     Attributes:
-      tokens: the proposals; those of a step at or past `lengths` mean nothing, and neither does
-        a token of -1, which ends its draft.
+      tokens: the proposals. A token at or past `lengths` has no meaning; -1 ends its draft.
       probs: q, exactly the distribution each token was drawn from, or None if the drafter is
         deterministic and q is one-hot.
       lengths: how many steps each row proposes.
@@ -141,8 +140,8 @@ class Drafter(Protocol):
     ) -> Any:
         """The state after the prompts.
 
-        `block` is the width that prompts are read in; `inputs` is what the drafter's host side
-        knows about the requests, if it has one.
+        `block` is how many tokens of a prompt are read at a time; `inputs` is what the drafter's
+        host side knows about the requests, if it has one.
         """
         ...
 

@@ -48,9 +48,9 @@ class DraftModel:
         return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 
     def _readable(self, tokens: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
-        """The tokens; for those in padding rows that only the target's embedding has, any other.
+        """The tokens, with ids that only the target's padded embedding has replaced.
 
-        What no row stands for would be read as NaN, and nothing be drafted after it.
+        The draft's embedding has no row for such an id: it would read NaN and draft nothing more.
         """
         return jnp.minimum(tokens, self.model.config.vocab_size - 1)
 
@@ -160,7 +160,7 @@ def _latest_of_drafts(
 def read_last_two(
     model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], cache: KVCache
 ) -> tuple[Float[Array, "batch own"], KVCache]:
-    """Logits after each row's last known token, and the cache with the last two's entries."""
+    """Logits after each row's last known token, and the cache with the last two tokens."""
     start = jnp.maximum(lengths - 2, 0)
     logits, cache = model.score(_slices(tokens, start, 2), cache.with_lengths(start))
     at = (lengths - 1 - start)[:, None, None]
@@ -173,7 +173,7 @@ def catch_up(
     wanted: Int[Array, " batch"],
     cache: KVCache,
 ) -> KVCache:
-    """Reads known tokens until each row's cache holds at least `wanted` entries."""
+    """Reads known tokens until each row's cache holds at least `wanted` of them."""
     size = min(CATCH_UP, tokens.shape[1])
 
     def read(cache: KVCache) -> KVCache:
@@ -189,16 +189,16 @@ def catch_up(
 
 
 def _slices(rows: Array, start: Int[Array, " batch"], size: int) -> Array:
-    """`size` (static) entries of each row from its own start on."""
+    """`size` (static) tokens of each row from its own start on."""
     return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size))(rows, start)
 
 
 def over_vocabulary(
     logits: Float[Array, "*lead own"], vocab: int, columns: Int[Array, " vocab"] | None
 ) -> Float[Array, "*lead vocab"]:
-    """The draft's logits over the target's ids; those that it cannot mean are not drafted.
+    """The draft's logits over the target's ids; -inf for ids that the draft cannot propose.
 
-    Without `columns` ids are shared, and the padding rows of either embedding mean nothing.
+    Without `columns` both models share their ids; padding rows of an embedding have no meaning.
     """
     own = logits.shape[-1]
     if columns is not None:

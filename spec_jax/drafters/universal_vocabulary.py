@@ -120,7 +120,7 @@ class UniversalVocabulary:
             state.tokens, state.lengths, committed.tokens, committed.before, accepted, last
         )
         lengths = state.lengths + accepted + spelt
-        # The entry after the accepted tokens is that of a token refused.
+        # The KV slot after the accepted tokens holds a refused token.
         valid = jnp.minimum(state.cache.lengths, state.lengths + accepted)
         cache = state.cache.with_lengths(jnp.clip(lengths - 2, 0, valid))
         return self._checked(OwnText(tokens, lengths, state.full, cache))

@@ -9,7 +9,7 @@ import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import MIN_CAPACITY
+from spec_jax.engine.requests import MIN_CAPACITY, power_of_two
 from spec_jax.evaluation.greedy import decode
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check
@@ -44,7 +44,7 @@ class Sampler:
         self._engine, self._prompts, self._on_progress = engine, prompts, on_progress
         self.width = width_of(engine)
         at_once = _rows_at_once(engine, max(map(len, prompts)) + self.width)
-        self._rows = min(at_once, _power_of_two(samples))
+        self._rows = min(at_once, power_of_two(samples))
         self._batches = -(-samples // self._rows)
         rows = -(-self._rows // len(prompts))
         self._scorer = Scorer(engine.target, rows=rows, width=self.width)
@@ -89,13 +89,10 @@ def width_of(engine: Engine) -> int:
 def _rows_at_once(engine: Engine, length: int) -> int:
     """How many rows to decode together, a power of two."""
     model, lookahead = engine.target, engine.drafter.lookahead
-    cache = jax.eval_shape(lambda: model.new_cache(1, max(MIN_CAPACITY, _power_of_two(length))))
+    cache = jax.eval_shape(lambda: model.new_cache(1, max(MIN_CAPACITY, power_of_two(length))))
     cached = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
     # The draft's cache beside the target's; p, q, their intermediates and the rounds kept on host.
     distributions = 16 * (lookahead + 1) * model.config.vocab_size * 4
     most = max(1, BATCH_BYTES // (2 * cached + distributions))
     return min(MOST_ROWS, 1 << most.bit_length() - 1)
 
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()

@@ -215,7 +215,7 @@ def _blocked(
 def _silenced(
     each: Float[Array, "batch kv_heads some head_dim"], seen: Bool[Array, "batch tokens some"]
 ) -> Float[Array, "batch kv_heads some head_dim"]:
-    """Keys or values in float32; zeros, be they NaN, in slots that no token sees."""
+    """Keys or values in float32; zeros in slots that no token sees, which may hold NaN."""
     return jnp.where(seen.any(axis=1)[:, None, :, None], each.astype(jnp.float32), 0.0)
 
 

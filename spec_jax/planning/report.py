@@ -87,7 +87,7 @@ class Plan:
       layout: the layout.
       dtype: of weights and, but on CPU, caches.
       batch: rows, as they are padded.
-      capacity: cache entries of a row: the context and the room that a round needs.
+      capacity: KV slots of a row: the context and the room that a round needs.
       num_speculative_tokens: draft tokens of a round (K).
       acceptance: the probability that a draft token is accepted; an assumption.
       target_call: one token of each row.

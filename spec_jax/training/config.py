@@ -57,7 +57,7 @@ class TrainingConfig:
     objective: str = "kl"
     sample_tokens: int = 2_000_000
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
-    sequence_length: int = 240  # with what a round may write it fits a cache of 256 entries
+    sequence_length: int = 240  # with what a round may write it fits a cache of 256 slots
     sample_batch: int = 64
     held_out: int = 32
     steps: int = 4000
