@@ -1,20 +1,148 @@
 """What a user may choose: frozen, validated, with a suggestion for every misspelt key."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import json
+import numbers
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
-from spec_jax.errors import ConfigError
-from spec_jax.validation import (
-    FLOAT32_MAX,
-    as_json_text,
-    as_texts,
-    as_tuple,
-    check_choice,
-    check_integer,
-    check_number,
-    config_class,
-)
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean
+
+T = TypeVar("T")
+
+FLOAT32_MAX = 3.4028234e38
+"""Parameters travel to the device as float32."""
+
+_WORDS = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "a valid tuple": "a list",
+    "a valid dictionary": "a mapping",
+}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
+"""What pydantic says, and what our messages say."""
+
+
+def explain(error: pydantic.ValidationError) -> str:
+    """Names the first key that pydantic refuses, its value, and what it should be."""
+    first = error.errors(include_url=False)[0]
+    place, value, message = first["loc"], first["input"], first["msg"]
+    context = first.get("ctx", {})
+    is_key = place[-1:] == ("[key]",)
+    where = ".".join(map(str, place[:-2] if is_key else place))
+    where = f"a key of {where}" if is_key else where
+    if first["type"] == "unknown_key":
+        unknown = ".".join(map(str, (*place, context["key"])))
+        return f"unknown key {unknown!r}.{message}"
+    if first["type"] == "missing":
+        return f"{where} is missing; add it."
+    if first["type"] == "choice":
+        return f"{where} is {value!r}.{message}"
+    for bound in _BOUNDS.keys() & context.keys():
+        message = f"it should be {_BOUNDS[bound]} {context[bound]}".removesuffix(".0")
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    return f"{where} is {value!r}; {re.sub('^[A-Z][a-z]+ should', 'it should', message)}."
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def config_class(cls: type[T]) -> type[T]:
+    """A frozen keyword-only dataclass whose values pydantic checks; errors are `ConfigError`."""
+    strict = pydantic.ConfigDict(extra="forbid", strict=True)
+    decorate = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=strict)
+    data_class: Any = decorate(cls)
+    names = {field.name for field in dataclasses.fields(data_class)}
+    validate = data_class.__init__
+
+    @functools.wraps(validate)
+    def checked_init(self: Any, **values: Any) -> None:
+        for name in values.keys() - names:
+            hint = did_you_mean(name, names)
+            raise ConfigError(f"{cls.__name__} has no option {name!r}.{hint}")
+        try:
+            validate(self, **values)
+        except pydantic.ValidationError as error:
+            cause = error.errors()[0].get("ctx", {}).get("error")
+            raise (
+                cause if isinstance(cause, SpecJaxError) else ConfigError(explain(error))
+            ) from None
+
+    data_class.__init__ = checked_init
+    return data_class
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, int) else value
+
+
+Whole = Annotated[int, BeforeValidator(_plain)]
+Number = Annotated[
+    float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False), BeforeValidator(_plain)
+]
+AtLeast0 = Annotated[Whole, Field(ge=0)]
+AtLeast1 = Annotated[Whole, Field(ge=1)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+def one_of(known: Iterable[str]) -> BeforeValidator:
+    """Refuses a value that is none of the known ones."""
+    names = tuple(known)
+
+    def check(value: Any) -> Any:
+        if value not in names:
+            hint = did_you_mean(str(value), names)
+            raise PydanticCustomError("choice", "{hint}", {"hint": hint})
+        return value
+
+    return BeforeValidator(check)
+
+
+def to_tuple(value: Any) -> Any:
+    """Any collection as a tuple, but no text and no mapping."""
+    whole = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
+    return value if whole else tuple(value)
+
+
+def _to_json(value: Any) -> Any:
+    """A JSON object as text; the order of its keys is kept, which is the order of the output."""
+    if value is None:
+        return None
+    try:
+        text = value if isinstance(value, str) else json.dumps(dict(value))
+        if isinstance(json.loads(text), dict):
+            return text
+        why = "it is none"
+    except (TypeError, ValueError) as error:
+        why = str(error)
+    raise PydanticCustomError("json", "It should be a JSON object: {why}", {"why": why})
+
+
+def _finite_or_ban(value: float) -> float:
+    if not abs(value) <= FLOAT32_MAX and value != float("-inf"):
+        raise PydanticCustomError("bias", "It should be a finite number, or -inf to ban the token")
+    return value
+
+
+Bias = Annotated[float, AfterValidator(_finite_or_ban), BeforeValidator(_plain)]
+Texts = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else to_tuple(value)),
+]
+"""One text or several."""
 
 MOST_SPECULATIVE_TOKENS = {
     "constant": 4,
@@ -112,71 +240,31 @@ class SamplingParams:
         from, so users who must not learn of each other need namespaces of their own.
     """
 
-    max_tokens: int = 256
-    min_tokens: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    bad_words: tuple[str, ...] = ()
-    json_schema: Mapping[str, Any] | str | None = None
-    regex: str | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: AtLeast1 = 256
+    min_tokens: AtLeast0 = 0
+    temperature: NotNegative = 0.0
+    top_k: AtLeast0 = 0
+    top_p: Annotated[Share, Field(gt=0)] = 1.0
+    min_p: Share = 0.0
+    repetition_penalty: Positive = 1.0
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    logit_bias: Mapping[AtLeast0, Bias] = dataclasses.field(default_factory=dict)
+    bad_words: Texts = ()
+    json_schema: Annotated[Mapping[str, Any] | str | None, BeforeValidator(_to_json)] = None
+    regex: Text | None = None
+    seed: Annotated[AtLeast0, Field(le=2**64 - 1)] | None = None
+    stop: Texts = ()
+    stop_token_ids: Annotated[tuple[AtLeast0, ...], BeforeValidator(to_tuple)] = ()
     ignore_eos: bool = False
     namespace: str = ""
 
     def __post_init__(self) -> None:
-        check_integer("max_tokens", self.max_tokens, low=1)
-        check_integer("min_tokens", self.min_tokens, low=0)
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; lower the "
                 "first or raise the second."
             )
-        check_number("temperature", self.temperature, low=0.0)
-        check_integer("top_k", self.top_k, low=0)
-        check_number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
-        check_number("min_p", self.min_p, low=0.0, high=1.0)
-        check_number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
-        check_number("presence_penalty", self.presence_penalty, low=-FLOAT32_MAX)
-        check_number("frequency_penalty", self.frequency_penalty, low=-FLOAT32_MAX)
-        if self.seed is not None:
-            check_integer("seed", self.seed, low=0, high=2**64 - 1)
-        if not isinstance(self.logit_bias, Mapping):
-            raise ConfigError(
-                f"logit_bias is {self.logit_bias!r}; give a mapping from token ids to numbers."
-            )
-        for token, bias in self.logit_bias.items():
-            check_integer("a logit_bias token id", token, low=0)
-            if bias != float("-inf"):  # which bans the token
-                otherwise = ", or -inf to ban the token"
-                name = f"logit_bias of token {token}"
-                check_number(name, bias, low=-FLOAT32_MAX, otherwise=otherwise)
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        for name in ("stop", "bad_words"):
-            object.__setattr__(self, name, as_texts(name, getattr(self, name)))
-        stop_token_ids = as_tuple("stop_token_ids", self.stop_token_ids, "token ids")
-        object.__setattr__(self, "stop_token_ids", stop_token_ids)
-        for token in self.stop_token_ids:
-            check_integer("a stop token id", token, low=0)
-        if not isinstance(self.ignore_eos, bool):
-            raise ConfigError(f"ignore_eos is {self.ignore_eos!r}; give True or False.")
-        if not isinstance(self.namespace, str):
-            raise ConfigError(f"namespace is {self.namespace!r}; give its name as text.")
-        self._check_grammar()
-
-    def _check_grammar(self) -> None:
-        """Refuses what is no grammar at sight; `GrammarCompiler` refuses the rest."""
-        if self.json_schema is not None:
-            object.__setattr__(self, "json_schema", as_json_text("json_schema", self.json_schema))
-        if self.regex is not None and (not isinstance(self.regex, str) or not self.regex):
-            raise ConfigError(f"regex is {self.regex!r}; give a regular expression as text.")
         if self.json_schema is not None and self.regex is not None:
             raise ConfigError(
                 f"json_schema is {self.json_schema!r} and regex is {self.regex!r}; give one of "
@@ -224,36 +312,20 @@ class SpeculativeConfig:
         from the most frequent; by default all. Fewer make its step cheaper.
     """
 
-    method: str = "none"
+    method: Annotated[str, one_of(METHODS)] = "none"
     draft: str | None = None
-    num_speculative_tokens: int | None = None
-    draft_length_policy: str = "constant"
-    confidence_threshold: float | None = None
+    num_speculative_tokens: AtLeast1 | None = None
+    draft_length_policy: Annotated[str, one_of(DRAFT_LENGTH_POLICIES)] = "constant"
+    confidence_threshold: Share | None = None
     retune_confidence: bool = False
-    verification: str = "token"
-    scoring: str = "block"
-    num_drafts: int = 1
-    prompt_lookup_max: int | None = None
-    early_exit_layers: int | None = None
-    draft_vocab_size: int | None = None
+    verification: Annotated[str, one_of(VERIFICATIONS)] = "token"
+    scoring: Annotated[str, one_of(SCORINGS)] = "block"
+    num_drafts: AtLeast1 = 1
+    prompt_lookup_max: AtLeast1 | None = None
+    early_exit_layers: AtLeast1 | None = None
+    draft_vocab_size: AtLeast1 | None = None
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, METHODS)
-        check_choice("draft_length_policy", self.draft_length_policy, DRAFT_LENGTH_POLICIES)
-        check_choice("verification", self.verification, VERIFICATIONS)
-        check_choice("scoring", self.scoring, SCORINGS)
-        if self.num_speculative_tokens is not None:
-            check_integer("num_speculative_tokens", self.num_speculative_tokens, low=1)
-        if self.confidence_threshold is not None:
-            check_number("confidence_threshold", self.confidence_threshold, low=0.0, high=1.0)
-        if not isinstance(self.retune_confidence, bool):
-            raise ConfigError(f"retune_confidence is {self.retune_confidence!r}; give a bool.")
-        check_integer("num_drafts", self.num_drafts, low=1)
-        for name in ("prompt_lookup_max", "early_exit_layers", "draft_vocab_size"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), low=1)
-        if self.draft is not None and not isinstance(self.draft, str):
-            raise ConfigError(f"draft is {self.draft!r}; give the draft model's reference as text.")
         if self.method in DRAFTING_METHODS and not self.draft:
             raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
         self._refuse_unsupported()

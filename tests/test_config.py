@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import math
 import pickle
+import types
 
+import numpy as np
 import pytest
 
 from spec_jax import ConfigError, SamplingParams, SpeculativeConfig
@@ -20,49 +22,81 @@ from spec_jax.errors import SpecJaxError
 
 INF, NAN = math.inf, math.nan
 
+WHOLE, NUMBER, FINITE, TEXT = "a whole number", "a number", "a finite number", "text"
+
+
+def below(name, *bad, low):
+    return [(name, each, f"at least {low}") for each in bad]
+
+
+def no_whole_number(name, *bad):
+    return [(name, each, WHOLE) for each in (1.5, "5", True, NAN, *bad)]
+
+
+def no_number(name, *bad):
+    strange = [(name, each, FINITE) for each in (INF, -INF, NAN)]
+    return [*strange, *[(name, each, NUMBER) for each in ("1", False, [1.0], *bad)]]
+
+
 BAD_SAMPLING = [
-    *[("max_tokens", bad, "at least 1") for bad in (0, -1, 1.0, "5", None, True, NAN)],
-    *[("min_tokens", bad, "at least 0") for bad in (-1, 1.0, "5", None, True, NAN)],
+    *below("max_tokens", 0, -1, low=1),
+    *no_whole_number("max_tokens", 1.0, None),
+    *below("min_tokens", -1, low=0),
+    *no_whole_number("min_tokens", 1.0, None),
     ("min_tokens", 300, "max_tokens is 256"),
-    *[("temperature", bad, "[0, inf)") for bad in (-0.1, -INF, INF, NAN, "1", None, False)],
-    *[("top_k", bad, "at least 0") for bad in (-1, 1.5, "all", None, True)],
-    *[("top_p", bad, "(0, 1]") for bad in (0, 0.0, -0.5, 1.0001, 2, INF, NAN, "0.9", None, True)],
-    *[("min_p", bad, "[0, 1]") for bad in (-0.01, 1.5, INF, NAN, "0", None, False)],
-    *[("repetition_penalty", bad, "(0, inf)") for bad in (0, -1.0, INF, NAN, "1", None)],
-    *[("presence_penalty", bad, "(-inf, inf)") for bad in (INF, -INF, NAN, "1", None, True)],
-    *[("frequency_penalty", bad, "(-inf, inf)") for bad in (INF, -INF, NAN, "1", None, True)],
-    *[("seed", bad, "at least 0 and at most") for bad in (-1, 2**64, 1.0, "1", True)],
+    *below("temperature", -0.1, low=0),
+    *no_number("temperature", None),
+    *below("top_k", -1, low=0),
+    *no_whole_number("top_k", None),
+    *[("top_p", bad, "above 0") for bad in (0, 0.0)],
+    *below("top_p", -0.5, low=0),
+    *[("top_p", bad, "at most 1") for bad in (1.0001, 2)],
+    *no_number("top_p", None),
+    *below("min_p", -0.01, low=0),
+    ("min_p", 1.5, "at most 1"),
+    *no_number("min_p", None),
+    *[("repetition_penalty", bad, "above 0") for bad in (0, -1.0)],
+    *no_number("repetition_penalty", None),
+    ("presence_penalty", 1e39, "at most 3.4028234e+38"),
+    *no_number("presence_penalty", None),
+    ("frequency_penalty", -1e39, "at least -3.4028234e+38"),
+    *no_number("frequency_penalty", None),
+    *below("seed", -1, low=0),
+    ("seed", 2**64, f"at most {2**64 - 1}"),
+    *no_whole_number("seed"),
     *[("logit_bias", bad, "a mapping") for bad in ([3, 4], 5, "5", None)],
-    *[("bad_words", bad, "strings") for bad in (5, None)],
+    *[("bad_words", bad, "a list") for bad in (5, None)],
     *[("json_schema", bad, "a JSON object") for bad in (5, "{", "[]", "5", [1], {1: {2}}, "")],
-    *[("regex", bad, "as text") for bad in (5, "", b"a", ["a"])],
-    *[("stop", bad, "strings") for bad in (5, None)],
-    *[("stop_token_ids", bad, "token ids") for bad in (5, None)],
-    *[("namespace", bad, "as text") for bad in (5, None, b"a")],
-    *[("ignore_eos", bad, "True or False") for bad in ("no", 1, None)],
-    *[("namespace", bad, "as text") for bad in (None, 7, b"a", ("a",))],
+    *[("regex", bad, TEXT) for bad in (5, b"a", ["a"])],
+    ("regex", "", "at least 1 character"),
+    *[("stop", bad, "a list") for bad in (5, None)],
+    *[("stop_token_ids", bad, "a list") for bad in (5, "2", None)],
+    *[("namespace", bad, TEXT) for bad in (None, 7, b"a", ("a",))],
+    *[("ignore_eos", bad, "true or false") for bad in ("no", 1, None)],
 ]
 
+COUNTS = ("num_speculative_tokens", "prompt_lookup_max", "early_exit_layers", "draft_vocab_size")
 BAD_SPECULATIVE = [
     *[
         ("method", bad, "Did you mean 'prompt_lookup'?")
         for bad in ("prompt-lookup", "promptlookup")
     ],
-    *[("method", bad, f"Known: {', '.join(sorted(METHODS))}.") for bad in ("xyz", "", 3)],
+    *[("method", bad, f"Known: {', '.join(sorted(METHODS))}.") for bad in ("xyz", "", 3, [])],
     ("draft_length_policy", "constantly", "Did you mean 'constant'?"),
     ("draft_length_policy", 4, "Known: adaptive, confidence, constant, heuristic, oracle."),
     ("verification", "tokens", "Did you mean 'token'?"),
     ("verification", "xyz", "Known: block, greedy, token."),
     ("scoring", "stair", "Did you mean 'stairs'?"),
     ("scoring", None, "Known: block, stairs."),
-    *[("num_speculative_tokens", bad, "at least 1") for bad in (0, -4, 4.0, "4", True)],
-    *[("confidence_threshold", bad, "[0, 1]") for bad in (-0.1, 1.1, NAN, INF, "1", True)],
-    *[("retune_confidence", bad, "a bool") for bad in (1, "yes", None)],
-    *[("num_drafts", bad, "at least 1") for bad in (0, -1, 2.0, "2", None, True)],
-    *[("prompt_lookup_max", bad, "at least 1") for bad in (0, -1, 2.0, "2", True)],
-    *[("early_exit_layers", bad, "at least 1") for bad in (0, -1, 2.0, "2", True)],
-    *[("draft_vocab_size", bad, "at least 1") for bad in (0, -1, 2.0, "2", True)],
-    *[("draft", bad, "as text") for bad in (5, b"model", ["model"])],
+    *[bad for name in COUNTS for bad in below(name, 0, -4, low=1)],
+    *[bad for name in COUNTS for bad in no_whole_number(name, 4.0)],
+    *below("num_drafts", 0, -1, low=1),
+    *no_whole_number("num_drafts", None),
+    *below("confidence_threshold", -0.1, low=0),
+    ("confidence_threshold", 1.1, "at most 1"),
+    *no_number("confidence_threshold"),
+    *[("retune_confidence", bad, "true or false") for bad in (1, "yes", None)],
+    *[("draft", bad, TEXT) for bad in (5, b"model", ["model"])],
 ]
 
 
@@ -96,21 +130,20 @@ def test_every_field_is_validated():
 @pytest.mark.parametrize(
     ("options", "value", "remedy"),
     [
-        ({"logit_bias": {3: NAN}}, "token 3 is nan", "-inf to ban"),
-        ({"logit_bias": {3: INF}}, "token 3 is inf", "-inf to ban"),
-        ({"logit_bias": {3: "1"}}, "token 3 is '1'", "-inf to ban"),
-        ({"logit_bias": {1: 0.0, 4: None}}, "token 4 is None", "-inf to ban"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias token id is -1", "at least 0"),
-        ({"logit_bias": {"5": 1.0}}, "logit_bias token id is '5'", "at least 0"),
-        ({"stop": ""}, "stop holds ''", "non-empty strings"),
-        ({"stop": ("end", "")}, "stop holds ''", "non-empty strings"),
-        ({"stop": ["end", 5]}, "stop holds 5", "non-empty strings"),
-        ({"stop": [b"end"]}, "stop holds b'end'", "non-empty strings"),
-        ({"bad_words": ("a", "")}, "bad_words holds ''", "non-empty strings"),
+        ({"logit_bias": {3: NAN}}, "logit_bias.3 is nan", "-inf to ban"),
+        ({"logit_bias": {3: INF}}, "logit_bias.3 is inf", "-inf to ban"),
+        ({"logit_bias": {3: "1"}}, "logit_bias.3 is '1'", NUMBER),
+        ({"logit_bias": {1: 0.0, 4: None}}, "logit_bias.4 is None", NUMBER),
+        ({"logit_bias": {-1: 1.0}}, "a key of logit_bias is -1", "at least 0"),
+        ({"logit_bias": {"5": 1.0}}, "a key of logit_bias is '5'", WHOLE),
+        ({"stop": ""}, "stop.0 is ''", "at least 1 character"),
+        ({"stop": ("end", "")}, "stop.1 is ''", "at least 1 character"),
+        ({"stop": ["end", 5]}, "stop.1 is 5", TEXT),
+        ({"stop": [b"end"]}, "stop.0 is b'end'", TEXT),
+        ({"bad_words": ("a", "")}, "bad_words.1 is ''", "at least 1 character"),
         ({"regex": "a", "json_schema": {}}, "json_schema is '{}' and regex is 'a'", "one of the"),
-        ({"stop_token_ids": [2, -1]}, "stop token id is -1", "at least 0"),
-        ({"stop_token_ids": "2"}, "stop token id is '2'", "at least 0"),
-        ({"stop_token_ids": [1.0]}, "stop token id is 1.0", "at least 0"),
+        ({"stop_token_ids": [2, -1]}, "stop_token_ids.1 is -1", "at least 0"),
+        ({"stop_token_ids": [1.0]}, "stop_token_ids.0 is 1.0", WHOLE),
     ],
 )
 def test_a_bad_value_inside_a_collection_is_named(options, value, remedy):
@@ -355,6 +388,18 @@ def test_a_schema_is_kept_as_text_in_the_order_of_its_keys():
     made = SamplingParams(json_schema=schema)
     assert made.json_schema == '{"type": "object", "properties": {"b": {}, "a": {}}}'
     assert SamplingParams(json_schema=made.json_schema) == made
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = SamplingParams(
+        max_tokens=np.int64(3),
+        temperature=np.float32(0.5),
+        stop_token_ids=np.array([3, 4]),
+        logit_bias={np.int32(3): np.float64(-INF)},
+    )
+    assert (made.max_tokens, made.temperature, made.stop_token_ids) == (3, 0.5, (3, 4))
+    assert made.logit_bias == {3: -INF}
+    assert SamplingParams(logit_bias=types.MappingProxyType({1: 2})).logit_bias == {1: 2.0}
 
 
 def test_two_defaults_do_not_share_their_collections():

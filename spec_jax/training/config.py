@@ -1,14 +1,20 @@
 """How a draft is built and trained. Imports no JAX."""
 
-from spec_jax.config import DTYPES
-from spec_jax.errors import ConfigError
-from spec_jax.validation import (
-    as_tuple,
-    check_choice,
-    check_integer,
-    check_number,
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from spec_jax.config import (
+    DTYPES,
+    AtLeast0,
+    AtLeast1,
+    NotNegative,
+    Positive,
     config_class,
+    one_of,
+    to_tuple,
 )
+from spec_jax.errors import ConfigError
 
 OBJECTIVES = ("kl", "tv", "ce")
 EMBEDDINGS = ("shared", "own")
@@ -49,51 +55,33 @@ class TrainingConfig:
       max_disk: most gigabytes (10^9 bytes) that the data may take.
     """
 
-    layers: int = 2
-    from_layers: tuple[int, ...] | None = None
-    width: int | None = None
-    embedding: str = "shared"
-    reduced_vocab: int | None = None
-    objective: str = "kl"
-    sample_tokens: int = 2_000_000
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
-    sequence_length: int = 240  # with what a round may write it fits a cache of 256 slots
-    sample_batch: int = 64
-    held_out: int = 32
-    steps: int = 4000
-    batch_size: int = 32
-    accumulate: int = 1
-    learning_rate: float = 1e-3
-    warmup_steps: int = 100
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    dtype: str = "float32"
-    evaluate_every: int = 200
-    seed: int = 0
-    max_disk: float = 20.0
+    layers: AtLeast1 = 2
+    from_layers: Annotated[tuple[AtLeast0, ...] | None, BeforeValidator(to_tuple)] = None
+    width: AtLeast1 | None = None
+    embedding: Annotated[str, one_of(EMBEDDINGS)] = "shared"
+    reduced_vocab: AtLeast1 | None = None
+    objective: Annotated[str, one_of(OBJECTIVES)] = "kl"
+    sample_tokens: AtLeast1 = 2_000_000
+    temperatures: Annotated[
+        tuple[NotNegative, ...], Field(min_length=1), BeforeValidator(to_tuple)
+    ] = (0.0, 0.7, 1.0)
+    # With what a round may write, this fits 256 KV slots.
+    sequence_length: Annotated[AtLeast1, Field(ge=8)] = 240
+    sample_batch: AtLeast1 = 64
+    held_out: AtLeast1 = 32
+    steps: AtLeast1 = 4000
+    batch_size: AtLeast1 = 32
+    accumulate: AtLeast1 = 1
+    learning_rate: Positive = 1e-3
+    warmup_steps: AtLeast0 = 100
+    weight_decay: NotNegative = 0.01
+    clip: Positive = 1.0
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"
+    evaluate_every: AtLeast1 = 200
+    seed: Annotated[AtLeast0, Field(le=2**32 - 1)] = 0
+    max_disk: Positive = 20.0
 
     def __post_init__(self) -> None:
-        sizes = ("layers", "sample_tokens", "sample_batch", "held_out", "steps", "batch_size")
-        for name in (*sizes, "accumulate", "evaluate_every"):
-            check_integer(name, getattr(self, name), low=1)
-        for name in ("width", "reduced_vocab"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), low=1)
-        check_integer("sequence_length", self.sequence_length, low=8)
-        check_integer("warmup_steps", self.warmup_steps, low=0)
-        check_integer("seed", self.seed, low=0, high=2**32 - 1)
-        check_choice("embedding", self.embedding, EMBEDDINGS)
-        check_choice("objective", self.objective, OBJECTIVES)
-        check_choice("dtype", self.dtype, DTYPES)
-        for name in ("learning_rate", "clip", "max_disk"):
-            check_number(name, getattr(self, name), low=0.0, open_low=True)
-        check_number("weight_decay", self.weight_decay, low=0.0)
-        temperatures = as_tuple("temperatures", self.temperatures, "temperatures")
-        if not temperatures:
-            raise ConfigError("temperatures is empty; give at least one.")
-        for each in temperatures:
-            check_number("a temperature", each, low=0.0)
-        object.__setattr__(self, "temperatures", temperatures)
         self._check_layers()
         if self.batch_size % self.accumulate:
             raise ConfigError(
@@ -109,10 +97,7 @@ class TrainingConfig:
     def _check_layers(self) -> None:
         if self.from_layers is None:
             return
-        chosen = as_tuple("from_layers", self.from_layers, "layer numbers")
-        object.__setattr__(self, "from_layers", chosen)
-        for each in chosen:
-            check_integer("a layer of from_layers", each, low=0)
+        chosen = self.from_layers
         if len(chosen) != self.layers:
             raise ConfigError(
                 f"from_layers names {len(chosen)} layers, but layers is {self.layers}; name one "

@@ -114,8 +114,8 @@ MISTAKES = [
     ("--temperature -1", ["temperature is -1.0"]),
     ("--temperature nan", ["temperature is nan"]),
     ("--temperature warm", ["--temperature", "'warm' is not a number"]),
-    ("--top-p 0", ["top_p is 0.0", "(0, 1]"]),
-    ("--top-p 1.5", ["top_p is 1.5", "(0, 1]"]),
+    ("--top-p 0", ["top_p is 0.0", "above 0"]),
+    ("--top-p 1.5", ["top_p is 1.5", "at most 1"]),
     ("--min-p 2", ["min_p is 2.0"]),
     ("--top-k 1.5", ["--top-k", "'1.5' is not a whole number"]),
     ("--num-speculative-tokens 0", ["num_speculative_tokens is 0", "at least 1"]),
@@ -135,7 +135,7 @@ MISTAKES = [
     ("--scoring stair", ["scoring is 'stair'", "Did you mean 'stairs'?"]),
     (
         "--draft-length-policy confidence --confidence-threshold 2",
-        ["confidence_threshold is 2.0", "[0, 1]"],
+        ["confidence_threshold is 2.0", "at most 1"],
     ),
     ("--method early_exit --early-exit-layers 0", ["early_exit_layers is 0", "at least 1"]),
     ("--method early_exit --scoring stairs", ["'stairs'", "'early_exit'", "scoring 'block'"]),
@@ -180,7 +180,7 @@ def test_other_mistakes_on_the_command_line(capsys):
     assert "Did you mean 'generate'?" in failure(capsys, "generat", "a prompt")
     assert "'a prompt'" in failure(capsys, "a prompt")
     assert "the command comes first" in failure(capsys, "--target", "t", "generate")
-    assert "stop holds ''" in failure(capsys, "chat", "--target", "t", "--stop", "")
+    assert "stop.0 is ''" in failure(capsys, "chat", "--target", "t", "--stop", "")
     assert "'--prompt'" in failure(capsys, "chat", "--target", "t", "--prompt", "hi")
     assert "'--jsn'" in failure(capsys, "env", "--jsn")
 
@@ -193,11 +193,11 @@ def test_mistakes_do_not_wait_for_jax():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "spec-jax: error: top_p is 2.0; give a number in (0, 1].\n"
+    assert result.stderr == "spec-jax: error: top_p is 2.0; it should be at most 1.\n"
 
 
 def test_debug_shows_the_traceback(capsys):
     code = main(["generate", "--target", "t", "--top-p", "2", "--debug", "hi"])
     err = capsys.readouterr().err
     assert code == 2
-    assert "Traceback" in err and err.endswith("error: top_p is 2.0; give a number in (0, 1].\n")
+    assert "Traceback" in err and err.endswith("error: top_p is 2.0; it should be at most 1.\n")

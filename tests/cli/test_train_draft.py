@@ -58,7 +58,7 @@ def test_a_draft_is_trained_exported_and_used(capsys, model, prompts, tmp_path):
         (("--objective", "mse"), "objective is 'mse'"),
         (("--width", 8), "embedding is 'shared'"),
         (("--batch-size", 8, "--accumulate", 3), "accumulate is 3"),
-        (("--temperatures", "1,-1"), "a temperature is -1"),
+        (("--temperatures", "1,-1"), "temperatures.1 is -1"),
         (("--temperatures", "warm"), "'warm' is not a number"),
         (("--from-layers", "0,1,2"), "names 3 layers, but layers is 2"),
         (("--learnin-rate", 1), "Did you mean '--learning-rate'"),
