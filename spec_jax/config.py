@@ -4,53 +4,22 @@ import dataclasses
 import functools
 import json
 import numbers
-import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean
+from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean, explain
 
 T = TypeVar("T")
+TableT = TypeVar("TableT", bound="Table")
 
 FLOAT32_MAX = 3.4028234e38
 """Parameters travel to the device as float32."""
-
-_WORDS = {
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid string": "text",
-    "a valid boolean": "true or false",
-    "a valid tuple": "a list",
-    "a valid dictionary": "a mapping",
-}
-_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
-"""What pydantic says, and what our messages say."""
-
-
-def explain(error: pydantic.ValidationError) -> str:
-    """Names the first key that pydantic refuses, its value, and what it should be."""
-    first = error.errors(include_url=False)[0]
-    place, value, message = first["loc"], first["input"], first["msg"]
-    context = first.get("ctx", {})
-    is_key = place[-1:] == ("[key]",)
-    where = ".".join(map(str, place[:-2] if is_key else place))
-    where = f"a key of {where}" if is_key else where
-    if first["type"] == "unknown_key":
-        unknown = ".".join(map(str, (*place, context["key"])))
-        return f"unknown key {unknown!r}.{message}"
-    if first["type"] == "missing":
-        return f"{where} is missing; add it."
-    if first["type"] == "choice":
-        return f"{where} is {value!r}.{message}"
-    for bound in _BOUNDS.keys() & context.keys():
-        message = f"it should be {_BOUNDS[bound]} {context[bound]}".removesuffix(".0")
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
-    return f"{where} is {value!r}; {re.sub('^[A-Z][a-z]+ should', 'it should', message)}."
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -77,6 +46,38 @@ def config_class(cls: type[T]) -> type[T]:
 
     data_class.__init__ = checked_init
     return data_class
+
+
+class Table(pydantic.BaseModel):
+    """A table of a TOML file, whose keys are its fields and no others."""
+
+    model_config = pydantic.ConfigDict(strict=True, frozen=True)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            raise PydanticCustomError("table", "It should be a table")
+        for key in values.keys() - cls.model_fields.keys():
+            context = {"key": key, "hint": did_you_mean(key, cls.model_fields)}
+            raise PydanticCustomError("unknown_key", "{hint}", context)
+        return values
+
+    @classmethod
+    def read(cls: type[TableT], file: Path, error: type[SpecJaxError]) -> TableT:
+        """Reads a file.
+
+        Raises:
+          SpecJaxError: of the type `error`: it is no TOML, or a key is unknown, missing or
+            malformed.
+          OSError: it cannot be read.
+        """
+        try:
+            return cls.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
+            raise error(f"{file} is not a TOML file: {reason}.") from None
+        except pydantic.ValidationError as reason:
+            raise error(f"{file}: {explain(reason)}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -193,5 +193,5 @@ def _model_as_dict(shape: Shape) -> dict[str, Any]:
     return {
         "name": shape.name,
         "parameters": parameter_count(shape.config),
-        "published": dataclasses.asdict(published) if published else None,
+        "published": published.model_dump() if published else None,
     }

