@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pydantic
 
@@ -17,6 +18,18 @@ class ConfigError(SpecJaxError, ValueError):
 
 class RequestError(SpecJaxError, ValueError):
     """A prompt cannot be decoded as asked: empty, too long, or not text."""
+
+
+class GenerationError(SpecJaxError):
+    """`LLM.generate` failed on the way; the error that it met is the `__cause__`.
+
+    Attributes:
+      outputs: by prompt, the results of the requests that had finished; None for all others.
+    """
+
+    def __init__(self, message: str, outputs: Sequence[Any]):
+        super().__init__(message)
+        self.outputs = list(outputs)
 
 
 class CheckpointError(SpecJaxError):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 
 from spec_jax import checkpoints, distributed
 from spec_jax.config import DTYPES, SamplingParams, SpeculativeConfig
-from spec_jax.engine.detokenization import Row, collect
+from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
 from spec_jax.engine.requests import Request
-from spec_jax.errors import ConfigError, RequestError
+from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
+from spec_jax.errors import ConfigError, GenerationError, RequestError
 from spec_jax.outputs import RequestOutput, StreamChunk
 from spec_jax.sharding import Layout
 from spec_jax.text.grammar import GrammarCompiler
@@ -23,14 +25,13 @@ from spec_jax.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
 
-ROUNDS_PER_CALL = 64
-"""Rounds between host exchanges when nobody waits for the text."""
-ROUNDS_PER_CHUNK = 4
-"""Rounds between host exchanges when streaming, or when the host looks for stop strings."""
-
-
 class LLM:
     """A target model, decoded with or without speculation.
+
+    Several threads may call it, and its siblings (`with_speculation`): `generate` and `chat` wait
+    for each other; a `stream` holds the device only while its next chunk is made, so that others
+    go on in between, in the same thread, too. Where several processes decode together, one thread
+    of each calls it, or they would disagree about the order.
 
     Args:
       target: the model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a
@@ -41,7 +42,7 @@ class LLM:
         has, so make the `LLM` before anything else uses them.
       dtype: `float32` or `bfloat16`, of weights and caches.
       max_model_len: longest prompt plus completion in tokens; the model's own by default.
-      max_num_seqs: most requests decoded as one batch; more are decoded batch after batch.
+      max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
       seed: where requests without a seed of their own draw theirs from.
       on_progress: called with a line of text while loading and compiling.
 
@@ -88,6 +89,7 @@ class LLM:
         self.max_num_seqs = max_num_seqs
         self._grammars = GrammarCompiler(self.tokenizer, checkpoint.model.config.vocab_size)
         self._seed, self._unseeded_requests = seed, 0
+        self._lock = threading.RLock()
         self._checkpoint = checkpoint
         self._speculate(speculative_config or SpeculativeConfig())
 
@@ -152,12 +154,23 @@ class LLM:
           RequestError: a prompt is empty, too long, or not text; nothing was decoded.
           ConfigError: the parameters do not fit the prompts or the verification, or another
             process of this run was called with others.
+          GenerationError: something failed later; its `outputs` are the results until then.
         """
-        outputs: dict[int, RequestOutput] = {}
-        for chunk in self._run(prompts, sampling_params, ROUNDS_PER_CALL):
-            if chunk.output is not None:
-                outputs[chunk.index] = chunk.output
-        return [outputs[i] for i in sorted(outputs)]
+        with self._lock:
+            rows = self._rows(prompts, sampling_params, ROUNDS_PER_CALL)
+            outputs: list[RequestOutput | None] = [None] * len(rows)
+            try:
+                for chunk in self._decode(rows, ROUNDS_PER_CALL):
+                    if chunk.output is not None:
+                        outputs[chunk.index] = chunk.output
+            except Exception as error:
+                done = sum(output is not None for output in outputs)
+                raise GenerationError(
+                    f"decoding failed after {done} of {len(rows)} prompts, whose results are this "
+                    f"error's `outputs`: {error}",
+                    outputs,
+                ) from error
+        return [output for output in outputs if output is not None]
 
     def stream(
         self,
@@ -167,10 +180,13 @@ class LLM:
         """Completes prompts and yields the text as it comes; arguments as for `generate`.
 
         The concatenated texts of a prompt's chunks are its output's text, and its last chunk
-        carries the output. Batches follow each other when there are more prompts than
-        `max_num_seqs`.
+        carries the output. What was yielded stays valid whatever happens later, such as an error
+        of the device, which is raised as it is. Closing the iterator, or dropping it, gives back
+        the memory of its requests.
         """
-        return self._run(prompts, sampling_params, ROUNDS_PER_CHUNK)
+        with self._lock:
+            rows = self._rows(prompts, sampling_params, ROUNDS_PER_CHUNK)
+        return self._decode(rows, ROUNDS_PER_CHUNK)
 
     def chat(
         self,
@@ -190,12 +206,13 @@ class LLM:
         pairs = zip(outputs, texts, strict=True)
         return [dataclasses.replace(output, prompt=text) for output, text in pairs]
 
-    def _run(
+    def _rows(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        rounds_per_call: int,
-    ) -> Iterator[StreamChunk]:
+        rounds: int,
+    ) -> list[Row]:
+        """The requests, checked; all processes are about to decode the same ones."""
         several = _as_list(prompts)
         params = _match_params(sampling_params, len(several))
         rows = [
@@ -207,27 +224,24 @@ class LLM:
                 "its models": (self._target, self._checkpoint.model.config, self.dtype),
                 "its speculation": self.speculative_config,
                 "its layout": self.layout,
-                "its limits": (self.max_model_len, self.max_num_seqs, rounds_per_call),
+                "its limits": (self.max_model_len, self.max_num_seqs, rounds),
                 "its prompts": [row.request.prompt_token_ids for row in rows],
                 "its sampling parameters": params,
                 "its seeds": [row.request.key.tolist() for row in rows],
             }
         )
-        return self._decode_rows(rows, rounds_per_call)
+        return rows
 
-    def _decode_rows(self, rows: list[Row], rounds_per_call: int) -> Iterator[StreamChunk]:
-        for first in range(0, len(rows), self.max_num_seqs):
-            group = rows[first : first + self.max_num_seqs]
-            if any(row.request.sampling.stop for row in group):
-                rounds_per_call = min(rounds_per_call, ROUNDS_PER_CHUNK)
-            batch = self.engine.start([row.request for row in group])
-            while batch.running:
-                batch.advance(rounds_per_call)
-                yield from collect(group, batch)
-            # By rows, so that neither the rounds of a call nor the process decides their order.
-            for row in group:
-                if row.finish_reason != "error":
-                    self._learn(row.request, row.token_ids)
+    def _decode(self, rows: list[Row], rounds: int) -> Iterator[StreamChunk]:
+        if not rows:
+            return
+        with self._lock:
+            scheduler = Scheduler(self.engine, rows, self.max_num_seqs, rounds, self._learn)
+        while scheduler.busy:
+            # Not held while the caller has the chunks: it may wait for another call of ours.
+            with self._lock:
+                chunks = scheduler.step()
+            yield from chunks
 
     def _row(self, index: int, prompt: Prompt, sampling: SamplingParams) -> Row:
         text = prompt if isinstance(prompt, str) else None

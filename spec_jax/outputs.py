@@ -23,17 +23,18 @@ class Usage:
 class SpeculativeMetrics:
     """How one request was decoded; names as in vLLM.
 
-    Counts belong to the request alone; tokens drafted past a stop are not counted. Seconds are
-    wall time of the batch that the request shared, compilation apart.
+    Counts belong to the request alone; neither rounds past a stop nor tokens drafted past it are
+    counted. Seconds are wall time, which the request shared with those decoded beside it,
+    compilation apart.
 
     Attributes:
       rounds: target calls after the prompt.
       draft_tokens: tokens proposed.
       accepted_tokens: proposed tokens that verification kept.
       accepted_per_position: for each draft position, how often its token was kept.
-      prefill_seconds: from the request to the first round.
-      decode_seconds: all rounds.
-      compile_seconds: compilation that this call had to wait for; 0 after warm-up.
+      prefill_seconds: reading the prompt; an equal share of it if several were read at once.
+      decode_seconds: the rounds from the first one that the request took part in to its last.
+      compile_seconds: compilation that the call waited for until then; 0 after warm-up.
       completion_tokens: tokens generated.
     """
 

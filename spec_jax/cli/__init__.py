@@ -16,6 +16,7 @@ from spec_jax.cli.train_arguments import parse_train
 from spec_jax.errors import (
     ConfigError,
     DisagreementError,
+    GenerationError,
     SpecJaxError,
     did_you_mean,
     is_out_of_memory,
@@ -48,7 +49,7 @@ def _guarded(arguments: list[str]) -> int:
     """Runs a command; whatever goes wrong becomes a message and an exit code."""
     try:
         with raised_until_heard():
-            code = _run(arguments)
+            code = _unwrapped(arguments)
         sys.stdout.flush()
         return code
     except SystemExit as exit:  # argparse, after --help
@@ -91,6 +92,14 @@ def _guarded(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return PEER_LOST
+
+
+def _unwrapped(arguments: list[str]) -> int:
+    """Runs a command; what failed while it decoded is told as if it had failed anywhere else."""
+    try:
+        return _run(arguments)
+    except GenerationError as error:
+        raise error.__cause__ or error from None
 
 
 def _run(arguments: list[str]) -> int:

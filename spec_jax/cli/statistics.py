@@ -1,5 +1,6 @@
 """The closing table: how the speculation went."""
 
+import heapq
 from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -10,20 +11,21 @@ from spec_jax.llm import LLM
 from spec_jax.outputs import RequestOutput, SpeculativeMetrics
 
 
-def total(outputs: Sequence[RequestOutput], batch_size: int) -> SpeculativeMetrics:
-    """The metrics of all results together; batches of `batch_size` followed each other."""
+def total(outputs: Sequence[RequestOutput], slots: int) -> SpeculativeMetrics:
+    """The metrics of all results of a call together, which took turns in so many slots."""
     metrics = [output.metrics for output in outputs]
-    batches = [metrics[i : i + batch_size] for i in range(0, len(metrics), batch_size)]
+    ends = [0.0] * slots
+    for each in metrics:  # in their order, each in the slot that is free first
+        heapq.heapreplace(ends, ends[0] + each.decode_seconds)
     per_position = zip_longest(*(each.accepted_per_position for each in metrics), fillvalue=0)
     return SpeculativeMetrics(
         rounds=sum(each.rounds for each in metrics),
         draft_tokens=sum(each.draft_tokens for each in metrics),
         accepted_tokens=sum(each.accepted_tokens for each in metrics),
         accepted_per_position=tuple(map(sum, per_position)),
-        # A request's seconds are those of the batch it shared, until it finished.
-        prefill_seconds=sum(max(each.prefill_seconds for each in batch) for batch in batches),
-        decode_seconds=sum(max(each.decode_seconds for each in batch) for batch in batches),
-        compile_seconds=sum(max(each.compile_seconds for each in batch) for batch in batches),
+        prefill_seconds=sum(each.prefill_seconds for each in metrics),
+        decode_seconds=max(ends),
+        compile_seconds=max((each.compile_seconds for each in metrics), default=0.0),
         completion_tokens=sum(each.completion_tokens for each in metrics),
     )
 

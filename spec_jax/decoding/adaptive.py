@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.decoding.draft_length import Outcome, halvings
 from spec_jax.sharding.pytree import pytree
+from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -102,6 +103,14 @@ class Adaptive:
         return dataclasses.replace(
             state, patience=jnp.where(pays, self.first_patience, waits).astype(jnp.int32)
         )
+
+    def join(
+        self, state: AdaptiveState, slots: Int[Array, "shards joining"], rows: AdaptiveState
+    ) -> AdaptiveState:
+        """The rows bring what is known of their drafts; what rounds cost is the batch's."""
+        own = ("accepted", "judged", "idle", "patience")
+        before, new = ({name: getattr(each, name) for name in own} for each in (state, rows))
+        return dataclasses.replace(state, **join_rows(before, slots, new))
 
     def _best(self, state: AdaptiveState) -> Int[Array, " batch"]:
         choices = jnp.asarray(self.choices, jnp.int32)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.base import Draft
 from spec_jax.sharding.pytree import pytree
+from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -76,6 +77,13 @@ class DraftLengthPolicy(Protocol):
         """The state after a round."""
         ...
 
+    def join(self, state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
+        """Puts rows into slots of a running state, as `Drafter.join` does.
+
+        What rows have in common, such as measured costs, stays as the running state has it.
+        """
+        ...
+
 
 def scoring_widths(policy: DraftLengthPolicy, steady: bool) -> tuple[int, ...]:
     """The draft lengths that are compiled: a round is scored at the smallest that holds it.
@@ -106,6 +114,7 @@ class Constant:
     varies = False
     counts_refused = True
     reproducible = True
+    join = staticmethod(join_rows)
 
     def init(self, batch: int) -> None:
         """No state."""
@@ -135,6 +144,7 @@ class Heuristic:
     varies = True
     counts_refused = True
     reproducible = True
+    join = staticmethod(join_rows)
 
     def init(self, batch: int) -> Int[Array, " batch"]:
         """The first round's K."""
@@ -172,6 +182,7 @@ class Oracle:
     limits = Constant.limits
     threshold = Constant.threshold
     update = Constant.update
+    join = staticmethod(join_rows)
 
 
 @pytree
@@ -208,6 +219,7 @@ class Confidence:
     varies = True
     counts_refused = True
     reproducible = True
+    join = staticmethod(join_rows)
     bins = 50
 
     def init(self, batch: int) -> Seen | None:

@@ -18,6 +18,7 @@ from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import by_blocks, prefill
 from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sharding.rows import join_rows
 
 
 def start(
@@ -59,7 +60,7 @@ def start(
         cache=cache,
         drafter=drafter.init(tokens, lengths, block, inputs),
         draft_length=policy.init(len(tokens)),
-        counters=Counters.zeros(len(tokens), drafter.lookahead),
+        counters=Counters.zeros(len(tokens), drafter.lookahead, tokens.shape[1]),
         states=states,
     )
 
@@ -81,6 +82,36 @@ def _prefill_with_states(
     carry = (cache, target.new_states(*tokens.shape))
     cache, states = by_blocks(read, tokens, lengths, carry, block)
     return cache.with_lengths(jnp.maximum(lengths - 1, 0)), states
+
+
+def join(
+    drafter: Drafter,
+    policy: DraftLengthPolicy,
+    state: DecodeState,
+    slots: Int[Array, "shards joining"],
+    rows: DecodeState,
+) -> DecodeState:
+    """Puts rows whose prompts have been read (`start`) into slots of a running state.
+
+    Donate `state`: the rows are written into its buffers. What a row will say does not depend on
+    when it joins, nor on the slot: its randomness is a function of its own key and length.
+
+    Args:
+      drafter: whose state it is.
+      policy: likewise.
+      state: of the same capacity as the rows.
+      slots: which slot each row takes, as for `join_rows`.
+      rows: what `start` made of their prompts.
+    """
+    own = {
+        "drafter": drafter.join(state.drafter, slots, rows.drafter),
+        "draft_length": policy.join(state.draft_length, slots, rows.draft_length),
+    }
+    without = dict.fromkeys(own)
+    joined = join_rows(
+        dataclasses.replace(state, **without), slots, dataclasses.replace(rows, **without)
+    )
+    return dataclasses.replace(joined, **own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,15 +136,17 @@ def decode(
     state: DecodeState,
     sampling: BatchSampling,
     max_rounds: Int[Array, ""],
+    min_running: Int[Array, ""] | int = 1,
 ) -> DecodeState:
-    """Decodes until every row has finished, or for `max_rounds` (dynamic) rounds.
+    """Decodes while at least `min_running` rows run, for at most `max_rounds` rounds (dynamic).
 
     `strategy` is static. Donate `state`: the caches are updated in place.
     """
 
     def go_on(carry: tuple[Array, DecodeState]) -> Array:
         rounds, state = carry
-        return (rounds < max_rounds) & (state.finish == RUNNING).any()
+        running = (state.finish == RUNNING).sum(dtype=jnp.int32)
+        return (rounds < max_rounds) & (running >= min_running)
 
     def one_round(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
         rounds, state = carry
@@ -267,13 +300,16 @@ def commit(
     drafted = jnp.where(running, jnp.where(stops, jnp.minimum(drafted, emitted), drafted), 0)
     kept = jnp.minimum(jnp.where(running, verdict.accepted, 0), emitted)
     outcome = Outcome.of(draft, verdict.chosen, drafted, kept)
-    counters = state.counters
+    counters, counted = state.counters, drafted if policy.counts_refused else kept
     counters = Counters(
         rounds=counters.rounds + running.astype(jnp.int32),
-        drafted=counters.drafted + (drafted if policy.counts_refused else kept),
+        drafted=counters.drafted + counted,
         accepted=counters.accepted + kept,
         accepted_per_position=counters.accepted_per_position.at[:, :width].add(
             (places[:, :width] < kept[:, None]).astype(jnp.int32)
+        ),
+        drafted_at=_write_rows(
+            counters.drafted_at, jnp.where(emitted > 0, counted + 1, 0)[:, None], state.lengths
         ),
     )
     tokens = _write_rows(state.tokens, block, state.lengths)

@@ -14,19 +14,31 @@ RUNNING, STOP, LENGTH, ERROR = range(4)
 
 @pytree
 class Counters:
-    """What each row's rounds did; tokens drafted past a stop are not counted."""
+    """What each row's rounds did; tokens drafted past a stop are not counted.
+
+    Attributes:
+      rounds: target calls.
+      drafted: tokens proposed.
+      accepted: proposed tokens that were kept.
+      accepted_per_position: for each draft position, how often its token was kept.
+      drafted_at: for the token that a round emitted first, one more than the tokens that the round
+        drafted, and 0 for all others: what the counters were at any token follows from it.
+    """
 
     rounds: Int[Array, " batch"]
     drafted: Int[Array, " batch"]
     accepted: Int[Array, " batch"]
     accepted_per_position: Int[Array, "batch lookahead"]
+    drafted_at: Int[Array, "batch length"]
 
     @classmethod
-    def zeros(cls, batch: int, lookahead: int) -> "Counters":
+    def zeros(cls, batch: int, lookahead: int, capacity: int) -> "Counters":
         """Before the first round."""
         # Arrays of their own: donated buffers must not be shared.
         rounds, drafted, accepted = (jnp.zeros((batch,), jnp.int32) for _ in range(3))
-        return cls(rounds, drafted, accepted, jnp.zeros((batch, lookahead), jnp.int32))
+        per_position = jnp.zeros((batch, lookahead), jnp.int32)
+        drafted_at = jnp.zeros((batch, capacity), jnp.int32)
+        return cls(rounds, drafted, accepted, per_position, drafted_at)
 
 
 @pytree

@@ -140,8 +140,8 @@ class Drafter(Protocol):
     ) -> Any:
         """The state after the prompts.
 
-        `block` is how many tokens of a prompt are read at a time; `inputs` is what the drafter's
-        host side knows about the requests, if it has one.
+        `block` is the width that prompts are read in, or 0 where all rows are padding and nothing
+        is read; `inputs` is what the drafter's host side knows about the requests, if it has one.
         """
         ...
 
@@ -151,4 +151,12 @@ class Drafter(Protocol):
 
     def commit(self, state: Any, committed: Committed) -> Any:
         """Takes note of what the rows hold now; rolls back whatever was refused."""
+        ...
+
+    def join(self, state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
+        """Puts rows into slots of a running state; `rows` is what `init` made of their prompts.
+
+        Where every array of the state has one entry a row along axis 0, it is `join_rows`, which
+        says what `slots` are.
+        """
         ...

@@ -11,6 +11,7 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 
 CATCH_UP = 16
 """Tokens read at a time by a draft model that has not drafted for some rounds."""
@@ -33,6 +34,7 @@ class DraftModel:
     drafts: int = static(default=1)
     columns: Int[Array, " vocab"] | None = None
     steady = True
+    join = staticmethod(join_rows)
 
     def init(
         self,

@@ -15,6 +15,7 @@ from spec_jax.drafters.base import Begun, Committed, Context, Draft
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -32,6 +33,7 @@ class EarlyExit:
     layers: int = static()
     drafts = 1
     steady = True
+    join = staticmethod(join_rows)
 
     def init(
         self,

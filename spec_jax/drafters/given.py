@@ -5,6 +5,7 @@ from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -26,6 +27,7 @@ class Given:
     lookahead: int = static()
     drafts = 1
     steady = False
+    join = staticmethod(join_rows)
 
     def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> GivenDraft:
         """Nothing yet."""

@@ -5,6 +5,7 @@ from jaxtyping import Array
 
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -14,6 +15,7 @@ class NoDraft:
     lookahead: int = static(default=0)
     drafts = 1
     steady = True
+    join = staticmethod(join_rows)
 
     def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> None:
         """No state."""

@@ -6,6 +6,7 @@ from jaxtyping import Array, Bool, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -26,6 +27,7 @@ class PromptLookup:
     max_ngram: int = static()
     drafts: int = static(default=1)
     steady = False
+    join = staticmethod(join_rows)
 
     def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> None:
         """No state: the context holds all there is to look up."""

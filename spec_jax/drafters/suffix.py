@@ -7,6 +7,7 @@ from jaxtyping import Array, Int
 from spec_jax.drafters.base import Committed, Context, Draft
 from spec_jax.drafters.prompt_lookup import continuation, matches
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 
 SHORTEST = 2
 """Tokens that must match: what follows a single one is seldom said again."""
@@ -45,6 +46,7 @@ class SuffixLookup:
     max_ngram: int = static(default=16)
     drafts = 1
     steady = False
+    join = staticmethod(join_rows)
 
     def init(
         self,

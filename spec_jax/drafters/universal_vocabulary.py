@@ -16,6 +16,7 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -54,6 +55,7 @@ class UniversalVocabulary:
     lookahead: int = static()
     drafts = 1
     steady = True
+    join = staticmethod(join_rows)
 
     @property
     def _reserve(self) -> int:

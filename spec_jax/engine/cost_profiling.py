@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ from spec_jax import distributed
 from spec_jax.decoding.adaptive import Adaptive, AdaptiveState
 from spec_jax.decoding.state import RUNNING, DecodeState
 
-Advance = Callable[[DecodeState, int], DecodeState]
+Advance = Callable[[DecodeState, int, int], DecodeState]
+"""Decodes a state for a number of rounds at most, and none with less than so many rows."""
 
 ROUNDS_EACH = 3
 """Rounds that each choice of K is measured by; the quickest counts."""
@@ -38,7 +39,7 @@ class CostProfiler:
         self._accepted = policy.prior_rate * policy.prior_tokens
 
     def begin(self, key: Hashable, state: DecodeState) -> DecodeState:
-        """The state of a new batch, whose rows start from what earlier ones saw."""
+        """The state of new rows, which start from what earlier ones saw."""
         rate = self._accepted / self._judged
         shape = state.finish.shape
         changes = {
@@ -50,17 +51,16 @@ class CostProfiler:
         return _with(state, changes)
 
     def advance(
-        self, key: Hashable, state: DecodeState, rounds: int, advance: Advance
+        self, key: Hashable, state: DecodeState, rounds: int, min_running: int, advance: Advance
     ) -> DecodeState:
         """Decodes, measuring first what the compiled loop still has to be measured for."""
         if key not in self.costs:
-            state = self._measure(key, state, advance)
-        state = advance(state, rounds)
-        if not (distributed.to_host(state.finish) == RUNNING).any():
-            self._learn(state)
-        return state
+            state = self._measure(key, state, min_running, advance)
+        return advance(state, rounds, min_running)
 
-    def _measure(self, key: Hashable, state: DecodeState, advance: Advance) -> DecodeState:
+    def _measure(
+        self, key: Hashable, state: DecodeState, min_running: int, advance: Advance
+    ) -> DecodeState:
         """Times rounds of each K in turn, as long as a row can still draft so much."""
         choices = self.policy.choices
         samples = self._samples.setdefault(key, [])
@@ -68,25 +68,26 @@ class CostProfiler:
         while len(samples) < (ROUNDS_EACH + 1) * len(choices):
             choice = choices[len(samples) % len(choices)]
             finish, room = distributed.to_host((state.finish, state.max_lengths - state.lengths))
-            if not ((finish == RUNNING) & (room > choice)).any():
+            running = finish == RUNNING
+            if running.sum() < min_running or not (running & (room > choice)).any():
                 return _with(state, {"forced": np.int32(-1)})
             state = _with(state, {"forced": np.int32(choice)})
             jax.block_until_ready(state.draft_length.forced)
             begin = time.perf_counter()
-            state = jax.block_until_ready(advance(state, 1))
+            state = jax.block_until_ready(advance(state, 1, min_running))
             samples.append(time.perf_counter() - begin)
         quickest = np.reshape(samples, (-1, len(choices)))[1:].min(0)
         self.costs[key] = np.array(distributed.from_first(quickest.tolist))
         return _with(state, {"forced": np.int32(-1), "costs": self.costs[key].astype(np.float32)})
 
-    def _learn(self, state: DecodeState) -> None:
-        """Remembers how a finished batch fared; older ones count for less."""
+    def learn(self, state: DecodeState, rows: Sequence[int]) -> None:
+        """Remembers how rows that have finished fared; those before them count for less."""
         adaptive: AdaptiveState = state.draft_length
         accepted, judged, patience, rounds = distributed.to_host(
             (adaptive.accepted, adaptive.judged, adaptive.patience, state.counters.rounds)
         )
-        used = rounds > 0  # the others are padding
-        if used.any():
+        used = [row for row in rows if rounds[row] > 0]
+        if used:
             self._accepted = 0.5 * self._accepted + float(accepted[used].mean())
             self._judged = 0.5 * self._judged + float(judged[used].mean())
             # Not all of it: the next text may be another kind.

@@ -1,32 +1,10 @@
 """The host's side of requests: detokenization, stop strings, results."""
 
-from collections.abc import Iterator
-
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.requests import Request
-from spec_jax.outputs import FinishReason, RequestOutput, SpeculativeMetrics, StreamChunk, Usage
+from spec_jax.outputs import FinishReason, RequestOutput, SpeculativeMetrics, Usage
 from spec_jax.text.tokenizer import StreamDecoder
-
-
-def collect(rows: list["Row"], batch: Batch) -> Iterator[StreamChunk]:
-    """Hands each row its new tokens, ends those whose stop string came up, and yields chunks."""
-    tokens, lengths, finish = batch.view.tokens, batch.view.lengths, batch.view.finish
-    cut = []
-    for i, row in enumerate(rows):
-        if row.finish_reason is not None:
-            continue
-        known = len(row.request.prompt_token_ids) + len(row.token_ids)
-        text, new = row.take(tokens[i, known : lengths[i]].tolist(), int(finish[i]))
-        if row.finish_reason is None:
-            if new:
-                yield StreamChunk(row.index, text, tuple(new))
-            continue
-        if finish[i] == RUNNING:
-            cut.append(i)
-        yield StreamChunk(row.index, text, tuple(new), row.output(i, batch))
-    if cut:
-        batch.stop(cut)
 
 
 class Row:
@@ -39,6 +17,7 @@ class Row:
         self._decoder = decoder
         self._text = ""
         self._shown = 0
+        self._cut = False
 
     def take(self, new: list[int], finish: int) -> tuple[str, list[int]]:
         """Adds tokens up to a stop string; returns the text to show and the tokens that count."""
@@ -63,7 +42,7 @@ class Row:
         if not found:
             return False
         self._text = self._text[: min(found)]
-        self.finish_reason = "stop"
+        self.finish_reason, self._cut = "stop", True
         return True
 
     def _show(self) -> str:
@@ -83,10 +62,9 @@ class Row:
         self._shown = max(self._shown, end)
         return text
 
-    def output(self, row: int, batch: Batch) -> RequestOutput:
-        """The result, once the row has finished."""
+    def output(self, slot: int, batch: Batch) -> RequestOutput:
+        """The result, once the row in a slot of the batch has finished."""
         assert self.finish_reason is not None
-        counters = batch.view.counters
         error = None
         if self.finish_reason == "error":
             error = (
@@ -97,20 +75,24 @@ class Row:
             grammar = self.request.grammar
             if grammar is not None and grammar.error is not None:
                 error = f"prompt {self.index}: its grammar allows nothing {grammar.error}."
+        begin, seconds = len(self.request.prompt_token_ids), batch.seconds_of(slot)
+        work = batch.view.work(slot)
+        if self._cut:
+            work = batch.view.work_until(slot, begin, begin + len(self.token_ids))
         return RequestOutput(
             prompt=self.prompt,
             text=self._text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
-            usage=Usage(len(self.request.prompt_token_ids), len(self.token_ids)),
+            usage=Usage(begin, len(self.token_ids)),
             metrics=SpeculativeMetrics(
-                rounds=int(counters.rounds[row]),
-                draft_tokens=int(counters.drafted[row]),
-                accepted_tokens=int(counters.accepted[row]),
-                accepted_per_position=tuple(int(n) for n in counters.accepted_per_position[row]),
-                prefill_seconds=batch.prefill_seconds,
-                decode_seconds=batch.decode_seconds,
-                compile_seconds=batch.compile_seconds,
+                rounds=work.rounds,
+                draft_tokens=work.drafted,
+                accepted_tokens=work.accepted,
+                accepted_per_position=work.accepted_per_position,
+                prefill_seconds=seconds.prefill,
+                decode_seconds=seconds.decode,
+                compile_seconds=seconds.compile,
                 completion_tokens=len(self.token_ids),
             ),
             error=error,

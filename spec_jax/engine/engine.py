@@ -1,38 +1,43 @@
 """Runs batches on the device: pads them into buckets, compiles once per bucket, keeps the time."""
 
-import functools
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
-from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import DraftLengthPolicy
 from spec_jax.decoding.score import entries_per_round
-from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft, Drafter
+from spec_jax.engine.admission import Admission, Inputs, Reader, signature
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.cost_profiling import CostProfiler
-from spec_jax.engine.host_rounds import HostDrafter, HostRounds
-from spec_jax.engine.programs import DECODE, PREFILL, Compiler, Rounds
+from spec_jax.engine.host_rounds import HostDrafter
+from spec_jax.engine.programs import DECODE, Compiler, Rounds
 from spec_jax.engine.requests import (
     MAX_BLOCK,
     MIN_BLOCK,
     MIN_CAPACITY,
     Bucket,
     Request,
-    pad,
     power_of_two,
 )
 from spec_jax.models.model import Model
-from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sampling.parameters import Room
+
+TOKENS_AT_ONCE = 256
+"""Tokens that an accelerator reads in about the time of one: its weights are read once for all.
+
+Prompts of rows that join are read together up to so many. A CPU's time grows with the tokens.
+"""
 
 
 class Engine:
-    """Compiled prefill and decode programs of one target, drafter and set of static choices."""
+    """Compiled prefill and decode programs of one target, drafter and set of static choices.
+
+    Attributes:
+      inputs: what the drafter must be told about requests.
+    """
 
     def __init__(
         self,
@@ -43,7 +48,7 @@ class Engine:
         *,
         scoring: str = "block",
         max_model_len: int,
-        inputs: Callable[[Sequence[Request], Bucket], Any] | None = None,
+        inputs: Inputs | None = None,
         host: HostDrafter | None = None,
         keep_states: bool = False,
         on_progress: Callable[[str], None] | None = None,
@@ -52,25 +57,26 @@ class Engine:
         self.strategy = loop.Strategy(policy, verification, scoring)
         self.max_model_len = max_model_len
         self.cost_profiler = CostProfiler(policy) if isinstance(policy, Adaptive) else None
-        self.inputs = inputs or (lambda requests, bucket: None)
-        """What the drafter must be told about a batch: arrays of one entry a row."""
+        self.inputs: Inputs = inputs or (lambda requests, bucket: None)
         self._host = host
         self.compiler = Compiler(target, on_progress)
 
-    def bucket(self, requests: Sequence[Request]) -> Bucket:
-        """The smallest bucket that holds the requests."""
-        drafter = self.drafter
+    @property
+    def _shards(self) -> int:
+        """How many parts the rows of a batch are sharded into."""
+        return 1 if self.target.placement is None else self.target.placement.num_shards("batch")
+
+    def bucket(self, requests: Sequence[Request], rows: int | None = None) -> Bucket:
+        """The smallest bucket that holds the requests, `rows` of them at a time; all by default."""
+        drafter, shards = self.drafter, self._shards
         reserve = entries_per_round(self.strategy.scoring, drafter.lookahead, drafter.drafts)
         # One throw-away entry beside a single bfloat16 row (see Model.score).
         longest = max(request.max_length for request in requests) + reserve + 1
         whole = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
         capacity = min(power_of_two(longest, MIN_CAPACITY), whole)
         prompt = max(len(request.prompt_token_ids) for request in requests)
-        num_shards = (
-            1 if self.target.placement is None else self.target.placement.num_shards("batch")
-        )
         return Bucket(
-            batch=-(-power_of_two(len(requests)) // num_shards) * num_shards,
+            batch=-(-power_of_two(rows or len(requests)) // shards) * shards,
             capacity=capacity,
             block=min(power_of_two(prompt - 1, MIN_BLOCK), MAX_BLOCK),
             stops=power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
@@ -79,48 +85,57 @@ class Engine:
     def start(
         self, requests: Sequence[Request], on_draft: Callable[[Draft], None] | None = None
     ) -> Batch:
-        """Reads the prompts; the batch then decodes with `Batch.advance`.
+        """A batch of all the requests, one row each, whose prompts are read at once.
 
         Args:
-          requests: one row each.
-          on_draft: called with each round's draft before it is verified; rounds are then cut in
-            two, which takes time.
+          requests: in the order of their slots.
+          on_draft: called with each round's draft before it is verified; rounds are then run in
+            two parts, which takes time.
         """
         bucket = self.bucket(requests)
-        params = [request.sampling for request in requests]
-        params += [SamplingParams(max_tokens=1)] * (bucket.batch - len(requests))
-        sampling = self.compiler.put(
-            BatchSampling.stack(
-                params,
-                self.target.config.vocab_size,
-                [request.stop_token_ids for request in requests],
-                [request.bad_words for request in requests],
-            )
+        batch = self._batch(requests, bucket, bucket.batch, on_draft)
+        batch.join(dict(enumerate(requests)))
+        return batch
+
+    def open(self, requests: Sequence[Request], rows: int) -> Batch:
+        """A batch without a row yet, with room for `rows` of the requests at a time.
+
+        Prompts are always read by the same program, in calls of as many rows: so a row's cache
+        does not depend, to the last bit, on when it joins or on what joins beside it.
+        """
+        bucket = self.bucket(requests, min(rows, len(requests)))
+        together = self._shards
+        if self.target.platform != "cpu":
+            together = min(bucket.batch, max(1, TOKENS_AT_ONCE // bucket.block) * together)
+        return self._batch(requests, bucket, together)
+
+    def _batch(
+        self,
+        requests: Sequence[Request],
+        bucket: Bucket,
+        together: int,
+        on_draft: Callable[[Draft], None] | None = None,
+    ) -> Batch:
+        room = Room.of(
+            [request.stop_token_ids for request in requests],
+            [request.bad_words for request in requests],
         )
-        compiled_before = self.compile_seconds
-        prefill, args = self.prefill(requests)
-        begin = time.perf_counter()
-        state = jax.block_until_ready(prefill(*args))
-        drafts = None
-        if self._host is not None:
-            drafts = self._host.begin(self.compiler, requests, bucket)
-        prefill_seconds = time.perf_counter() - begin
-        key = (bucket.batch, bucket.capacity, bucket.stops, sampling.bad_words.shape)
+        admission = Admission(self._reader, bucket, together, self._shards, room)
+        sampling = admission.sampling([], bucket.batch)
+        key = signature(bucket.capacity, sampling)
         rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy, key, sampling)
-        grammars = [request.grammar for request in requests]
-        advance = rounds.decode
-        if drafts is not None or on_draft is not None or any(grammars):
-            advance = HostRounds(rounds, grammars, drafts, on_draft).advance
-        if self.cost_profiler is not None:
-            state = self.cost_profiler.begin(key, state)
-            advance = functools.partial(self.cost_profiler.advance, key, advance=advance)
-        return Batch(
-            size=len(requests),
-            state=state,
-            _advance=advance,
-            _compile_clock=lambda: self.compile_seconds,
-            prefill_seconds=prefill_seconds,
-            compile_seconds=self.compile_seconds - compiled_before,
+        host = self._host and self._host.begin(self.compiler, bucket)
+        return Batch(admission, rounds, host, self.cost_profiler, on_draft)
+
+    @property
+    def _reader(self) -> Reader:
+        return Reader(
+            self.compiler,
+            self.target,
+            self.drafter,
+            self.strategy.draft_length,
+            self.inputs,
+            self._keep_states,
         )
 
     @property
@@ -135,11 +150,7 @@ class Engine:
 
     def prefill(self, requests: Sequence[Request]) -> tuple[jax.stages.Compiled, tuple]:
         """The compiled reading of prompts, and the arguments that these requests give it."""
-        bucket = self.bucket(requests)
-        arrays = self.compiler.put(pad(requests, bucket))
-        inputs = self.compiler.put(self.inputs(requests, bucket))
-        args = (self.target, self.drafter, arrays, inputs)
-        return self.compiler.program((PREFILL, bucket), self._start, args, (bucket.block,)), args
+        return self._reader.program(requests, self.bucket(requests))
 
     def _headroom(self, block: int) -> int:
         """Most KV slots that a call writes past a row's text: of a prompt's block, or a round."""
@@ -150,17 +161,3 @@ class Engine:
     def memory(self) -> tuple[int, int]:
         """(bytes of weights and caches, bytes that the largest decoding program takes in all)."""
         return self.compiler.memory(DECODE)
-
-    def _start(
-        self, target: Model, drafter: Drafter, arrays: dict, inputs: Any, block: int
-    ) -> DecodeState:
-        return loop.start(
-            target,
-            drafter,
-            self.strategy.draft_length,
-            block=block,
-            headroom=self._headroom(block),
-            inputs=inputs,
-            keep_states=self._keep_states,
-            **arrays,
-        )

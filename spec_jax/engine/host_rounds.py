@@ -25,6 +25,18 @@ from spec_jax.text.grammar import Grammar, stack_masks
 class HostDrafts(Protocol):
     """What drafts on the host for one batch; the drafter on the device is `Given`."""
 
+    def join(
+        self,
+        group: Sequence[int | None],
+        requests: Sequence[Request],
+        slots: Int[np.ndarray, "shards joining"],
+    ) -> None:
+        """Reads the prompts of requests that take the slots of `group`; None is padding.
+
+        `slots` are the same as `join_rows` takes them.
+        """
+        ...
+
     def propose(
         self,
         tokens: Int[np.ndarray, "batch length"],
@@ -40,8 +52,8 @@ class HostDrafts(Protocol):
 class HostDrafter(Protocol):
     """What drafts on the host; the drafter on the device is `Given`."""
 
-    def begin(self, compiler: Compiler, requests: Sequence[Request], bucket: Bucket) -> HostDrafts:
-        """Reads the prompts of a batch."""
+    def begin(self, compiler: Compiler, bucket: Bucket) -> HostDrafts:
+        """Makes room for a batch that requests will join."""
         ...
 
 
@@ -50,7 +62,7 @@ class HostRounds:
 
     Args:
       rounds: the compiled pieces of a round.
-      grammars: each row's, or None.
+      grammars: each row's, or None; they change when rows join.
       drafts: what drafts on the host, if anything does.
       on_draft: called with each round's draft before it is verified.
     """
@@ -66,8 +78,8 @@ class HostRounds:
         self._on_draft = on_draft
         self._put = rounds.compiler.put
 
-    def advance(self, state: DecodeState, rounds: int) -> DecodeState:
-        """Decodes for at most `rounds` rounds, or until all rows have finished."""
+    def advance(self, state: DecodeState, rounds: int, min_running: int = 1) -> DecodeState:
+        """Decodes at most `rounds` rounds, and none with less than `min_running` rows."""
         for _ in range(rounds):
             tokens, lengths, prompts, finish = distributed.to_host(
                 (state.tokens, state.lengths, state.prompt_lengths, state.finish)
@@ -78,7 +90,7 @@ class HostRounds:
                     grammar.advance(tokens[row, prompts[row] : lengths[row]].tolist())
                     if grammar.is_finished and not grammar.masks(()).any():
                         finish[row] = STOP  # whole, and no token is there to say so
-            if not (finish == RUNNING).any():
+            if (finish == RUNNING).sum() < min_running:
                 return self._ended(state, finish)
             state = self._round(self._ended(state, finish), tokens, lengths)
         return state
@@ -99,19 +111,18 @@ class HostRounds:
         draft, state = rounds.propose(state)
         if self._on_draft is not None:
             self._on_draft(draft)
-        masks = self._masks(draft, len(lengths)) if any(self._grammars) else None
+        masks = self._masks(draft) if any(self._grammars) else None
         return rounds.finish(state, draft, masks)
 
-    def _masks(self, draft: Draft, batch: int) -> np.ndarray:
+    def _masks(self, draft: Draft) -> np.ndarray:
         drafted, lengths = distributed.to_host((draft.tokens, draft.lengths))
         tree = drafted_before(draft.lookahead, draft.drafts)
-        grammars = [*self._grammars, *[None] * (batch - len(self._grammars))]
         proposed = [
             row[: length * draft.drafts].tolist()
             for row, length in zip(drafted, lengths, strict=True)
         ]
         vocab_size = self._rounds.compiler.vocab_size
-        return stack_masks(grammars, proposed, drafted.shape[1] + 1, vocab_size, tree)
+        return stack_masks(self._grammars, proposed, drafted.shape[1] + 1, vocab_size, tree)
 
     def _ended(self, state: DecodeState, finish: Int[np.ndarray, " batch"]) -> DecodeState:
         return dataclasses.replace(state, finish=self._put(finish))

@@ -1,6 +1,7 @@
 """Compiled programs: each is compiled once, at its first use, and its time is kept apart."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -15,12 +16,20 @@ from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
 
 PREFILL, DECODE = "the reading of prompts", "the decoding loop"
+EMPTY, JOIN = "an empty batch", "the joining of rows"
 DRAFT, VERIFY, LIMITS = "drafting", "verification", "limits"
 """The programs of a bucket, as progress names them."""
 
 
+MOST_PROGRAMS = 128
+"""Programs kept: some five for each bucket of prompts, answers and rows, of which few are in use.
+
+A program of a large model takes megabytes on the host, and on an accelerator besides.
+"""
+
+
 class Compiler:
-    """Compiles programs for a target's devices, and keeps them.
+    """Compiles programs for a target's devices, and keeps those used last.
 
     Args:
       target: whose devices.
@@ -35,7 +44,7 @@ class Compiler:
         """Seconds spent compiling so far."""
         self._target = target
         self._on_progress = on_progress or (lambda message: None)
-        self._programs: dict[tuple[str, Hashable], jax.stages.Compiled] = {}
+        self._programs: OrderedDict[tuple[str, Hashable], jax.stages.Compiled] = OrderedDict()
 
     def put(self, tree: Any) -> Any:
         """Arrays of one entry a row, on the target's devices."""
@@ -83,6 +92,9 @@ class Compiler:
             )
             self._programs[key] = jitted.lower(*args, *static).compile()
             self.seconds += time.perf_counter() - begin
+            if len(self._programs) > MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
         return self._programs[key]
 
     def memory(self, name: str) -> tuple[int, int]:
@@ -105,7 +117,7 @@ class Rounds:
       models: the target and the drafter.
       strategy: how they are used.
       key: all that the shapes depend on.
-      sampling: the batch's parameters.
+      sampling: the batch's parameters; they change when rows join.
     """
 
     def __init__(
@@ -118,16 +130,17 @@ class Rounds:
     ):
         self.compiler, self.strategy = compiler, strategy
         self._target, self._drafter = models
-        self._key, self._sampling = key, sampling
+        self.key, self.sampling = key, sampling
 
-    def decode(self, state: DecodeState, rounds: int) -> DecodeState:
-        """At most `rounds` rounds, all on the device."""
+    def decode(self, state: DecodeState, rounds: int, min_running: int = 1) -> DecodeState:
+        """At most `rounds` rounds, all on the device, and none with less rows running."""
 
-        def function(target: Model, drafter: Drafter, state, sampling, rounds) -> DecodeState:
-            return loop.decode(target, drafter, self.strategy, state, sampling, rounds)
+        def function(target: Model, drafter: Drafter, state, sampling, *limits) -> DecodeState:
+            return loop.decode(target, drafter, self.strategy, state, sampling, *limits)
 
-        args = (self._target, self._drafter, state, self._sampling, np.int32(rounds))
-        return self._program(DECODE, function, args, donate=2, out=_shardings(state))(*args)
+        limits = np.int32(rounds), np.int32(min_running)
+        args = (self._target, self._drafter, state, self.sampling, *limits)
+        return self._program(DECODE, function, args, donate=2, out=shardings(state))(*args)
 
     def limits(self, state: DecodeState) -> tuple[jax.Array, jax.Array | None]:
         """Most tokens that each row may draft next, and its confidence threshold."""
@@ -143,7 +156,7 @@ class Rounds:
         def function(drafter: Drafter, state: DecodeState, sampling: BatchSampling):
             return loop.propose(drafter, self.strategy.draft_length, state, sampling)
 
-        args = (self._drafter, state, self._sampling)
+        args = (self._drafter, state, self.sampling)
         return self._program(DRAFT, function, args, donate=1)(*args)
 
     def finish(
@@ -157,8 +170,8 @@ class Rounds:
             )
 
         masks = self.compiler.put(allowed)
-        args = (self._target, self._drafter, state, draft, self._sampling, masks)
-        out, masked = _shardings(state), allowed is not None
+        args = (self._target, self._drafter, state, draft, self.sampling, masks)
+        out, masked = shardings(state), allowed is not None
         return self._program(VERIFY, function, args, donate=2, out=out, more=masked)(*args)
 
     def _program(
@@ -172,7 +185,7 @@ class Rounds:
     ) -> Callable:
         donated = () if donate is None else (donate,)
         return self.compiler.program(
-            (name, (self._key, more)), function, args, donate=donated, out_shardings=out
+            (name, (self.key, more)), function, args, donate=donated, out_shardings=out
         )
 
 
@@ -182,6 +195,6 @@ def bytes_beside_arguments(program: jax.stages.Compiled) -> int:
     return size.output_size_in_bytes - size.alias_size_in_bytes + size.temp_size_in_bytes
 
 
-def _shardings(state: DecodeState) -> Any:
+def shardings(state: Any) -> Any:
     """Where a state lies: what comes out of one call goes into the next."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)

@@ -17,12 +17,13 @@ from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.draft_model import catch_up, draft_on
-from spec_jax.engine.programs import Compiler
+from spec_jax.engine.programs import Compiler, shardings
 from spec_jax.engine.requests import Bucket, Request
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
 from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sharding.rows import join_rows
 from spec_jax.text.translation import TextTranslator
 
 
@@ -38,42 +39,74 @@ class UniversalText:
     def __init__(self, model: Model, translator: TextTranslator, lookahead: int):
         self.model, self.translator, self.lookahead = model, translator, lookahead
 
-    def begin(
-        self, compiler: Compiler, requests: Sequence[Request], bucket: Bucket
-    ) -> "UniversalTextBatch":
-        """Reads the prompts in the drafter's tokens."""
-        return UniversalTextBatch(self, compiler, requests, bucket)
+    def begin(self, compiler: Compiler, bucket: Bucket) -> "UniversalTextBatch":
+        """Makes room for a batch that requests will join."""
+        return UniversalTextBatch(self, compiler, bucket)
 
 
 class UniversalTextBatch:
     """One batch: its rows' translations, and the drafter's cache."""
 
-    def __init__(
-        self, parent: UniversalText, compiler: Compiler, requests: Sequence[Request], bucket: Bucket
-    ):
+    def __init__(self, parent: UniversalText, compiler: Compiler, bucket: Bucket):
         self._model, self._lookahead = parent.model, parent.lookahead
-        self._compiler = compiler
-        self._rows = [parent.translator.row() for _ in requests]
+        self._translator, self._compiler = parent.translator, compiler
+        self._rows = [parent.translator.row() for _ in range(bucket.batch)]
         self._known = np.zeros((bucket.batch,), np.int64)
         # Another tokenizer may need more tokens for the same text; a row that outgrows the room is
         # drafted for no more.
         self._tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
         self._lengths = np.ones((bucket.batch,), np.int32)
-        for row, request in enumerate(requests):
-            self._learn(row, request.prompt_token_ids)
         sampling = BatchSampling.stack(
             [SamplingParams()] * bucket.batch, self._model.config.vocab_size
         )
         self._sampling = compiler.put(sampling)
-        tokens, lengths = compiler.put((self._tokens, self._lengths))
-        self._key = (bucket.batch, self._tokens.shape[1])
-        begin = compiler.program(
-            ("the reading of prompts by the drafter", (self._key, bucket.block)),
-            _begin,
-            (self._model, tokens, lengths),
-            (bucket.block,),
+        self._key, self._block = self._tokens.shape, bucket.block
+        self._cache: KVCache | None = None
+
+    def join(
+        self,
+        group: Sequence[int | None],
+        requests: Sequence[Request],
+        slots: Int[np.ndarray, "shards joining"],
+    ) -> None:
+        """Reads the prompts of requests in the drafter's tokens.
+
+        Args:
+          group: the slot that each request takes, or None if it is padding.
+          requests: whose prompts they are.
+          slots: `group` as `join_rows` takes it.
+        """
+        tokens = np.zeros((len(group), self._tokens.shape[1]), np.int32)
+        lengths = np.ones((len(group),), np.int32)
+        for row, (slot, request) in enumerate(zip(group, requests, strict=True)):
+            if slot is not None:
+                self._rows[slot] = self._translator.row()
+                self._known[slot], self._lengths[slot] = 0, 1
+                self._learn(slot, request.prompt_token_ids)
+                tokens[row], lengths[row] = self._tokens[slot], self._lengths[slot]
+        rows = self._read("the reading of prompts by the drafter", tokens, lengths, self._block)
+        if self._cache is None:
+            free = np.zeros_like(self._tokens), np.ones_like(self._lengths)
+            self._cache = self._read("an empty cache of the drafter", *free, block=0)
+        join = self._compiler.program(
+            ("the joining of the drafter's rows", (self._key, len(group))),
+            join_rows,
+            (self._cache, slots, rows),
+            donate=(0,),
+            out_shardings=shardings(self._cache),
         )
-        self._cache = begin(self._model, tokens, lengths)
+        self._cache = join(self._cache, slots, rows)
+
+    def _read(
+        self,
+        name: str,
+        tokens: Int[np.ndarray, "rows length"],
+        lengths: Int[np.ndarray, " rows"],
+        block: int,
+    ) -> KVCache:
+        args = (self._model, *self._compiler.put((tokens, lengths)))
+        key = (name, (tokens.shape, block))
+        return self._compiler.program(key, _begin, args, (block,))(*args)
 
     def propose(
         self,

@@ -1,6 +1,7 @@
 """Sampling parameters as arrays: one entry a row."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,33 @@ from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.config import SamplingParams
 from spec_jax.sharding.pytree import pytree
+
+
+class Room(NamedTuple):
+    """Sizes of the arrays that hold what a request may have several of: powers of two, static.
+
+    Attributes:
+      stops: stop tokens of a row.
+      words: bad words of a row.
+      longest: tokens of a bad word.
+    """
+
+    stops: int
+    words: int
+    longest: int
+
+    @classmethod
+    def of(
+        cls,
+        stop_token_ids: Sequence[Sequence[int]],
+        bad_words: Sequence[Sequence[Sequence[int]]],
+    ) -> "Room":
+        """What holds all of these requests."""
+        return cls(
+            stops=_room(map(len, stop_token_ids)),
+            words=_room(map(len, bad_words)),
+            longest=_room(len(word) for words in bad_words for word in words),
+        )
 
 
 @pytree
@@ -40,6 +68,7 @@ class BatchSampling:
         vocab_size: int,
         stop_token_ids: Sequence[Sequence[int]] = (),
         bad_words: Sequence[Sequence[Sequence[int]]] = (),
+        room: Room | None = None,
     ) -> "BatchSampling":
         """One array entry per request.
 
@@ -48,9 +77,11 @@ class BatchSampling:
           vocab_size: the model's.
           stop_token_ids: what ends each request, end-of-sequence tokens included.
           bad_words: the token sequences that `SamplingParams.bad_words` means. Both may be
-            shorter than `rows`: further rows have none. Their sizes are rounded up to powers of
-            two, so that few programs are compiled.
+            shorter than `rows`: further rows have none.
+          room: sizes of the arrays of both, at least those that these requests need, which are
+            the default. Rows that are to join one batch must have the same.
         """
+        room = room or Room.of(stop_token_ids, bad_words)
 
         def column(name: str, dtype: type) -> Array:
             return jnp.asarray(np.array([getattr(row, name) for row in rows], dtype))
@@ -59,14 +90,13 @@ class BatchSampling:
         for i, row in enumerate(rows):
             for token, value in row.logit_bias.items():
                 bias[i, token] = value
-        stops = np.full((len(rows), _room(map(len, stop_token_ids))), -1, np.int32)
+        stops = np.full((len(rows), room.stops), -1, np.int32)
         for i, ids in enumerate(stop_token_ids):
             stops[i, : len(ids)] = ids
-        longest = _room(len(word) for words in bad_words for word in words)
-        banned = np.full((len(rows), _room(map(len, bad_words)), longest), -1, np.int32)
+        banned = np.full((len(rows), room.words, room.longest), -1, np.int32)
         for i, words in enumerate(bad_words):
             for j, word in enumerate(words):
-                banned[i, j, longest - len(word) :] = word
+                banned[i, j, room.longest - len(word) :] = word
         return cls(
             temperature=jnp.asarray(_temperatures(rows)),
             # A top_k past the vocabulary keeps all of it, however large the number.
@@ -114,5 +144,5 @@ def _temperatures(rows: Sequence[SamplingParams]) -> np.ndarray:
 
 
 def _room(sizes) -> int:
-    """The power of two that holds all sizes, at least 4."""
+    """The power of two that holds all sizes, at least 4, so that few programs are compiled."""
     return max(4, 1 << (max(sizes, default=1) - 1).bit_length())

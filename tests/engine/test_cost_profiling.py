@@ -31,7 +31,7 @@ def state_of(policy, room):
         cache=cache,
         drafter=None,
         draft_length=policy.init(batch),
-        counters=Counters.zeros(batch, policy.num_speculative_tokens),
+        counters=Counters.zeros(batch, policy.num_speculative_tokens, 64),
     )
 
 
@@ -42,10 +42,10 @@ class Rounds:
         self.now, self.forced, self.first = 100.0, [], True
         monkeypatch.setattr(pacing, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
-    def __call__(self, state, rounds):
+    def __call__(self, state, rounds, min_running=1):
         for _ in range(rounds):
             running = state.finish == RUNNING
-            if not running.any():
+            if running.sum() < min_running:
                 break
             forced = int(state.draft_length.forced)
             self.forced.append(forced)
@@ -71,7 +71,7 @@ def rounds(monkeypatch):
 def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
     state = pacer.begin("loop", state_of(pacer.policy, [50, 0]))
-    state = pacer.advance("loop", state, 3, rounds)
+    state = pacer.advance("loop", state, 3, 1, rounds)
     measured = (pacing.ROUNDS_EACH + 1) * 4
     assert rounds.forced == [0, 1, 2, 4] * (pacing.ROUNDS_EACH + 1) + [-1] * 3
     assert measured == 16
@@ -81,10 +81,10 @@ def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
     # Never again for this loop; the next batch starts with what is known.
     state = pacer.begin("loop", state_of(pacer.policy, [50]))
     np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
-    pacer.advance("loop", state, 5, rounds)
+    pacer.advance("loop", state, 5, 1, rounds)
     assert rounds.forced[16:] == [-1] * 8
     # Another loop has costs of its own.
-    pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [50])), 1, rounds)
+    pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [50])), 1, 1, rounds)
     assert rounds.forced[24:40] == [0, 1, 2, 4] * 4
     assert set(pacer.costs) == {"loop", "other"}
 
@@ -94,14 +94,14 @@ def test_short_requests_postpone_what_they_have_no_room_to_measure(rounds):
     policy_costs = np.asarray(pacer.policy.init(1).costs)
     for room in (3, 3):
         state = pacer.begin("loop", state_of(pacer.policy, [room]))
-        state = pacer.advance("loop", state, 100, rounds)
+        state = pacer.advance("loop", state, 100, 1, rounds)
         assert state.finish.tolist() == [LENGTH] and int(state.draft_length.forced) == -1
         np.testing.assert_array_equal(state.draft_length.costs, policy_costs)
     # Of three tokens two rounds could be measured; the next request takes the third choice.
     assert rounds.forced == [0, 1, -1, 2, -1, -1]
     assert "loop" not in pacer.costs
     state = pacer.begin("loop", state_of(pacer.policy, [60]))
-    pacer.advance("loop", state, 1, rounds)
+    pacer.advance("loop", state, 1, 1, rounds)
     assert rounds.forced[6:] == [4] + [0, 1, 2, 4] * 3 + [-1]
     np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
 
@@ -120,7 +120,8 @@ def test_a_new_batch_starts_from_the_acceptances_of_those_before(rounds):
             judged=jnp.float32([20.0, 10.0, 90.0]),
         )
         state = dataclasses.replace(state, draft_length=pace)
-        pacer.advance("loop", state, 100, rounds)
+        state = pacer.advance("loop", state, 100, 1, rounds)
+        pacer.learn(state, [0, 1, 2])
         state = pacer.begin("loop", state_of(pacer.policy, [30, 30, 0]))
         rates.append(float(rate(state)[0]))
         assert len(set(rate(state).tolist())) == 1
@@ -128,11 +129,25 @@ def test_a_new_batch_starts_from_the_acceptances_of_those_before(rounds):
     assert 0.1 < rates[-1] < 0.11
 
 
-def test_an_unfinished_batch_teaches_nothing_yet(rounds):
+def test_a_slot_that_has_become_free_does_not_wait_for_the_measuring_to_end(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
-    state = pacer.begin("loop", state_of(pacer.policy, [50]))
-    before = pacer.begin("loop", state_of(pacer.policy, [50])).draft_length.accepted
-    pace = dataclasses.replace(state.draft_length, accepted=jnp.float32([0.0]))
-    pacer.advance("loop", dataclasses.replace(state, draft_length=pace), 2, rounds)
-    after = pacer.begin("loop", state_of(pacer.policy, [50])).draft_length.accepted
-    assert before.tolist() == after.tolist()
+    state = pacer.begin("loop", state_of(pacer.policy, [50, 6]))
+    state = pacer.advance("loop", state, 100, 2, rounds)
+    assert rounds.forced == [0, 1, 2, 4, 0, 1] and "loop" not in pacer.costs
+    assert state.finish.tolist() == [RUNNING, LENGTH] and int(state.draft_length.forced) == -1
+    pacer.advance("loop", state, 1, 1, rounds)
+    assert rounds.forced[6:] == [2, 4] + [0, 1, 2, 4] * 2 + [-1]
+    np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
+
+
+def test_rows_teach_by_themselves_and_only_when_they_have_finished(rounds):
+    pacer = pacing.CostProfiler(Adaptive(4))
+    state = pacer.begin("loop", state_of(pacer.policy, [50, 50]))
+    first = lambda: float(pacer.begin("loop", state_of(pacer.policy, [1])).draft_length.accepted[0])  # noqa: E731
+    before = first()
+    pace = dataclasses.replace(state.draft_length, accepted=jnp.float32([0.0, 3.0]))
+    state = dataclasses.replace(state, draft_length=pace)
+    state = pacer.advance("loop", state, 2, 1, rounds)
+    assert first() == before
+    pacer.learn(state, [0])  # as a stop string ends it, while the other goes on
+    assert first() < before
