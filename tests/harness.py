@@ -161,6 +161,34 @@ def run(engine, requests, *, rounds=10_000):
     return completions(finish(engine.start(requests), rounds=rounds), requests)
 
 
+def drive(engine, requests, rows, choose):
+    """Decodes requests that join when and where `choose(low, high)` says.
+
+    Returns each one's tokens and why it ended.
+    """
+    batch, waiting, running, said = engine.open(requests, rows), list(requests), {}, {}
+    slots = batch.slots(rows)
+    while waiting or running:
+        free = [slot for slot in slots if slot not in running]
+        least = 0 if running else 1
+        entering = {}
+        for _ in range(choose(least, min(len(free), len(waiting))) if free and waiting else 0):
+            slot = free.pop(choose(0, len(free) - 1))
+            entering[slot] = waiting.pop(choose(0, len(waiting) - 1))
+        if entering:
+            batch.join(entering)
+            running.update(entering)
+        batch.advance(choose(1, 5), choose(1, len(running)))
+        view = batch.view
+        for slot, each in list(running.items()):
+            if view.finish[slot]:
+                begin = len(each.prompt_token_ids)
+                text = view.tokens[slot, begin : view.lengths[slot]].tolist()
+                said[id(each)] = text, int(view.finish[slot])
+                del running[slot]
+    return [said[id(each)] for each in requests]
+
+
 def chi_square(observed, probabilities):
     """The p-value of counts against exact probabilities, rare cells merged."""
     observed, expected = observed.ravel(), probabilities.ravel() * observed.sum()

@@ -18,7 +18,7 @@ from spec_jax.engine.requests import Request
 from spec_jax.testing import tiny_model
 from spec_jax.text.grammar import Grammar
 from tests.grammars import random_grammars
-from tests.harness import completions, finish, request
+from tests.harness import completions, drive, finish, request
 from tests.often import often
 from tests.text.test_grammar import COMPILER, ENDS, ROWS, TOKENIZER
 
@@ -98,6 +98,20 @@ def test_a_thousand_random_grammars_are_never_violated(method):
     wrong, whole, kept = violations(method, random_grammars(1000, seed=7))
     print(f"{method}: {whole} of 1000 ended whole, {kept} drafted tokens kept")
     assert wrong == [] and whole > 900 and kept > 200
+
+
+@pytest.mark.parametrize("method", often(METHODS, [*METHODS][:1]))
+def test_rows_with_a_grammar_join_and_leave_beside_rows_without(method):
+    random = np.random.default_rng(5)
+    several = [each.params if i % 3 else {} for i, each in enumerate(random_grammars(9, seed=5))]
+
+    def rows():  # grammars advance with their rows
+        return [row(params, i) for i, params in enumerate(several)]
+
+    expected = [drive(engine_of(method), [each], 1, max)[0] for each in rows()]
+    for _ in range(2):
+        choose = lambda low, high: int(random.integers(low, high + 1))  # noqa: E731
+        assert drive(engine_of(method), rows(), 4, choose) == expected
 
 
 @functools.cache
