@@ -32,8 +32,7 @@ def main() -> None:
     draw = random.Random(0)
     prompts = [f"Tell me about {TOPICS[i % len(TOPICS)]}, part {i}." for i in range(args.prompts)]
     params = [
-        SamplingParams(max_tokens=draw.randint(SHORTEST, LONGEST), ignore_eos=True)
-        for _ in prompts
+        SamplingParams(max_tokens=draw.randint(SHORTEST, LONGEST), ignore_eos=True) for _ in prompts
     ]
     llm = LLM(
         str(RECIPE),

@@ -25,6 +25,7 @@ from spec_jax.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
 
+
 class LLM:
     """A target model, decoded with or without speculation.
 

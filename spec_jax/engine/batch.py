@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from spec_jax import distributed
-from spec_jax.decoding.state import RUNNING, STOP, Counters, DecodeState
+from spec_jax.decoding.state import RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Draft
 from spec_jax.engine.admission import PADDING, Admission, Rows
 from spec_jax.engine.cost_profiling import CostProfiler
@@ -27,13 +28,13 @@ class View:
       tokens: int32 [batch, length], prompt and output.
       lengths: int32 [batch].
       finish: int32 [batch], RUNNING or why the row ended.
-      counters: what the rounds did; of NumPy's arrays, too.
+      counters: what the rounds did.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     finish: np.ndarray
-    counters: Counters
+    counters: Any
 
     def work(self, slot: int) -> "Work":
         """What the rounds of a row came to."""

@@ -124,7 +124,7 @@ class Engine:
         sampling = admission.sampling([], bucket.batch)
         key = signature(bucket.capacity, sampling)
         rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy, key, sampling)
-        host = self._host and self._host.begin(self.compiler, bucket)
+        host = None if self._host is None else self._host.begin(self.compiler, bucket)
         return Batch(admission, rounds, host, self.cost_profiler, on_draft)
 
     @property

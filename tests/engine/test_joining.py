@@ -13,8 +13,8 @@ from spec_jax.config import SamplingParams
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.state import ERROR
 from spec_jax.engine import engine as engine_module
-from spec_jax.engine import programs
 from spec_jax.engine.programs import JOIN
+from spec_jax.models.model import Model
 from spec_jax.sharding.rows import join_rows
 from spec_jax.testing import tiny_model
 from tests import quick
@@ -38,12 +38,12 @@ OWN = [
 
 
 def requests_of(seed):
-    """Eight requests, every other one hostile, with prompts of 1 to 40 tokens."""
+    """Eight requests, every other one hostile, with prompts of 1 to 33 tokens."""
     random = np.random.default_rng(seed)
     kinds = [OWN[i // 2 % len(OWN)] if i % 2 else HOSTILE[i // 2 % len(HOSTILE)] for i in range(8)]
     return [
         request(
-            random.integers(0, VOCAB, random.integers(1, 41)).tolist(),
+            random.integers(0, VOCAB, random.integers(1, 34)).tolist(),
             params,
             stop_token_ids=(5,) if i % 3 == 0 else (),
             bad_words=[[int(random.integers(VOCAB))], [1, 2]] if i % 3 == 1 else (),
@@ -127,7 +127,7 @@ def test_rows_join_slots_of_their_own_shard_and_padding_joins_nothing():
 
 def test_joining_updates_the_batch_in_place(monkeypatch):
     """One program for all slots, which overwrites the batch's buffers and copies none of them."""
-    monkeypatch.setattr(programs, "compiler_options", quick.OPTIMIZED)
+    monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)
     deep = tiny_model(0, num_layers=4, max_position=8192)
     engine = make_engine("self", deep, lookahead=2, max_len=8192)
     params = SamplingParams(max_tokens=4000)
