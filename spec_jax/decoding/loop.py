@@ -18,7 +18,7 @@ from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import by_blocks, prefill
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.rows import join_rows
+from spec_jax.sharding.rows import fill_rows, join_rows
 
 
 def start(
@@ -82,6 +82,28 @@ def _prefill_with_states(
     carry = (cache, target.new_states(*tokens.shape))
     cache, states = by_blocks(read, tokens, lengths, carry, block)
     return cache.with_lengths(jnp.maximum(lengths - 1, 0)), states
+
+
+def vacant(policy: DraftLengthPolicy, rows: DecodeState, shards: int, batch: int) -> DecodeState:
+    """A state of `batch` free slots, which other rows may `join`.
+
+    Args:
+      policy: the draft-length policy.
+      rows: what `start` made of some prompts; a free slot is one of them, finished.
+      shards: of the batch; static.
+      batch: slots; static.
+    """
+    filled = fill_rows(dataclasses.replace(rows, draft_length=None), shards, batch)
+    ones = [jnp.ones((batch,), jnp.int32) for _ in range(3)]  # donated: none may be shared
+    return dataclasses.replace(
+        filled,
+        draft_length=policy.init(batch),
+        lengths=ones[0],
+        prompt_lengths=ones[1],
+        max_lengths=ones[2],
+        finish=jnp.full((batch,), LENGTH, jnp.int32),
+        cache=filled.cache.with_lengths(jnp.zeros((batch,), jnp.int32)),
+    )
 
 
 def join(

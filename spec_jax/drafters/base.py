@@ -138,10 +138,10 @@ class Drafter(Protocol):
         block: int,
         inputs: Any = None,
     ) -> Any:
-        """The state after the prompts.
+        """The state after the prompts: arrays that have the rows along axis 0.
 
-        `block` is the width that prompts are read in, or 0 where all rows are padding and nothing
-        is read; `inputs` is what the drafter's host side knows about the requests, if it has one.
+        `block` is the width that prompts are read in; `inputs` is what the drafter's host side
+        knows about the requests, if it has one.
         """
         ...
 
@@ -156,7 +156,6 @@ class Drafter(Protocol):
     def join(self, state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
         """Puts rows into slots of a running state; `rows` is what `init` made of their prompts.
 
-        Where every array of the state has one entry a row along axis 0, it is `join_rows`, which
-        says what `slots` are.
+        `join_rows` does it, and says what `slots` are.
         """
         ...

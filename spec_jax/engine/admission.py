@@ -1,7 +1,8 @@
 """How requests enter a batch: their prompts are read apart, and the rows join it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +50,7 @@ class Reader:
       drafter: what reads them besides.
       policy: the draft-length policy.
       inputs: what the drafter must be told.
+      headroom: of the target's cache, for a width that prompts are read in.
       keep_states: whether the target's hidden states are kept.
     """
 
@@ -57,25 +59,17 @@ class Reader:
     drafter: Drafter
     policy: DraftLengthPolicy
     inputs: Inputs
+    headroom: Callable[[int], int]
     keep_states: bool = False
 
     def program(
         self, requests: Sequence[Request], bucket: Bucket
     ) -> tuple[jax.stages.Compiled, tuple]:
         """The compiled reading of prompts, and the arguments that these requests give it."""
-        args = self._arguments(requests, bucket)
-        return self.compiler.program((PREFILL, bucket), self._start, args, (bucket.block,)), args
-
-    def empty(self, bucket: Bucket, rows: DecodeState) -> DecodeState:
-        """A state of finished rows, placed as `rows` are; nothing is read."""
-        key = (EMPTY, dataclasses.replace(bucket, block=0))
-        args, out = self._arguments([], bucket), shardings(rows)
-        return self.compiler.program(key, self._start, args, (0,), out_shardings=out)(*args)
-
-    def _arguments(self, requests: Sequence[Request], bucket: Bucket) -> tuple:
         put = self.compiler.put
         arrays, inputs = put(pad(requests, bucket)), put(self.inputs(requests, bucket))
-        return self.target, self.drafter, arrays, inputs
+        args = (self.target, self.drafter, arrays, inputs)
+        return self.compiler.program((PREFILL, bucket), self._start, args, (bucket.block,)), args
 
     def _start(
         self, target: Model, drafter: Drafter, arrays: dict, inputs: Any, block: int
@@ -85,6 +79,7 @@ class Reader:
             drafter,
             self.policy,
             block=block,
+            headroom=self.headroom(block),
             inputs=inputs,
             keep_states=self.keep_states,
             **arrays,
@@ -106,6 +101,11 @@ class Admission:
         self.bucket, self.together = bucket, together
         self._reader, self._shards, self._room = reader, shards, room
         self._compiler = reader.compiler
+
+    def key(self, rows: Rows) -> Hashable:
+        """All that the rounds of a batch of such rows are compiled for."""
+        leaves, structure = jax.tree.flatten((rows.state, rows.sampling))
+        return self.bucket.batch, structure, tuple(leaf.shape[1:] for leaf in leaves)
 
     def slots(self, count: int) -> list[int]:
         """Which slots to use for `count` rows: about as many of each shard."""
@@ -150,8 +150,15 @@ class Admission:
 
     def empty(self, rows: Rows) -> Rows:
         """A batch that has nothing but free slots, placed as `rows` are."""
-        state = self._reader.empty(self.bucket, rows.state)
-        return Rows(state, self.sampling([], self.bucket.batch))
+        args, static = (rows.state,), (self._shards, self.bucket.batch)
+        program = self._compiler.program(
+            (EMPTY, (self.key(rows), self.together)),
+            functools.partial(loop.vacant, self._reader.policy),
+            args,
+            static,
+            out_shardings=shardings(rows.state),
+        )
+        return Rows(program(*args), self.sampling([], self.bucket.batch))
 
     def join(self, batch: Rows, group: Sequence[int | None], rows: Rows) -> Rows:
         """Puts rows into the slots of one of `groups`; the batch's buffers are overwritten."""
@@ -161,7 +168,7 @@ class Admission:
             self.places(group),
             (rows.state, rows.sampling),
         )
-        key = (JOIN, (self.together, *signature(self.bucket.capacity, batch.sampling)))
+        key = (JOIN, (self.key(batch), self.together))
         join = self._compiler.program(
             key, self._join, args, donate=(1,), out_shardings=shardings(args[1])
         )
@@ -189,9 +196,3 @@ class Admission:
                 self._room,
             )
         )
-
-
-def signature(capacity: int, sampling: BatchSampling) -> tuple:
-    """All that a batch's rounds are compiled for."""
-    leaves, structure = jax.tree.flatten(sampling)
-    return capacity, structure, tuple(leaf.shape for leaf in leaves)

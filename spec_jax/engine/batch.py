@@ -158,6 +158,7 @@ class Batch:
         """Reads the prompts of one call, and puts the rows into their slots."""
         asked = [PADDING if slot is None else requests[slot] for slot in group]
         rows = self._admission.read(asked)
+        self._rounds.key = self._admission.key(rows)
         rows = dataclasses.replace(rows, state=self._with_costs(rows.state))
         if self._admission.is_whole(group) and not self._running:
             self._rows = rows  # nothing else is in the batch

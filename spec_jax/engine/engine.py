@@ -9,7 +9,7 @@ from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import DraftLengthPolicy
 from spec_jax.decoding.score import entries_per_round
 from spec_jax.drafters.base import Draft, Drafter
-from spec_jax.engine.admission import Admission, Inputs, Reader, signature
+from spec_jax.engine.admission import Admission, Inputs, Reader
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.cost_profiling import CostProfiler
 from spec_jax.engine.host_rounds import HostDrafter
@@ -121,9 +121,7 @@ class Engine:
             [request.bad_words for request in requests],
         )
         admission = Admission(self._reader, bucket, together, self._shards, room)
-        sampling = admission.sampling([], bucket.batch)
-        key = signature(bucket.capacity, sampling)
-        rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy, key, sampling)
+        rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy)
         host = None if self._host is None else self._host.begin(self.compiler, bucket)
         return Batch(admission, rounds, host, self.cost_profiler, on_draft)
 
@@ -135,6 +133,7 @@ class Engine:
             self.drafter,
             self.strategy.draft_length,
             self.inputs,
+            self._headroom,
             self._keep_states,
         )
 

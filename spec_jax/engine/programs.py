@@ -116,21 +116,23 @@ class Rounds:
       compiler: what compiles them.
       models: the target and the drafter.
       strategy: how they are used.
-      key: all that the shapes depend on.
-      sampling: the batch's parameters; they change when rows join.
+
+    Attributes:
+      key: all that the shapes depend on; set when the first rows join.
+      sampling: the batch's parameters; they change whenever rows join.
     """
+
+    key: Hashable
+    sampling: BatchSampling
 
     def __init__(
         self,
         compiler: Compiler,
         models: tuple[Model, Drafter],
         strategy: loop.Strategy,
-        key: Hashable,
-        sampling: BatchSampling,
     ):
         self.compiler, self.strategy = compiler, strategy
         self._target, self._drafter = models
-        self.key, self.sampling = key, sampling
 
     def decode(self, state: DecodeState, rounds: int, min_running: int = 1) -> DecodeState:
         """At most `rounds` rounds, all on the device, and none with less rows running."""

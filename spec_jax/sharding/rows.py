@@ -1,8 +1,9 @@
-"""Rows that join a running batch: arrays whose leading axis is the batch."""
+"""Rows that join a running batch: trees of arrays whose leading axis is the batch."""
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 
@@ -32,3 +33,19 @@ def join_rows(state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any
         return write(sharded, slots, new).reshape(leaf.shape)
 
     return jax.tree.map(join, state, rows)
+
+
+def fill_rows(rows: Any, shards: int, batch: int) -> Any:
+    """A state of `batch` entries along axis 0, as `join_rows` takes it: copies of given rows.
+
+    Args:
+      rows: arrays whose leading axis is the rows; a shard copies its own first one.
+      shards: of the batch.
+      batch: entries, a multiple of the shards.
+    """
+
+    def fill(leaf: Array) -> Array:
+        first = leaf.reshape(shards, len(leaf) // shards, *leaf.shape[1:])[:, :1]
+        return jnp.repeat(first, batch // shards, axis=1).reshape(batch, *leaf.shape[1:])
+
+    return jax.tree.map(fill, rows)
