@@ -16,11 +16,11 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.programs import DECODE
+from spec_jax.engine.programs import DECODE, JOIN
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.sharding import Layout, Rule
-from tests.harness import completions, finish, request
+from tests.harness import completions, drive, finish, request
 from tests.often import often
 
 FILES = sorted((Path(__file__).parents[2] / "sharding").glob("*.toml"))
@@ -133,6 +133,32 @@ def test_tokens_are_those_of_one_device(mesh, how):
 def test_tokens_are_those_of_one_device_in_the_whole_grid(mesh, how):
     target, draft = placed(mesh)
     assert decode(*how, target, draft, (1, 4)) == ALONE(*how, batches=(1, 4))
+
+
+def test_rows_join_and_leave_on_a_mesh_and_no_cache_travels():
+    """Two slots on each of two shards of the batch: a row is read where its slot is."""
+
+    def decoded(target, draft):
+        engine = Engine(target, DraftModel(draft, 3), Constant(3), max_model_len=256)
+        random = np.random.default_rng(0)
+        requests = [
+            request(
+                random.integers(0, VOCAB, 3 + 5 * i).tolist(),
+                SamplingParams(max_tokens=5 + 4 * i, temperature=0.8 * (i % 2)),
+                seed=i,
+            )
+            for i in range(6)
+        ]
+        choose = lambda low, high: int(random.integers(low, high + 1))  # noqa: E731
+        return drive(engine, requests, 4, choose), engine
+
+    expected, _ = decoded(TARGET, DRAFT)
+    found, engine = decoded(*placed("mixed-4"))
+    assert found == expected
+    programs = engine.compiler._programs.items()
+    (program,) = (each for (name, _), each in programs if name == JOIN)
+    for shape, kind in collectives(program.as_text()):  # of some counters, but of no cache
+        assert len(re.findall(r"\d+", shape.split("{")[0])) <= 3, (kind, shape)
 
 
 @functools.cache
