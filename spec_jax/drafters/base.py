@@ -140,8 +140,8 @@ class Drafter(Protocol):
     ) -> Any:
         """The state after the prompts: arrays that have the rows along axis 0.
 
-        `block` is the width that prompts are read in; `inputs` is what the drafter's host side
-        knows about the requests, if it has one.
+        `block` is how many tokens of a prompt are read at a time; `inputs` is what the drafter's
+        host side knows about the requests, if it has one.
         """
         ...
 

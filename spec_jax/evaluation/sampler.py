@@ -95,4 +95,3 @@ def _rows_at_once(engine: Engine, length: int) -> int:
     distributions = 16 * (lookahead + 1) * model.config.vocab_size * 4
     most = max(1, BATCH_BYTES // (2 * cached + distributions))
     return min(MOST_ROWS, 1 << most.bit_length() - 1)
-
