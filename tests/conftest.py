@@ -29,10 +29,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # Shapes and types in annotations are checked at every call.
 install_import_hook("spec_jax", "beartype.beartype")
 
-from spec_jax.models.model import Model
 from tests import quick
 
-Model.compiler_options = property(quick.compiler_options)
+quick.compile_quickly()
 
 # The same examples in every run: a failure is then the change's own. Compiling takes longer than
 # any deadline.
