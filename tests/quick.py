@@ -1,7 +1,7 @@
 """Programs of tests run once or twice, so XLA compiles them quickly and they run slower.
 
-On CPU this takes less than half of the processor time. Tests that read a compiled program, and those
-that decode real weights for long, compile as users do.
+On CPU this takes less than half of the processor time. Tests that read a compiled program, and
+those that decode real weights for long, compile as users do.
 """
 
 import os

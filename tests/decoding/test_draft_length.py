@@ -245,7 +245,7 @@ def test_the_oracle_counts_what_was_accepted_and_nothing_else():
 @pytest.fixture(scope="module")
 def forced_engine():
     engine = make_engine("self", TARGET, lookahead=3, policy=Adaptive(3))
-    engine.pacer = None  # the tests force K themselves
+    engine.cost_profiler = None  # the tests force K themselves
     return engine
 
 
