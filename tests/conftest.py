@@ -10,6 +10,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # PyTorch and the tokenizers start a thread for each core; pytest-xdist already uses the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Compiled programs outlive a run, so that the next one is quick, and processes that tests start
+# share them. A bounded cache is also a locked one: without a bound JAX lets parallel workers read
+# entries that are still being written.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".cache" / "jax")
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 1024**3)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,13 +26,6 @@ from jaxtyping import install_import_hook
 jax.config.update("jax_num_cpu_devices", 16)  # meshes are emulated
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-# Compiled programs outlive a run, so that the next one is quick. A bounded cache is also a locked
-# one: without a bound JAX lets parallel workers read entries that are still being written.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
-    jax.config.update("jax_compilation_cache_max_size", 2 * 1024**3)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 # Shapes and types in annotations are checked at every call.
 install_import_hook("spec_jax", "beartype.beartype")

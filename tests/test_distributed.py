@@ -47,7 +47,6 @@ def start(number: int, count: int, port: int, *arguments: str, command=SPEC_JAX)
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(number),
-        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
     }
     return subprocess.Popen(
         [*command, *arguments],

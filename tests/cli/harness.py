@@ -11,8 +11,6 @@ import sys
 import termios
 from types import SimpleNamespace
 
-import jax
-
 from spec_jax import LLM, RequestOutput
 from spec_jax.cli import main
 from spec_jax.outputs import SpeculativeMetrics, StreamChunk, Usage
@@ -37,10 +35,8 @@ def failure(capsys, *argv) -> str:
 
 
 def spawn(*argv, env=None, **options) -> subprocess.Popen:
-    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs")
-    cache = {f"JAX_{name.upper()}": str(getattr(jax.config, f"jax_{name}")) for name in names}
     command = [sys.executable, "-m", "spec_jax", *map(str, argv)]
-    return subprocess.Popen(command, env=os.environ | cache | (env or {}), **options)
+    return subprocess.Popen(command, env=os.environ | (env or {}), **options)
 
 
 class Stdin(io.TextIOWrapper):

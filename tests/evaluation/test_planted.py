@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from tests.evaluation.pairs import PROMPTS, write_pair, write_stranger
@@ -24,14 +23,12 @@ def stranger(tmp_path_factory):
 
 def audit(root, *flags):
     """Runs `spec-jax audit --json` of the package under a folder."""
-    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs")
-    cache = {f"JAX_{name.upper()}": str(getattr(jax.config, f"jax_{name}")) for name in names}
     prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
     command = [sys.executable, "-m", "spec_jax", "audit", "--json", *prompts, *map(str, flags)]
     result = subprocess.run(
         command,
         cwd=root,
-        env=os.environ | cache | {"PYTHONPATH": str(root)},
+        env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
     )
