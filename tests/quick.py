@@ -4,8 +4,11 @@ On CPU this takes less than half of the processor time. Tests that read a compil
 those that decode real weights for long, compile as users do.
 """
 
+import functools
 import os
 from typing import Any
+
+import jax
 
 from spec_jax.models.model import Model
 
@@ -20,6 +23,9 @@ XLA_DEFAULTS: dict[str, Any] = {
     "xla_cpu_use_fusion_emitters": True,
 }
 """What the flags above are without us."""
+
+optimized_jit = functools.partial(jax.jit, compiler_options=XLA_DEFAULTS)
+"""`jax.jit` for what a test runs so often that it pays: a million draws."""
 
 _chosen = Model.compiler_options
 

@@ -12,6 +12,7 @@ from scipy import stats
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Draft
 from spec_jax.sampling.draw import draw
+from tests.quick import optimized_jit
 
 DRAWS = 1_000_000
 VOCAB = 8
@@ -47,7 +48,7 @@ DISTRIBUTIONS = {
 
 
 def _draw_many(probs: np.ndarray, seed: int) -> np.ndarray:
-    @jax.jit
+    @optimized_jit
     def many(key, probs):
         rows = jnp.broadcast_to(probs, (DRAWS, VOCAB))
         return draw(jax.random.split(key, DRAWS), rows, jnp.bool_(True))
@@ -162,7 +163,9 @@ def _float32(arrays):
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays)
 
 
-@functools.partial(jax.jit, static_argnames=("rule", "one_hot", "length", "short_after", "count"))
+@functools.partial(
+    optimized_jit, static_argnames=("rule", "one_hot", "length", "short_after", "count")
+)
 def _rounds(key, p, q, rule: str, one_hot: bool, length: int, short_after: tuple, count: int):
     draft_keys, second_keys, verify_keys = (
         jax.random.split(each, count) for each in jax.random.split(key, 3)

@@ -16,13 +16,14 @@ from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Draft
 from spec_jax.planning.hlo import collectives
 from spec_jax.sampling.draw import blocks, draw, uniform
+from tests.quick import optimized_jit
 from tests.sampling.test_draws import LEAST_P_VALUE, _p_value
 
 VOCAB = 131_072
 YES = jnp.bool_(True)
 
 
-@functools.partial(jax.jit, static_argnames="count")
+@functools.partial(optimized_jit, static_argnames="count")
 def draws(key, weights, count):
     """Tokens of many rows of the same weights, 64 at a time."""
     rows = jnp.broadcast_to(weights, (64, *weights.shape))
@@ -73,7 +74,7 @@ def test_a_residual_of_two_heavy_tails_is_drawn():
     q = np.roll(p, 1)
     batch = 256
 
-    @jax.jit
+    @optimized_jit
     def rounds(keys):
         def one(keys):
             draft = Draft(
@@ -97,7 +98,7 @@ def test_a_residual_of_two_heavy_tails_is_drawn():
 
 def test_uniforms_have_every_exponent_and_every_mantissa():
     numbers = np.asarray(
-        jax.jit(lambda key: uniform(key, (2**22,), jnp.float32))(jax.random.key(4))
+        optimized_jit(lambda key: uniform(key, (2**22,), jnp.float32))(jax.random.key(4))
     )
     assert (numbers > 0).all() and (numbers < 1).all()
     mantissa, exponent = np.frexp(numbers.astype(np.float64))
