@@ -5,7 +5,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -51,6 +51,7 @@ class Program:
       least_collectives: the same with the branches of the fewest: greedy rows of no processors.
       compile_seconds: tracing and compiling.
       refusal: why it was refused, or empty.
+      text: the optimised program, as the compiler prints it.
     """
 
     memory_bytes: int | None
@@ -61,6 +62,7 @@ class Program:
     least_collectives: Counter[Collective]
     compile_seconds: float
     refusal: str = ""
+    text: str = field(default="", repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -193,4 +195,5 @@ def _compile(jitted: Any, *args: Any) -> Program:
         collectives=collectives(text),
         least_collectives=collectives(text, branch=min),
         compile_seconds=seconds,
+        text=text,
     )

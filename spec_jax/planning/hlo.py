@@ -39,9 +39,15 @@ class Collective(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Instruction:
+class Instruction:
+    """A line of a computation: `name = shape opcode(operands), attributes`.
+
+    `laid_out` is the shape with its layout, which also names memory apart from the main one.
+    """
+
     name: str
     shape: str
+    laid_out: str
     opcode: str
     operands: tuple[str, ...]
     constant: str
@@ -59,17 +65,20 @@ class _Instruction:
         ]
 
     def callee(self, role: str) -> str:
+        """The computation of a role, such as `body`."""
         found = re.search(rf"\b{role}=%?([\w.-]+)", self.attributes)
         assert found, f"{self.opcode} {self.name} has no {role}"
         return found[1]
 
 
 @dataclass
-class _Computation:
-    instructions: dict[str, _Instruction]
+class Computation:
+    """Instructions by name, of which `root` is the result."""
+
+    instructions: dict[str, Instruction]
     root: str = ""
 
-    def resolve(self, name: str) -> _Instruction | None:
+    def resolve(self, name: str) -> Instruction | None:
         """The instruction a value comes from, past those that hand it on unchanged."""
         seen = self.instructions.get(name)
         while seen and seen.opcode in ("copy", "copy-start", "copy-done", "bitcast"):
@@ -105,7 +114,7 @@ def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
       branch: `max` counts of every conditional the branch with the most collectives, `min` the one
         with the fewest.
     """
-    computations, entry = _parse(program)
+    computations, entry = parse(program)
     counted: dict[str, Counter[Collective]] = {}
 
     def count(name: str) -> Counter[Collective]:
@@ -115,7 +124,7 @@ def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
             )
         return counted[name]
 
-    def of(each: _Instruction) -> Counter[Collective]:
+    def of(each: Instruction) -> Counter[Collective]:
         kind = each.opcode.removesuffix("-start")
         if kind in KINDS:
             return Counter({Collective(kind, each.shape): 1})
@@ -138,7 +147,7 @@ def by_kind(counts: Counter[Collective]) -> dict[str, int]:
     return dict(sorted(kinds.items()))
 
 
-def _turns(computations: dict[str, _Computation], loop: _Instruction) -> int:
+def _turns(computations: dict[str, Computation], loop: Instruction) -> int:
     """How often a loop goes round; 1 if the program decides as it runs.
 
     Loops of a known number either say so, or count from one constant to another.
@@ -171,13 +180,13 @@ def _turns(computations: dict[str, _Computation], loop: _Instruction) -> int:
     return max(0, -(-(limit - begin) // by[0]))
 
 
-def _parse(program: str) -> tuple[dict[str, _Computation], str]:
+def parse(program: str) -> tuple[dict[str, Computation], str]:
     """The computations by name, and the name of the one that is run."""
-    computations: dict[str, _Computation] = {}
-    current, entry = _Computation({}), ""
+    computations: dict[str, Computation] = {}
+    current, entry = Computation({}), ""
     for line in program.splitlines():
         if head := _HEAD.match(line):
-            current = computations[head[2]] = _Computation({})
+            current = computations[head[2]] = Computation({})
             entry = head[2] if head[1] else entry
         elif name := _NAME.match(line):
             instruction = _instruction(name[2], line[name.end() :])
@@ -186,15 +195,16 @@ def _parse(program: str) -> tuple[dict[str, _Computation], str]:
     return computations, entry
 
 
-def _instruction(name: str, text: str) -> _Instruction:
+def _instruction(name: str, text: str) -> Instruction:
     """An instruction: `SHAPE opcode(operands), attributes`."""
     words = _top_level(text, " ")
     shape = next(words)
     opcode, _, inside = text[len(shape) + 1 :].partition("(")
     operands = next(_top_level(inside, ")"))
-    return _Instruction(
+    return Instruction(
         name=name,
         shape=_LAYOUT.sub("", shape),
+        laid_out=shape,
         opcode=opcode,
         operands=tuple(_OPERAND.findall(operands)),
         constant=operands if opcode == "constant" else "",
