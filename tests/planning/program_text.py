@@ -33,7 +33,7 @@ def moved_in_loops(program: str) -> Counter[tuple[int, ...]]:
     """The sizes of the arrays that loops copy or transpose, and by how many instructions.
 
     What stands inside a fusion and is not its result takes no memory, and does not count. Nor does
-    what a TPU moves between its memories, S(1) in the text, to read it sooner.
+    what a TPU moves to or from its nearer memories, S(1) and S(3) in the text.
     """
     computations, _ = hlo.parse(program)
     inside: set[str] = set()
@@ -67,5 +67,5 @@ def moved_in_loops(program: str) -> Counter[tuple[int, ...]]:
         for name in inside
         for each in computations[name].instructions.values()
         for result in results(each)
-        if result.opcode in MOVES and "S(1)" not in result.laid_out + each.laid_out
+        if result.opcode in MOVES and not re.search(r"S\([1-9]", result.laid_out + each.laid_out)
     )

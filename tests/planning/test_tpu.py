@@ -8,20 +8,23 @@ import jax.numpy as jnp
 import pytest
 
 from spec_jax.checkpoints.shape import read_shape
+from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning import make_plan
-from spec_jax.planning.abstract import abstract_cache, abstract_tokens
-from spec_jax.planning.compiled import compile_call, devices_for
+from spec_jax.planning.abstract import abstract_cache, abstract_state, abstract_tokens
+from spec_jax.planning.compiled import compile_call, compile_prefill, compile_round, devices_for
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout
+from tests.planning.program_text import held, moved_in_loops
 from tests.planning.shapes import VOCAB, keeps_its_caches, shape
 
 pytestmark = pytest.mark.tpu
 ROOT = Path(__file__).parents[2]
 SHARDING, CHECKPOINTS = ROOT / "sharding", ROOT / "checkpoints"
 FILES = sorted(SHARDING.glob("tpu-*.toml"))
+LONG = 32768
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -89,12 +92,35 @@ def test_an_unknown_topology():
         make_plan(shape(), shape(), odd, compile=True)
 
 
-def test_weights_are_not_copied_before_the_loop():
-    """Layers of Chinchilla's size: a copy of any weight of each would show."""
-    recipes = (f"chinchilla-{name}.toml" for name in ("70b", "draft-4b"))
-    target, draft = (read_shape(CHECKPOINTS / recipe) for recipe in recipes)
-    target = dataclasses.replace(target, config=dataclasses.replace(target.config, num_layers=8))
-    draft = dataclasses.replace(draft, config=dataclasses.replace(draft.config, num_layers=2))
-    found = make_plan(target, draft, Layout.read(SHARDING / "tpu-v4-16.toml"), compile=True)
-    computed = found.round.weight_bytes + found.round.cache_bytes
-    assert found.round.memory_bytes == pytest.approx(computed, rel=0.1)
+@pytest.fixture(scope="module")
+def of_chinchillas_size() -> tuple[Model, DraftModel]:
+    """Few layers of Chinchilla's size on v4-16: a copy of any weight or cache would show."""
+    layout = Layout.read(SHARDING / "tpu-v4-16.toml")
+    devices, models = devices_for(layout), []
+    for role, name, layers in (("target", "70b", 4), ("draft", "draft-4b", 2)):
+        config = read_shape(CHECKPOINTS / f"chinchilla-{name}.toml").config
+        config = dataclasses.replace(config, num_layers=layers, max_position=LONG)
+        placement = layout.place(role, config.axis_sizes, devices)
+        models.append(Model.abstract(config, dtype=jnp.bfloat16, placement=placement))
+    return models[0], DraftModel(models[1], 4)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="blocked attention has the draft's cache turned into another layout"
+)
+def test_weights_and_caches_are_not_copied(of_chinchillas_size):
+    """Neither before the loop, where it would take memory, nor in it."""
+    target, drafter = of_chinchillas_size
+    shapes = Bucket(1, 2560, 512, 4)
+    program = compile_round(target, drafter, shapes)
+    assert program.memory_bytes == pytest.approx(program.argument_bytes, rel=0.1)
+    state = abstract_state(target, drafter, shapes)
+    lasting = held(target.params, drafter.model.params, state.cache, state.drafter)
+    assert not lasting & set(moved_in_loops(program.text))
+
+
+def test_a_long_prompt_takes_few_temporaries(of_chinchillas_size):
+    """32k tokens; the float32 scores of a block of 512 tokens alone would take 256 MiB a chip."""
+    target, drafter = of_chinchillas_size
+    program = compile_prefill(target, drafter, Bucket(1, LONG, 512, 4))
+    assert program.temporary_bytes < 128 * 2**20
