@@ -23,7 +23,7 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.rows import join_rows
+from spec_jax.sharding.rows import fill_rows, join_rows
 from spec_jax.text.translation import TextTranslator
 
 
@@ -84,10 +84,18 @@ class UniversalTextBatch:
                 self._known[slot], self._lengths[slot] = 0, 1
                 self._learn(slot, request.prompt_token_ids)
                 tokens[row], lengths[row] = self._tokens[slot], self._lengths[slot]
-        rows = self._read("the reading of prompts by the drafter", tokens, lengths, self._block)
+        args = (self._model, *self._compiler.put((tokens, lengths)))
+        key = ("the reading of prompts by the drafter", (tokens.shape, self._block))
+        rows = self._compiler.program(key, _begin, args, (self._block,))(*args)
         if self._cache is None:
-            free = np.zeros_like(self._tokens), np.ones_like(self._lengths)
-            self._cache = self._read("an empty cache of the drafter", *free, block=0)
+            fill = self._compiler.program(
+                ("an empty cache of the drafter", (self._key, len(group))),
+                fill_rows,
+                (rows,),
+                (len(slots), len(self._rows)),
+                out_shardings=shardings(rows),
+            )
+            self._cache = fill(rows)
         join = self._compiler.program(
             ("the joining of the drafter's rows", (self._key, len(group))),
             join_rows,
@@ -96,17 +104,6 @@ class UniversalTextBatch:
             out_shardings=shardings(self._cache),
         )
         self._cache = join(self._cache, slots, rows)
-
-    def _read(
-        self,
-        name: str,
-        tokens: Int[np.ndarray, "rows length"],
-        lengths: Int[np.ndarray, " rows"],
-        block: int,
-    ) -> KVCache:
-        args = (self._model, *self._compiler.put((tokens, lengths)))
-        key = (name, (tokens.shape, block))
-        return self._compiler.program(key, _begin, args, (block,))(*args)
 
     def propose(
         self,

@@ -1,12 +1,14 @@
 """Drafts from another tokenizer, from text to text: what is said is what plain decoding says."""
 
 import dataclasses
+import time
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax.engine.programs import Compiler
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.text.tokenizer import Tokenizer
 from tests.often import often
@@ -221,3 +223,25 @@ def test_vocabularies_that_share_nothing(plain, tmp_path):
 def test_a_drafter_must_be_named(method):
     with pytest.raises(ConfigError, match=f"{method!r} needs draft=.*--draft"):
         SpeculativeConfig(method=method)
+
+
+def test_rows_join_and_leave_and_compiling_is_in_no_ones_prefill(plain, drafted, monkeypatch):
+    """Twice as many prompts as rows; what each says does not depend on when it joins."""
+    prompts = [*PROMPTS, *PROMPTS[::-1]] * 2
+    params = [dataclasses.replace(GREEDY, max_tokens=4 + 5 * i % 17) for i in range(len(prompts))]
+    expected = ids_of(plain("byte level").generate(prompts, params))
+    llm = plain("byte level").with_speculation(drafted("universal_text").speculative_config)
+    program = Compiler.program
+
+    def slow(compiler, key, *args, **options):
+        """More seconds of compilation for each program of the drafter's prompts."""
+        if key not in compiler._programs and "drafter" in key[0]:
+            time.sleep(2.0)
+            compiler.seconds += 2.0
+        return program(compiler, key, *args, **options)
+
+    monkeypatch.setattr(Compiler, "program", slow)
+    outputs = llm.generate(prompts, params)
+    assert ids_of(outputs) == expected
+    assert outputs[0].metrics.compile_seconds > 2
+    assert all(output.metrics.prefill_seconds < 2 for output in outputs)
