@@ -33,7 +33,7 @@ WAYS = {
     "argmax": lambda keys, probs: jnp.argmax(probs, -1),
     "Gumbel, low": functools.partial(gumbel, "low"),
     "Gumbel, high": functools.partial(gumbel, "high"),
-    "two levels": lambda keys, probs: draw(keys, probs, jnp.bool_(True)),
+    "two levels": draw,
 }
 
 

@@ -205,7 +205,9 @@ def finish_round(
         p, states, cache = score(target, state, short, sampling, strategy.scoring, only)
         if state.states is not None and states is not None:
             state = dataclasses.replace(state, states=_note(state.states, states, state.lengths))
-        verdict = verify(strategy.verification, p, short, _round_keys(state)[1], sampling.random)
+        verdict = verify(
+            strategy.verification, p, short, _round_keys(state)[1], sampling.features.random
+        )
         return commit(state, short, verdict, drafter, strategy.draft_length, cache)
 
     widths = scoring_widths(strategy.draft_length, drafter.steady)

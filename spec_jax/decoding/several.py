@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from spec_jax.decoding.verdict import Verdict, chance
 from spec_jax.drafters.base import Draft
@@ -100,7 +100,7 @@ def verify_several(
     p: Float[Array, "batch places vocab"],
     draft: Draft,
     keys: Key[Array, " batch"],
-    random: Bool[Array, ""],
+    random: bool = True,
 ) -> Verdict:
     """Keeps a prefix of one of each row's drafts and draws one token after it.
 
@@ -109,7 +109,7 @@ def verify_several(
         step by step as `Draft` has them.
       draft: what was proposed.
       keys: each row's randomness for this round.
-      random: whether any row samples.
+      random: whether any row samples; static.
     """
     drafts, steps = draft.drafts, draft.lookahead
 

@@ -173,7 +173,7 @@ def verify(
     p: Float[Array, "batch places vocab"],
     draft: Draft,
     keys: Key[Array, " batch"],
-    random: Bool[Array, ""],
+    random: bool = True,
 ) -> Verdict:
     """Keeps a prefix of each row's draft and draws one token after it.
 
@@ -183,7 +183,7 @@ def verify(
         a place without a distribution holds zeros.
       draft: what was proposed.
       keys: each row's randomness for this round.
-      random: whether any row samples; false spares the greedy batch its random numbers.
+      random: whether any row samples; static.
     """
     if draft.drafts > 1 and draft.lookahead > 0:
         return verify_several(p, draft, keys, random)

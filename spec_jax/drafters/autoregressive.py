@@ -55,7 +55,7 @@ def autoregress(
     """
     batch = context.lengths.shape[0]
     rows, vocab = batch * drafts, context.sampling.logit_bias.shape[1]
-    sampling, random = context.sampling.repeat(drafts), context.sampling.random
+    sampling, random = context.sampling.repeat(drafts), context.sampling.features.random
     is_greedy = (sampling.temperature == 0)[:, None]
     history = History.of(
         context.tokens, context.lengths, context.prompt_lengths, context.sampling

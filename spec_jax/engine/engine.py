@@ -23,7 +23,7 @@ from spec_jax.engine.requests import (
     power_of_two,
 )
 from spec_jax.models.model import Model
-from spec_jax.sampling.parameters import Room
+from spec_jax.sampling.parameters import Room, SamplingFeatures
 
 TOKENS_AT_ONCE = 256
 """Tokens that an accelerator reads in about the time of one: its weights are read once for all.
@@ -116,9 +116,11 @@ class Engine:
         together: int,
         on_draft: Callable[[Draft], None] | None = None,
     ) -> Batch:
+        words = [request.bad_words for request in requests]
         room = Room.of(
             [request.stop_token_ids for request in requests],
-            [request.bad_words for request in requests],
+            words,
+            SamplingFeatures.of([request.sampling for request in requests], words),
         )
         admission = Admission(self._reader, bucket, together, self._shards, room)
         rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy)

@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 EXPONENT_WORDS = 4
 """Random words whose leading zeros make the exponent of a uniform; float32 can hold no more."""
@@ -42,7 +42,7 @@ def uniform(
 
 
 def draw(
-    keys: Key[Array, " batch"], probs: Float[Array, "batch vocab"], random: Bool[Array, ""]
+    keys: Key[Array, " batch"], probs: Float[Array, "batch vocab"], random: bool = True
 ) -> Int[Array, " batch"]:
     """One token per row: first a block of the vocabulary, then a token inside it.
 
@@ -55,18 +55,17 @@ def draw(
       probs: each row's distribution, of any finite sum. A token of probability zero is never drawn,
         unless the row holds zeros alone: it has no distribution, and what is drawn means nothing.
       random: whether any row is random; otherwise all are one-hot, and no random number is made.
+        Static.
     """
-
-    def race() -> Array:
-        count, size = blocks(probs.shape[1])
-        padded = jnp.pad(probs, ((0, 0), (0, count * size - probs.shape[1])))
-        parts = padded.reshape(-1, count, size)
-        uniforms = jax.vmap(lambda key: uniform(key, (count + size,), probs.dtype))(keys)
-        block = _first(uniforms[:, :count], parts.sum(-1))
-        inside = jnp.take_along_axis(parts, block[:, None, None], axis=1, mode="clip")[:, 0]
-        return block * size + _first(uniforms[:, count:], inside)
-
-    return jax.lax.cond(random, race, lambda: jnp.argmax(probs, -1).astype(jnp.int32))
+    if not random:
+        return jnp.argmax(probs, -1).astype(jnp.int32)
+    count, size = blocks(probs.shape[1])
+    padded = jnp.pad(probs, ((0, 0), (0, count * size - probs.shape[1])))
+    parts = padded.reshape(-1, count, size)
+    uniforms = jax.vmap(lambda key: uniform(key, (count + size,), probs.dtype))(keys)
+    block = _first(uniforms[:, :count], parts.sum(-1))
+    inside = jnp.take_along_axis(parts, block[:, None, None], axis=1, mode="clip")[:, 0]
+    return block * size + _first(uniforms[:, count:], inside)
 
 
 def _first(

@@ -1,47 +1,90 @@
 """Sampling parameters as arrays: one entry a row."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from spec_jax.config import SamplingParams
-from spec_jax.sharding.pytree import pytree
+from spec_jax.sharding.pytree import pytree, static
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingFeatures:
+    """Which steps any row of a batch needs; static, so that programs hold no others.
+
+    They are few and coarse, since each set of them is a program. A row that does not need a step
+    passes through it bit for bit.
+
+    Attributes:
+      random: some row draws at random; otherwise all are greedy.
+      top_k: some random row keeps only the likeliest tokens.
+      top_p: some random row has a top_p or min_p.
+      history: some row penalises or forbids tokens by those that stand before them.
+    """
+
+    random: bool = False
+    top_k: bool = False
+    top_p: bool = False
+    history: bool = False
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[SamplingParams], bad_words: Sequence[Sequence[Sequence[int]]] = ()
+    ) -> "SamplingFeatures":
+        """What these rows need, all together."""
+        random = [row for row in rows if _temperature(row) > 0]
+        return cls(
+            random=bool(random),
+            top_k=any(row.top_k > 0 for row in random),
+            top_p=any(row.top_p < 1 or row.min_p > 0 for row in random),
+            history=any(map(_needs_history, rows)) or any(map(len, bad_words)),
+        )
+
+    def __or__(self, other: "SamplingFeatures") -> "SamplingFeatures":
+        """What the rows of both need."""
+        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
+        return SamplingFeatures(*(a or b for a, b in zip(mine, others, strict=True)))
 
 
 class Room(NamedTuple):
-    """Sizes of the arrays that hold what a request may have several of: powers of two, static.
+    """What rows must share to share a program: sizes that are powers of two, and features; static.
 
     Attributes:
       stops: stop tokens of a row.
       words: bad words of a row.
       longest: tokens of a bad word.
+      features: what the rows need.
     """
 
     stops: int
     words: int
     longest: int
+    features: SamplingFeatures = SamplingFeatures()
 
     @classmethod
     def of(
         cls,
         stop_token_ids: Sequence[Sequence[int]],
         bad_words: Sequence[Sequence[Sequence[int]]],
+        features: SamplingFeatures = SamplingFeatures(),  # noqa: B008 - it is frozen
     ) -> "Room":
         """What holds all of these requests."""
         return cls(
             stops=_room(map(len, stop_token_ids)),
             words=_room(map(len, bad_words)),
             longest=_room(len(word) for words in bad_words for word in words),
+            features=features,
         )
 
 
 @pytree
 class BatchSampling:
-    """The `SamplingParams` of each row as arrays; dynamic under jit.
+    """The `SamplingParams` of each row as arrays; dynamic under jit, but for the features.
 
     Attributes:
       stop_token_ids: tokens that end the row, which `min_tokens` forbids; padded with -1.
@@ -60,6 +103,7 @@ class BatchSampling:
     min_tokens: Int[Array, " batch"]
     stop_token_ids: Int[Array, "batch stops"]
     bad_words: Int[Array, "batch words longest"]
+    features: SamplingFeatures = static()
 
     @classmethod
     def stack(
@@ -79,7 +123,7 @@ class BatchSampling:
           bad_words: the token sequences that `SamplingParams.bad_words` means. Both may be
             shorter than `rows`: further rows have none.
           room: sizes of the arrays of both, at least those that these requests need, which are
-            the default. Rows that are to join one batch must have the same.
+            the default, and features of further rows. Rows that are to join one batch must have the same.
         """
         room = room or Room.of(stop_token_ids, bad_words)
 
@@ -98,7 +142,7 @@ class BatchSampling:
             for j, word in enumerate(words):
                 banned[i, j, room.longest - len(word) :] = word
         return cls(
-            temperature=jnp.asarray(_temperatures(rows)),
+            temperature=jnp.asarray(np.array(list(map(_temperature, rows)), np.float32)),
             # A top_k past the vocabulary keeps all of it, however large the number.
             top_k=jnp.asarray(np.array([min(row.top_k, vocab_size) for row in rows], np.int32)),
             top_p=column("top_p", np.float32),
@@ -110,37 +154,22 @@ class BatchSampling:
             min_tokens=column("min_tokens", np.int32),
             stop_token_ids=jnp.asarray(stops),
             bad_words=jnp.asarray(banned),
+            features=room.features | SamplingFeatures.of(rows, bad_words),
         )
 
     def repeat(self, times: int) -> "BatchSampling":
         """Each row's parameters `times` times in succession."""
         return jax.tree.map(lambda each: jnp.repeat(each, times, axis=0), self)
 
-    @property
-    def random(self) -> Bool[Array, ""]:
-        """Whether any row draws at random; the others are greedy."""
-        return (self.temperature > 0).any()
 
-    @property
-    def counts_tokens(self) -> Bool[Array, ""]:
-        """Whether any row's penalties count the tokens before."""
-        off = (
-            (self.repetition_penalty == 1)
-            & (self.presence_penalty == 0)
-            & (self.frequency_penalty == 0)
-        )
-        return (~off).any()
-
-    @property
-    def bans_tokens(self) -> Bool[Array, ""]:
-        """Whether any row has min_tokens or bad words."""
-        return (self.min_tokens > 0).any() | (self.bad_words[:, :, -1] >= 0).any()
+def _temperature(row: SamplingParams) -> float:
+    """A row's temperature; 0 if it is below what every device tells from 0."""
+    return row.temperature if row.temperature >= np.finfo(np.float32).tiny else 0.0
 
 
-def _temperatures(rows: Sequence[SamplingParams]) -> np.ndarray:
-    """Each row's temperature; 0 for those that devices would flush to it, or not."""
-    found = np.array([row.temperature for row in rows]).astype(np.float32)
-    return np.where(found < np.finfo(np.float32).tiny, np.float32(0), found)
+def _needs_history(row: SamplingParams) -> bool:
+    penalties = (row.repetition_penalty, row.presence_penalty, row.frequency_penalty)
+    return row.min_tokens > 0 or penalties != (1, 0, 0)
 
 
 def _room(sizes) -> int:

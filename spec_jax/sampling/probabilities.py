@@ -3,8 +3,8 @@
 The order and semantics are those of Hugging Face transformers' logits processors: what
 `processors` does (bias, penalties, bans), then temperature, top-k, top-p, min-p. Every step is a
 reduction over the vocabulary, so the vocabulary may stay sharded. A step that no row of the batch
-uses is skipped on device; a row that does not use a step passes through it bit for bit, so a row's
-tokens do not depend on its neighbours' parameters.
+uses is no part of the program (`SamplingFeatures`); a row that does not use a step passes through
+it bit for bit, so a row's tokens do not depend on its neighbours' parameters.
 """
 
 import jax
@@ -51,11 +51,10 @@ def warp(
     best = logits.max(-1, keepdims=True)
     greedy = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=logits.dtype)
 
-    def sampled() -> Array:
+    probs = greedy
+    if sampling.features.random:
         is_greedy = (sampling.temperature == 0)[:, None, None]
-        return jnp.where(is_greedy, greedy, _warp(logits, sampling))
-
-    probs = jax.lax.cond(sampling.random, sampled, lambda: greedy)
+        probs = jnp.where(is_greedy, greedy, _warp(logits, sampling))
     return jnp.where(jnp.isfinite(best), probs, 0.0)
 
 
@@ -65,27 +64,24 @@ def _warp(
     """Temperature, top-k, top-p, min-p, softmax. Rows of temperature 0 pass through it unused."""
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None, None]
     best = logits.max(-1, keepdims=True)
-    # A quotient past the float's range would be inf - inf in the softmax; the best's is then 0.
-    logits = (logits - jnp.where(jnp.isfinite(best / temperature), 0.0, best)) / temperature
 
-    def top_k() -> Array:
+    def softmax(logits: Array) -> Array:
+        # The best token's quotient is 0 and not infinite, however small the temperature; and what
+        # the softmax subtracts is 0 too, so that no compiler rounds the two otherwise when fused.
+        return jax.nn.softmax((logits - best) / temperature, -1)
+
+    # The cuts mask the logits as they are: of equal order, and free of the quotient's rounding.
+    if sampling.features.top_k:
         limit = jnp.where(sampling.top_k > 0, sampling.top_k, logits.shape[-1])
-        return _keep_top(logits, jnp.ones_like(logits), limit.astype(logits.dtype))
-
-    def top_p() -> Array:
-        kept = _keep_top(logits, jax.nn.softmax(logits, -1), sampling.top_p)
+        logits = _keep_top(logits, jnp.ones_like(logits), limit.astype(logits.dtype))
+    if sampling.features.top_p:
+        kept = _keep_top(logits, softmax(logits), sampling.top_p)
         # At 1 nothing may be dropped, whatever the rounding of the sum.
-        return jnp.where((sampling.top_p < 1)[:, None, None], kept, logits)
-
-    def min_p() -> Array:
-        probs = jax.nn.softmax(logits, -1)
+        logits = jnp.where((sampling.top_p < 1)[:, None, None], kept, logits)
+        probs = softmax(logits)
         floor = sampling.min_p[:, None, None] * probs.max(-1, keepdims=True)
-        return jnp.where(probs < floor, -jnp.inf, logits)
-
-    logits = jax.lax.cond((sampling.top_k > 0).any(), top_k, lambda: logits)
-    logits = jax.lax.cond((sampling.top_p < 1).any(), top_p, lambda: logits)
-    logits = jax.lax.cond((sampling.min_p > 0).any(), min_p, lambda: logits)
-    return jax.nn.softmax(logits, -1)
+        logits = jnp.where(probs < floor, -jnp.inf, logits)
+    return softmax(logits)
 
 
 def _keep_top(

@@ -4,8 +4,9 @@ The order is that of Hugging Face transformers' `_get_logits_processor`: bias, r
 bad words, min tokens, allowed tokens; presence and frequency penalties follow the OpenAI API,
 after the repetition penalty. A place sees the tokens that stand before it, drafted ones included.
 Tokens are counted and banned by comparing ids, never by scatters or gathers along the vocabulary,
-so the vocabulary may stay sharded. A step that no row of the batch uses is skipped on device; a
-row that does not use a step passes through it bit for bit.
+so the vocabulary may stay sharded. If no row of the batch needs them, the steps that look at what
+stands before are no part of the program; a row that does not use a step passes through it bit for
+bit.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ class History:
     """What the processors need to know of the tokens before a place.
 
     Attributes:
-      prompt: how often each token stands in the prompt; zeros if no row's penalties count.
+      prompt: how often each token stands in the prompt; of no token if `features.history` is off.
       generated: how often it was generated; likewise.
       lengths: generated tokens of each row.
       recent: the last tokens of each row, as many as a bad word can have before its own last;
@@ -45,23 +46,17 @@ class History:
         sampling: BatchSampling,
     ) -> "History":
         """The history of rows of `lengths` tokens, the first `prompt_lengths` of them prompt."""
-        shape = sampling.logit_bias.shape
-
-        def count() -> tuple[Array, Array]:
+        batch, vocab = sampling.logit_bias.shape
+        if sampling.features.history:
             places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
             in_prompt = places < prompt_lengths[:, None]
-            generated = ~in_prompt & (places < lengths[:, None])
-            rows = jnp.arange(shape[0], dtype=jnp.int32)[:, None]
-            zeros = jnp.zeros(shape, jnp.int32)
-            return (
-                zeros.at[rows, tokens].add(in_prompt.astype(jnp.int32)),
-                zeros.at[rows, tokens].add(generated.astype(jnp.int32)),
-            )
-
-        def none() -> tuple[Array, Array]:
-            return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)
-
-        prompt, generated = jax.lax.cond(sampling.counts_tokens, count, none)
+            in_output = ~in_prompt & (places < lengths[:, None])
+            rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+            zeros = jnp.zeros((batch, vocab), jnp.int32)
+            prompt = zeros.at[rows, tokens].add(in_prompt.astype(jnp.int32))
+            generated = zeros.at[rows, tokens].add(in_output.astype(jnp.int32))
+        else:
+            prompt, generated = jnp.zeros((2, batch, 0), jnp.int32)
         back = jnp.arange(sampling.bad_words.shape[2] - 1, 0, -1, dtype=jnp.int32)
         at = lengths[:, None] - back[None]
         last = jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1)
@@ -100,21 +95,14 @@ def process(
 
     Arguments as for `sampling.probabilities`. A NaN stays a NaN.
     """
-    before = _chain(logits.shape[1]) if ancestors is None else jnp.asarray(ancestors)
     logits = logits + sampling.logit_bias[:, None]
-    logits = jax.lax.cond(
-        sampling.counts_tokens,
-        lambda: _penalise(logits, sampling, history, following, before),
-        lambda: logits,
-    )
-
-    def ban() -> Array:
+    if sampling.features.history:
+        before = _chain(logits.shape[1]) if ancestors is None else jnp.asarray(ancestors)
+        logits = _penalise(logits, sampling, history, following, before)
         banned = _banned(sampling, history, following, before)
         ids = jnp.arange(logits.shape[2], dtype=jnp.int32)
         is_banned = (banned[:, :, :, None] == ids[None, None, None]).any(2)
-        return jnp.where(is_banned, logits - jnp.inf, logits)
-
-    logits = jax.lax.cond(sampling.bans_tokens, ban, lambda: logits)
+        logits = jnp.where(is_banned, logits - jnp.inf, logits)
     if allowed is None:
         return logits
     return jnp.where(_unpack(allowed, logits.shape[2]), logits, logits - jnp.inf)

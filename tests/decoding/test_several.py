@@ -253,7 +253,7 @@ def _rounds(key, p, q, *, count, label):
     lengths = jnp.where(first[:, 0] == 0, 1, 2).astype(jnp.int32)
     draft = Draft(tokens, probs, lengths, drafts=2)
     verify_keys = jax.random.split(keys[2], count)
-    verdict = verify_several(jnp.concatenate(places, 1), draft, verify_keys, jnp.bool_(True))
+    verdict = verify_several(jnp.concatenate(places, 1), draft, verify_keys)
     return tokens, verdict
 
 

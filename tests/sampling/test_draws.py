@@ -51,7 +51,7 @@ def _draw_many(probs: np.ndarray, seed: int) -> np.ndarray:
     @optimized_jit
     def many(key, probs):
         rows = jnp.broadcast_to(probs, (DRAWS, VOCAB))
-        return draw(jax.random.split(key, DRAWS), rows, jnp.bool_(True))
+        return draw(jax.random.split(key, DRAWS), rows)
 
     return np.asarray(many(jax.random.key(seed), jnp.asarray(probs, jnp.float32)))
 
@@ -77,17 +77,17 @@ def test_a_token_of_probability_zero_is_never_drawn_however_small_the_rest():
 def test_without_randomness_the_likeliest_token_is_drawn():
     probs = jnp.asarray(np.stack(list(DISTRIBUTIONS.values())), jnp.float32)
     keys = jax.random.split(jax.random.key(0), len(probs))
-    drawn = draw(keys, probs, jnp.bool_(False))
+    drawn = draw(keys, probs, random=False)
     assert drawn.tolist() == [0, *probs[1:].argmax(-1).tolist()]
-    one_hot = draw(keys, jnp.eye(VOCAB)[: len(probs)], jnp.bool_(True))
+    one_hot = draw(keys, jnp.eye(VOCAB)[: len(probs)])
     assert one_hot.tolist() == list(range(len(probs)))
 
 
 def test_a_row_draws_by_its_own_key_alone():
     probs = jnp.asarray(_peaked(np.random.default_rng(3), 6), jnp.float32)
     keys = jax.random.split(jax.random.key(4), 6)
-    together = draw(keys, probs, jnp.bool_(True))
-    apart = [draw(keys[i : i + 1], probs[i : i + 1], jnp.bool_(True))[0] for i in range(6)]
+    together = draw(keys, probs)
+    apart = [draw(keys[i : i + 1], probs[i : i + 1])[0] for i in range(6)]
     assert together.tolist() == [int(each) for each in apart]
 
 
@@ -170,11 +170,10 @@ def _rounds(key, p, q, rule: str, one_hot: bool, length: int, short_after: tuple
     draft_keys, second_keys, verify_keys = (
         jax.random.split(each, count) for each in jax.random.split(key, 3)
     )
-    yes = jnp.bool_(True)
     q0 = jnp.broadcast_to(q[0], (count, VOCAB))
-    first = draw(draft_keys, q0, yes)
+    first = draw(draft_keys, q0)
     q1 = q[1][first]
-    second = draw(second_keys, q1, yes)
+    second = draw(second_keys, q1)
     is_short = (first[:, None] == jnp.array((-1, *short_after), jnp.int32)[None]).any(1)
     draft = Draft(
         tokens=jnp.stack([first, second], 1),
@@ -182,7 +181,7 @@ def _rounds(key, p, q, rule: str, one_hot: bool, length: int, short_after: tuple
         lengths=jnp.where(is_short, 1, length).astype(jnp.int32),
     )
     scored = jnp.stack([jnp.broadcast_to(p[0], (count, VOCAB)), p[1][first], p[2][first, second]])
-    verdict = verify(rule, scored.swapaxes(0, 1), draft, verify_keys, yes)
+    verdict = verify(rule, scored.swapaxes(0, 1), draft, verify_keys)
     return first, second, verdict
 
 

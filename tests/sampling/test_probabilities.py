@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from spec_jax.config import SamplingParams
-from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sampling.parameters import BatchSampling, Room, SamplingFeatures
 from spec_jax.sampling.probabilities import _keep_top, probabilities
 from spec_jax.sampling.processors import History
 
 VOCAB = 37
+EVERY_FEATURE = SamplingFeatures(True, True, True, True)
 
 
 @jax.jit
@@ -33,6 +34,7 @@ def _probs(
     lengths: Sequence[int] | None = None,
     prompt_lengths: Sequence[int] | None = None,
     following: np.ndarray | None = None,
+    features: SamplingFeatures = SamplingFeatures(),  # noqa: B008 - it is frozen
 ) -> np.ndarray:
     """Jitted `probabilities` of logits [batch, places, vocab], in the logits' precision."""
     batch, places, vocab = logits.shape
@@ -40,7 +42,7 @@ def _probs(
     lengths = [0] * batch if lengths is None else lengths
     prompt_lengths = lengths if prompt_lengths is None else prompt_lengths
     following = np.zeros((batch, places - 1), np.int32) if following is None else following
-    sampling = BatchSampling.stack(params, vocab)
+    sampling = BatchSampling.stack(params, vocab, room=Room.of([], [], features))
     if logits.dtype == np.float64:
         sampling = jax.tree.map(
             lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, sampling
@@ -116,6 +118,7 @@ class Case:
     lengths: np.ndarray
     prompt_lengths: np.ndarray
     following: np.ndarray
+    features: SamplingFeatures = dataclasses.field(default_factory=SamplingFeatures)
 
     @classmethod
     def random(cls, seed: int, *, batch: int = 5, places: int = 4) -> "Case":
@@ -140,6 +143,7 @@ class Case:
             lengths=case.lengths,
             prompt_lengths=case.prompt_lengths,
             following=case.following,
+            features=case.features,
         )
 
     def context(self, row: int, place: int) -> tuple[list[int], list[int]]:
@@ -198,6 +202,60 @@ def test_parameters_that_are_off_are_exact_identities():
     np.testing.assert_allclose(
         steps_taken, _softmax(logits[0].astype(np.float64) / np.float32(0.8)), rtol=1e-5
     )
+
+
+def test_features_are_what_any_row_needs():
+    def features(*rows, **words):
+        return BatchSampling.stack(rows, VOCAB, **words).features
+
+    greedy = SamplingParams(top_k=5, top_p=0.5, min_p=0.1, logit_bias={3: 1.0})
+    assert features(greedy, SamplingParams()) == SamplingFeatures()
+    random = SamplingParams(temperature=0.7)
+    assert features(greedy, random) == SamplingFeatures(random=True)
+    needs = {
+        "top_k": [{"top_k": 5}],
+        "top_p": [{"top_p": 0.9}, {"min_p": 0.1}],
+        "history": [
+            {"repetition_penalty": 1.1},
+            {"presence_penalty": -1.0},
+            {"frequency_penalty": 0.1},
+            {"min_tokens": 1},
+        ],
+    }
+    for name, options in needs.items():
+        for option in options:
+            alone = features(random, SamplingParams(temperature=1.0, **option))
+            assert alone == SamplingFeatures(random=True, **{name: True})
+    assert features(greedy, bad_words=[[[1]]]) == SamplingFeatures(history=True)
+    assert features(greedy, bad_words=[[]]) == SamplingFeatures()
+    more = BatchSampling.stack([random], VOCAB, room=Room.of([], [], SamplingFeatures(top_p=True)))
+    assert more.features == SamplingFeatures(random=True, top_p=True)
+
+
+@given(st.integers(0, 2**32))
+def test_a_program_with_more_features_is_bit_identical(seed):
+    case = Case.random(seed)
+    for name, off in (("top_k", 0), ("top_p", 1.0), ("temperature", 0.0)):
+        params = [dataclasses.replace(each, **{name: off}) for each in case.params]
+        assert (
+            case.probs(params=params, features=EVERY_FEATURE).tobytes()
+            == case.probs(params=params).tobytes()
+        )
+
+
+@pytest.mark.parametrize("features", [SamplingFeatures(), SamplingFeatures(random=True)])
+def test_steps_that_no_row_needs_are_no_part_of_the_program(features):
+    """And no condition is decided on the device, where it would be an exchange on a mesh."""
+
+    def text(features):
+        sampling = BatchSampling.stack([SamplingParams()] * 2, VOCAB, room=Room.of([], [], features))
+        rows = jnp.zeros((2, 1), jnp.int32)
+        one = jnp.ones((2,), jnp.int32)
+        args = jnp.zeros((2, 1, VOCAB)), sampling, rows, one, one, rows[:, :0]
+        return _run.lower(*args).as_text()
+
+    assert "stablehlo.case" not in text(EVERY_FEATURE) and "stablehlo.while" in text(EVERY_FEATURE)
+    assert "stablehlo.case" not in text(features) and "stablehlo.while" not in text(features)
 
 
 @pytest.mark.parametrize("top_k", [VOCAB, VOCAB + 1, 2**31, 2**70])

@@ -215,7 +215,7 @@ def test_a_history_grown_token_by_token_is_that_of_the_longer_row(seed):
     long = history(3)
     assert short.recent.tolist() == long.recent.tolist()
     assert short.lengths.tolist() == long.lengths.tolist()
-    if sampling.counts_tokens:
+    if sampling.features.history:
         assert short.generated.tolist() == long.generated.tolist()
 
 

@@ -20,7 +20,6 @@ from tests.quick import optimized_jit
 from tests.sampling.test_draws import LEAST_P_VALUE, _p_value
 
 VOCAB = 131_072
-YES = jnp.bool_(True)
 
 
 @functools.partial(optimized_jit, static_argnames="count")
@@ -28,7 +27,7 @@ def draws(key, weights, count):
     """Tokens of many rows of the same weights, 64 at a time."""
     rows = jnp.broadcast_to(weights, (64, *weights.shape))
     keys = jax.random.split(key, (count // 64, 64))
-    return jax.lax.map(lambda keys: draw(keys, rows, YES), keys).ravel()
+    return jax.lax.map(lambda keys: draw(keys, rows), keys).ravel()
 
 
 def in_groups(tokens: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> float:
@@ -83,7 +82,7 @@ def test_a_residual_of_two_heavy_tails_is_drawn():
                 lengths=jnp.ones((batch,), jnp.int32),
             )
             verdict = verify(
-                "token", jnp.broadcast_to(jnp.asarray(p), (batch, 2, VOCAB)), draft, keys, YES
+                "token", jnp.broadcast_to(jnp.asarray(p), (batch, 2, VOCAB)), draft, keys
             )
             return verdict.accepted, verdict.token
 
@@ -151,7 +150,7 @@ def test_an_acceptance_of_a_billionth_is_no_ten_millionth(drafts):
         lengths=jnp.ones((1,), jnp.int32),
         drafts=drafts,
     )
-    verdict = verify("token", p, draft, keys, YES)
+    verdict = verify("token", p, draft, keys)
     assert (int(verdict.accepted[0]), int(verdict.token[0])) == (0, 1)
 
 
@@ -168,7 +167,7 @@ def test_what_is_drawn_is_possible_whatever_the_vocabulary_and_the_scale(dtype, 
     rows[2, vocab - 1] = 1.1 * tiny
     with jax.enable_x64(dtype == np.float64):
         keys = jax.random.split(jax.random.key(6), count)
-        tokens = np.asarray(jax.jit(draw)(keys, jnp.asarray(rows), YES))
+        tokens = np.asarray(jax.jit(draw)(keys, jnp.asarray(rows)))
     assert tokens.min() >= 0 and tokens.max() < vocab
     assert tokens[1] == tokens[2] == vocab - 1
     assert (rows[np.arange(count), tokens] > 0)[1:].all()
@@ -211,11 +210,11 @@ def test_a_sharded_vocabulary_is_not_gathered(spec):
     weights = np.random.default_rng(9).dirichlet(np.full(vocab, 0.01), 4).astype(np.float32)
     keys = jax.random.split(jax.random.key(10), 4)
     rows = jax.device_put(jnp.asarray(weights), NamedSharding(mesh, spec))
-    jitted = jax.jit(lambda keys, rows: draw(keys, rows, YES))
+    jitted = jax.jit(lambda keys, rows: draw(keys, rows))
     program = jitted.lower(keys, rows).compile()
     for each in collectives(program.as_text()):
         numbers = [
             int(n) for n in each.shape.replace("[", ",").replace("]", ",").split(",") if n.isdigit()
         ]
         assert np.prod(numbers, dtype=int) <= 4 * size, each
-    assert program(keys, rows).tolist() == draw(keys, jnp.asarray(weights), YES).tolist()
+    assert program(keys, rows).tolist() == draw(keys, jnp.asarray(weights)).tolist()
