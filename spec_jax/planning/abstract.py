@@ -76,9 +76,9 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> Decode
 
 
 def abstract_sampling(target: Model, batch: int) -> BatchSampling:
-    """The parameters of a batch."""
-    vocab = target.config.vocab_size
-    arrays = jax.eval_shape(lambda: BatchSampling.stack([SamplingParams()] * batch, vocab))
+    """The parameters of a batch that samples."""
+    vocab, rows = target.config.vocab_size, [SamplingParams(temperature=1.0)] * batch
+    arrays = jax.eval_shape(lambda: BatchSampling.stack(rows, vocab))
     return jax.tree.map(lambda leaf: _placed(target, leaf), arrays)
 
 

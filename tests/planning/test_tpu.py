@@ -73,7 +73,7 @@ def test_a_slice_runs_what_was_computed(file):
     least, most = (
         by_kind(counts)["all-reduce"] for counts in (program.least_collectives, program.collectives)
     )
-    assert found.round.collectives["all-reduce"] < least < most
+    assert found.round.collectives["all-reduce"] < least <= most
 
 
 def test_too_large_a_model_is_refused_by_the_compiler():
