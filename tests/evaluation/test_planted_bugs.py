@@ -19,6 +19,10 @@ PROOF, LOOP, SAMPLED = (
     f"tests/decoding/test_{name}.py" for name in ("lossless", "loop", "sampled")
 )
 
+TAILS, PROBABILITIES, PROCESSORS = (
+    f"tests/sampling/test_{name}.py" for name in ("tails", "probabilities", "processors")
+)
+
 BUGS = {
     "temperature on one side only": (
         "decoding/score.py",
@@ -87,6 +91,60 @@ BUGS = {
         "history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]",
         "history.lengths[:, None] + 0 * before.sum(1, dtype=jnp.int32)[None]",
         [LOOP, "-k", "min_tokens and self"],
+    ),
+    "noise too coarse for rare tokens": (
+        "sampling/draw.py",
+        "    info, words = jnp.finfo(dtype)",
+        "    return jax.random.uniform(key, shape, dtype)\n    info, words = jnp.finfo(dtype)",
+        [TAILS, "-k", "every_exponent"],
+    ),
+    "acceptance by a uniform that can be zero": (
+        "decoding/verify.py",
+        "uniform(key, tokens.shape, p.dtype)",
+        "jax.random.uniform(key, tokens.shape, p.dtype)",
+        [TAILS, "-k", "billionth and 1"],
+    ),
+    "acceptance of several drafts by a uniform that can be zero": (
+        "decoding/several.py",
+        "uniform(key, (steps, drafts), p.dtype)",
+        "jax.random.uniform(key, (steps, drafts), p.dtype)",
+        [TAILS, "-k", "billionth and 2"],
+    ),
+    "padding drawn as if it were tokens": (
+        "sampling/draw.py",
+        "(0, count * size - probs.shape[1])))",
+        "(0, count * size - probs.shape[1])), mode='edge')",
+        [TAILS, "-k", "possible and 50261 and float32"],
+    ),
+    "small temperatures overflow": (
+        "sampling/probabilities.py",
+        "(logits - best) / temperature",
+        "logits / temperature",
+        [PROBABILITIES, "-k", "smallest_temperatures"],
+    ),
+    "a bad word begins in the padding before the row": (
+        "sampling/processors.py",
+        "recent=jnp.where(at >= 0, last, -1)",
+        "recent=last",
+        [PROCESSORS, "-k", "begin_before"],
+    ),
+    "what stands before a row matches every bad word": (
+        "sampling/processors.py",
+        "(begin == recent[:, :, None])",
+        "(begin == recent[:, :, None]) | (recent[:, :, None] < 0)",
+        [PROCESSORS, "-k", "begin_before"],
+    ),
+    "features of the first row alone": (
+        "sampling/parameters.py",
+        "random = [row for row in rows if _temperature(row) > 0]",
+        "random = [row for row in rows[:1] if _temperature(row) > 0]",
+        [PROBABILITIES, "-k", "features_are_what"],
+    ),
+    "draft steps share a key": (
+        "drafters/autoregressive.py",
+        "_fold(key, i * drafts, drafts)",
+        "_fold(key, 0, drafts)",
+        [SAMPLED, "-k", "other-warm"],
     ),
     "a row's randomness shared with its neighbours": (
         "decoding/loop.py",

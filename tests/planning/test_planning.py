@@ -43,7 +43,7 @@ def test_the_compiler_agrees(layers):
     # Drafting and scoring, and what sampling adds, which does not depend on the depth.
     models = 2 * layers + 1 + 4 * 3
     assert found.round.collectives == {"all-reduce": models}
-    assert models < least < models + 60 and least < most
+    assert models < least < models + 60 and least <= most
     computed = found.round.weight_bytes + found.round.cache_bytes
     assert program.argument_bytes == pytest.approx(computed, rel=0.01)
     # Temporaries are a larger part of a model as small as this.
