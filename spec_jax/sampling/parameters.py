@@ -71,7 +71,7 @@ class Room(NamedTuple):
         cls,
         stop_token_ids: Sequence[Sequence[int]],
         bad_words: Sequence[Sequence[Sequence[int]]],
-        features: SamplingFeatures = SamplingFeatures(),  # noqa: B008 - it is frozen
+        features: SamplingFeatures = SamplingFeatures(),
     ) -> "Room":
         """What holds all of these requests."""
         return cls(
@@ -123,7 +123,8 @@ class BatchSampling:
           bad_words: the token sequences that `SamplingParams.bad_words` means. Both may be
             shorter than `rows`: further rows have none.
           room: sizes of the arrays of both, at least those that these requests need, which are
-            the default, and features of further rows. Rows that are to join one batch must have the same.
+            the default, and features of further rows. Rows that are to join one batch must have
+            the same.
         """
         room = room or Room.of(stop_token_ids, bad_words)
 

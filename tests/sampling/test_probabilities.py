@@ -248,7 +248,9 @@ def test_steps_that_no_row_needs_are_no_part_of_the_program(features):
     """And no condition is decided on the device, where it would be an exchange on a mesh."""
 
     def text(features):
-        sampling = BatchSampling.stack([SamplingParams()] * 2, VOCAB, room=Room.of([], [], features))
+        sampling = BatchSampling.stack(
+            [SamplingParams()] * 2, VOCAB, room=Room.of([], [], features)
+        )
         rows = jnp.zeros((2, 1), jnp.int32)
         one = jnp.ones((2,), jnp.int32)
         args = jnp.zeros((2, 1, VOCAB)), sampling, rows, one, one, rows[:, :0]
