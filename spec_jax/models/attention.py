@@ -125,7 +125,7 @@ def attention(
         pinned = (placement.pin(each, *axes) for each in (cache.keys, cache.values))
         cache = LayerCache(*pinned, ring=cache.ring)
     if backend is None:
-        backend = fastest(platform_of(placement), queries.shape[1], cache.slots)
+        backend = fastest(platform_of(placement), queries.shape[1])
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
@@ -138,15 +138,15 @@ def attention(
     return out.reshape(batch, tokens, heads, head_dim), cache
 
 
-def fastest(platform: str, tokens: int, slots: int) -> str:
+def fastest(platform: str, tokens: int) -> str:
     """The backend to take, by platform and shape.
 
-    On CPU `blocked` was the faster one at every shape (benchmarks/LOG.md). Elsewhere this is not
-    measured: on GPU a loop whose length is data asks the host at every turn, which only the many
-    tokens of a prompt outweigh; on TPU a loop is worth its start only over many slots.
+    On CPU `blocked` was faster at every shape (benchmarks/LOG.md). Nothing is measured on GPU or
+    TPU. There only prompts are read in blocks, for their memory: on GPU a loop whose length is data
+    asks the host at every turn, and on TPU the compiler turns a whole cache into another layout in
+    every draft step (tests/planning/test_tpu.py).
     """
-    few = {"cpu": False, "gpu": tokens < 64}.get(platform, slots <= 2048 and tokens < 64)
-    return "dense" if few else "blocked"
+    return "blocked" if platform == "cpu" or tokens >= 64 else "dense"
 
 
 def _dense(

@@ -105,9 +105,6 @@ def of_chinchillas_size() -> tuple[Model, DraftModel]:
     return models[0], DraftModel(models[1], 4)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="blocked attention has the draft's cache turned into another layout"
-)
 def test_weights_and_caches_are_not_copied(of_chinchillas_size):
     """Neither before the loop, where it would take memory, nor in it."""
     target, drafter = of_chinchillas_size
