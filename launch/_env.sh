@@ -58,7 +58,7 @@ layout() { # PREFIX N [SUFFIX]
   die "no layout for N = '$2': there is sharding/$1N${3-}.toml for N =$known"
 }
 
-# A candidate must run and be in range: a version manager's shims can exist and still fail.
+# A candidate must run and have a supported version: a version manager's shims can exist and fail.
 find_python() {
   local candidate
   for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python; do
@@ -106,7 +106,7 @@ make_venv() {
   die "this Python has neither ensurepip nor pip. On Debian: apt-get install python$version-venv"
 }
 
-# Shows the large downloads, which are what one waits for, and keeps everything else in a log.
+# Shows the large downloads, which take the time, and keeps everything else in a log.
 install() {
   local line log="$VENV/install.log"
   : >"$log"
@@ -122,7 +122,7 @@ install() {
   fi
 }
 
-# Succeeds if a virtual environment lies there that packages can be added to.
+# Succeeds if there is a virtual environment that packages can be added to.
 usable() { # FINGERPRINT-NOW FINGERPRINT-BUILT
   [ -n "$1" ] && [ ! -e "$UNFINISHED" ] && { [ -z "$2" ] || [ "${1#* }" = "${2#* }" ]; } &&
     "$VENV/bin/python" -m pip --version >/dev/null 2>&1
@@ -139,7 +139,7 @@ ensure_env() { # [EXTRA]
     exec 9>"$ROOT/.venv.lock"
     flock --nonblock 9 || { say "waiting for another script to set up .venv" && flock 9; }
   fi
-  # Extras only add up, or scripts that need different ones would reinstall in turns.
+  # Extras are only added: otherwise scripts that need different ones would reinstall in turns.
   [ ! -f "$VENV/.extras" ] || EXTRAS="$(cat "$VENV/.extras")"
   case ",$EXTRAS," in *",${1-test},"*) ;; *) EXTRAS="$EXTRAS,$1" ;; esac
   now="$(fingerprint)" || now=""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Decode in N processes on this machine's CPU that work together as N hosts of a pod do.
+# Decode in N processes on this machine's CPU that work together like the N hosts of a pod.
 set -euo pipefail
 
 usage() {
@@ -27,9 +27,9 @@ shift
 model=(--target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --layout "$layout")
 case "${1-}" in generate | chat | convert | plan) set -- "$1" "${model[@]}" "${@:2}" ;; esac
 
-# A port that nobody listens on, below those that the system gives out.
+# A port that nobody listens on, below those that the system assigns.
 while port=$((20000 + RANDOM % 10000)) && (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done
-# Where it can be had, a tie that ends the processes even if this script is killed with SIGKILL.
+# If available, setpriv ends the processes even if this script is killed with SIGKILL.
 tie=(env)
 command -v setpriv >/dev/null && tie=(setpriv --pdeathsig KILL env)
 # The address to bind keeps the port closed to other machines.
@@ -46,7 +46,7 @@ if [ -n "$DRY_RUN" ]; then
   exit
 fi
 
-GRACE=20 # seconds in which a process notices that another has died, says so and ends
+GRACE=20 # seconds in which a process notices that another has died, reports it and ends
 work="$(mktemp -d)"
 pids=() codes=() copier=""
 

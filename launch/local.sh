@@ -26,7 +26,7 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   shift
 fi
 drafter=(--draft "$ROOT/checkpoints/smollm2-135m-instruct-draft.toml" --num-speculative-tokens 1)
-# The default prompt and drafter must not stand beside what the caller names in another way.
+# Leave out the default prompt and drafter if the caller names them in another way.
 for arg in "$@"; do
   case "$arg" in
     --prompt | --prompt=* | --prompt-file | --prompt-file=*) prompt=() ;;

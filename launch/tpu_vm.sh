@@ -15,8 +15,8 @@ slice, for example:
   launch/tpu_vm.sh --dry-run ...  print the commands, run nothing
   launch/tpu_vm.sh --help         this text
 
-gcloud wants its key in the agent to reach several hosts: ssh-add ~/.ssh/google_compute_engine.
-Ctrl-C ends the connection, not the hosts' work; end that with
+To reach several hosts gcloud needs its key in the agent: ssh-add ~/.ssh/google_compute_engine.
+Ctrl-C ends the connection but not the work of the hosts; end that with
 
   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='pkill -x spec-jax'
 TEXT
@@ -31,7 +31,7 @@ need ZONE "its zone"
 slice=(--worker=all --zone="$ZONE" ${PROJECT:+--project="$PROJECT"})
 archive="$ROOT/.cache/spec-jax.tgz"
 
-# Runs on each host. Its image may come with an older Python; uv brings one that is new enough.
+# Runs on each host. Its image may have an older Python; uv installs one that is new enough.
 # shellcheck disable=SC2016 # the host expands it
 remote='set -e
 mkdir -p spec-jax

@@ -10,8 +10,8 @@ Submits `spec-jax COMMAND` to run on all hosts of a TPU slice. Variables:
 
   CLUSTER   the cluster, made by `xpk cluster create`
   IMAGE     a container image of this checkout; see the head of launch/gke_jobset.yaml
-  WORKLOAD  what to call the workload (spec-jax); a name serves once
-  TPU_TYPE  the kind of slice in xpk's words (v5litepod-16); for another one name its layout too
+  WORKLOAD  the workload's name (spec-jax); each name can be used only once
+  TPU_TYPE  the kind of slice as xpk names it (v5litepod-16); for another one give its layout too
   PROJECT, ZONE  where the cluster is, if not as `gcloud config` says
   JAX_COMPILATION_CACHE_DIR  where compiled programs are kept (/tmp/spec-jax/xla in the container)
 

@@ -52,8 +52,8 @@ def test_slurm_hands_the_words_on(checkout):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"SLURM_SUBMIT_DIR": "/"}, "/ is no checkout of spec-jax"),
-        ({"SLURM_SUBMIT_DIR": "{root}"}, "this is no Slurm job"),
+        ({"SLURM_SUBMIT_DIR": "/"}, "/ is not a checkout of spec-jax"),
+        ({"SLURM_SUBMIT_DIR": "{root}"}, "this is not a Slurm job"),
     ],
 )
 def test_slurm_refuses_what_cannot_work(checkout, env, message):
