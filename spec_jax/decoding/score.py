@@ -15,11 +15,17 @@ from spec_jax.sampling.probabilities import probabilities
 from spec_jax.sampling.processors import History
 
 
-def entries_per_round(scoring: str, lookahead: int, drafts: int) -> int:
+def kv_slots_per_round(scoring: str, lookahead: int, drafts: int) -> int:
     """KV slots that scoring may write past a row's known tokens."""
     if scoring == "stairs":
         return (lookahead + 1) * (lookahead + 2) // 2
     return 1 + lookahead * drafts
+
+
+def headroom(block: int, scoring: str, lookahead: int, drafts: int) -> int:
+    """Most KV slots that a call writes past a row's text, in a prompt's block or in a round."""
+    # One more for the token beside a single bfloat16 row, see `Model.score`.
+    return max(block, kv_slots_per_round(scoring, lookahead, drafts) + 1)
 
 
 def score(

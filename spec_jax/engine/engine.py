@@ -7,7 +7,7 @@ import jax
 from spec_jax.decoding import loop
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import DraftLengthPolicy
-from spec_jax.decoding.score import entries_per_round
+from spec_jax.decoding.score import headroom, kv_slots_per_round
 from spec_jax.drafters.base import Draft, Drafter
 from spec_jax.engine.admission import Admission, Inputs, Reader
 from spec_jax.engine.batch import Batch
@@ -69,7 +69,7 @@ class Engine:
     def bucket(self, requests: Sequence[Request], rows: int | None = None) -> Bucket:
         """The smallest bucket that holds the requests, `rows` of them at a time; all by default."""
         drafter, shards = self.drafter, self._shards
-        reserve = entries_per_round(self.strategy.scoring, drafter.lookahead, drafter.drafts)
+        reserve = kv_slots_per_round(self.strategy.scoring, drafter.lookahead, drafter.drafts)
         # One throw-away entry beside a single bfloat16 row (see Model.score).
         longest = max(request.max_length for request in requests) + reserve + 1
         whole = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
@@ -154,10 +154,7 @@ class Engine:
         return self._reader.program(requests, self.bucket(requests))
 
     def _headroom(self, block: int) -> int:
-        """Most KV slots that a call writes past a row's text: of a prompt's block, or a round."""
-        drafter = self.drafter
-        round_ = entries_per_round(self.strategy.scoring, drafter.lookahead, drafter.drafts)
-        return max(block, round_ + 1)
+        return headroom(block, self.strategy.scoring, self.drafter.lookahead, self.drafter.drafts)
 
     def memory(self) -> tuple[int, int]:
         """(bytes of weights and caches, bytes that the largest decoding program takes in all)."""

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.draft_length import Constant
+from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
@@ -27,9 +28,13 @@ def stand_ins(layout: Layout) -> Sequence[Any]:
     return jax.devices("cpu")[:1] * layout.size
 
 
-def abstract_cache(model: Model, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
-    """The cache of a model, placed as it pins its own."""
-    cache = jax.eval_shape(lambda: KVCache.zeros(model.config, batch, capacity, dtype=dtype))
+def abstract_cache(
+    model: Model, batch: int, capacity: int, dtype: DTypeLike, headroom: int | None = None
+) -> KVCache:
+    """The cache of a model, placed as it pins its own; `headroom` as for `KVCache.zeros`."""
+    cache = jax.eval_shape(
+        lambda: KVCache.zeros(model.config, batch, capacity, dtype=dtype, headroom=headroom)
+    )
     return jax.tree.map(lambda leaf: _placed(model, leaf), cache)
 
 
@@ -63,7 +68,12 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> Decode
     policy = Constant(drafter.lookahead)
     state = jax.eval_shape(
         lambda target, drafter, arrays: loop.start(
-            target, drafter, policy, block=shapes.block, **arrays
+            target,
+            drafter,
+            policy,
+            block=shapes.block,
+            headroom=headroom(shapes.block, "block", drafter.lookahead, drafter.drafts),
+            **arrays,
         ),
         target,
         drafter,

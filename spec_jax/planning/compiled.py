@@ -133,7 +133,8 @@ def _tpu_slice(layout: Layout) -> Sequence[Any]:
 
 def compile_call(model: Model, shapes: Bucket, tokens: int, cache_dtype: Any) -> Program:
     """A call over `tokens` new tokens of each row, whose cache is updated in place."""
-    cache = abstract_cache(model, shapes.batch, shapes.capacity, cache_dtype)
+    headroom = max(shapes.block, tokens)
+    cache = abstract_cache(model, shapes.batch, shapes.capacity, cache_dtype, headroom)
     words = abstract_tokens(model, shapes.batch, tokens)
 
     def call(model: Model, words: jax.Array, cache: Any):

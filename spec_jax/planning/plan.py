@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.config import DTYPES
-from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
 from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
@@ -93,7 +93,11 @@ def make_plan(
     static = bucket(abstract[0], drafter, batch, context)
     # On CPU a model keeps its cache in float32.
     cache_dtype = jnp.dtype("float32" if layout.platform == "cpu" else dtype)
-    caches = [abstract_cache(each, static.batch, static.capacity, cache_dtype) for each in abstract]
+    headroom = headroom_of_drafts(static.block, num_speculative_tokens)
+    caches = [
+        abstract_cache(each, static.batch, static.capacity, cache_dtype, headroom)
+        for each in abstract
+    ]
 
     def call(role: int, tokens: int) -> Section:
         return _section(Call.of(abstract[role], caches[role], tokens), layout)

@@ -11,7 +11,7 @@ import pytest
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.decoding.score import entries_per_round, score
+from spec_jax.decoding.score import kv_slots_per_round, score
 from spec_jax.drafters.base import Draft
 from spec_jax.drafters.none import NoDraft
 from spec_jax.sampling.parameters import BatchSampling
@@ -141,5 +141,5 @@ def test_scoring_writes_as_many_entries_as_it_says(scoring, drafts):
     written = np.asarray(scored(tokens, drafts, scoring, given)[2].layers[0].keys) != 9.0
     for row, text in enumerate(TEXTS):
         entries = np.flatnonzero(written[row].any((0, 2)))
-        count = entries_per_round(scoring, STEPS, drafts)
+        count = kv_slots_per_round(scoring, STEPS, drafts)
         assert entries.tolist() == list(range(len(text) - 1, len(text) - 1 + count))
