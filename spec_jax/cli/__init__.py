@@ -65,7 +65,7 @@ def _guarded(arguments: list[str]) -> int:
         if isinstance(error, OSError):  # a full disk, say; Python would complain again at exit
             _discard_stdout()
         number, count = _process()
-        # What only one process met, only it can tell.
+        # If only one process met an error, only that process can report it.
         if number == 0 or not isinstance(error, DisagreementError):
             which = f"process {number} of {count}: " if count > 1 else ""
             print(f"spec-jax: error: {which}{error}", file=sys.stderr)
@@ -95,7 +95,7 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _unwrapped(arguments: list[str]) -> int:
-    """Runs a command; what failed while it decoded is told as if it had failed anywhere else."""
+    """Runs a command; an error during decoding is reported like any other error."""
     try:
         return _run(arguments)
     except GenerationError as error:
@@ -117,7 +117,7 @@ def _run(arguments: list[str]) -> int:
         if command.startswith("-"):
             raise ConfigError(f"the command comes first: spec-jax generate {command} ...")
         raise ConfigError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)}")
-    # JAX takes seconds to import: whatever can be refused without it is refused first.
+    # JAX takes seconds to import, so everything that can be refused without it is refused first.
     if command == "env":
         options = parse_env(rest)
         from spec_jax.cli import environment
@@ -156,7 +156,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _process() -> tuple[int, int]:
-    """This process's number and how many there are, as far as it has come to know them."""
+    """This process's number and the number of processes, as far as they are known."""
     distributed = sys.modules.get("spec_jax.distributed")
     return distributed.process() if distributed else (0, 1)
 
@@ -171,6 +171,6 @@ def _leave_peers(code: int) -> None:
 
 
 def _discard_stdout() -> None:
-    """Lets Python's own flush at exit succeed when nobody reads, or nothing can be written."""
+    """Makes Python's own flush at exit succeed when nobody reads, or nothing can be written."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

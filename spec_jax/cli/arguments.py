@@ -25,7 +25,7 @@ COMMANDS = ("generate", "chat", "audit", "train-draft", "convert", "plan", "env"
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
 
-Decode language models faster without changing what they say.
+Decode language models faster without changing what they generate.
 
   spec-jax generate      complete prompts
   spec-jax chat          hold a conversation
@@ -43,8 +43,8 @@ for example:
     --method prompt_lookup --chat "Name three rivers." """.rstrip()
 
 _GENERATE_EPILOG = """\
-Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order. With
-no prompt at all, standard input is the prompt. One line break at the end of a file is dropped.
+Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order.
+Without a prompt, standard input is the prompt. One line break at the end of a file is dropped.
 
 --json prints, for each prompt, the keys text, token_ids, finish_reason, usage and metrics, and
 error if the request failed; with --compare also plain (the metrics of plain decoding) and
@@ -189,7 +189,7 @@ def parse_env(arguments: Sequence[str]) -> EnvOptions:
 
 
 def require_target(given: dict[str, Any]) -> None:
-    """Refuses what every command that loads a model refuses."""
+    """Checks the arguments that every command that loads a model has in common."""
     if not given.get("target"):
         raise ConfigError(
             "no target given; name the model with --target: a Hugging Face directory, a .gguf "
@@ -200,7 +200,7 @@ def require_target(given: dict[str, Any]) -> None:
 
 
 def speculation_of(given: dict[str, Any]) -> SpeculativeConfig:
-    """How to draft and verify; a draft without a method is a draft model."""
+    """How to draft and verify; with a draft and no method, the method is `draft_model`."""
     if given.get("draft") and "method" not in given:
         given["method"] = "draft_model"
     return SpeculativeConfig(**fields_of(SpeculativeConfig, given))
@@ -230,7 +230,7 @@ def add_field(group: Any, config: type, name: str, help: str, **how: Any) -> Non
 
 
 def add_reference(group: Any) -> None:
-    """The flags that name a model and how it lies."""
+    """The flags that name a model and its layout."""
     group.add_argument(
         "--target",
         metavar="REF",
@@ -240,8 +240,8 @@ def add_reference(group: Any) -> None:
     group.add_argument(
         "--layout",
         metavar="FILE",
-        help="how models lie on several devices or processes, one of sharding/*.toml (default: on "
-        "one device)",
+        help="how models are sharded over several devices or processes, one of sharding/*.toml "
+        "(default: one device)",
     )
     group.add_argument(
         "--dtype", metavar="|".join(DTYPES), help="of weights and caches (default: float32)"
@@ -256,7 +256,7 @@ def add_model(parser: Parser) -> Any:
         "--max-model-len",
         type=whole,
         metavar="N",
-        help="longest prompt and completion together (default: the model's context)",
+        help="most tokens of prompt and completion together (default: the model's context)",
     )
     return group
 
@@ -332,7 +332,7 @@ def _add_sampling(parser: Parser) -> None:
     add("stop", "end before this text (repeatable)", action="append", metavar="TEXT")
     add("ignore_eos", "decode past the end of sequence", action="store_true")
     add("seed", "make sampling reproducible (default: random)", type=whole, metavar="N")
-    add("namespace", "whose outputs the suffix method may draft from", metavar="NAME")
+    add("namespace", "method suffix drafts only from outputs of this namespace", metavar="NAME")
 
 
 def add_prompts(group: Any) -> None:
@@ -368,7 +368,7 @@ def _add_generate(parser: Parser) -> None:
     )
     group = parser.add_argument_group("output")
     group.add_argument(
-        "--compare", action="store_true", help="decode plainly as well and show both speeds"
+        "--compare", action="store_true", help="also run plain decoding and show both speeds"
     )
     group.add_argument(
         "--json", action="store_true", help="print one JSON object per prompt, one a line"

@@ -25,7 +25,7 @@ Four things are checked: greedy tokens are those of plain decoding, stop tokens 
 blocks and penalties included; sampled tokens follow the target's distribution, computed without
 speculation and without the library's own sampling code; drafted tokens follow the probabilities
 that their drafter reports; and a row's tokens do not depend on its batch. The exit code is 1 if one
-of them fails, and a lossless method fails by chance in one audit of a thousand.
+of them fails. A lossless method fails one audit in a thousand by chance.
 """
 
 
@@ -57,9 +57,9 @@ def parse_audit(arguments: Sequence[str]) -> AuditOptions:
     add_speculation(parser)
     group = parser.add_argument_group(
         "sampling",
-        "Any of these takes the place of the default settings, T = 1 and T = 0.7 with top-p 0.9 "
-        "and a repetition penalty of 1.2; without --temperature it is 1 then, and 0 leaves the "
-        "greedy checks alone.",
+        "Any of these replaces the default settings, which are T = 1, and T = 0.7 with top-p 0.9 "
+        "and a repetition penalty of 1.2. The temperature is then 1 unless given; with 0 only the "
+        "greedy checks run.",
     )
     add_distribution(group)
     group = parser.add_argument_group("what to look at")
@@ -68,8 +68,8 @@ def parse_audit(arguments: Sequence[str]) -> AuditOptions:
         "--samples",
         type=whole,
         metavar="N",
-        help="rows sampled of each setting; more find smaller deviations (default: 4096, or 512 of "
-        "a model of ten million parameters and more)",
+        help="rows sampled for each setting; more find smaller deviations (default: 4096, or 512 "
+        "for a model of ten million parameters or more)",
     )
     group.add_argument(
         "--max-tokens",

@@ -15,7 +15,7 @@ from spec_jax.llm import LLM
 from spec_jax.outputs import RequestOutput
 from spec_jax.sharding import Layout
 
-HELP = "/reset starts anew, /exit or Ctrl-D ends, Ctrl-C interrupts an answer"
+HELP = "/reset starts a new conversation, /exit or Ctrl-D ends, Ctrl-C interrupts an answer"
 COMMANDS = ("/exit", "/help", "/reset")
 PROMPT = "> "
 
@@ -25,12 +25,12 @@ def run(options: Options) -> int:
     layout = options.llm.get("layout")
     if layout and (count := Layout.read(layout).processes) > 1:
         raise ConfigError(
-            f"layout {layout} is for {count} processes, of which one alone has the terminal; chat "
-            "takes a layout of one process, and `spec-jax generate --chat` takes any."
+            f"layout {layout} is for {count} processes, but only one of them has the terminal; "
+            "give chat a layout of one process, or use `spec-jax generate --chat` with this one."
         )
     with Screen() as screen:
         llm = load(options, screen)
-        llm.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])  # has it a template?
+        llm.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])  # needs a template
         screen.settle()
         return _Conversation(llm, options.sampling, screen).run()
 
@@ -95,7 +95,7 @@ class _Conversation:
     def _command(self, command: str) -> None:
         if command == "/reset":
             self._messages.clear()
-            self._screen.note("the conversation starts anew")
+            self._screen.note("a new conversation starts")
         elif command == "/help":
             self._screen.note(HELP)
         else:
@@ -109,7 +109,7 @@ class _Conversation:
         if len(ids) >= context:
             raise RequestError(
                 f"the conversation has {len(ids)} tokens, which leaves no room for an answer in a "
-                f"context of {context}; /reset starts anew."
+                f"context of {context}; /reset starts a new one."
             )
         answer, output = "", None
         try:
@@ -141,7 +141,8 @@ class _Conversation:
         if output.finish_reason == "length":
             if output.usage.total_tokens >= self._llm.max_model_len:
                 parts.append(
-                    f"the context of {self._llm.max_model_len} tokens is full: /reset starts anew"
+                    f"the context of {self._llm.max_model_len} tokens is full: "
+                    "/reset starts a new conversation"
                 )
             else:
                 parts.append(f"cut at --max-tokens {self._sampling.max_tokens}")

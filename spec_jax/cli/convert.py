@@ -1,4 +1,4 @@
-"""`spec-jax convert`: writes a model as a directory that any layout reads in parts."""
+"""`spec-jax convert`: writes a model as a directory that can be read in parts with any layout."""
 
 from spec_jax import checkpoints, distributed
 from spec_jax.cli.arguments import ConvertOptions

@@ -29,7 +29,7 @@ PACKAGES = (
     "jax-rocm7-plugin",
 )
 VARIABLES = ("JAX_", "XLA_", "CUDA_", "NVIDIA_VISIBLE", "TPU_", "LIBTPU_", "ROCR_", "SPEC_JAX_")
-"""Beginnings of the variables that change what runs; none of them holds a secret."""
+"""Prefixes of the variables that change how a run behaves; none of them holds a secret."""
 
 
 def run(options: EnvOptions) -> int:
@@ -71,7 +71,7 @@ def _version(package: str) -> str | None:
 
 
 def _jax() -> dict[str, Any]:
-    """What JAX sees; a bug report is wanted most when it does not even start."""
+    """What JAX sees. Errors are reported too: a bug report matters most if JAX does not start."""
     try:
         import jax
 
@@ -88,7 +88,7 @@ def _device(device: Any) -> str:
     memory: Callable[[], dict[str, int] | None] = device.memory_stats
     try:
         limit = (memory() or {}).get("bytes_limit")
-    except Exception:  # not every platform knows
+    except Exception:  # not every platform reports it
         limit = None
     room = f", {limit / 2**30:.1f} GiB" if limit else ""
     return f"{device} ({device.device_kind}{room})"

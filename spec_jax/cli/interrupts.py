@@ -1,4 +1,4 @@
-"""Ctrl-C that is never lost and never leaves a terminal half prepared."""
+"""Handles Ctrl-C so that it is never lost and never leaves the terminal in a broken state."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 AGAIN = 0.25
-"""Seconds until a Ctrl-C that nobody heard is raised again."""
+"""Seconds until a Ctrl-C that was not handled is raised again."""
 
 _pending = False
 
@@ -17,8 +17,8 @@ _pending = False
 def raised_until_heard() -> Iterator[None]:
     """Raises KeyboardInterrupt at Ctrl-C, and again until `heard` is called.
 
-    Python drops an exception in a finalizer or in a callback of the garbage collector, of which
-    JAX has one, and extension modules clear some; while a model loads neither is rare.
+    Python drops an exception in a finalizer or in a callback of the garbage collector (JAX has
+    one), and extension modules clear some exceptions; both are common while a model loads.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # ignored, as in a job in the background
@@ -35,7 +35,7 @@ def raised_until_heard() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if heard():  # what Ctrl-C broke off may fail in any way
+        if heard():  # an operation that Ctrl-C interrupted may fail in any way
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -43,14 +43,14 @@ def raised_until_heard() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGALRM, alarm)
         sys.unraisablehook = report
-        # One that JAX had just started when it was interrupted would hold the process a minute.
+        # A timer that JAX had just started when interrupted would delay the exit by a minute.
         for thread in threading.enumerate():
             if isinstance(thread, threading.Timer) and thread not in threads:
                 thread.cancel()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # A timer of the system: the thread of another might need a lock that this one holds.
+    # A timer of the operating system: a Python thread might need a lock that this one holds.
     global _pending
     _pending = True
     signal.setitimer(signal.ITIMER_REAL, AGAIN)
@@ -58,7 +58,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def heard() -> bool:
-    """Says that Ctrl-C, if there was one, has been heard; returns whether there was."""
+    """Marks a pending Ctrl-C as handled; returns whether there was one."""
     global _pending
     was, _pending = _pending, False
     if was:

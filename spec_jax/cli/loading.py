@@ -10,7 +10,7 @@ from spec_jax.sharding import Layout
 
 
 def join(file: str | None, screen: Screen) -> Layout | None:
-    """Reads a layout file and joins the other processes, of which the first alone speaks."""
+    """Reads a layout file and joins the other processes; only the first process prints."""
     if file is None:
         return None
     layout = Layout.read(file)

@@ -47,7 +47,7 @@ def run(options: PlanOptions) -> int:
 
 
 def _choose_devices(layout: Layout, *, compile: bool) -> None:
-    """Leaves the machine's accelerators alone, since a plan only compiles, and for GPUs only."""
+    """Uses the machine's accelerators only to compile for GPUs; a plan never runs anything."""
     if not (compile and layout.platform == "gpu"):
         jax.config.update("jax_platforms", "cpu")
     if compile and layout.platform == "cpu":
@@ -150,7 +150,7 @@ def _verdicts(plan: Plan) -> list[str]:
             what = "weights and caches take"
         lines.append(f"It {verdict}: {what} {taken} {_gib(chip.memory)} GiB.")
     if plan.prefill is None:
-        lines.append("Temporaries, of which prefill has the most, are not counted; see --compile.")
+        lines.append("Temporaries are not counted, and prefill has the most; see --compile.")
     for name, program in {"round": plan.round.program, "prefill": plan.prefill}.items():
         if program and program.refusal:
             lines.append(f"The compiler refuses the {name}: {program.refusal}")
@@ -162,8 +162,8 @@ def _verdicts(plan: Plan) -> list[str]:
             f"best at K = {best}: {most:.2f} times."
         )
         lines.append(
-            "A projection is what memory, arithmetic and links take at least; sampling, "
-            "verification and whatever software adds are left out."
+            "A projection is the least time that memory, arithmetic and links take; sampling, "
+            "verification and software overhead are left out."
         )
     else:
         lines.append(f"{rounds}. The layout has no figures of its chip: no time is projected.")
@@ -179,7 +179,7 @@ def _verdicts(plan: Plan) -> list[str]:
 
 
 def _compared(role: str, published: Published, section: Section) -> str:
-    """What would make up for the difference, were it one term's alone."""
+    """What would explain the difference if a single term caused all of it."""
     measured, terms = published.ms_per_token / 1000, section.terms
     line = f"Published for the {role}: {published.ms_per_token:g} ms ({published.source})"
     count = sum(section.collectives.values())

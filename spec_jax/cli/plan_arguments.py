@@ -52,8 +52,8 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     parser = Parser(
         "plan",
         "--target REF --layout FILE",
-        "Every time is a projection from the layout's figures of the chip: what memory, arithmetic "
-        "and\nlinks take at least. No weights are read, and no accelerator is needed.",
+        "Every time is a projection from the layout's figures of the chip: the least time that "
+        "memory,\narithmetic and links take. No weights are read, and no accelerator is needed.",
     )
     group = parser.add_argument_group("models")
     reference = "a Hugging Face directory, a .gguf file, a recipe (.toml) or a hub id"
@@ -61,8 +61,8 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     group.add_argument(
         "--draft",
         metavar="REF",
-        help="draft model, named like the target (default: one derived from the target, far "
-        "shallower and hardly narrower)",
+        help="draft model, named like the target (default: one derived from the target, much "
+        "shallower and slightly narrower)",
     )
     group.add_argument(
         "--dtype",
@@ -90,14 +90,14 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         "--context",
         type=whole,
         metavar="N",
-        help="longest prompt and completion together (default: the target's context)",
+        help="most tokens of prompt and completion together (default: the target's context)",
     )
     group = parser.add_argument_group("output")
     group.add_argument(
         "--compile",
         action="store_true",
-        help="compile for the layout and show what the compiler says; for a TPU that takes the "
-        "extra tpu and no TPU",
+        help="compile for the layout and show what the compiler reports; for a TPU layout this "
+        "needs the extra tpu but no TPU",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_debug(group)

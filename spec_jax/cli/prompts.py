@@ -72,7 +72,7 @@ def _json_lines(text: str, name: str) -> list[str]:
 
 
 def checked(text: str, where: str) -> str:
-    """The text, unless it is empty or holds bytes that are no text in the locale's encoding.
+    """The text, unless it is empty or holds bytes that the locale's encoding cannot decode.
 
     Args:
       text: what the user gave.

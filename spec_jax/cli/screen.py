@@ -18,8 +18,8 @@ from spec_jax.cli.interrupts import held_back
 REPORT_WIDTH = 100
 """Columns of a report where there is no terminal to fit."""
 
-# A model may write anything, and a terminal obeys what it is sent: control characters other than
-# tab and line feed become visible signs.
+# A model may write anything, and a terminal obeys control characters. Except for tab and line feed
+# they are replaced by visible characters.
 _VISIBLE: dict[int, str] = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
     0x7F: "\u2421",
@@ -28,7 +28,7 @@ _VISIBLE: dict[int, str] = {
 
 
 def visible(text: str) -> str:
-    """The text with control characters made visible, ESC as the sign U+241B, say."""
+    """The text with control characters made visible, for example ESC as U+241B."""
     return text.translate(_VISIBLE)
 
 
@@ -68,7 +68,7 @@ class Screen:
                 self.end_line()
 
     def silence(self) -> None:
-        """Shows nothing from now on: of several processes, one speaks."""
+        """Shows nothing from now on: only one of several processes prints."""
         self.settle()
         self._out = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
         self._errors = self._headings = Console(file=self._out)
@@ -77,7 +77,7 @@ class Screen:
     def claim_output(self) -> None:
         """Keeps standard output for results: libraries beneath JAX write there too (gloo does)."""
         if not isinstance(self._out, io.TextIOWrapper):
-            return  # a test's
+            return  # a test has replaced it
         self._out.flush()
         mine = os.fdopen(os.dup(self._out.fileno()), "wb")
         with open(os.devnull, "wb") as nowhere:
@@ -92,7 +92,7 @@ class Screen:
         return self._errors.is_terminal
 
     def progress(self, message: str) -> None:
-        """Shows what is being waited for, on a terminal and unless text is just being written."""
+        """Shows what the program waits for, on a terminal and if no line of text is unfinished."""
         if not self._errors.is_terminal or (self._in_line and self.is_terminal):
             return
         text = Text(visible(message))

@@ -12,7 +12,7 @@ from spec_jax.outputs import RequestOutput, SpeculativeMetrics
 
 
 def total(outputs: Sequence[RequestOutput], slots: int) -> SpeculativeMetrics:
-    """The metrics of all results of a call together, which took turns in so many slots."""
+    """The metrics of all results of a call together, which shared this number of slots."""
     metrics = [output.metrics for output in outputs]
     ends = [0.0] * slots
     for each in metrics:  # in their order, each in the slot that is free first

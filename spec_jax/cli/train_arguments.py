@@ -13,12 +13,12 @@ from spec_jax.training.config import EMBEDDINGS, OBJECTIVES, TrainingConfig
 LICENSE = "LicenseRef-unspecified"
 
 _EPILOG = """\
-Data: a .jsonl file holds one object a line with a key "messages" (the target answers the last
-question), "prompt" (it goes on from there) or "text" (read as it is); any other file is one text.
-Without --data the target invents its prompts.
+Data: a .jsonl file holds one object per line with a key "messages" (the target answers the last
+question), "prompt" (the target continues it) or "text" (read as it is); any other file is one text.
+Without --data the target generates its own prompts.
 
-DIR holds the run: data/, checkpoints/, metrics.jsonl, acceptance.png and at the end draft/, with
-draft.toml to name as --draft. The same command goes on after an interruption.
+DIR holds the run: data/, checkpoints/, metrics.jsonl, acceptance.png and at the end draft/ and
+draft.toml, which you pass as --draft. The same command resumes an interrupted run.
 """
 
 
@@ -62,12 +62,12 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
         add_field(group, TrainingConfig, name, help, **how)
 
     group = parser.add_argument_group("draft")
-    add(group, "layers", "its blocks", type=whole, metavar="N")
+    add(group, "layers", "layers of the draft", type=whole, metavar="N")
     group.add_argument(
         "--from-layers",
         type=_wholes,
         metavar="I,J",
-        help="layers of the target that it begins as (default: evenly spread)",
+        help="layers of the target that it is initialised from (default: evenly spaced)",
     )
     add(group, "width", "its width (default: the target's)", type=whole, metavar="N")
     add(group, "embedding", "whose embedding and head", metavar="|".join(EMBEDDINGS))
@@ -83,17 +83,17 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
         help="where sampled rows are kept; runs can share them (default: data in the run's)",
     )
     add(group, "sample_tokens", "tokens to sample from the target", type=whole, metavar="N")
-    add(group, "temperatures", "to sample at, in turns", type=_numbers, metavar="T,U")
-    add(group, "sequence_length", "tokens of a row, prompt included", type=whole, metavar="N")
+    add(group, "temperatures", "sampling temperatures, in turn", type=_numbers, metavar="T,U")
+    add(group, "sequence_length", "tokens per row, prompt included", type=whole, metavar="N")
     add(group, "sample_batch", "rows sampled at once", type=whole, metavar="N")
     add(group, "held_out", "prompts kept for evaluation", type=whole, metavar="N")
     add(group, "max_disk", "most gigabytes of data", type=number, metavar="GB")
     group = parser.add_argument_group("training")
-    add(group, "objective", "what to lower", metavar="|".join(OBJECTIVES))
+    add(group, "objective", "the loss to minimise", metavar="|".join(OBJECTIVES))
     add(group, "steps", "updates", type=whole, metavar="N")
-    add(group, "batch_size", "rows of an update", type=whole, metavar="N")
-    add(group, "accumulate", "parts that they are read in", type=whole, metavar="N")
-    add(group, "learning_rate", "its peak", type=number, metavar="X")
+    add(group, "batch_size", "rows per update", type=whole, metavar="N")
+    add(group, "accumulate", "micro-batches per update", type=whole, metavar="N")
+    add(group, "learning_rate", "peak learning rate", type=number, metavar="X")
     add(group, "warmup_steps", "updates until the peak", type=whole, metavar="N")
     add(group, "weight_decay", "of AdamW", type=number, metavar="X")
     add(group, "clip", "largest norm of a gradient", type=number, metavar="X")
@@ -103,8 +103,8 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
     group.add_argument(
         "--license",
         metavar="SPDX",
-        help="the licence of its weights, for its recipe and card, which the target's may bind "
-        f"(default: {LICENSE})",
+        help="the licence of the draft's weights, for its recipe and card; the target's licence "
+        f"may restrict it (default: {LICENSE})",
     )
     add_debug(group)
     given = parser.parse(arguments)

@@ -35,7 +35,7 @@ class GrammarCompiler:
 
     @cached_property
     def _tokens(self) -> tuple[LLTokenizer, int]:
-        """The tokens as llguidance knows them, and the id of the one that it ends texts with."""
+        """The tokens for llguidance, and the id of the token that ends a text for it."""
         end = self._tokenizer.vocab_size
         serialized = _with_nameless_specials(self._tokenizer, end)
         try:
@@ -55,8 +55,8 @@ class GrammarCompiler:
           stop_token_ids: what ends the request, end-of-sequence tokens included.
 
         Raises:
-          ConfigError: the grammar is malformed, asks for what llguidance does not know, or
-            matches nothing; or the model's tokenizer spells no bytes.
+          ConfigError: the grammar is malformed, uses a feature that llguidance does not support,
+            or matches nothing; or the model's tokenizer has no bytes for its tokens.
         """
         if sampling.json_schema is not None:
             name, text = "json_schema", str(sampling.json_schema)
@@ -77,7 +77,7 @@ class GrammarCompiler:
 
 
 class Grammar:
-    """Where one row stands in its grammar.
+    """The state of one row in its grammar.
 
     A stop token is allowed exactly where the output may end, even if it spells text that the
     grammar would allow elsewhere. After the whole grammar nothing but stop tokens is allowed.
@@ -127,7 +127,7 @@ class Grammar:
         return self._stopped or (self._matcher.is_accepting() and self._matcher.is_stopped())
 
     def advance(self, generated: Sequence[int]) -> None:
-        """Reads the tokens generated so far: all of them, of which only the new ones are read."""
+        """Takes all tokens generated so far and reads the new ones."""
         for token in generated[len(self._read) :]:
             if token in self._stop_token_ids and self.is_complete:
                 self._stopped = True
@@ -143,15 +143,15 @@ class Grammar:
         self,
         draft: Sequence[int],
         ancestors: Bool[np.ndarray, "_ _"] | None = None,
-    ) -> UInt32[np.ndarray, "places words"]:
-        """The tokens allowed at each place of a draft, packed as `sampling.probabilities` wants.
+    ) -> UInt32[np.ndarray, "positions words"]:
+        """The tokens allowed at each query position, packed as in `sampling.probabilities`.
 
-        The row stays where it is. A place behind a token that is not allowed, or behind a stop
-        token, cannot be reached and allows nothing.
+        The row's own state does not change. A position after a token that is not allowed, or after
+        a stop token, cannot be reached and allows nothing.
 
         Args:
           draft: tokens proposed after those of `advance`; -1 is none.
-          ancestors: which of them stand before each place; all earlier ones if None.
+          ancestors: which draft tokens each position follows; all earlier ones if None.
         """
         masks = np.zeros((len(draft) + 1, len(self._stops)), np.uint32)
         if self.error is not None or self._stopped:
@@ -182,7 +182,7 @@ class Grammar:
         """The tokens allowed after a path through the draft, and the parser that found them."""
         mask = self._mask(state)
         if state.is_error():
-            # Copies share a bound on the parser's work, of which drafts must not cost a row any.
+            # Copies share a bound on the parser's work, and drafts must not use up a row's part.
             state = self._parse([*self._read, *path])
             mask = self._mask(state)
         return state, mask
@@ -207,21 +207,21 @@ class Grammar:
 def stack_masks(
     grammars: Sequence[Grammar | None],
     drafts: Sequence[Sequence[int]],
-    places: int,
+    positions: int,
     vocab_size: int,
-    ancestors: Bool[np.ndarray, "places places_but_one"] | None = None,
-) -> UInt32[np.ndarray, "batch {places} words"]:
+    ancestors: Bool[np.ndarray, "positions drafted"] | None = None,
+) -> UInt32[np.ndarray, "batch {positions} words"]:
     """The masks of a batch.
 
     Args:
       grammars: each row's; a row without one is allowed every token.
-      drafts: each row's proposals, fewer than `places`.
-      places: how many places each row has; those past its draft's end allow nothing.
+      drafts: each row's draft tokens, fewer than `positions`.
+      positions: query positions of each row; those past its draft's end allow nothing.
       vocab_size: rows of the model's embedding.
       ancestors: as for `Grammar.masks`.
     """
     words = -(-vocab_size // 32)
-    masks = np.full((len(grammars), places, words), 0xFFFFFFFF, np.uint32)
+    masks = np.full((len(grammars), positions, words), 0xFFFFFFFF, np.uint32)
     for row, (grammar, draft) in enumerate(zip(grammars, drafts, strict=True)):
         if grammar is not None:
             masks[row] = 0
@@ -230,11 +230,11 @@ def stack_masks(
 
 
 def _with_nameless_specials(tokenizer: Tokenizer, end: int) -> str:
-    """The tokenizer.json with one more token, `end`, and special tokens under names of no text.
+    """The tokenizer.json with one more token, `end`, and special tokens renamed.
 
-    llguidance wants one token that ends a text, where a model may have none, or several. Where a
-    grammar leaves one text only, it would encode the name of a special token as that token. And
-    it knows no ids without a token.
+    The new names occur in no text. llguidance needs exactly one token that ends a text; a model may
+    have none or several. Where a grammar allows one text only, llguidance would encode the name of
+    a special token in it as that token. And it does not accept ids without a token.
     """
     data = json.loads(tokenizer.to_json())
     data["post_processor"] = None
@@ -270,7 +270,7 @@ def _pack(ids: Iterable[int], vocab_size: int) -> UInt32[np.ndarray, " words"]:
 
 
 def _problem(message: str) -> str:
-    """What is wrong, of a message that also draws where."""
+    """The error itself, from a message that also marks its position."""
     lines = message.strip().splitlines() or [""]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return errors[-1] if errors else lines[0].split("(in regex): ")[-1]

@@ -1,8 +1,8 @@
-"""Spells pieces of a text in a tokenizer's tokens, where the text may have begun long before.
+"""Tokenizes a piece of a text without the text before it.
 
-A text is given as *symbols*: a `str` with a character below 256 for each byte, and one from 256 on,
-`special_symbol(i)`, for each special token i of the target. So a token that ends within a character
-has its place, and no text can be mistaken for a special token.
+A text is given as *symbols*: a `str` with a character below 256 for each byte, and a character from
+256 on, `special_symbol(i)`, for each special token i of the target. So a token may end within a
+character, and no text can be mistaken for a special token.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import tokenizers
 from spec_jax.text.tokenizer import Tokenizer
 
 _CHUNK = re.compile("[\x00-\xff]+|[^\x00-\xff]", re.DOTALL)
-# What "surrogateescape" makes of bytes that are no UTF-8.
+# What "surrogateescape" makes of bytes that are not UTF-8.
 _BROKEN = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 # A pattern that matches at a text's start or end alone.
 _ANCHORED = re.compile(r"^(\^|\\A)|(\$|\\[zZ])$")
@@ -36,13 +36,13 @@ def is_special(symbol: str) -> bool:
 
 @dataclasses.dataclass
 class Spelt:
-    """Tokens and what each covers of the symbols they spell.
+    """Tokens, and the part of the symbols that each covers.
 
     Attributes:
       ids: tokens.
       starts: where each begins.
-      ends: where each ends; tokens that spell one symbol together all end where it begins, but
-        for the last.
+      ends: where each ends. If several tokens spell one symbol together, only the last of them
+        ends after the symbol; the others end where it begins.
     """
 
     ids: list[int] = dataclasses.field(default_factory=list)
@@ -60,7 +60,7 @@ class Spelt:
         return Spelt(self.ids[count:], self.starts[count:], self.ends[count:])
 
     def replace(self, count: int, others: "Spelt") -> None:
-        """Keeps the first tokens, and lets others follow them."""
+        """Keeps the first tokens and replaces the rest."""
         self.ids[count:] = others.ids
         self.starts[count:] = others.starts
         self.ends[count:] = others.ends
@@ -69,15 +69,15 @@ class Spelt:
 class Speller:
     """Spells symbols in one tokenizer's tokens.
 
-    What the tokenizer does at a text's start (a space, a first token) it does not do here unless
-    asked. Special tokens come from special symbols only, whatever a text reads like. Bytes that are
-    no UTF-8 become byte tokens, and are left out if the vocabulary has none.
+    What the tokenizer adds at a text's start (a space, a first token) is added only on request.
+    Special tokens come from special symbols only, never from text. Bytes that are not UTF-8 become
+    byte tokens, and are left out if the vocabulary has none.
 
     Args:
       tokenizer: the tokenizer.
-      specials: its tokens for the target's special tokens, by the target's id; those that are not
-        named are spelt out as `literals` say.
-      literals: how the target's special tokens read, by their id.
+      specials: its tokens for the target's special tokens, by the target's id; the others are
+        spelt out as in `literals`.
+      literals: the text of the target's special tokens, by their id.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Speller:
 
     @cached_property
     def strips_first_space(self) -> bool:
-        """Whether the space of a text's first token is no part of the text."""
+        """Whether decoding drops the space of a text's first token."""
         table = enumerate(self._tokenizer.bytes_of_tokens)
         i = next((i for i, spelt in table if spelt is not None and spelt.startswith(b" ")), None)
         return i is not None and not self._tokenizer.decode([i]).startswith(" ")
@@ -124,8 +124,8 @@ class Speller:
 
         Args:
           symbols: the piece.
-          place: where it begins in the text that places are counted in.
-          at_start: no text is before it, so it gets what the tokenizer adds there.
+          place: its offset in the whole text; the result counts from the text's start.
+          at_start: it begins the text, so the tokenizer adds what it adds there.
         """
         spelt = Spelt()
         for chunk in _CHUNK.finditer(symbols):
@@ -180,7 +180,7 @@ class Speller:
             table = self._tokenizer.bytes_of_tokens
             sizes = accumulate(len(table[token] or b"") for token in ids)
             return ids, [max(size - extra, 0) for size in sizes]
-        # The tokenizer rewrites text (composes characters, say): it tells where each token is from.
+        # The tokenizer rewrites text (for example composes characters), so its offsets are used.
         sizes = list(accumulate((len(character.encode()) for character in text), initial=0))
         ends = accumulate((sizes[end] for _, end in encoding.offsets), max)
         return ids, list(ends)
@@ -200,11 +200,11 @@ class Speller:
     @cached_property
     def _ids_of_bytes(self) -> dict[bytes, int]:
         table = self._tokenizer.bytes_of_tokens
-        # Backwards, so that of two tokens that read the same the first one stays.
+        # Backwards, so that the first of two tokens with the same text is kept.
         return {table[i] or b"": i for i in reversed(range(len(table))) if table[i]}
 
     def _byte_ids(self, data: bytes) -> tuple[list[int], list[int]]:
-        """The longest tokens, one after the other, of bytes that are no text."""
+        """Tokens for bytes that are not UTF-8, the longest possible each time."""
         ids, ends, place = [], [], 0
         while place < len(data):
             for size in range(min(4, len(data) - place), 0, -1):
@@ -219,7 +219,7 @@ class Speller:
 
 
 def _plain_copy(tokenizer: Tokenizer, *, at_start: bool) -> tokenizers.Tokenizer:
-    """The backend without what it adds to a text, and with special tokens read as any text."""
+    """The backend without what it adds to a text; it reads names of special tokens as text."""
     described = json.loads(tokenizer.to_json())
     described["post_processor"] = None
     if not at_start:

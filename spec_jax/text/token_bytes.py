@@ -46,15 +46,15 @@ def components(node: Any) -> Iterator[dict[str, Any]]:
 def token_bytes_table(
     backend: tokenizers.Tokenizer, tokens: Sequence[str | None]
 ) -> list[bytes | None]:
-    """What each token adds to a text that has begun, by what the backend's decoder does with it.
+    """What each token adds to the middle of a text, according to the backend's decoder.
 
     Args:
       backend: the tokenizer.
       tokens: every token's string by its id; None where an id has no token.
 
     Returns:
-      Bytes by id; None where an id has no token, or one that stands for no text: special tokens
-      and the unknown token.
+      Bytes by id; None where an id has no token, or a token without text: a special token or the
+      unknown token.
     """
     added = backend.get_added_tokens_decoder()
     silent = {_unknown_id(backend), *(i for i, token in added.items() if token.special)}
@@ -71,7 +71,7 @@ def token_bytes_table(
 
 
 class _Spelling:
-    """Spells a token by decoding it between two others, where no decoder strips anything."""
+    """Finds a token's bytes by decoding it between two others, where decoders strip nothing."""
 
     def __init__(self, backend: tokenizers.Tokenizer, *, bytes_fall_back: bool):
         decoder = backend.decoder
@@ -88,7 +88,7 @@ class _Spelling:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """The token of text that the vocabulary cannot express."""
+    """The id of the token for text that the vocabulary cannot express."""
     model = backend.model
     if isinstance(model, tokenizers.models.Unigram):
         return json.loads(model.__getstate__())["unk_id"]

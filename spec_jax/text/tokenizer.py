@@ -68,7 +68,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[int, str]:
-        """The tokens that are no text, by id: those so marked, and those that begin or end one."""
+        """The special tokens by id: those marked as special, and those that begin or end a text."""
         roles = {*self.eos_token_ids, self.bos_token_id}
         added = self.added_tokens.items()
         return {i: token for i, token in added if i in roles or i in self._special_ids}
@@ -96,7 +96,7 @@ class Tokenizer:
           add_special_tokens: add what the model expects around a text, such as a first token.
 
         Raises:
-          RequestError: it is no text, or holds half of a surrogate pair.
+          RequestError: it is not a `str`, or holds half of a surrogate pair.
         """
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -106,9 +106,9 @@ class Tokenizer:
             ) from None
 
     def spellings(self, text: str) -> list[tuple[int, ...]]:
-        """The tokens of a text at a text's start and after a space, whatever space it begins with.
+        """The tokens of a text at the start of a longer text, and after a space in one.
 
-        Both mean the text where it stands in a longer one.
+        Leading space of the text itself is ignored.
         """
         bare = text.lstrip()
         written = (bare, f" {bare}") if bare else (text,)
@@ -128,8 +128,8 @@ class Tokenizer:
     def bytes_of_tokens(self) -> list[bytes | None]:
         """What every token stands for in a text, by its id.
 
-        None for what stands for no text: special tokens, the unknown token and unused ids. A word's
-        first token keeps the space that begins it, which decoders strip at a text's start.
+        None for ids without text: special tokens, the unknown token and unused ids. A word's first
+        token keeps its leading space, which decoders strip at a text's start.
         """
         return token_bytes_table(self._backend, self._tokens)
 
@@ -178,7 +178,7 @@ class Tokenizer:
         """How another tokenizer's ids differ from this one's, or None if they mean the same.
 
         Args:
-          other: the tokenizer to compare with; padding rows of an embedding play no part.
+          other: the tokenizer to compare with; padding rows of an embedding are ignored.
         """
         pairs = list(zip_longest(self._tokens, other._tokens))
         differing = [i for i, (ours, theirs) in enumerate(pairs) if ours != theirs]
@@ -191,13 +191,13 @@ class Tokenizer:
 class StreamDecoder(abc.ABC):
     """Turns tokens into text as they come: all pieces together equal the decoded whole.
 
-    Text is given out once no later token can change it, at a cost that does not grow with what
-    came before.
+    Text is returned once no later token can change it, at a cost that does not grow with the length
+    of the text before it.
     """
 
     @abc.abstractmethod
     def push(self, ids: Sequence[int]) -> str:
-        """Takes the next tokens and returns the text that has become certain."""
+        """Takes the next tokens and returns the text that can no longer change."""
 
     @abc.abstractmethod
     def flush(self) -> str:
@@ -224,7 +224,7 @@ class _ByteLevelStream(StreamDecoder):
 
 
 class _WindowStream(StreamDecoder):
-    """For other vocabularies: decodes a short window, and gives out what the new tokens add.
+    """For other vocabularies: decodes a short window, and returns what the new tokens add.
 
     The window starts before the new tokens, because decoders strip the space at a text's start.
     """
@@ -233,7 +233,7 @@ class _WindowStream(StreamDecoder):
         self._tokenizer = tokenizer
         self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
         self._window: list[int] = []
-        self._given = 0  # tokens of the window whose text is out
+        self._given = 0  # tokens of the window whose text has been returned
 
     def push(self, ids: Sequence[int]) -> str:
         known = self._tokenizer._backend.id_to_token
@@ -251,7 +251,7 @@ class _WindowStream(StreamDecoder):
         if hold_incomplete and text.endswith("\ufffd"):
             return ""
         new = text[len(self._decode(self._window[: self._given])) :]
-        # One token shields what follows from being stripped, or two if one is a mere space.
+        # One token before the new ones keeps their space from being stripped; two if it is a space.
         tails = (self._window[-count:] for count in (1, 2))
         self._window = next((tail for tail in tails if self._decode(tail)), self._window)
         self._given = len(self._window)
@@ -294,7 +294,7 @@ class ChatTemplate:
 
     def __call__(self, messages: list[dict[str, str]]) -> str:
         """The prompt that asks for the assistant's next message."""
-        # Imported here because it takes a second, which plain generation need not wait for.
+        # Imported here because it takes a second, and generation without chat does not need it.
         from transformers import PreTrainedTokenizerFast
 
         # Templates see the special tokens and nothing else of a tokenizer.

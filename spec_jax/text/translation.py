@@ -1,20 +1,20 @@
 """Drafts from another tokenizer, translated as text (universal assisted generation).
 
-The drafter reads the target's text in its own tokens, drafts on, and what it drafted is read back
-as the target's tokens. What is guaranteed:
+The drafter reads the target's text in its own tokens and drafts its continuation, which is then
+tokenized again as the target's tokens. What is guaranteed:
 
-- The target's known tokens never change: a translation only names tokens that may follow them.
+- The target's known tokens never change: a translation only proposes tokens to follow them.
 - The drafter's tokens spell the target's text byte for byte, also where a token ends within a
-  character, unless its tokenizer itself rewrites or cannot express the text (then it reads what it
-  would make of that text anyway).
-- Proposed tokens spell exactly what was drafted, under the same condition, cut as the target would
-  cut the text that ends with them. They are a deterministic draft: any verification rule that
-  takes one is lossless with them, so an unfortunate translation costs speed, never correctness.
+  character, unless its tokenizer itself rewrites or cannot express the text (then it reads its own
+  version of that text).
+- Proposed tokens spell exactly the drafted text, under the same condition, tokenized as the target
+  would tokenize the text that ends with them. They are a deterministic draft: every verification
+  rule that takes one is lossless with them, so a poor translation costs speed, never correctness.
 - Each step looks at `LOOK_BEHIND` tokens and the new ones, however long the text.
 
-Both ways work on bytes with the place of every token in the text (`spec_jax.spelling`). So special
-tokens stay special tokens, text that reads like one stays text, and tokens are only taken for the
-same if they also stand at the same place, which a comparison of ids alone cannot tell.
+Both directions work on bytes and the offset of every token in the text (`spec_jax.text.spelling`).
+So special tokens stay special tokens, text that looks like one stays text, and two tokens count as
+the same only if their offsets are the same too, which a comparison of ids alone cannot check.
 
 Source: Hugging Face, "Universal Assisted Generation" (`target_lookbehind`, `assistant_lookbehind`).
 """
@@ -41,8 +41,8 @@ class Revision:
     """How the drafter's tokens changed.
 
     Attributes:
-      kept: its tokens that still stand, from the first on; a cache is rolled back to these.
-      ids: the tokens that follow them now.
+      kept: how many of its first tokens are unchanged; a cache is rolled back to these.
+      ids: the tokens that now follow them.
     """
 
     kept: int
@@ -72,11 +72,11 @@ class TextTranslator:
         return RowTranslation(self)
 
     def encode_prompt(self, target_ids: Sequence[int]) -> list[int]:
-        """A whole prompt in the drafter's tokens, as it would itself cut the text.
+        """A whole prompt in the drafter's tokens, as the drafter would tokenize the text.
 
         The target's special tokens become the drafter's of the same name, or of the same role, or
-        are spelt out as text. What the target puts before every text is replaced by what the
-        drafter puts there.
+        are spelt out as text. The target's first tokens of every text are replaced by the
+        drafter's.
         """
         return self.row().extend(target_ids).ids
 
@@ -131,7 +131,7 @@ class RowTranslation:
           target_ids: the tokens that the target's text has gained; in the first call, all of it.
 
         Returns:
-          What became of the tokens that the drafter had, those it drafted last included.
+          How the drafter's tokens changed, including those that it drafted last.
         """
         known, length, spelt = len(self._pieces), self._length, self._spelt
         drafted, count = self._drafted, len(spelt.ids)
@@ -156,15 +156,15 @@ class RowTranslation:
         return Revision(len(self._first) + kept, spelt.ids[kept:])
 
     def propose(self, drafted_ids: Sequence[int]) -> list[int]:
-        """The target tokens that drafted tokens stand for.
+        """The target's tokens for drafted tokens.
 
         Args:
-          drafted_ids: what the drafter drafted after `drafter_ids`; this replaces what it drafted
+          drafted_ids: what the drafter drafted after `drafter_ids`; this replaces earlier drafts
             since the last `extend`.
 
         Returns:
           Tokens to follow the known ones; none if the target cannot spell the draft. They end
-          before the first token that the target has nothing for.
+          before the first token that the target has no match for.
         """
         self._drafted = list(drafted_ids)
         symbols = "".join(self._drafted_symbols())
@@ -175,7 +175,7 @@ class RowTranslation:
         spelt = speller.spell(self._since(start) + symbols, start, at_start=at_start)
         first = bisect_left(spelt.starts, length)
         if first and spelt.ends[first - 1] > length:
-            # The known tokens end where the target would have none end: it goes on from there.
+            # The known tokens end where the target's own tokenization would not: start anew there.
             spelt, first = speller.spell(symbols, length), 0
         return [*takewhile(lambda i: speller.symbols(i) is not None, spelt.ids[first:])]
 
@@ -213,7 +213,7 @@ class RowTranslation:
             yield piece
 
     def _take_agreeing_drafts(self, place: int) -> None:
-        """Makes drafted tokens part of the drafter's text, as far as the target took their text."""
+        """Adds drafted tokens to the drafter's text, as far as the target's text agrees."""
         text, start = self._since(place), place
         for i, piece in zip(self._drafted, self._drafted_symbols(), strict=False):
             if not text.startswith(piece, place - start):
@@ -222,9 +222,9 @@ class RowTranslation:
             place += len(piece)
 
     def _window_start(self, known: int) -> int:
-        """Where to read again from: before the last known tokens, where a drafter's token starts.
+        """Where to tokenize again from: a drafter's token that starts before the last known tokens.
 
-        If that is within a character, the drafter's tokens are bytes there, as they were.
+        If that is within a character, the drafter's tokens are bytes there, as before.
         """
         starts, ends = self._spelt.starts, self._spelt.ends
         place = self._start_of(known - LOOK_BEHIND)

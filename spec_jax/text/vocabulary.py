@@ -1,13 +1,13 @@
-"""Which of the target's tokens a drafter with another vocabulary can propose, and how it reads all.
+"""Which target tokens a drafter with another vocabulary can propose, and how it reads each token.
 
-Token-level intersection (TLI): the drafter's distribution is kept to the tokens that both
-vocabularies have, renormalised, and carried to the target's ids. The result is a distribution over
+Token-level intersection (TLI): the drafter's distribution is restricted to the tokens that both
+vocabularies have, renormalised, and mapped to the target's ids. The result is a distribution over
 target tokens like any other draft's, so every verification rule stays exact; a smaller intersection
 costs acceptance, never correctness. The map is one-to-one, so no probability is counted twice.
 
-The drafter's context is the target's text in the drafter's tokens, each target token spelt for
-itself (`spelling`). That is the same text to the byte, but not always cut as the drafter would cut
-it: a prompt is better translated whole (`spec_jax.translation`).
+The drafter's context is the target's text in the drafter's tokens, each target token translated
+separately (`spelling`). The text is the same to the byte, but not always tokenized as the drafter
+would do it, so a prompt is better translated whole (`spec_jax.text.translation`).
 
 Source: Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies", 2025 (arXiv 2502.05202), Algorithm 4.
@@ -27,22 +27,22 @@ from spec_jax.text.token_bytes import BYTE_TOKEN
 from spec_jax.text.tokenizer import Tokenizer
 
 MAX_SPELLING = 16
-"""Drafter tokens for one target token; of longer spellings, as of runs of spaces, the last."""
+"""Most drafter tokens for one target token; of a longer spelling (runs of spaces) the last ones."""
 
-# A token that stands for no text is known by its name; a byte token may repeat a letter's token.
+# A token without text is identified by its name; a byte token may repeat a letter's token.
 _Kind = Literal["text", "byte", "special"]
 
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyMap:
-    """The target's vocabulary in a drafter's outputs and in its inputs.
+    """How target tokens map to a drafter's outputs and inputs.
 
     Attributes:
-      to_drafter: the drafter's output for each target id, -1 if it has none. One-to-one.
-      to_target: the target id of each of the drafter's outputs, -1 if it has none.
-      spelling: each target id in the drafter's input tokens, -1 after the last.
-      spelling_lengths: how many those are; 0 for an id that the drafter cannot read, such as a
-        padding row of the target's embedding.
+      to_drafter: the drafter's output for each target id, -1 if there is none. One-to-one.
+      to_target: the target id of each of the drafter's outputs, -1 if there is none.
+      spelling: the drafter's input tokens for each target id, -1 after the last.
+      spelling_lengths: the number of those tokens; 0 for an id that the drafter cannot read, such
+        as a padding row of the target's embedding.
     """
 
     to_drafter: Int32[np.ndarray, " target_vocab"]
@@ -88,13 +88,13 @@ class VocabularyMap:
         if all(kind == "special" for kind, _ in ours.keys() & theirs.keys()):
             raise VocabularyMismatchError(
                 f"the vocabularies of the draft model {drafter_name} and the target {target_name} "
-                "have no token in common, so the draft could propose none; use method "
+                "have no token in common, so the draft cannot propose any; use method "
                 "'universal_text', whose drafts are translated as text, or a draft of the "
                 "target's family."
             )
         taken = set(pairs.values())
         for (kind, spelt), i in ours.items():
-            # A byte may be a token of its own kind on one side, an ordinary one on the other.
+            # A byte may be a byte token in one vocabulary and an ordinary token in the other.
             other = theirs.get(("text" if kind == "byte" else "byte", spelt))
             if kind != "special" and i not in pairs and other is not None and other not in taken:
                 pairs[i] = other
@@ -150,9 +150,9 @@ class VocabularyMap:
 
 
 def special_counterparts(target: Tokenizer, drafter: Tokenizer) -> dict[int, int]:
-    """The drafter's token for each special token of the target that it has one for.
+    """Maps the target's special tokens to the drafter's, as far as the drafter has them.
 
-    By name; what ends a generation also by its role, in the order in which tokenizers list them.
+    They match by name. Tokens that end a generation also match by role, in the tokenizers' order.
     """
     named = {name: i for i, name in reversed(drafter.added_tokens.items())}
     specials = target.special_tokens
@@ -163,7 +163,7 @@ def special_counterparts(target: Tokenizer, drafter: Tokenizer) -> dict[int, int
 
 
 def _ids_of_keys(tokenizer: Tokenizer, vocab_size: int) -> dict[tuple[_Kind, bytes], int]:
-    """What tokens stand for -> the first id that does."""
+    """What a token stands for -> the first such id."""
     keys: dict[tuple[_Kind, bytes], int] = {}
     specials = tokenizer.special_tokens
     for i, spelt in enumerate(tokenizer.bytes_of_tokens[:vocab_size]):

@@ -27,7 +27,7 @@ def test_chat_says_when_the_context_is_full(capsys, scripted, monkeypatch):
     code, out, err = chat(capsys, monkeypatch, "Hello\nAgain?\n", "--max-model-len", "3")
     assert code == 2  # a script should notice that a turn was refused
     assert out == "answer\n" and len(llm.prompts) == 1
-    assert "the context of 3 tokens is full: /reset starts anew" in err
+    assert "the context of 3 tokens is full: /reset starts a new conversation" in err
     assert "3 tokens, which leaves no room" in err and "/reset" in err.splitlines()[-1]
 
 

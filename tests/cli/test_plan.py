@@ -25,7 +25,7 @@ def test_a_plan_for_people(capsys):
     for text in (
         "chinchilla-70b with chinchilla-draft-4b on tpu-v4-16: 16 devices of v4, bfloat16",
         "It fits: weights and caches take 8.45 of 32.00 GiB.",
-        "Temporaries, of which prefill has the most, are not counted; see --compile.",
+        "Temporaries are not counted, and prefill has the most; see --compile.",
         "Projection: 3.36 tokens a round",
         "chinchilla-70b: 64,950,116,352 parameters",
         "Published for the target: 14.1 ms (Chen et al. 2023",
