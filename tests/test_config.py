@@ -87,7 +87,7 @@ BAD_SPECULATIVE = [
     ("verification", "tokens", "Did you mean 'token'?"),
     ("verification", "xyz", "Known: block, greedy, token."),
     ("scoring", "stair", "Did you mean 'stairs'?"),
-    ("scoring", None, "Known: block, stairs."),
+    ("scoring", None, "Known: block, prefix_batch, stairs."),
     *[bad for name in COUNTS for bad in below(name, 0, -4, low=1)],
     *[bad for name in COUNTS for bad in no_whole_number(name, 4.0)],
     *below("num_drafts", 0, -1, low=1),
@@ -172,7 +172,7 @@ OPTION_OF = {
     "num_speculative_tokens": (4, METHODS.keys() - {"none"}),
     "draft_length_policy": ("adaptive", METHODS.keys() - {"none"}),
     "verification": ("block", METHODS.keys() - {"none"}),
-    "scoring": ("stairs", METHODS.keys() - {"none", "early_exit"}),
+    "scoring": ("prefix_batch", METHODS.keys() - {"none", "early_exit"}),
     "num_drafts": (2, ("draft_model", "prompt_lookup")),
     "prompt_lookup_max": (3, ("prompt_lookup",)),
     "early_exit_layers": (2, ("early_exit",)),
@@ -196,6 +196,12 @@ def test_an_option_that_the_method_would_ignore_is_refused(name, method):
     assert {each for each in METHODS if repr(each) in remedy} == set(methods)
     values = f"use {name} 'block'" if method == "early_exit" and name == "scoring" else ""
     assert message.endswith(f", or {values or f'leave {name} out'}.")
+
+
+def test_the_published_name_of_the_prefix_batch_is_an_alias():
+    assert config_of("prompt_lookup", scoring="stairs") == config_of(
+        "prompt_lookup", scoring="prefix_batch"
+    )
 
 
 CONFIDENT = ("draft_model", "early_exit", "universal_vocabulary", "universal_text")
@@ -224,8 +230,8 @@ CONTRADICTIONS = [
         ["num_drafts is 2", "verification is 'block'", "verification 'token' or 'greedy'"],
     ),
     (
-        {"method": "draft_model", "draft": "d", "num_drafts": 2, "scoring": "stairs"},
-        ["num_drafts is 2", "scoring is 'stairs'", "use scoring 'block', or leave num_drafts out"],
+        {"method": "draft_model", "draft": "d", "num_drafts": 2, "scoring": "prefix_batch"},
+        ["num_drafts is 2", "scoring is 'prefix_batch'", "scoring 'block', or leave num_drafts"],
     ),
     (
         {"method": "early_exit", "retune_confidence": True},

@@ -86,7 +86,7 @@ CHOICES = {
     "several matches": {"method": "prompt_lookup", "num_drafts": 3},
     "block": {"method": "prompt_lookup", "verification": "block"},
     "greedy": {"method": "prompt_lookup", "verification": "greedy"},
-    "stairs": {"method": "prompt_lookup", "scoring": "stairs"},
+    "prefix_batch": {"method": "prompt_lookup", "scoring": "prefix_batch"},
     "heuristic": {
         "method": "early_exit",
         "draft_length_policy": "heuristic",

@@ -291,7 +291,7 @@ def add_speculation(parser: Parser) -> None:
         "which drafted tokens to keep; greedy needs temperature 0",
         metavar="|".join(sorted(VERIFICATIONS)),
     )
-    add("scoring", "how the target reads a draft", metavar="|".join(SCORINGS))
+    add("scoring", "how the target scores a draft", metavar="|".join(SCORINGS))
     add("num_drafts", "drafts per round, verified as a tree", type=whole, metavar="N")
     add(
         "prompt_lookup_max",

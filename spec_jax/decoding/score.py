@@ -17,7 +17,7 @@ from spec_jax.sampling.processors import History
 
 def kv_slots_per_round(scoring: str, lookahead: int, drafts: int) -> int:
     """KV slots that scoring may write past a row's known tokens."""
-    if scoring == "stairs":
+    if scoring == "prefix_batch":
         return (lookahead + 1) * (lookahead + 2) // 2
     return 1 + lookahead * drafts
 
@@ -34,26 +34,35 @@ def score(
     draft: Draft,
     sampling: BatchSampling,
     scoring: str = "block",
-    allowed: UInt32[Array, "batch places words"] | None = None,
-) -> tuple[Float[Array, "batch places vocab"], Float[Array, "batch places embed"] | None, KVCache]:
+    allowed: UInt32[Array, "batch positions words"] | None = None,
+) -> tuple[
+    Float[Array, "batch positions vocab"], Float[Array, "batch positions embed"] | None, KVCache
+]:
     """The target's distributions p after each row's known tokens and after each draft token.
 
-    The processors at a place see the draft tokens before it, along its own draft. Beside p come
-    what the target's last block gave out there, None after an early exit, and the cache, which
-    holds the last known token and the draft, which its lengths do not count yet.
+    The processors at a query position see the tokens before it in the same draft.
 
-    `scoring` (static) says how the target is called: `block` once over all tokens side by side;
-    `stairs` once over a batch of K + 1 prefixes of the draft, each as long as itself, which share
-    the cached text but nothing else (staged speculative verification as in IVUS 2024).
-    `allowed` are packed sets of the tokens that a grammar allows at each place.
+    Args:
+      target: the model that scores.
+      state: the rows.
+      draft: their draft tokens.
+      sampling: their sampling parameters.
+      scoring: how the target is called (static). `block`: once over all tokens side by side.
+        `prefix_batch`: once over the K + 1 prefixes of the draft as a batch, each in KV slots of
+        its own after the cached text that all share (called "stairs" in IVUS 2024).
+      allowed: packed sets of the tokens that a grammar allows at each position.
+
+    Returns:
+      p; the hidden states of the target's last layer, None after an early exit; and the cache with
+      the last known token and the draft, which its lengths do not count yet.
     """
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
     if draft.begun is not None:
         states = None
         logits, cache = target.resume(draft.begun.hidden, state.cache, draft.begun.layers)
-    elif scoring == "stairs":
-        logits, states, cache = _stairs(target, tokens, state.cache)
+    elif scoring == "prefix_batch":
+        logits, states, cache = _score_prefixes(target, tokens, state.cache)
     elif draft.drafts > 1:
         pattern = tree_pattern(state.cache, draft.lookahead, draft.drafts)
         logits, states, cache = target.score_and_states(tokens, state.cache, pattern)
@@ -67,16 +76,15 @@ def score(
     return p, states, cache
 
 
-def drafted_before(steps: int, drafts: int) -> Bool[np.ndarray, "places drafted"]:
-    """[i, j]: whether drafted token j stands before what place i predicts."""
+def drafted_before(steps: int, drafts: int) -> Bool[np.ndarray, "positions drafted"]:
+    """[i, j]: whether query position i follows draft token j in the same draft."""
     return _seen_in_tree(steps, drafts)[:, 1:]
 
 
-def _seen_in_tree(steps: int, drafts: int) -> Bool[np.ndarray, "places places"]:
-    """[i, j]: whether the token at place j stands before the one at place i, or is it.
+def _seen_in_tree(steps: int, drafts: int) -> Bool[np.ndarray, "positions positions"]:
+    """[i, j]: whether query position i sees token j: itself and the tokens before it in its draft.
 
-    Place 0 is the last known token; place `1 + i * drafts + n` the i-th token of draft n. What
-    stands before place i in its own draft is what it sees.
+    Position 0 is the last known token, and `1 + i * drafts + n` is token i of draft n.
     """
     step = np.concatenate([[-1], np.repeat(np.arange(steps), drafts)])
     draft = np.concatenate([[-1], np.tile(np.arange(drafts), steps)])
@@ -90,12 +98,12 @@ def tree_pattern(cache: KVCache, steps: int, drafts: int) -> Pattern:
     return Pattern.branching(cache, depths, _seen_in_tree(steps, drafts))
 
 
-def _stairs(
-    target: Model, tokens: Int[Array, "batch places"], cache: KVCache
-) -> tuple[Float[Array, "batch places vocab"], Float[Array, "batch places embed"], KVCache]:
-    """Scores each prefix of the tokens by itself; logits and states after its last token."""
+def _score_prefixes(
+    target: Model, tokens: Int[Array, "batch positions"], cache: KVCache
+) -> tuple[Float[Array, "batch positions vocab"], Float[Array, "batch positions embed"], KVCache]:
+    """Scores every prefix of the tokens separately; logits and hidden states at its last token."""
     count = tokens.shape[1]
-    # The whole draft comes first, so that it lies in the KV slots right behind the text.
+    # The whole draft comes first, so that it is in the KV slots right after the text.
     sizes = range(count, 0, -1)
     prefix = np.concatenate([np.full(size, size) for size in sizes])
     depths = np.concatenate([np.arange(size) for size in sizes])

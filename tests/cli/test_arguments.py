@@ -138,7 +138,7 @@ MISTAKES = [
         ["confidence_threshold is 2.0", "at most 1"],
     ),
     ("--method early_exit --early-exit-layers 0", ["early_exit_layers is 0", "at least 1"]),
-    ("--method early_exit --scoring stairs", ["'stairs'", "'early_exit'", "scoring 'block'"]),
+    ("--method early_exit --scoring stairs", ["'prefix_batch'", "'early_exit'", "scoring 'block'"]),
     ("--method universal_vocabulary", ["'universal_vocabulary'", "--draft"]),
     ("--num-speculative-tokens 4", ["num_speculative_tokens is 4", "'none'", "prompt_lookup"]),
     (

@@ -50,7 +50,7 @@ METHODS = {
     "draft_model": ("--draft", "DRAFT"),
     "self": ("--draft", "TARGET"),
     "block": ("--draft", "DRAFT", "--verification", "block"),
-    "stairs": ("--draft", "DRAFT", "--scoring", "stairs"),
+    "prefix batch": ("--draft", "DRAFT", "--scoring", "prefix_batch"),
     "several": ("--draft", "DRAFT", "--num-drafts", 2),
     "reduced": ("--draft", "DRAFT", "--draft-vocab-size", 16),
     "heuristic": ("--draft", "DRAFT", "--draft-length-policy", "heuristic"),
