@@ -289,13 +289,16 @@ def test_a_row_near_its_end_does_not_draft_past_it(forced_engine):
     assert counters.rounds.tolist() == [1, 1, 1, 10]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["other", "early_exit", "universal_vocabulary"])
-def test_a_drafter_says_how_confident_it_was_and_the_threshold_follows(method):
+def test_a_drafter_says_how_confident_it_was_and_the_threshold_follows(method, temperature):
     policy = Confidence(4, start=0.01, retune=True)  # no bin's edge, so that a change shows
     engine = make_engine(method, TARGET, DRAFT, policy=policy)
-    params = SamplingParams(max_tokens=40, temperature=1.0)
+    params = SamplingParams(max_tokens=40, temperature=temperature)
     batch = finish(engine.start([request([1, 2, 3], params)]))
     seen = batch.state.draft_length
+    # A greedy row's q is certain of its token; the drafter is not.
+    assert (seen.accepted + seen.refused)[:, :-1].sum() > 0
     assert int(seen.accepted.sum()) == int(batch.state.counters.accepted.sum())
     assert seen.refused.sum() > 0
     assert policy.threshold(seen, 1)[0] != policy.threshold(policy.init(1), 1)[0]

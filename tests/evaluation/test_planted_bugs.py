@@ -22,6 +22,7 @@ PROOF, LOOP, SAMPLED = (
 TAILS, PROBABILITIES, PROCESSORS = (
     f"tests/sampling/test_{name}.py" for name in ("tails", "probabilities", "processors")
 )
+JOINING = "tests/test_continuous_batching.py"
 
 BUGS = {
     "temperature on one side only": (
@@ -151,6 +152,66 @@ BUGS = {
         "keys, state.lengths\n    )\n    return",
         "keys, jnp.broadcast_to(state.lengths.max(), state.lengths.shape)\n    )\n    return",
         [LOOP, "-k", "neighbours and other"],
+    ),
+    "a refused token counts for its position": (
+        "decoding/loop.py",
+        "(places[:, :width] < kept[:, None]).astype(jnp.int32)",
+        "(places[:, :width] <= kept[:, None]).astype(jnp.int32)",
+        [LOOP, "-k", "accepted_whole"],
+    ),
+    "tokens after a stop string are counted": (
+        "engine/batch.py",
+        "return Work(len(seen), ",
+        "return Work(whole.rounds, ",
+        [JOINING, "-k", "counted_ends"],
+    ),
+    "a greedy draft is always certain": (
+        "drafters/autoregressive.py",
+        "confidence = write(confidence, sure, i)",
+        "confidence = write(confidence, q.max(-1), i)",
+        ["tests/decoding/test_draft_length.py", "-k", "says_how and other"],
+    ),
+    "the warm-up counts as a measured round": (
+        "engine/cost_profiling.py",
+        "np.reshape(samples, (-1, len(choices)))[1:].min(0)",
+        "np.reshape(samples, (-1, len(choices)))[:1].min(0)",
+        ["tests/engine/test_cost_profiling.py", "-k", "each_choice"],
+    ),
+    "drafted tokens advance the grammar of their row": (
+        "text/grammar.py",
+        "state = state.deep_copy()",
+        "state = state",
+        ["tests/text/test_grammar.py", "-k", "places_of"],
+    ),
+    "a branch of a tree follows its neighbour's grammar": (
+        "text/grammar.py",
+        "parent = 1 + int(max(earlier, default=-1))",
+        "parent = i",
+        ["tests/text/test_grammar.py", "-k", "tree"],
+    ),
+    "no text is held back for a stop string": (
+        "engine/detokenization.py",
+        "for size in range(1, len(stop))",
+        "for size in range(len(stop), len(stop))",
+        ["tests/engine/test_detokenization.py"],
+    ),
+    "the branch that a tree keeps is taken from beyond a ring": (
+        "models/cache.py",
+        "slots = sources % self.slots if self.ring else sources",
+        "slots = sources",
+        ["tests/models/test_rings.py", "-k", "as_good"],
+    ),
+    "a window counts from slots": (
+        "models/attention.py",
+        "position = jnp.where(behind < 0, index, self.text[:, None, None] + self.depths[recent])",
+        "position = index",
+        ["tests/models/test_attention.py", "-k", "dense-tree-2"],
+    ),
+    "a row that joins keeps the draft length of the one before": (
+        "decoding/loop.py",
+        "policy.join(state.draft_length, slots, rows.draft_length)",
+        "state.draft_length",
+        [JOINING, "-k", "hostile or neighbours"],
     ),
 }
 

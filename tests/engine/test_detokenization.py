@@ -1,0 +1,42 @@
+"""What of a row's text is shown, and when."""
+
+import numpy as np
+import pytest
+
+from spec_jax.config import SamplingParams
+from spec_jax.decoding.state import LENGTH, RUNNING
+from spec_jax.engine.detokenization import Row
+from spec_jax.engine.requests import Request
+from spec_jax.text.tokenizer import StreamDecoder
+
+
+class Letters(StreamDecoder):
+    """A tokenizer's stream whose tokens are characters."""
+
+    def push(self, token_ids):
+        return "".join(map(chr, token_ids))
+
+    def flush(self):
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("abEND", ["a", "b", "", "", ""]),
+        ("aENd", ["a", "", "", "ENd"]),
+        ("aEENDx", ["a", "", "E", "", ""]),
+        ("aE", ["a", "E"]),
+    ],
+)
+def test_text_that_may_become_a_stop_string_is_held_back_and_no_longer(text, shown):
+    params = SamplingParams(stop=("END", "never"))
+    prompt = Request([1], params, np.zeros((2,), np.uint32), (), max_length=99)
+    row = Row(0, None, prompt, object.__new__(Letters))
+    seen = []
+    for i, letter in enumerate(text):
+        if row.finish_reason is None:
+            last = i == len(text) - 1
+            seen.append(row.take([ord(letter)], LENGTH if last else RUNNING)[0])
+    assert seen == shown
+    assert row.finish_reason == ("stop" if "END" in text else "length")
