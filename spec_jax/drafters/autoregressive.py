@@ -39,10 +39,10 @@ def autoregress(
 ) -> tuple[Draft, T]:
     """Draws tokens one after another, each from the model's own processed distribution.
 
-    Where the draft length varies, a row stops at its limit or after a token of which the model is
-    less confident than the row's threshold, and the loop ends when all rows have stopped; rows
-    that have stopped are read along, and what they write must not be counted. Otherwise the loop
-    has a fixed length, which accelerators run without asking the host.
+    If the draft length varies, a row stops at its limit, or after a token whose confidence is below
+    the row's threshold, and the loop ends when all rows have stopped. Rows that have stopped are
+    still read, and the KV slots that they write must not be counted. Otherwise the loop has a fixed
+    length, which accelerators run without asking the host.
 
     Args:
       step: (carry, i, tokens drawn in step i - 1) -> logits [batch, drafts, target's vocab] of
@@ -73,13 +73,13 @@ def autoregress(
         q = warp(logits, sampling)[:, 0]
         keys = jax.vmap(lambda key: _fold(key, i * drafts, drafts))(context.keys)
         last = draw(keys.reshape(rows), q, random)
-        # A place without a distribution (NaN) ends the draft before it; the target goes on.
+        # A position without a distribution (NaN) ends the draft before it; the target continues.
         usable = (q.sum(-1) > 0).reshape(batch, drafts).all(-1)
         lengths = state.lengths + (state.active & usable).astype(jnp.int32)
         active = state.active & usable & (lengths < limits)
         confidence = state.confidence
         if context.threshold is not None and confidence is not None:
-            # Of a greedy row q says nothing: its confidence is what it would sample with.
+            # A greedy row's q is one-hot; its confidence is the probability at temperature 1.
             sure = jnp.where(is_greedy, jax.nn.softmax(logits[:, 0], -1), q)
             sure = jnp.take_along_axis(sure, last[:, None], axis=1)[:, 0]
             active = active & (sure.reshape(batch, drafts).max(-1) >= context.threshold)

@@ -12,11 +12,11 @@ from spec_jax.sharding.pytree import pytree, static
 
 @pytree
 class Context:
-    """What a drafter may see of the rows it drafts for.
+    """The rows that a drafter drafts for.
 
     Attributes:
-      tokens: prompt and output; only the first `lengths` of each row mean anything.
-      lengths: tokens known of each row.
+      tokens: prompt and output; only the first `lengths` of each row are valid.
+      lengths: known tokens of each row.
       prompt_lengths: how many of them are the prompt's.
       keys: randomness of this round's draft.
       sampling: the parameters the request is sampled with; drafts use the same.
@@ -24,7 +24,7 @@ class Context:
         every round drafts `lookahead` tokens, in a loop of fixed length.
       threshold: a row stops drafting after a token of a lower probability than this; None if
         no row does.
-      cache: the target's cache, for drafters that are a part of the target.
+      cache: the target's cache, for drafters that are part of the target.
     """
 
     tokens: Int[Array, "batch length"]
@@ -39,36 +39,37 @@ class Context:
 
 @pytree
 class Begun:
-    """Work of the target that its drafter has done already, and scoring need not repeat.
+    """The part of the target's call that the drafter has already computed.
 
     Attributes:
-      hidden: after the target's first layers, of the last known token and each draft token.
-      cache: the target's cache with those layers' keys and values of these tokens, which its
-        lengths do not count yet; the loop takes it over.
+      hidden: hidden states after the target's first layers, of the last known token and each draft
+        token.
+      cache: the target's cache with the keys and values of these tokens in those layers, which its
+        lengths do not count yet; the loop uses it from here on.
       layers: how many layers; static.
     """
 
-    hidden: Float[Array, "batch places embed"]
+    hidden: Float[Array, "batch positions embed"]
     cache: KVCache | None
     layers: int = static()
 
 
 @pytree
 class Draft:
-    """Proposed continuations: of each row one, or several side by side.
+    """Proposed continuations of each row: one, or several side by side.
 
-    Several drafts of a row lie step by step: token `i * drafts + n` is the i-th of draft n. Drafts
-    with a common prefix share one branch of a tree up to the end of that prefix.
+    Several drafts of a row are stored step by step: token `i * drafts + n` is the i-th of draft n.
+    Drafts with a common prefix share one branch of a tree up to the end of that prefix.
 
     Attributes:
-      tokens: the proposals. A token at or past `lengths` has no meaning; -1 ends its draft.
+      tokens: the draft tokens. A token at or past `lengths` has no meaning; -1 ends its draft.
       probs: q, exactly the distribution each token was drawn from, or None if the drafter is
         deterministic and q is one-hot.
       lengths: how many steps each row proposes.
       drafts: drafts of each row; static.
-      begun: what the drafter has done of the target's work.
-      confidence: how sure the drafter was of each token, if a threshold asked for it: q, or what
-        q would be at temperature 1 for a greedy row.
+      begun: the part of the target's call that the drafter has already computed.
+      confidence: how sure the drafter was of each token, if there is a threshold: q, for a greedy
+        row at temperature 1.
     """
 
     tokens: Int[Array, "batch drafted"]
@@ -84,7 +85,7 @@ class Draft:
         return self.tokens.shape[1] // self.drafts
 
     def first(self, steps: int) -> "Draft":
-        """The same draft where no row proposes more than `steps` (static)."""
+        """The same draft, cut to `steps` (static), if no row proposes more."""
         kept, begun = steps * self.drafts, self.begun
         return dataclasses.replace(
             self,
@@ -97,12 +98,13 @@ class Draft:
 
 @pytree
 class Committed:
-    """What became of a round's draft.
+    """The result of a round's draft.
 
     Attributes:
-      tokens: prompt and output as they are now.
-      before: tokens known of each row when it was drafted.
-      lengths: tokens known now: more by the accepted tokens and one, or as many if it had ended.
+      tokens: prompt and output after the round.
+      before: known tokens of each row before the round.
+      lengths: known tokens after the round: the accepted tokens and one more, or no more if the row
+        had ended.
       chosen: which of several drafts was kept.
     """
 
@@ -114,7 +116,7 @@ class Committed:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes tokens. A drafter is a pytree: its weights travel as arguments of the loop."""
+    """Proposes tokens. A drafter is a pytree: its weights are arguments of the loop."""
 
     @property
     def lookahead(self) -> int:
@@ -128,7 +130,7 @@ class Drafter(Protocol):
 
     @property
     def steady(self) -> bool:
-        """Whether it always proposes as many tokens as it may; static."""
+        """Whether it always proposes as many tokens as its limit allows; static."""
         ...
 
     def init(
@@ -138,10 +140,10 @@ class Drafter(Protocol):
         block: int,
         inputs: Any = None,
     ) -> Any:
-        """The state after the prompts: arrays that have the rows along axis 0.
+        """The state after the prompts: arrays with the rows along axis 0.
 
-        `block` is how many tokens of a prompt are read at a time; `inputs` is what the drafter's
-        host side knows about the requests, if it has one.
+        `block` is how many tokens of a prompt are read at a time; `inputs` comes from the drafter's
+        host side, if it has one.
         """
         ...
 
@@ -150,12 +152,12 @@ class Drafter(Protocol):
         ...
 
     def commit(self, state: Any, committed: Committed) -> Any:
-        """Takes note of what the rows hold now; rolls back whatever was refused."""
+        """Updates the state to the rows' new tokens, and rolls back the refused ones."""
         ...
 
     def join(self, state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
-        """Puts rows into slots of a running state; `rows` is what `init` made of their prompts.
+        """Puts rows into slots of a running state; `rows` is `init`'s state of their prompts.
 
-        `join_rows` does it, and says what `slots` are.
+        `join_rows` implements it and explains `slots`.
         """
         ...

@@ -14,7 +14,7 @@ from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
 
 CATCH_UP = 16
-"""Tokens read at a time by a draft model that has not drafted for some rounds."""
+"""Tokens that a draft model reads at a time if it has not drafted for some rounds."""
 
 
 @pytree
@@ -25,8 +25,8 @@ class DraftModel:
       model: the draft model.
       lookahead: tokens proposed per round (K).
       drafts: independent drafts of each row.
-      columns: for each of the target's ids, which of the model's outputs means it, or -1 if none
-        does; by default they are the same.
+      columns: the model's output for each of the target's ids, or -1 if it has none; by default
+        both models share their ids.
     """
 
     model: Model
@@ -50,9 +50,9 @@ class DraftModel:
         return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 
     def _readable(self, tokens: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
-        """The tokens, with ids that only the target's padded embedding has replaced.
+        """The tokens; ids that exist only in the target's padded embedding are replaced.
 
-        The draft's embedding has no row for such an id: it would read NaN and draft nothing more.
+        The draft's embedding has no row for such an id: it would read NaN and stop drafting.
         """
         return jnp.minimum(tokens, self.model.config.vocab_size - 1)
 
@@ -103,26 +103,26 @@ def draft_on(
     columns: Int[Array, " vocab"] | None = None,
     own_ids: Int[Array, " vocab"] | None = None,
 ) -> tuple[Draft, KVCache]:
-    """Drafts on from texts of which the cache holds all but the last two tokens.
+    """Continues texts whose cache holds all but the last two tokens.
 
-    The first step reads those two. The earlier one is, after a full acceptance, the token that the
-    draft proposed last and never read, so the cache catches up without a call of its own;
-    otherwise it is read twice, which costs little where a step is bound by the weights' bandwidth.
+    The first step reads those two. After a full acceptance the first of them is the last draft
+    token, which the draft has not read yet, so the cache catches up without an additional call.
+    Otherwise it is read twice, which costs little because weight bandwidth bounds a step.
 
     Args:
       model: the draft model.
       tokens: the rows' texts in its tokens.
-      lengths: tokens known of each row.
-      cache: its cache of them; rows that are not to draft may lack more, and keep what they have.
-      context: what is drafted for.
+      lengths: known tokens of each row.
+      cache: its cache of them; rows that do not draft in this round may lack more tokens.
+      context: the rows.
       lookahead: most tokens to draft; static.
       drafts: drafts of each row; static.
-      columns: which of the model's outputs means each of the target's ids; as in `DraftModel`.
-      own_ids: which id the model reads for each of the target's; by default they are the same.
+      columns: the model's output for each of the target's ids; as in `DraftModel`.
+      own_ids: the model's input id for each of the target's ids; by default they are the same.
     """
     vocab, before = context.sampling.logit_bias.shape[1], cache.lengths
     if context.limits is not None:
-        # Rows that do not draft are read along; what they write must not lie far past their text.
+        # Rows that do not draft are read too; they must not write far past their text.
         lengths = jnp.where(context.limits > 0, lengths, before + 2)
 
     def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:

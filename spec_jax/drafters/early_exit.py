@@ -1,7 +1,7 @@
 """Self-speculation: the target's first layers draft through its own head.
 
-LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3), the cache of keys, values and exit
-states included: scoring goes on from where drafting stopped.
+LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3), including its cache of keys, values
+and hidden states at the exit: scoring continues from the layer where drafting stopped.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class EarlyExit:
         """No state: the cache is the target's."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
-        """K tokens, and what their first layers gave out, the last token's included."""
+        """K tokens, and the hidden states of all of them after the first layers."""
         cache = context.cache
         assert cache is not None
         known = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)
@@ -63,7 +63,7 @@ class EarlyExit:
 
         start = cache.lengths
         draft, carry = autoregress(step, (cache, hidden), context, lookahead=self.lookahead)
-        # The last token drafted has not been read. Rows that stopped before have read theirs.
+        # The last draft token has not been read yet. Rows that stopped earlier have read theirs.
         steps = draft.lengths.max()
         read_in_order = jnp.concatenate([known, draft.tokens], axis=1)
         token = jax.lax.dynamic_slice_in_dim(read_in_order, steps, 1, axis=1)

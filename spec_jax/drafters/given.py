@@ -1,4 +1,4 @@
-"""Drafts that the host makes: each round proposes what it has put into the state."""
+"""Drafts from the host: each round proposes the tokens that the host has put into the state."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -10,7 +10,7 @@ from spec_jax.sharding.rows import join_rows
 
 @pytree
 class GivenDraft:
-    """What the host proposes in the next round: tokens, and how many of them count."""
+    """The host's draft for the next round: tokens, and how many of them count."""
 
     tokens: Int[Array, "batch lookahead"]
     lengths: Int[Array, " batch"]
@@ -18,7 +18,7 @@ class GivenDraft:
 
 @pytree
 class Given:
-    """Proposes what the host has put there, as a deterministic draft.
+    """Proposes the host's tokens as a deterministic draft.
 
     Attributes:
       lookahead: most tokens proposed per round (K).
@@ -39,5 +39,5 @@ class Given:
         return Draft(tokens=state.tokens, probs=None, lengths=state.lengths), state
 
     def commit(self, state: GivenDraft, committed: Committed) -> GivenDraft:
-        """Nothing of it is proposed twice."""
+        """Clears the draft, so that no token is proposed twice."""
         return GivenDraft(state.tokens, jnp.zeros_like(state.lengths))

@@ -13,9 +13,9 @@ from spec_jax.sharding.rows import join_rows
 class PromptLookup:
     """Drafts without a model, on device (Saxena 2023; Hugging Face's `prompt_lookup` semantics).
 
-    The longest n-gram is tried first, down to one token; of its earlier places the leftmost that
-    has a continuation is copied from. Further drafts come from the next places in this order whose
-    continuations say more than a draft before them.
+    The longest n-gram is tried first, down to one token. The leftmost earlier occurrence that has a
+    continuation is copied from. Further drafts come from the next occurrences in this order whose
+    continuations are not prefixes of an earlier draft.
 
     Attributes:
       lookahead: most tokens proposed (K).
@@ -30,7 +30,7 @@ class PromptLookup:
     join = staticmethod(join_rows)
 
     def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> None:
-        """No state: the context holds all there is to look up."""
+        """No state: the context holds the text to search."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
         """The continuations of the longest matches, cut at the end of the known tokens."""
@@ -60,16 +60,16 @@ class PromptLookup:
 def matches(
     tokens: Int[Array, " length"], length: Int[Array, ""], max_ngram: int
 ) -> Int[Array, " length"]:
-    """How many of the row's last tokens (at most `max_ngram`) stand right before each place.
+    """How many of the row's last tokens (at most `max_ngram`) occur right before each position.
 
-    They are counted backwards until the first difference; places at or past `length` have none.
+    They are counted backwards up to the first difference; positions at or past `length` have 0.
     """
-    places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    running = (places > 0) & (places < length)
-    matched = jnp.zeros_like(places)
+    positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    running = (positions > 0) & (positions < length)
+    matched = jnp.zeros_like(positions)
     for back in range(1, max_ngram + 1):
         same = jnp.roll(tokens, back) == tokens[jnp.maximum(length - back, 0)]
-        running = running & same & (places >= back) & (length >= back)
+        running = running & same & (positions >= back) & (length >= back)
         matched = matched + running.astype(jnp.int32)
     return matched
 
@@ -80,8 +80,8 @@ def continuation(
     matched: Int[Array, " length"],
     lookahead: int,
 ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
-    """What stands at the leftmost place of the longest match, and how many tokens are known."""
-    # argmax takes the first, so the leftmost place of the longest match.
+    """The tokens after the leftmost longest match, and how many of them are known."""
+    # argmax takes the first, so the leftmost position of the longest match.
     start = jnp.argmax(matched).astype(jnp.int32)
     found = jnp.where(matched.max() > 0, jnp.minimum(lookahead, length - start), 0)
     padded = jnp.pad(tokens, (0, lookahead))
@@ -91,9 +91,9 @@ def continuation(
 def says(
     tokens: Int[Array, " length"], length: Int[Array, ""], draft: Int[Array, " lookahead"]
 ) -> Bool[Array, " length"]:
-    """Whether a draft, padded with -1, says all that stands at each place within its reach."""
-    places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    """Whether a draft, padded with -1, holds all tokens that it could copy at each position."""
+    positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     same = jnp.ones(tokens.shape, bool)
     for step in range(draft.shape[0]):
-        same = same & ((jnp.roll(tokens, -step) == draft[step]) | (places + step >= length))
+        same = same & ((jnp.roll(tokens, -step) == draft[step]) | (positions + step >= length))
     return same

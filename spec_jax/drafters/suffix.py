@@ -10,19 +10,19 @@ from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
 
 SHORTEST = 2
-"""Tokens that must match: what follows a single one is seldom said again."""
+"""Tokens that must match: the continuation of a single token seldom repeats."""
 OCCURRENCES = 16
 """How many occurrences of a match are compared with each other."""
 
 
 @pytree
 class PastText:
-    """What each row may look in besides its own text.
+    """The past outputs that each row may search besides its own text.
 
     Attributes:
       tokens: outputs one after another, each followed by -1, which also fills the rest.
-      order: the places of their tokens in the order of what they begin: a suffix array.
-      counts: how many these are.
+      order: the suffix array: positions of their tokens, sorted by the suffixes that start there.
+      counts: how many positions there are.
     """
 
     tokens: Int[Array, "batch size"]
@@ -34,8 +34,8 @@ class PastText:
 class SuffixLookup:
     """Drafts without a model, on device, from past outputs and the row's own text.
 
-    After SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). The source with the longer match
-    of the row's end is copied from, the row's own text if they are equal.
+    After SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). It copies from the source with the
+    longer match of the row's end, and from the row's own text if both are equally long.
 
     Attributes:
       lookahead: most tokens proposed (K).
@@ -58,18 +58,18 @@ class SuffixLookup:
     ) -> PastText:
         """The state is what `SuffixIndex.arrays` gave for the requests; it never changes."""
         if inputs is None:
-            raise ValueError("a drafter that looks in past outputs needs their suffix arrays")
+            raise ValueError("a drafter that searches past outputs needs their suffix arrays")
         return PastText(*inputs)
 
     def propose(self, state: PastText, context: Context) -> tuple[Draft, PastText]:
-        """The continuation of the longest match, cut at the end of the text it stands in."""
+        """The continuation of the longest match, cut at the end of the text that contains it."""
         tokens, lengths = jax.vmap(self._look_up)(
             context.tokens, context.lengths, state.tokens, state.order, state.counts
         )
         return Draft(tokens=tokens, probs=None, lengths=lengths), state
 
     def commit(self, state: PastText, committed: Committed) -> PastText:
-        """Nothing changes: an output is looked in once its request has finished."""
+        """Nothing changes: an output is searched only after its request has finished."""
         return state
 
     def _look_up(
@@ -97,17 +97,17 @@ def longest_match(
     count: Int[Array, ""],
     max_ngram: int,
 ) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""]]:
-    """The size of the longest n-gram at the row's end that goes on in the text; 0 if none does.
+    """The size of the longest n-gram at the row's end that has a continuation in the text, or 0.
 
-    Also, as a range of `order`, where it stands. All sizes are looked for at once, by one binary
-    search of size.bit_length() steps.
+    Also its occurrences, as a range of `order`. One binary search of size.bit_length() steps looks
+    for all sizes at once.
     """
     sizes = jnp.arange(SHORTEST, max_ngram + 1, dtype=jnp.int32)
     steps = jnp.arange(max_ngram + 1, dtype=jnp.int32)
     inside, compared = steps[None] < sizes[:, None], steps[None] <= sizes[:, None]
     ngrams = tokens[jnp.maximum(length - sizes[:, None] + steps[None], 0)]
-    # The occurrences lie between the n-gram followed by the least token, so that those at the end
-    # of an output are left out, and the n-gram followed by more than any token.
+    # The lower bound is the n-gram followed by the smallest token, which leaves out occurrences at
+    # the end of an output; the upper bound is the n-gram followed by more than any token.
     following = jnp.array([0, jnp.iinfo(jnp.int32).max], jnp.int32)[:, None, None]
     wanted = jnp.where(inside[None], ngrams[None], following)
 
@@ -136,10 +136,11 @@ def likeliest(
     size: Int[Array, ""],
     lookahead: int,
 ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
-    """What follows an n-gram of `size` tokens at one of its places low..high - 1 of `order`.
+    """The best continuation of an n-gram of `size` tokens at `order[low:high]`.
 
-    Of up to `OCCURRENCES` of them, spread evenly, the one that has most tokens in common with all:
-    if the row goes on as one of them does, its continuation is expected to be accepted furthest.
+    It compares up to `OCCURRENCES` evenly spaced occurrences and takes the continuation that shares
+    most tokens with all of them. If the row continues like one of them, this one is expected to
+    have the most tokens accepted.
     """
     occurrences = high - low
     index = jnp.arange(OCCURRENCES, dtype=jnp.int32)

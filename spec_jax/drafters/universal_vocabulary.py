@@ -1,7 +1,7 @@
 """A drafter with another vocabulary, sampled: token-level intersection, on device.
 
 Timor et al. 2025 (arXiv 2502.05202, algorithm 4): the drafter draws from its distribution over the
-tokens that both vocabularies have, renormalised, so that the rule of p and q holds as it is.
+tokens that both vocabularies have, renormalised, so that the acceptance rule holds unchanged.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ class OwnText:
     """The rows in the drafter's tokens.
 
     Attributes:
-      tokens: prompt and output; only the first `lengths` of each row mean anything.
-      lengths: tokens known of each row.
-      full: rows whose text has outgrown `tokens`; they are drafted for no more.
+      tokens: prompt and output; only the first `lengths` of each row are valid.
+      lengths: known tokens of each row.
+      full: rows whose text no longer fits in `tokens`; nothing more is drafted for them.
       cache: the drafter's cache.
     """
 
@@ -38,13 +38,13 @@ class OwnText:
 
 @pytree
 class UniversalVocabulary:
-    """Drafts in the tokens that target and drafter share, with a context in the drafter's own.
+    """Drafts tokens that target and drafter share; it reads the text in the drafter's tokens.
 
     Attributes:
       model: the drafter.
       to_drafter: the drafter's id of each of the target's tokens, or -1.
-      spelling: each of the target's tokens in the drafter's, padded.
-      spelling_lengths: how many they are.
+      spelling: the drafter's tokens for each of the target's tokens, padded.
+      spelling_lengths: how many these are.
       lookahead: tokens proposed per round (K).
     """
 
@@ -59,7 +59,7 @@ class UniversalVocabulary:
 
     @property
     def _reserve(self) -> int:
-        """Entries that a round may need past the known tokens."""
+        """KV slots that a round may need past the known tokens."""
         return self.lookahead + self.spelling.shape[1] + 1
 
     def init(
@@ -69,9 +69,9 @@ class UniversalVocabulary:
         block: int,
         inputs: tuple[Int[Array, "batch own_length"], Int[Array, " batch"]] | None = None,
     ) -> OwnText:
-        """Reads the prompts, which `inputs` holds in the drafter's tokens, with their lengths."""
+        """Reads the prompts; `inputs` holds them in the drafter's tokens, and their lengths."""
         if inputs is None:
-            raise ValueError("a drafter with a vocabulary of its own needs the prompts in it")
+            raise ValueError("a drafter with its own vocabulary needs the prompts in its tokens")
         own, own_lengths = inputs
         headroom = headroom_of_drafts(block, self.lookahead)
         cache = self.model.new_cache(*own.shape, headroom=headroom)
@@ -80,7 +80,7 @@ class UniversalVocabulary:
         return self._checked(OwnText(own, own_lengths, jnp.zeros(lengths.shape, bool), cache))
 
     def _checked(self, text: OwnText) -> OwnText:
-        # Writes past the end would be moved over what stands before it.
+        # A write past the end would be moved back and overwrite earlier tokens.
         full = text.full | (text.lengths + self._reserve > text.tokens.shape[1])
         lengths = jnp.where(full, 1, text.lengths)
         cache = text.cache.with_lengths(jnp.where(full, 0, text.cache.lengths))
@@ -106,7 +106,7 @@ class UniversalVocabulary:
         return draft, OwnText(state.tokens, lengths, state.full, cache)
 
     def commit(self, state: OwnText, committed: Committed) -> OwnText:
-        """Adds the accepted tokens and the spelling of the one after them; rolls back the rest."""
+        """Adds the accepted tokens and the spelling of the next token; rolls back the rest."""
         emitted = committed.lengths - committed.before
         accepted = jnp.maximum(emitted - 1, 0)
         last = jnp.take_along_axis(committed.tokens, committed.lengths[:, None] - 1, axis=1)[:, 0]

@@ -25,19 +25,19 @@ SCORES = 2**19
 
 @pytree
 class Pattern:
-    """Where new tokens stand, and what each of them sees.
+    """The positions of new tokens, and which tokens each of them sees.
 
-    New tokens are written side by side from index `start` on, wherever they stand in the text.
-    Each sees the text, which is what lies below index `text`, and of the `recent` tokens that
-    follow it those that `among` says. A window counts from positions.
+    New tokens are written side by side from index `start` on, whatever their positions. Each sees
+    the text (all indices below `text`), and those of the `recent` tokens after it that `among`
+    names. A window is counted in positions.
 
     Attributes:
       positions: of each new token in its text.
       start: the index of each row's first new token.
-      text: tokens of each row that all of the new ones see; at most `start`.
+      text: tokens of each row that all new tokens see; at most `start`.
       among: which of the tokens from index `text` on each new token sees, itself included. None
-        if they follow one another, so that each sees all before it.
-      depths: how far behind the text's end those tokens stand; with `among` only.
+        if the new tokens follow one another, so that each sees all before it.
+      depths: distance of those tokens from the text's end; only with `among`.
     """
 
     positions: Int[Array, "batch tokens"]
@@ -59,7 +59,7 @@ class Pattern:
         depths: Int[np.ndarray, " tokens"],
         among: Bool[np.ndarray, "tokens tokens"],
     ) -> "Pattern":
-        """Tokens that stand `depths` behind each row's text and see of each other what is said."""
+        """Tokens `depths` positions after each row's text that see each other as in `among`."""
         offsets = jnp.asarray(depths, jnp.int32)
         positions = cache.lengths[:, None] + offsets[None]
         return cls(positions, cache.lengths, cache.lengths, jnp.asarray(among), offsets)
@@ -72,7 +72,7 @@ class Pattern:
     def seen(
         self, index: Int[Array, "rows slots"], window: int | None
     ) -> Bool[Array, "batch tokens slots"]:
-        """Which new token sees the token of which index; `index` may have one row for all."""
+        """Whether each new token sees the token at each index; `index` may have one row for all."""
         at, index = self.positions[:, :, None], index[:, None, :]
         if self.among is None or self.depths is None:
             seen, position = (index >= 0) & (index <= at), index
@@ -106,17 +106,17 @@ def attention(
       keys: likewise.
       values: likewise.
       cache: the layer's.
-      pattern: where the new tokens stand and what they see.
+      pattern: the positions of the new tokens and what they see.
       query_scalar: scores are divided by its square root.
       window: how many latest positions a token sees, its own included; None sees all.
       backend: a name of `BACKENDS`; by default the one measured fastest, see `fastest`.
-      placement: how the model lies on a mesh, if it does.
+      placement: how the model is sharded over a mesh; None on one device.
 
     Returns:
       The weighted values, and the cache with the new tokens.
     """
-    # A NaN value would reach tokens that may not see it, since a weight of zero does not silence
-    # it. A NaN key does the same to exactly the tokens that see it.
+    # A NaN value would reach tokens that must not see it, because zero times NaN is NaN. A NaN key
+    # has the same effect on exactly the tokens that see it.
     broken = ~jnp.isfinite(values).all(-1, keepdims=True)
     keys, values = jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0.0, values)
     cache = cache.write(keys, values, pattern.start)
@@ -129,8 +129,8 @@ def attention(
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
-    # The query heads of a group stand above its tokens as rows of one product with its keys: in
-    # this order a group whose heads lie on several devices stays there.
+    # The rows of one product are a group's query heads, then its tokens: in this order a group
+    # whose heads are sharded over several devices is not moved.
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, group * tokens, head_dim) / math.sqrt(query_scalar)
     out = BACKENDS[backend](rows, cache, pattern, window)
@@ -139,11 +139,11 @@ def attention(
 
 
 def fastest(platform: str, tokens: int) -> str:
-    """The backend to take, by platform and shape.
+    """The backend to use, by platform and shape.
 
-    On CPU `blocked` was faster at every shape (benchmarks/LOG.md). Nothing is measured on GPU or
-    TPU. There only prompts are read in blocks, for their memory: on GPU a loop whose length is data
-    asks the host at every turn, and on TPU the compiler turns a whole cache into another layout in
+    On CPU `blocked` was faster at every shape (benchmarks/LOG.md). On GPU and TPU nothing has been
+    measured, and only prompts use `blocked`, to save memory: on GPU a loop with a dynamic length
+    asks the host in every iteration, and on TPU the compiler changes the layout of a whole cache in
     every draft step (tests/planning/test_tpu.py).
     """
     return "blocked" if platform == "cpu" or tokens >= 64 else "dense"
@@ -158,8 +158,8 @@ def _dense(
     """The reference: all slots at once."""
     slots = jnp.arange(cache.slots, dtype=jnp.int32)
     seen = pattern.seen(cache.indices(slots, pattern.end), window)
-    # For keys the mask below would do, but XLA:CPU then fuses the cache's update into this product
-    # and copies the whole buffer in every one-row step (tests/engine/test_engine.py).
+    # For keys the mask below would suffice, but XLA:CPU then fuses the cache's update into this
+    # product and copies the whole buffer in every one-row step (tests/engine/test_engine.py).
     keys, values = (_silenced(each, seen) for each in (cache.keys, cache.values))
     weights = jax.nn.softmax(_scores(rows, keys, seen, cache.keys.dtype), axis=-1)
     return _mix(weights, values, cache.keys.dtype)
@@ -174,8 +174,8 @@ def _blocked(
     """A block of keys at a time, as many as the longest row has, with an online softmax.
 
     After Rabe and Staats 2021 (arXiv 2112.05682) and FlashAttention (arXiv 2205.14135). The time
-    follows the tokens that are there, not the slots, and no array of [tokens, slots] is made. A
-    block that a row does not see leaves its sums as they are, bit for bit.
+    grows with the tokens in use, not with the slots, and no array of [tokens, slots] is made. A
+    block that a row does not see leaves the row's sums unchanged, bit for bit.
     """
     batch, kv_heads, count, head_dim = rows.shape
     # A block of scores takes at most half of what the layer's keys take.
@@ -200,7 +200,7 @@ def _blocked(
         )
         scores = _scores(rows, keys, seen, cache.keys.dtype)
         higher = jnp.maximum(best, scores.max(-1))
-        # Where nothing was seen yet, minus infinity must not be taken from itself.
+        # Before the first visible key, minus infinity must not be subtracted from itself.
         shift = jnp.where(higher == -jnp.inf, 0.0, higher)
         weights, faded = jnp.exp(scores - shift[..., None]), jnp.exp(best - shift)
         added = _mix(weights, values, cache.keys.dtype)

@@ -21,8 +21,8 @@ class LayerCache:
 
     A token's index counts the tokens written before it in its row. A full layer keeps index i in
     slot i. A ring keeps it in slot i modulo the number of slots, which suffices for a layer that
-    sees only a window: with `window + headroom` slots nothing that a query sees is overwritten as
-    long as no index is written `headroom` or more past the next query.
+    sees only a window: with `window + headroom` slots no token that a query sees is overwritten, as
+    long as every written index is less than `headroom` past the next query.
 
     Attributes:
       keys: rotated keys.
@@ -81,7 +81,7 @@ class LayerCache:
 
 @pytree
 class KVCache:
-    """What a model remembers of each row: a `LayerCache` for each layer, and how much is valid.
+    """The KV cache of all rows: a `LayerCache` for each layer, and the rows' lengths.
 
     Slots at or past a row's length are never read, so rollback only sets `lengths`, and only the
     loop's commit moves them. The layout [batch, kv_heads, slots, head_dim] lets XLA update rows at
@@ -113,9 +113,9 @@ class KVCache:
           batch: rows.
           capacity: tokens that a row has room for.
           dtype: of keys and values.
-          headroom: most tokens that are ever written past the next query, those refused later and
-            padding included. With it layers that see a window get rings; without it all are full.
-          placement: how the model lies on a mesh, if it does.
+          headroom: most tokens ever written past the next query, including padding and tokens that
+            are refused later. If given, layers with a window get rings; otherwise all are full.
+          placement: how the model is sharded over a mesh; None on one device.
         """
 
         def pin(x: Array, *axes: str | None) -> Array:

@@ -15,10 +15,10 @@ def compiler_options(platform: str, dtype: DTypeLike) -> CompilerOptions:
     jax 0.10.2 then computes the last of 32,769 rows wrongly (jax issue 39103). Neither setting
     below fuses the two:
 
-    - bfloat16: products alone, each on its own. YNNPACK has the only native bfloat16 kernel.
-    - float32: nothing. For several rows YNNPACK repacks the weight at every call; Eigen's products
-      take the time of one row. Products of one row are LLVM's, which uses vectors of 256 bits
-      unless told otherwise.
+    - bfloat16: YNNPACK gets single products. It has the only native bfloat16 kernel.
+    - float32: YNNPACK gets nothing. For several rows it repacks the weight at every call; Eigen's
+      products take as long as for one row. LLVM compiles products of one row, with vectors of 256
+      bits unless told otherwise.
 
     Args:
       platform: `cpu`, `gpu` or `tpu`.

@@ -39,15 +39,15 @@ class TransformerConfig:
       rope_scaling: long-context scaling of the rotary frequencies.
       sliding_window: local layers see this many latest positions, a token's own included; None
         if all layers are global and see the whole context.
-      global_every: with a window, every so many-th layer is global; None if all are local.
-      local_rope_theta: with a window, the local layers' own rotary base, whose frequencies are not
-        scaled; None if they rotate as the global ones.
+      global_every: with a window, every `global_every`-th layer is global; None if all are local.
+      local_rope_theta: with a window, the rotary base of the local layers, without scaling; None if
+        they use the same as the global layers.
       qkv_bias: biases on query, key and value projections.
       output_bias: bias on the attention's output projection.
       mlp_bias: biases in the MLP.
       qk_norm: an RMS norm over each query and key head before the rotation.
       query_pre_attn_scalar: scores are divided by its square root; `head_dim` by default.
-      post_norms: attention and MLP are normed on their way out as well as in (Gemma).
+      post_norms: the outputs of attention and MLP are normed as well as their inputs (Gemma).
       scaled_embedding: the residual stream starts as the embedding times sqrt(`embed_size`).
       parallel_residual: attention and MLP both read the block's input (GPT-NeoX).
       tied_head: the embedding table is the output head.

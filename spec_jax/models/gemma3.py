@@ -86,7 +86,7 @@ def _hf_rope(config: Config) -> dict[str, Any]:
 
 
 def _global_every(config: Config, num_layers: int) -> int:
-    """How often a layer is global, which newer configs say by a list of all layers."""
+    """Every how many layers one is global; newer configs list the kinds of all layers."""
     kinds = get(config, "layer_types", ())
     if not kinds:
         return integer(config, "sliding_window_pattern", _GLOBAL_EVERY)
@@ -105,7 +105,7 @@ def _global_every(config: Config, num_layers: int) -> int:
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `gemma3`.
 
-    What the metadata leaves out is what llama.cpp assumes, too.
+    Missing metadata have the same defaults as in llama.cpp.
     """
     require(metadata, "gemma3.final_logit_softcapping", 0.0, default=0.0)
     shape = gguf_shape(metadata, tensors, "gemma3")
@@ -125,7 +125,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
 
 
 def _one_more(name: str) -> Part:
-    """A norm's weight, of which checkpoints store how much more than one it is."""
+    """A norm's weight; checkpoints store the weight minus one."""
     return Part(
         name,
         lambda stored, config: stored.astype(np.float32) + 1,

@@ -29,7 +29,7 @@ class Model:
       graphdef: structure of the NNX module; static under jit.
       params: its arrays.
       config: its shape; static under jit.
-      placement: how it lies on a mesh, or None on a single device; static under jit.
+      placement: how it is sharded over a mesh, or None on a single device; static under jit.
       attention: how attention is computed, a name of `attention.BACKENDS`; the fastest by default.
         Training asks for `dense`, since only that has a gradient.
     """
@@ -74,7 +74,7 @@ class Model:
         dtype: DTypeLike = jnp.float32,
         placement: Placement | None = None,
     ) -> "Model":
-        """A model with random weights, made where they belong."""
+        """A model with random weights, made on the devices that hold them."""
 
         def weights() -> Any:
             return nnx.state(Transformer(config, dtype=dtype, rngs=nnx.Rngs(seed)))
@@ -85,7 +85,7 @@ class Model:
         return dataclasses.replace(shape, params=params)
 
     def place(self, placement: Placement) -> "Model":
-        """The same weights, moved to where the placement wants them."""
+        """The same weights, moved to the devices of the placement."""
         params = _each(
             self.params,
             lambda leaf: jax.device_put(leaf.get_value(), param_sharding(placement, leaf)),
@@ -93,7 +93,7 @@ class Model:
         return dataclasses.replace(self, params=params, placement=placement)
 
     def replicated(self, table: np.ndarray) -> jax.Array:
-        """A table that each of the model's devices holds whole, so that no call has to send it."""
+        """A table replicated over the model's devices, so that no call has to send it."""
         placement = self.placement
         return placement.put(table, *(None,) * table.ndim) if placement else jnp.asarray(table)
 
@@ -104,7 +104,7 @@ class Model:
         return {".".join(map(str, path)): leaf.get_value() for path, leaf in leaves}
 
     def with_weights(self, weights: Mapping[str, Any]) -> "Model":
-        """The same model with other arrays in the place of those that are named."""
+        """The same model with the named arrays replaced."""
 
         def value(path: tuple, leaf: nnx.Variable) -> nnx.Variable:
             name = ".".join(map(str, path))
@@ -126,7 +126,7 @@ class Model:
 
     @property
     def compiler_options(self) -> CompilerOptions:
-        """What the compiler is told for every program that runs the model."""
+        """The compiler options of every program that runs the model."""
         return compiler_options(self.platform, self.dtype)
 
     def jit(self, function: Callable, **options: Any) -> Any:
@@ -144,7 +144,7 @@ class Model:
             self.config,
             batch,
             capacity,
-            # XLA:CPU updates a bfloat16 array by way of a float32 copy of all of it.
+            # XLA:CPU updates a bfloat16 array through a float32 copy of the whole array.
             dtype=jnp.float32 if self.platform == "cpu" else self.dtype,
             headroom=headroom,
             placement=self.placement,
@@ -156,7 +156,7 @@ class Model:
         return self._run(module, module.read(tokens), cache)[1]
 
     def new_states(self, batch: int, capacity: int) -> Float[Array, "batch capacity embed"]:
-        """Room for the last block's output at each token."""
+        """A buffer for the hidden states of the last layer at each token."""
         dtype = jnp.float32 if self.platform == "cpu" else self.dtype  # as in `new_cache`
         states = jnp.zeros((batch, capacity, self.config.embed_size), dtype)
         return self.placement.pin(states, "batch", "length", "embed") if self.placement else states
@@ -182,12 +182,12 @@ class Model:
         pattern: Pattern | None = None,
         at: Sequence[int] | None = None,
     ) -> tuple[Float[Array, "batch scored vocab"], Float[Array, "batch scored embed"], KVCache]:
-        """Float32 logits after the new tokens, what the last block gave out, and the cache.
+        """Float32 logits after the new tokens, the last layer's hidden states, and the cache.
 
         Args:
           tokens: token ids.
           cache: keys and values of everything before the tokens.
-          pattern: where the tokens stand and what they see; by default they continue the texts.
+          pattern: the tokens' positions and what they see; by default they continue the texts.
           at: the tokens whose logits are wanted (static); all by default.
         """
         module = self._module
@@ -217,7 +217,7 @@ class Model:
         return self._run(module, module.read(tokens), cache, last=layers)
 
     def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
-        """Float32 logits of what any of the blocks gave out, through the model's own head."""
+        """Float32 logits of the hidden states of any layer, through the model's own head."""
         module = self._module
         padded = self._not_alone(x)
         logits = module.logits(module.final_norm(padded))
@@ -230,7 +230,7 @@ class Model:
     ) -> tuple[Float[Array, "batch tokens vocab"], KVCache]:
         """Logits of tokens that `begin` ran through the first `layers`; writes the other caches.
 
-        `cache.lengths` is where the tokens stand, as it was when they began.
+        `cache.lengths` are the tokens' positions, unchanged since `begin`.
         """
         x, cache = self._run(self._module, x, cache, first=layers)
         return self.exit(x), cache
@@ -266,7 +266,7 @@ class Model:
 
 
 def param_sharding(placement: Placement, param: nnx.Variable) -> NamedSharding:
-    """Where a weight belongs; one without logical axes, a norm's, is everywhere."""
+    """The sharding of a weight; one without logical axes (a norm's) is replicated."""
     return placement.sharding(*param.get_metadata().get("axes", ()))
 
 

@@ -44,10 +44,10 @@ def by_blocks(
     carry: T,
     block: int,
 ) -> T:
-    """`read(starts, tokens, carry)` for each block of prompts until all but their last are read.
+    """`read(starts, tokens, carry)` for each block, until all but the rows' last tokens are read.
 
-    A row that is read already is given its last block again, so that no row writes further past
-    its length than a block: a ring would otherwise lose what the row still sees. Arguments as for
+    A row that is already read gets its last block again, so that no row writes more than a block
+    past its length: otherwise a ring would lose tokens that the row still sees. Arguments as for
     `prefill`.
     """
     if tokens.shape[1] % block:

@@ -21,8 +21,8 @@ def parameter_count(config: TransformerConfig) -> int:
 class WideShallow:
     """Derives a draft's shape from its target's: far fewer layers, hardly narrower.
 
-    On many devices a step takes its layers' exchanges one after another, two in each, so a draft
-    is fast if it is shallow, and it may as well be wide enough to be sharded as the target is
+    On many devices a step runs two collectives per layer one after another, so a draft is fast if
+    it is shallow, and it can be wide enough to be sharded like the target
     (Chen et al. 2023, arXiv 2302.01318). For Chinchilla 70B, 80 layers of 64 heads and 8192 wide,
     the defaults give that paper's draft: 8 layers of 48 heads and 6144 wide.
 

@@ -26,7 +26,7 @@ from spec_jax.sharding import Placement, platform_of
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What blocks of one kind share in a forward call: where tokens stand and what they may see."""
+    """What layers of one kind share in a forward call: positions and what the tokens see."""
 
     pattern: Pattern
     angles: Float[Array, "batch tokens half"]
@@ -40,14 +40,14 @@ class _Call:
     def heads(self, projected: Array, head_dim: int, axis: str) -> Array:
         """A projection as [batch, tokens, heads, head_dim]."""
         if platform_of(self.placement) == "tpu":
-            # XLA:TPU would merge the reshape into the product, and before a loop copy every weight
-            # into the order that the merged product wants.
+            # XLA:TPU would merge the reshape into the product and then copy every weight, before a
+            # loop, into the layout of the merged product.
             projected = jax.lax.optimization_barrier(projected)
         shape = (*projected.shape[:2], -1, head_dim)
         return self.pin(projected.reshape(shape), "batch", None, axis, None)
 
     def residual(self, x: Array) -> Array:
-        """The residual stream, whole on every device: left to the partitioner, norms reduce it."""
+        """The residual stream, replicated; otherwise the partitioner adds reductions to norms."""
         return self.pin(x, "batch", None, "embed")
 
 
@@ -128,7 +128,7 @@ class Mlp(nnx.Module):
 class Block(nnx.Module):
     """Norm, attention, norm, MLP; in sequence, or both reading the block's input.
 
-    What a layer sees is the caller's business, so that all blocks of a model are alike.
+    The caller decides what a layer sees, so that all blocks of a model are alike.
     """
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):

@@ -129,7 +129,9 @@ def test_the_branch_that_is_kept_leaves_the_cache_of_its_own_text():
             np.testing.assert_allclose(ours[row, :, :end], theirs[row, :, :end], atol=1e-5)
 
 
-@pytest.mark.parametrize(("scoring", "drafts"), [("block", 1), ("block", DRAFTS), ("prefix_batch", 1)])
+@pytest.mark.parametrize(
+    ("scoring", "drafts"), [("block", 1), ("block", DRAFTS), ("prefix_batch", 1)]
+)
 def test_scoring_writes_as_many_entries_as_it_says(scoring, drafts):
     """One more would be moved over an entry that counts, at the end of the room."""
     tokens = TREE.reshape(len(TEXTS), -1) if drafts > 1 else np.maximum(TREE[:, :, 0], 0)
