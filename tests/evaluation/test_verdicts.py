@@ -20,6 +20,7 @@ from spec_jax.evaluation.report import FAIL, NOT_RUN, judge
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import Sampler
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 from spec_jax.testing import tiny_model
 from tests.evaluation.pairs import noisy_copy
 from tests.harness import make_engine
@@ -83,6 +84,7 @@ class Restless:
     lookahead: int = static()
     drafts = 1
     steady = True
+    join = staticmethod(join_rows)
 
     def init(self, tokens, lengths, block, inputs=None):
         return None

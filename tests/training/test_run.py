@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy(llm, data_file, tmp_path, 
     [
         # Of each device, when the sampling and when an update is looked at.
         (
-            [2.3e6],
+            [1e6],
             r"sample_batch is 8, with which sampling takes 0.0\d GiB .* sample_batch 4 would fit",
         ),
         ([1e3], r"sample_batch is 8, .* no value of it would fit; take a smaller draft or target"),
