@@ -15,7 +15,7 @@ class AdaptiveState:
     """What is known of each row's drafts and of what rounds cost.
 
     Attributes:
-      accepted: drafted tokens that were kept, older ones counting less.
+      accepted: drafted tokens that were kept; older ones count less.
       judged: drafted tokens that were kept or refused, likewise.
       idle: rounds since the row last drafted.
       patience: rounds that a row whose drafts do not pay waits before it tries one.
@@ -36,13 +36,13 @@ class Adaptive:
     """Drafts as many tokens as should give the most tokens per second, or none.
 
     With an acceptance rate of a, a round of K drafted tokens emits (1 - a^(K+1)) / (1 - a) tokens
-    (Leviathan et al. 2023, arXiv 2211.17192, equation 1), and what it costs has been measured.
-    Where plain decoding wins, K is 0, and a single token is drafted now and then to see whether
-    that has changed: after 8 rounds, and after twice as many each time it was in vain; where it was
-    so in the request before, after up to 32.
+    (Leviathan et al. 2023, arXiv 2211.17192, equation 1), and the cost of a round is measured. If
+    plain decoding is faster, K is 0, and a single token is drafted from time to time to check
+    whether that has changed: after 8 rounds, and after twice as many each time drafting still does
+    not pay. If it did not pay in the request before, the first wait is up to 32 rounds.
 
-    The costs are the machine's, so the rounds are too: the tokens of a sampled request keep their
-    distribution, but not, as under the other policies, their values from run to run.
+    The costs depend on the machine, and so do the rounds: the tokens of a sampled request keep
+    their distribution, but may differ from run to run, unlike under the other policies.
 
     Attributes:
       num_speculative_tokens: most tokens per round.
@@ -53,14 +53,14 @@ class Adaptive:
     counts_refused = True
     reproducible = False
     memory = 0.97
-    """How much less each judged token lets those before it count."""
+    """The factor by which each judged token reduces the weight of those before it."""
     prior_rate, prior_tokens = 0.7, 3.0
     """The acceptance rate before any request, and judged tokens that such a rate counts for."""
     first_patience, most_inherited_patience, last_patience = 8, 32, 256
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """The values of K: those that are scored without waste."""
+        """The values of K: the compiled scoring widths."""
         return halvings(self.num_speculative_tokens)
 
     def init(self, batch: int) -> AdaptiveState:
@@ -76,7 +76,7 @@ class Adaptive:
         )
 
     def limits(self, state: AdaptiveState, batch: int) -> Int[Array, " batch"]:
-        """The best K of each row, or one token where a row tries its luck."""
+        """The best K of each row, or one token for a row that checks whether drafting pays."""
         best = self._best(state)
         trying = (best == 0) & (state.idle >= state.patience)
         chosen = jnp.where(trying, min(1, self.num_speculative_tokens), best)
@@ -107,7 +107,7 @@ class Adaptive:
     def join(
         self, state: AdaptiveState, slots: Int[Array, "shards joining"], rows: AdaptiveState
     ) -> AdaptiveState:
-        """The rows bring what is known of their drafts; what rounds cost is the batch's."""
+        """Statistics of drafts come from the rows; the costs of rounds stay those of the batch."""
         own = ("accepted", "judged", "idle", "patience")
         before, new = ({name: getattr(each, name) for name in own} for each in (state, rows))
         return dataclasses.replace(state, **join_rows(before, slots, new))

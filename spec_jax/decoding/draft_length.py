@@ -13,13 +13,13 @@ from spec_jax.sharding.rows import join_rows
 
 @pytree
 class Outcome:
-    """What became of a round's draft, tokens past a stop left out.
+    """The result of a round's draft, without tokens past a stop.
 
     Attributes:
       drafted: tokens that each row drafted; 0 for finished rows.
       accepted: how many of them were kept.
-      confidence: how sure the drafter was of each token on the path that verification followed,
-        if it was asked.
+      confidence: the drafter's confidence in each token of the chosen draft; None if the policy
+        does not use it.
     """
 
     drafted: Int[Array, " batch"]
@@ -53,7 +53,7 @@ class DraftLengthPolicy(Protocol):
 
     @property
     def reproducible(self) -> bool:
-        """Whether a sampled row's seed fixes its tokens: measured times decide nothing."""
+        """Whether a sampled row's seed fixes its tokens, since no measured time is used."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class DraftLengthPolicy(Protocol):
     def join(self, state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
         """Puts rows into slots of a running state, as `Drafter.join` does.
 
-        What rows have in common, such as measured costs, stays as the running state has it.
+        State that rows share, such as measured costs, stays that of the running state.
         """
         ...
 
@@ -88,8 +88,8 @@ class DraftLengthPolicy(Protocol):
 def scoring_widths(policy: DraftLengthPolicy, steady: bool) -> tuple[int, ...]:
     """The draft lengths that are compiled: a round is scored at the smallest that holds it.
 
-    Halvings of K where drafts differ in length; two where a `Constant` policy's drafter may find
-    nothing to propose. Each costs the compilation of a target call.
+    Halvings of K if drafts differ in length; 0 and K if the drafter of a `Constant` policy may find
+    nothing to propose. Each width costs the compilation of a target call.
     """
     longest = policy.num_speculative_tokens
     if not policy.varies:
@@ -132,7 +132,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Heuristic:
-    """Two more after a draft that was accepted whole, else one less (Hugging Face 2023).
+    """Two more after a fully accepted draft, otherwise one fewer (Hugging Face 2023).
 
     Attributes:
       num_speculative_tokens: most tokens per round.
@@ -158,7 +158,7 @@ class Heuristic:
         """Never stops early."""
 
     def update(self, state: Int[Array, " batch"], outcome: Outcome) -> Int[Array, " batch"]:
-        """A round without a draft, as lookups have, says nothing about drafts."""
+        """A round without a draft, which lookups may have, changes nothing."""
         whole = outcome.accepted == outcome.drafted
         changed = jnp.where(whole, state + 2, state - 1)
         changed = jnp.clip(changed, 1, self.num_speculative_tokens)
@@ -167,10 +167,10 @@ class Heuristic:
 
 @dataclasses.dataclass(frozen=True)
 class Oracle:
-    """For analysis: what a policy that knows the verdict beforehand would have drafted.
+    """For analysis: counts the drafts of a policy that would know the verdict in advance.
 
-    Drafts as much as it may and pays for it, but only the tokens that were accepted count as
-    drafted: the least draft steps that give as few target calls (cf. arXiv 2405.04304, section 3).
+    It drafts K tokens and pays for them, but counts only accepted tokens as drafted: the fewest
+    draft steps that give as few target calls (cf. arXiv 2405.04304, section 3).
     """
 
     num_speculative_tokens: int
@@ -187,7 +187,7 @@ class Oracle:
 
 @pytree
 class Seen:
-    """How confident the drafter was of tokens that were kept, and of those that were refused.
+    """The drafter's confidence in tokens that were kept, and in those that were refused.
 
     Attributes:
       accepted: counts by confidence, in bins of equal width.
@@ -200,16 +200,16 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Confidence:
-    """Stops drafting after a token of which the drafter is not confident.
+    """Stops drafting after a token with a confidence below a threshold.
 
     The token itself is kept (dynamic speculation, arXiv 2405.04304, as Hugging Face's
     `assistant_confidence_threshold`).
 
     Attributes:
       num_speculative_tokens: most tokens per round.
-      start: the least probability with which drafting goes on.
-      retune: choose the threshold anew after each round, from the row's own acceptances: the
-        least sum of the share of refused tokens above it and three times the share of accepted
+      start: the smallest probability with which drafting continues.
+      retune: choose the threshold again after each round, from the row's own acceptances. It
+        minimises the share of refused tokens above it plus three times the share of accepted
         tokens below it, once more than five tokens of both kinds were seen.
     """
 
@@ -230,11 +230,11 @@ class Confidence:
         return Seen(accepted, refused)
 
     def limits(self, state: Seen | None, batch: int) -> Int[Array, " batch"]:
-        """As many as there may ever be."""
+        """K for every row."""
         return jnp.full((batch,), self.num_speculative_tokens, jnp.int32)
 
     def threshold(self, state: Seen | None, batch: int) -> Float[Array, " batch"]:
-        """The threshold as it was set, or as the row's acceptances tell."""
+        """The configured threshold, or the one chosen from the row's acceptances."""
         fixed = jnp.full((batch,), self.start, jnp.float32)
         if state is None:
             return fixed

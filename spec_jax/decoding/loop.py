@@ -38,11 +38,11 @@ def start(
 ) -> DecodeState:
     """Reads the prompts into both caches and returns the state before the first round.
 
-    A row whose `max_lengths` does not exceed its length starts finished, which is how a batch
-    is padded. `block` (static) is the width that prompts are read in; it divides the capacity.
+    A row whose `max_lengths` does not exceed its length starts finished; padding rows use this.
+    `block` (static) is how many tokens of a prompt are read at a time; it divides the capacity.
     `headroom` (static) is the most KV slots that a call writes past a row's text, see `KVCache`.
-    `inputs` is what the drafter's host side has to say about the requests. With `keep_states`
-    (static) the loop keeps what the target's last block gives out at each token.
+    `inputs` comes from the drafter's host side. With `keep_states` (static) the loop keeps the
+    hidden states of the target's last layer at each token.
     """
     cache, states = target.new_cache(*tokens.shape, headroom=headroom), None
     if keep_states:
@@ -72,7 +72,7 @@ def _prefill_with_states(
     cache: KVCache,
     block: int,
 ) -> tuple[KVCache, Float[Array, "batch length embed"]]:
-    """`prefill`, and what the target's last block gives out at the tokens."""
+    """`prefill`, and the hidden states of the target's last layer at the tokens."""
 
     def read(at: Array, piece: Array, carry: tuple[KVCache, Array]) -> tuple[KVCache, Array]:
         cache, states = carry
@@ -115,12 +115,12 @@ def join(
 ) -> DecodeState:
     """Puts rows whose prompts have been read (`start`) into slots of a running state.
 
-    Donate `state`: the rows are written into its buffers. What a row will say does not depend on
-    when it joins, nor on the slot: its randomness is a function of its own key and length.
+    Donate `state`: the rows are written into its buffers. A row's tokens depend neither on when it
+    joins nor on its slot: its randomness is a function of its own key and length.
 
     Args:
-      drafter: whose state it is.
-      policy: likewise.
+      drafter: the batch's drafter.
+      policy: its draft-length policy.
       state: of the same capacity as the rows.
       slots: which slot each row takes, as for `join_rows`.
       rows: what `start` made of their prompts.
@@ -192,11 +192,11 @@ def finish_round(
     state: DecodeState,
     draft: Draft,
     sampling: BatchSampling,
-    allowed: UInt32[Array, "batch places words"] | None = None,
+    allowed: UInt32[Array, "batch positions words"] | None = None,
 ) -> DecodeState:
     """Scores, verifies and commits a draft, at the smallest compiled width that holds it.
 
-    `allowed` are packed sets of tokens for each place of the draft; all others are banned there.
+    `allowed` are packed sets of the tokens that are allowed at each query position.
     """
 
     def finish(width: int, state: DecodeState) -> DecodeState:
@@ -216,15 +216,15 @@ def finish_round(
 
 def _note(
     known: Float[Array, "batch length embed"],
-    found: Float[Array, "batch places embed"],
+    found: Float[Array, "batch positions embed"],
     lengths: Int[Array, " batch"],
 ) -> Float[Array, "batch length embed"]:
-    """The states with those of the last known token and the draft, which count if it is kept."""
+    """Adds the hidden states of the last known token and the draft; only kept tokens count."""
     return _write_rows(known, found.astype(known.dtype), lengths - 1)
 
 
 def _write_rows(rows: Array, new: Array, at: Int[Array, " batch"]) -> Array:
-    """Each row with new entries at its own place."""
+    """Each row with new entries at its own index."""
 
     def write(row: Array, new: Array, at: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
@@ -237,7 +237,7 @@ def limits(
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"] | None]:
     """Most tokens that each row may draft, and the confidence below which it stops.
 
-    As many as the policy wants, and as the row can still emit besides one.
+    The policy's limit, but at most one less than the row can still emit.
     """
     batch = state.lengths.shape[0]
     room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
@@ -264,7 +264,7 @@ def propose(
     draft, drafter_state = drafter.propose(state.drafter, context)
     draft = dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, allowed))
     cache = state.cache
-    if draft.begun is not None:  # the state alone carries the cache from here on
+    if draft.begun is not None:  # from here on only the state holds the cache
         cache = draft.begun.cache
         draft = dataclasses.replace(draft, begun=dataclasses.replace(draft.begun, cache=None))
     return draft, dataclasses.replace(state, drafter=drafter_state, cache=cache)
@@ -273,8 +273,8 @@ def propose(
 def _round_keys(state: DecodeState) -> tuple[Array, Array]:
     """Fresh keys for drafting and for verification.
 
-    They depend on the row's own key and length only, so neither its neighbours nor the way the
-    rounds are cut into calls can change its tokens.
+    They depend only on the row's own key and length, so neither its neighbours nor the number of
+    rounds per call can change its tokens.
     """
     keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")
     both = jax.vmap(lambda key, n: jax.random.split(jax.random.fold_in(key, n)))(
@@ -294,21 +294,21 @@ def commit(
     """Writes the emitted tokens, finds stops inside them, and rolls both caches back.
 
     Finished rows emit nothing. A row stops right after the first stop token among its emitted
-    tokens, as a token-by-token decoder would; a stop token in the last allowed place counts as
-    a stop. A row whose next token has no distribution keeps its accepted tokens and ends.
+    tokens, like a token-by-token decoder; a stop token at the last allowed position counts as a
+    stop. A row whose next token has no distribution keeps its accepted tokens and ends.
     """
     width = draft.lookahead
-    places = jnp.arange(width + 1, dtype=jnp.int32)[None]
+    positions = jnp.arange(width + 1, dtype=jnp.int32)[None]
     accepted, drafted = verdict.accepted[:, None], draft.lengths
-    path = places[:, :width] * draft.drafts + verdict.chosen[:, None]
+    path = positions[:, :width] * draft.drafts + verdict.chosen[:, None]
     padded = jnp.pad(jnp.take_along_axis(draft.tokens, path, axis=1), ((0, 0), (0, 1)))
-    block = jnp.where(places < accepted, padded, verdict.token[:, None])
+    block = jnp.where(positions < accepted, padded, verdict.token[:, None])
     if draft.drafts > 1:
         cache = cache.gather(state.lengths[:, None] + path, state.lengths)
 
     offered = verdict.accepted + verdict.valid.astype(jnp.int32)
     is_stop = (block[..., None] == state.stop_token_ids[:, None]).any(-1)
-    is_stop = is_stop & (places < offered[:, None])
+    is_stop = is_stop & (positions < offered[:, None])
     stops = is_stop.any(-1)
     emitted = jnp.where(stops, jnp.argmax(is_stop, -1).astype(jnp.int32) + 1, offered)
     running = state.finish == RUNNING
@@ -320,7 +320,7 @@ def commit(
     finish = jnp.where(stops, STOP, finish)
     finish = jnp.where(running, finish, state.finish)
 
-    # Past a stop nothing that was drafted counts, neither as drafted nor as accepted.
+    # Draft tokens past a stop count neither as drafted nor as accepted.
     drafted = jnp.where(running, jnp.where(stops, jnp.minimum(drafted, emitted), drafted), 0)
     kept = jnp.minimum(jnp.where(running, verdict.accepted, 0), emitted)
     outcome = Outcome.of(draft, verdict.chosen, drafted, kept)
@@ -330,7 +330,7 @@ def commit(
         drafted=counters.drafted + counted,
         accepted=counters.accepted + kept,
         accepted_per_position=counters.accepted_per_position.at[:, :width].add(
-            (places[:, :width] < kept[:, None]).astype(jnp.int32)
+            (positions[:, :width] < kept[:, None]).astype(jnp.int32)
         ),
         drafted_at=_write_rows(
             counters.drafted_at, jnp.where(emitted > 0, counted + 1, 0)[:, None], state.lengths

@@ -1,12 +1,12 @@
 """Verification of several drafts of a row by recursive rejection sampling. Pure, for one row.
 
-The drafts' i-th tokens are candidates for the place that their common beginning leads to. They
+The i-th tokens of drafts with a common prefix are candidates for the token after that prefix. They
 were drawn from q independently, so they can be tried one after another: accept candidate x with
 probability min(1, r(x) / q(x)), where r is p at first and after each refusal max(r - q, 0)
 normalised; if all are refused, emit a token drawn from r (SpecInfer: Miao et al. 2023, arXiv
-2305.09781, section 4.3; SpecTr: Sun et al. 2023, arXiv 2310.15141). After an acceptance go on with
-the drafts that begin with what was accepted, tried before or not: their next tokens were drawn
-given the same beginning, whatever became of it.
+2305.09781, section 4.3; SpecTr: Sun et al. 2023, arXiv 2310.15141). After an acceptance continue
+with all drafts that begin with the accepted tokens, tried before or not: their next tokens were
+drawn given the same prefix, independently of the verdict.
 """
 
 from typing import NamedTuple
@@ -21,12 +21,12 @@ from spec_jax.sampling.draw import draw, uniform
 
 
 def node(step: Int[Array, ""], chosen: Int[Array, ""], drafts: int) -> Int[Array, ""]:
-    """The place in `p` that `step` tokens of a draft lead to."""
+    """The query position after `step` tokens of a draft, as an index into `p`."""
     return jnp.where(step == 0, 0, 1 + (step - 1) * drafts + chosen)
 
 
 def refuse(residual: Float[Array, " vocab"], q: Float[Array, " vocab"]) -> Float[Array, " vocab"]:
-    """What is left of a distribution after a candidate drawn from q was refused."""
+    """The residual distribution after a candidate drawn from q was refused."""
     left = jnp.maximum(residual - q, 0.0)
     mass = left.sum()
     return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), residual)
@@ -47,7 +47,7 @@ class Path(NamedTuple):
       accepted: how many tokens are kept.
       chosen: the draft that they come from.
       following: the distribution of the token after them.
-      chances: with what probability each candidate was to be kept; NaN if it was not tried.
+      chances: the acceptance probability of each candidate; NaN if it was not tried.
     """
 
     accepted: Int[Array, ""]
@@ -57,7 +57,7 @@ class Path(NamedTuple):
 
 
 def follow(
-    p: Float[Array, "places vocab"],
+    p: Float[Array, "positions vocab"],
     tokens: Int[Array, "steps drafts"],
     q: Float[Array, "drafted vocab"] | None,
     length: Int[Array, ""],
@@ -97,7 +97,7 @@ def follow(
 
 
 def verify_several(
-    p: Float[Array, "batch places vocab"],
+    p: Float[Array, "batch positions vocab"],
     draft: Draft,
     keys: Key[Array, " batch"],
     random: bool = True,

@@ -21,8 +21,8 @@ class Counters:
       drafted: tokens proposed.
       accepted: proposed tokens that were kept.
       accepted_per_position: for each draft position, how often its token was kept.
-      drafted_at: for the token that a round emitted first, one more than the tokens that the round
-        drafted, and 0 for all others: what the counters were at any token follows from it.
+      drafted_at: for the first token that a round emitted, one more than the tokens that the round
+        drafted, and 0 for all others: from it follow the counters at any token.
     """
 
     rounds: Int[Array, " batch"]
@@ -49,9 +49,9 @@ class DecodeState:
     round scores in front of the draft.
 
     Attributes:
-      tokens: prompt and output; entries at or past a row's length mean nothing. The capacity
-        leaves room for K + 1 tokens past the longest a row may grow.
-      lengths: tokens known of each row.
+      tokens: prompt and output; only the first `lengths` of each row are valid. The capacity
+        leaves room for K + 1 tokens past a row's maximum length.
+      lengths: known tokens of each row.
       prompt_lengths: how many of them are the prompt's.
       max_lengths: where each row must end: its max_tokens or the context's edge.
       stop_token_ids: tokens that end each row, padded with -1.
@@ -62,7 +62,7 @@ class DecodeState:
       drafter: the drafter's state.
       draft_length: the state of the draft-length policy.
       counters: what the rounds did.
-      states: what the target's last block gave out at each token but the last, if that is kept.
+      states: hidden states of the target's last layer at each token but the last, if kept.
     """
 
     tokens: Int[Array, "batch length"]

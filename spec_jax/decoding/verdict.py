@@ -25,6 +25,6 @@ class Verdict(NamedTuple):
 def chance(
     wanted: Float[Array, "*shape"], proposed: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
-    """min(1, wanted / proposed), and 0 for a token that neither model would say."""
+    """min(1, wanted / proposed), and 0 for a token that has probability 0 in both."""
     # Not a quotient: a q of zero and a p of zero must both come out as a probability.
     return jnp.where(wanted >= proposed, (wanted > 0).astype(wanted.dtype), wanted / proposed)

@@ -18,12 +18,12 @@ from spec_jax.sampling.draw import draw, uniform
 
 
 def leading(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
-    """How many places are kept before the first that is not."""
+    """The number of draft tokens before the first that is not kept."""
     return jnp.cumprod(kept.astype(jnp.int32)).sum(dtype=jnp.int32)
 
 
 def last(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
-    """The last place that is kept, counted from one; 0 if none is."""
+    """The last draft token that is kept, counted from one; 0 if none is."""
     counts = jnp.arange(1, kept.shape[0] + 1, dtype=jnp.int32)
     return jnp.where(kept, counts, 0).max(initial=0)
 
@@ -33,8 +33,8 @@ class Rule(NamedTuple):
 
     Attributes:
       acceptance: (p [K+1, V], tokens [K], q [K, V] or None, draft length) -> probability that
-        each place is kept, independently of the others.
-      accepted: which places are kept (bool [K]) -> how many tokens are accepted.
+        each draft token is kept, independently of the others.
+      accepted: which draft tokens are kept (bool [K]) -> how many tokens are accepted.
       following: (p, tokens, q, number accepted, draft length) -> distribution [V] of the token
         emitted after the accepted ones: the residual, or p if the whole draft was accepted.
     """
@@ -45,20 +45,20 @@ class Rule(NamedTuple):
 
 
 def _token_acceptance(
-    p: Float[Array, "places vocab"],
+    p: Float[Array, "positions vocab"],
     tokens: Int[Array, " lookahead"],
     q: Float[Array, "lookahead vocab"] | None,
     length: Int[Array, ""],
 ) -> Float[Array, " lookahead"]:
-    places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    wanted = p[places, tokens]
+    positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    wanted = p[positions, tokens]
     if q is None:
         return wanted
-    return chance(wanted, q[places, tokens])
+    return chance(wanted, q[positions, tokens])
 
 
 def _token_following(
-    p: Float[Array, "places vocab"],
+    p: Float[Array, "positions vocab"],
     tokens: Int[Array, " lookahead"],
     q: Float[Array, "lookahead vocab"] | None,
     accepted: Int[Array, ""],
@@ -70,12 +70,12 @@ def _token_following(
 def _residual(
     p: Array, tokens: Array, q: Array | None, accepted: Array, length: Array, scale: Array
 ) -> Float[Array, " vocab"]:
-    """max(scale * p - q, 0) normalised at the first place that is not accepted, or p at the end."""
+    """max(scale * p - q, 0), normalised, at the first refused token; p if none was refused."""
     wanted = p[accepted]
     if tokens.shape[0] == 0:
         return wanted
-    place = jnp.minimum(accepted, tokens.shape[0] - 1)
-    residual = jnp.maximum(scale * wanted - _proposed(p, tokens, q)[place], 0.0)
+    position = jnp.minimum(accepted, tokens.shape[0] - 1)
+    residual = jnp.maximum(scale * wanted - _proposed(p, tokens, q)[position], 0.0)
     mass = residual.sum()
     rejected = (accepted < length) & (mass > 0)
     return jnp.where(rejected, residual / jnp.where(rejected, mass, 1.0), wanted)
@@ -85,11 +85,11 @@ def _proposed(p: Array, tokens: Array, q: Array | None) -> Float[Array, "lookahe
     return jax.nn.one_hot(tokens, p.shape[1], dtype=p.dtype) if q is None else q
 
 
-def _joint(p: Array, tokens: Array, q: Array | None) -> Float[Array, " places"]:
+def _joint(p: Array, tokens: Array, q: Array | None) -> Float[Array, " positions"]:
     """P_i = min(P_{i-1} p(x_i) / q(x_i), 1) for i = 0..K, by which block verification decides."""
-    places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    wanted = p[places, tokens]
-    proposed = jnp.ones_like(wanted) if q is None else q[places, tokens]
+    positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    wanted = p[positions, tokens]
+    proposed = jnp.ones_like(wanted) if q is None else q[positions, tokens]
 
     def step(joint: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
         wanted, proposed = each
@@ -101,7 +101,7 @@ def _joint(p: Array, tokens: Array, q: Array | None) -> Float[Array, " places"]:
 
 
 def _block_acceptance(
-    p: Float[Array, "places vocab"],
+    p: Float[Array, "positions vocab"],
     tokens: Int[Array, " lookahead"],
     q: Float[Array, "lookahead vocab"] | None,
     length: Int[Array, ""],
@@ -110,7 +110,7 @@ def _block_acceptance(
     if lookahead == 0:
         return jnp.zeros((0,), p.dtype)
     joint = _joint(p, tokens, q)[1:]
-    # The place after token i proposes token i + 1, if there is one.
+    # At the position after token i the draft proposes token i + 1, if there is one.
     proposed = jnp.pad(_proposed(p, tokens, q)[1:], ((0, 1), (0, 0)))
     left = jnp.maximum(joint[:, None] * p[1:] - proposed, 0.0).sum(-1)
     # Where the target has no distribution (NaN) it ends the row, and no draft may go on.
@@ -122,7 +122,7 @@ def _block_acceptance(
 
 
 def _block_following(
-    p: Float[Array, "places vocab"],
+    p: Float[Array, "positions vocab"],
     tokens: Int[Array, " lookahead"],
     q: Float[Array, "lookahead vocab"] | None,
     accepted: Int[Array, ""],
@@ -132,7 +132,7 @@ def _block_following(
 
 
 def _greedy_acceptance(
-    p: Float[Array, "places vocab"],
+    p: Float[Array, "positions vocab"],
     tokens: Int[Array, " lookahead"],
     q: Float[Array, "lookahead vocab"] | None,
     length: Int[Array, ""],
@@ -142,7 +142,7 @@ def _greedy_acceptance(
 
 
 def _greedy_following(
-    p: Float[Array, "places vocab"],
+    p: Float[Array, "positions vocab"],
     tokens: Int[Array, " lookahead"],
     q: Float[Array, "lookahead vocab"] | None,
     accepted: Int[Array, ""],
@@ -159,9 +159,9 @@ RULES: dict[str, Rule] = {
     # whose p and q are one-hot, this is "keep while the draft is the argmax".
     "token": Rule(_token_acceptance, leading, _token_following),
     # Block verification (Sun et al. 2024, arXiv 2403.10444, algorithm 2): accept the longest
-    # prefix whose own coin says so, so that a later place rescues earlier ones. With
-    # Z = sum max(P_i p - q, 0) at the place after token i, the coin is Z / (Z + 1 - P_i), and P_i
-    # for the last token; then draw from max(P_i p - q, 0) normalised.
+    # prefix whose own test succeeds, so that a later success keeps earlier tokens. With
+    # Z = sum max(P_i p - q, 0) at the position after token i, it succeeds with probability
+    # Z / (Z + 1 - P_i), and P_i for the last token; then draw from max(P_i p - q, 0) normalised.
     "block": Rule(_block_acceptance, last, _block_following),
     # The longest prefix equal to the target's argmax; exact at temperature 0 only.
     "greedy": Rule(_greedy_acceptance, leading, _greedy_following),
@@ -170,7 +170,7 @@ RULES: dict[str, Rule] = {
 
 def verify(
     verification: str,
-    p: Float[Array, "batch places vocab"],
+    p: Float[Array, "batch positions vocab"],
     draft: Draft,
     keys: Key[Array, " batch"],
     random: bool = True,
@@ -180,7 +180,7 @@ def verify(
     Args:
       verification: the name of the rule; several drafts of a row have a rule of their own.
       p: the target's distributions after the last known token and after each draft token;
-        a place without a distribution holds zeros.
+        a position without a distribution holds zeros.
       draft: what was proposed.
       keys: each row's randomness for this round.
       random: whether any row samples; static.
@@ -216,5 +216,5 @@ def accepted_length(
     length: Int[Array, ""],
 ) -> Int[Array, ""]:
     """How many of a draft's tokens the rule accepts, given uniforms in [0, 1)."""
-    places = jnp.arange(uniforms.shape[0], dtype=jnp.int32)
-    return rule.accepted((uniforms < acceptance) & (places < length))
+    positions = jnp.arange(uniforms.shape[0], dtype=jnp.int32)
+    return rule.accepted((uniforms < acceptance) & (positions < length))

@@ -1,4 +1,4 @@
-"""Random numbers that follow every probability a float can hold, and tokens drawn with them.
+"""Random numbers that follow every probability a float can hold, and draws of tokens.
 
 `jax.random.uniform` in float32 knows multiples of 2^-23 only, and so does the Gumbel noise that is
 made of it: a token of probability 1e-7 would come up half as often as it should, one of 1e-8 never.
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 EXPONENT_WORDS = 4
 """Random words whose leading zeros make the exponent of a uniform; float32 can hold no more."""
 MOST_SHARDS = 256
-"""Up to so many shards of the vocabulary keep whole blocks, if their number is a power of two."""
+"""Up to this many shards of the vocabulary hold whole blocks, if the number is a power of two."""
 
 
 def uniform(

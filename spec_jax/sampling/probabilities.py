@@ -17,36 +17,38 @@ from spec_jax.sampling.processors import History, process
 
 
 def probabilities(
-    logits: Float[Array, "batch places vocab"],
+    logits: Float[Array, "batch positions vocab"],
     sampling: BatchSampling,
     history: History,
-    following: Int[Array, "batch places_but_one"],
-    ancestors: Bool[Array | np.ndarray, "places places_but_one"] | None = None,
-    allowed: UInt32[Array, "batch places words"] | Int32[Array, "batch places words"] | None = None,
-) -> Float[Array, "batch places vocab"]:
-    """The distributions that tokens are drawn from, at several places of each row.
+    following: Int[Array, "batch drafted"],
+    ancestors: Bool[Array | np.ndarray, "positions drafted"] | None = None,
+    allowed: UInt32[Array, "batch positions words"]
+    | Int32[Array, "batch positions words"]
+    | None = None,
+) -> Float[Array, "batch positions vocab"]:
+    """The distributions that tokens are drawn from, at several query positions of each row.
 
     Args:
-      logits: float32 logits after each place.
+      logits: float32 logits at each query position.
       sampling: each row's parameters.
-      history: tokens of each row up to its first place.
-      following: the tokens drafted after the first place; the processors at later places see
-        those that stand before them.
-      ancestors: which of `following` stand before each place, in the order of their index; all
-        earlier ones if None. The draft of a tree passes the path to each of its places.
+      history: tokens of each row up to its first query position.
+      following: the tokens drafted after the first position; the processors at later positions
+        see the tokens before them.
+      ancestors: which of `following` each position follows, in the order of their index; all
+        earlier ones if None. For a tree it is the path to each position.
       allowed: packed sets of tokens, all others banned: token i is bit i % 32 of word i // 32,
         and ids past the last word are banned too. None bans nothing.
 
     Returns:
-      Probabilities; one-hot for greedy rows. A place whose logits hold a NaN, or whose tokens are
-      all masked, has no distribution and returns zeros.
+      Probabilities; one-hot for greedy rows. A position whose logits hold a NaN, or whose tokens
+      are all masked, has no distribution and returns zeros.
     """
     return warp(process(logits, sampling, history, following, ancestors, allowed), sampling)
 
 
 def warp(
-    logits: Float[Array, "batch places vocab"], sampling: BatchSampling
-) -> Float[Array, "batch places vocab"]:
+    logits: Float[Array, "batch positions vocab"], sampling: BatchSampling
+) -> Float[Array, "batch positions vocab"]:
     """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
     best = logits.max(-1, keepdims=True)
     greedy = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=logits.dtype)
@@ -59,8 +61,8 @@ def warp(
 
 
 def _warp(
-    logits: Float[Array, "batch places vocab"], sampling: BatchSampling
-) -> Float[Array, "batch places vocab"]:
+    logits: Float[Array, "batch positions vocab"], sampling: BatchSampling
+) -> Float[Array, "batch positions vocab"]:
     """Temperature, top-k, top-p, min-p, softmax. Rows of temperature 0 pass through it unused."""
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None, None]
     best = logits.max(-1, keepdims=True)
@@ -85,10 +87,10 @@ def _warp(
 
 
 def _keep_top(
-    logits: Float[Array, "batch places vocab"],
-    weights: Float[Array, "batch places vocab"],
+    logits: Float[Array, "batch positions vocab"],
+    weights: Float[Array, "batch positions vocab"],
     limit: Float[Array, " batch"],
-) -> Float[Array, "batch places vocab"]:
+) -> Float[Array, "batch positions vocab"]:
     """Masks every logit above which tokens of `limit` total weight stand already.
 
     The cut is found by bisection over the ordered bit patterns of floats: 32 (64) reductions and

@@ -1,12 +1,11 @@
-"""What changes logits before they are warped, at every place of a draft.
+"""Logits processors, which run before temperature and truncation, at every query position.
 
 The order is that of Hugging Face transformers' `_get_logits_processor`: bias, repetition penalty,
 bad words, min tokens, allowed tokens; presence and frequency penalties follow the OpenAI API,
-after the repetition penalty. A place sees the tokens that stand before it, drafted ones included.
-Tokens are counted and banned by comparing ids, never by scatters or gathers along the vocabulary,
-so the vocabulary may stay sharded. If no row of the batch needs them, the steps that look at what
-stands before are no part of the program; a row that does not use a step passes through it bit for
-bit.
+after the repetition penalty. A position sees the tokens before it, drafted ones included. Tokens
+are counted and banned by comparing ids, never by scatters or gathers along the vocabulary, so the
+vocabulary can stay sharded. Steps that need the history are left out of the program if no row of
+the batch needs them; the logits of a row that does not use a step do not change, bit for bit.
 """
 
 import dataclasses
@@ -22,10 +21,10 @@ from spec_jax.sharding.pytree import pytree
 
 @pytree
 class History:
-    """What the processors need to know of the tokens before a place.
+    """What the processors need to know about the tokens before a query position.
 
     Attributes:
-      prompt: how often each token stands in the prompt; of no token if `features.history` is off.
+      prompt: how often each token occurs in the prompt; no columns if `features.history` is off.
       generated: how often it was generated; likewise.
       lengths: generated tokens of each row.
       recent: the last tokens of each row, as many as a bad word can have before its own last;
@@ -48,9 +47,9 @@ class History:
         """The history of rows of `lengths` tokens, the first `prompt_lengths` of them prompt."""
         batch, vocab = sampling.logit_bias.shape
         if sampling.features.history:
-            places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-            in_prompt = places < prompt_lengths[:, None]
-            in_output = ~in_prompt & (places < lengths[:, None])
+            positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+            in_prompt = positions < prompt_lengths[:, None]
+            in_output = ~in_prompt & (positions < lengths[:, None])
             rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
             zeros = jnp.zeros((batch, vocab), jnp.int32)
             prompt = zeros.at[rows, tokens].add(in_prompt.astype(jnp.int32))
@@ -84,14 +83,16 @@ class History:
 
 
 def process(
-    logits: Float[Array, "batch places vocab"],
+    logits: Float[Array, "batch positions vocab"],
     sampling: BatchSampling,
     history: History,
-    following: Int[Array, "batch places_but_one"],
-    ancestors: Bool[Array | np.ndarray, "places places_but_one"] | None = None,
-    allowed: UInt32[Array, "batch places words"] | Int32[Array, "batch places words"] | None = None,
-) -> Float[Array, "batch places vocab"]:
-    """The logits after all that is not a matter of temperature or truncation.
+    following: Int[Array, "batch drafted"],
+    ancestors: Bool[Array | np.ndarray, "positions drafted"] | None = None,
+    allowed: UInt32[Array, "batch positions words"]
+    | Int32[Array, "batch positions words"]
+    | None = None,
+) -> Float[Array, "batch positions vocab"]:
+    """The logits after everything except temperature and truncation.
 
     Arguments as for `sampling.probabilities`. A NaN stays a NaN.
     """
@@ -108,18 +109,18 @@ def process(
     return jnp.where(_unpack(allowed, logits.shape[2]), logits, logits - jnp.inf)
 
 
-def _chain(places: int) -> Bool[Array, "places places_but_one"]:
-    """The ancestors in a draft that is no tree: all tokens before a place."""
-    return jnp.tri(places, places - 1, -1, dtype=bool)
+def _chain(positions: int) -> Bool[Array, "positions drafted"]:
+    """The ancestors in a draft without branches: all tokens before a position."""
+    return jnp.tri(positions, positions - 1, -1, dtype=bool)
 
 
 def _penalise(
-    logits: Float[Array, "batch places vocab"],
+    logits: Float[Array, "batch positions vocab"],
     sampling: BatchSampling,
     history: History,
-    following: Int[Array, "batch places_but_one"],
-    before: Bool[Array, "places places_but_one"],
-) -> Float[Array, "batch places vocab"]:
+    following: Int[Array, "batch drafted"],
+    before: Bool[Array, "positions drafted"],
+) -> Float[Array, "batch positions vocab"]:
     ids = jnp.arange(logits.shape[2], dtype=jnp.int32)
     drafted = following[:, None, :, None] == ids[None, None, None]
     drafted = (drafted & before[None, :, :, None]).sum(2, dtype=jnp.int32)
@@ -138,10 +139,10 @@ def _penalise(
 def _banned(
     sampling: BatchSampling,
     history: History,
-    following: Int[Array, "batch places_but_one"],
-    before: Bool[Array, "places places_but_one"],
-) -> Int[Array, "batch places bans"]:
-    """The tokens that min_tokens and bad words forbid at each place; -1 forbids nothing."""
+    following: Int[Array, "batch drafted"],
+    before: Bool[Array, "positions drafted"],
+) -> Int[Array, "batch positions bans"]:
+    """The tokens that min_tokens and bad words forbid at each position; -1 forbids nothing."""
     generated = history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]
     early = generated < sampling.min_tokens[:, None]
     stops = jnp.where(early[:, :, None], sampling.stop_token_ids[:, None], -1)
@@ -153,14 +154,14 @@ def _banned(
 
 def _recent(
     recent: Int[Array, "batch recent"],
-    following: Int[Array, "batch places_but_one"],
-    before: Bool[Array, "places places_but_one"],
-) -> Int[Array, "batch places recent"]:
-    """The last tokens before each place, along the place's own path through the draft."""
+    following: Int[Array, "batch drafted"],
+    before: Bool[Array, "positions drafted"],
+) -> Int[Array, "batch positions recent"]:
+    """The last tokens before each position, along its own path through the draft."""
     width = recent.shape[1]
     known = jnp.concatenate([recent, following], axis=1)
     visible = jnp.pad(before, ((0, 0), (width, 0)), constant_values=True)
-    # How far back each visible token stands from the place.
+    # The distance of each visible token from the position.
     back = jnp.cumsum(visible[:, ::-1], axis=1, dtype=jnp.int32)[:, ::-1]
     wanted = jnp.arange(width, 0, -1, dtype=jnp.int32)
     found = visible[:, None] & (back[:, None] == wanted[None, :, None])
@@ -168,8 +169,9 @@ def _recent(
 
 
 def _unpack(
-    allowed: UInt32[Array, "batch places words"] | Int32[Array, "batch places words"], vocab: int
-) -> Bool[Array, "batch places {vocab}"]:
+    allowed: UInt32[Array, "batch positions words"] | Int32[Array, "batch positions words"],
+    vocab: int,
+) -> Bool[Array, "batch positions {vocab}"]:
     """One bool per token; false for ids past the mask's end."""
     shifts = jnp.arange(32, dtype=allowed.dtype)[None, None, None]
     bits = ((allowed[..., None] >> shifts) & 1) != 0

@@ -41,8 +41,8 @@ BUGS = {
     ),
     "residual not clamped": (
         "decoding/verify.py",
-        "jnp.maximum(scale * wanted - _proposed(p, tokens, q)[place], 0.0)",
-        "scale * wanted - _proposed(p, tokens, q)[place]",
+        "jnp.maximum(scale * wanted - _proposed(p, tokens, q)[position], 0.0)",
+        "scale * wanted - _proposed(p, tokens, q)[position]",
         [PROOF, "-k", "joint_distribution"],
     ),
     "bonus token from the wrong row": (
@@ -71,8 +71,8 @@ BUGS = {
     ),
     "EOS inside a block ignored": (
         "decoding/loop.py",
-        "is_stop = is_stop & (places < offered[:, None])",
-        "is_stop = is_stop & (places == offered[:, None] - 1)",
+        "is_stop = is_stop & (positions < offered[:, None])",
+        "is_stop = is_stop & (positions == offered[:, None] - 1)",
         [LOOP, "-k", "stop_token and self"],
     ),
     "penalties blind to the draft": (
@@ -155,8 +155,8 @@ BUGS = {
     ),
     "a refused token counts for its position": (
         "decoding/loop.py",
-        "(places[:, :width] < kept[:, None]).astype(jnp.int32)",
-        "(places[:, :width] <= kept[:, None]).astype(jnp.int32)",
+        "(positions[:, :width] < kept[:, None]).astype(jnp.int32)",
+        "(positions[:, :width] <= kept[:, None]).astype(jnp.int32)",
         [LOOP, "-k", "accepted_whole"],
     ),
     "tokens after a stop string are counted": (
