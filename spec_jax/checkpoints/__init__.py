@@ -43,7 +43,7 @@ class Checkpoint:
       model: the weights and their shape.
       tokenizer: text <-> token ids.
       eos_token_ids: tokens that end a generation.
-      name: what to call it in messages.
+      name: its name in messages.
       outputs: the target's ids that a draft trained for it can propose; None for all.
     """
 
@@ -70,13 +70,13 @@ def load(
     Args:
       reference: a Hugging Face directory, one that `save` wrote, a .gguf file, a recipe (.toml),
         or a hub id `org/name[@revision]`; the last two fetch what is not yet on this machine.
-      dtype: `float32` or `bfloat16`, which all weights are converted to.
-      place: lays a model of this shape over a mesh; without it, it lies on one device.
-      target: of a draft, the target that it may borrow weights from.
+      dtype: `float32` or `bfloat16`; all weights are converted to it.
+      place: returns the placement of a model of this shape on a mesh; by default one device.
+      target: for a draft, the target that it may borrow weights from.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
-      CheckpointError: it is missing, damaged, or of an architecture that is not supported.
+      CheckpointError: it is missing, damaged, or its architecture is not supported.
       ConfigError: the dtype is unknown.
       DisagreementError: the processes of a run would not load the same files.
     """
@@ -99,22 +99,22 @@ def load(
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
-    """Writes a model as a directory that `load` reads on any mesh, each process its own part.
+    """Writes a model as a directory that `load` reads on any mesh; each process writes its part.
 
-    All processes of a run call it; the path must lead to storage that they share.
+    All processes of a run call it; the path must be on storage that they share.
 
     Args:
       checkpoint: the model and its tokenizer.
       path: a directory that does not exist yet, or is empty.
 
     Raises:
-      CheckpointError: there is something at the path already, or it cannot be written; or it is
-        a draft made for one target.
+      CheckpointError: the path exists already or cannot be written, or the model is a draft made
+        for one target.
     """
     if checkpoint.outputs is not None:
         raise CheckpointError(
             f"{checkpoint.name} is a draft that proposes {len(checkpoint.outputs)} tokens of one "
-            "target; its directory is small and read as it is."
+            "target; it cannot be converted. Use its directory as it is, which is small."
         )
     try:
         save_directory(Path(path), checkpoint.model, checkpoint.tokenizer)

@@ -1,6 +1,6 @@
 """`python -m spec_jax.checkpoints fetch RECIPE`: later runs then need no network.
 
-Prints where the model lies on standard output, and progress on standard error.
+Prints the path of the model on standard output, and progress on standard error.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Directories of drafts that were trained for one target, and may borrow weights from it.
 
-Beside a Hugging Face config.json and model.safetensors, `spec_jax_draft.json` says which weights
-are the target's own, and which of its tokens the draft can propose.
+Besides a Hugging Face config.json and model.safetensors, `spec_jax_draft.json` names the weights
+that are the target's own, and the target's tokens that the draft can propose.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Lender:
     """The target that a draft borrows from.
 
     Attributes:
-      name: what to call it in messages.
+      name: its name in messages.
       model: its weights.
       tokenizer: its tokenizer.
     """
@@ -58,17 +58,17 @@ def write_draft(
     """Writes a draft.
 
     Args:
-      path: a directory, which is made.
+      path: a directory, which is created.
       draft: the draft, with all its weights.
-      target: what it was trained for.
-      dtype: what its weights are written as.
+      target: the target that it was trained for.
+      dtype: the dtype of the written weights.
       outputs: the target's ids that it can propose; None for all.
-      borrowed: names of the weights that are the target's and are not written.
+      borrowed: names of the target's weights, which are not written.
 
     Raises:
       CheckpointError: spec-jax cannot write models of its family.
     """
-    # The head is as large as the outputs, or not there: config.json tells of the target's.
+    # The draft's head has only its outputs, or is missing: config.json describes the target's head.
     tied = dataclasses.replace(draft.config, tied_head=target.model.config.tied_head)
     shape = dataclasses.replace(draft, config=tied)
     write_model(path, shape, dtype, leave_out=borrowed)
@@ -90,10 +90,10 @@ def load_draft(
     place: Callable[[TransformerConfig], Placement | None],
     lender: Lender | None,
 ) -> tuple[Model, np.ndarray | None]:
-    """Reads what `write_draft` wrote; returns the ids that it can propose as well.
+    """Reads a draft that `write_draft` wrote; also returns the ids that it can propose.
 
     Raises:
-      CheckpointError: it is damaged, or was trained for another target than the lender.
+      CheckpointError: it is damaged, or was trained for a target other than the lender.
     """
     manifest = _manifest(path)
     borrowed, outputs = manifest["borrowed"], manifest["outputs"]
@@ -152,7 +152,7 @@ def _borrow(
 
 
 def _fingerprint(model: Model) -> str:
-    """Tells embeddings apart, whatever dtype they were loaded as and however they lie."""
+    """Identifies an embedding, independently of the dtype it was loaded as and its sharding."""
     first = model.weights["embed.weight"][:, :_COMPARED].astype(jnp.bfloat16)
     return hashlib.sha256(np.asarray(distributed.to_host(first)).tobytes()).hexdigest()[:16]
 

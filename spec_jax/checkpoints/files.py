@@ -13,7 +13,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def damaged(path: Path, why: str) -> CheckpointError:
-    """The error for a file that is not what its name promises."""
+    """The error for a file whose contents do not match its name."""
     with path.open("rb") as file:
         if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
             return CheckpointError(
@@ -23,10 +23,10 @@ def damaged(path: Path, why: str) -> CheckpointError:
 
 
 def fingerprint(path: Path) -> str:
-    """Tells models from others by a MiB of each of their files, in blocks from all over it.
+    """Identifies a model by a MiB of each of its files, sampled in evenly spaced blocks.
 
-    Weights of another training differ nearly everywhere, so they are told apart; files that differ
-    in a few bytes may not be.
+    Weights from another training differ nearly everywhere and are detected; files that differ in a
+    few bytes may not be.
 
     Args:
       path: a model's file, or its directory.

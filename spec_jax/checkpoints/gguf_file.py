@@ -30,7 +30,7 @@ class GgufFile:
             self.metadata: dict[str, Any] = {
                 name: field.contents() for name, field in reader.fields.items()
             }
-        # What a file cut short or overwritten makes the reader stumble over.
+        # The reader raises these for a truncated or overwritten file.
         except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
             raise damaged(path, f"it does not read as GGUF ({error})") from None
         self._tensors = {
@@ -66,7 +66,7 @@ class GgufFile:
 
 
 class _Stored(NamedTuple):
-    """Where a tensor's bytes lie, and how."""
+    """Where a tensor's bytes are, and in which format."""
 
     offset: int
     shape: tuple[int, ...]

@@ -35,17 +35,17 @@ _END_OF_TURN = (
     "<|endoftext|>",
     "<|end_of_text|>",
 )
-"""Control tokens after which no model means to go on; GGUF names only one of them as the end."""
+"""Control tokens that end a generation; GGUF names only one of them as the end."""
 
 
 @dataclass(frozen=True)
 class _Split:
-    """How a byte-level BPE cuts text into words before it merges.
+    """How a byte-level BPE splits text into words before it merges.
 
     Attributes:
       pattern: matches one word; None is GPT-2's pattern, which `tokenizers` has built in.
       single_digits: every digit is a word.
-      nfc: text is brought to Unicode's composed form first.
+      nfc: text is first normalised to Unicode's composed form (NFC).
       ignore_merges: a word that is a token needs no merges.
       add_bos: texts begin with the first token unless the metadata says otherwise.
     """
@@ -84,7 +84,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
     """The tokenizer and chat template in a GGUF file's metadata.
 
     Raises:
-      CheckpointError: there is none, or it is of a kind that is not supported.
+      CheckpointError: there is none, or its kind is not supported.
     """
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
@@ -189,7 +189,7 @@ def _sentencepiece_bpe(
 
 
 def _joinable(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict[str, int]:
-    """The pieces that text is joined to; text that only reads like another token stays text."""
+    """The pieces that text can become; text that looks like another token stays text."""
     kinds = metadata.get("tokenizer.ggml.token_type")
     if not kinds:
         return vocabulary

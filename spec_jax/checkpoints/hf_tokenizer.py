@@ -16,13 +16,13 @@ from spec_jax.text.tokenizer import ChatTemplate, Tokenizer
 
 
 def tokenizer_from_directory(path: Path) -> Tokenizer:
-    """The tokenizer and chat template of a Hugging Face directory, and what ends a generation.
+    """The tokenizer and chat template of a Hugging Face directory, and its end tokens.
 
-    The tokenizer is a tokenizer.json, whatever transformers makes of other files, or a
-    SentencePiece tokenizer.model.
+    The tokenizer is a tokenizer.json, a SentencePiece tokenizer.model, or other files that
+    transformers can read.
 
     Raises:
-      CheckpointError: there is no tokenizer, or only one that needs code of its own.
+      CheckpointError: there is no tokenizer, or only one that needs its own code.
     """
     try:
         tokenizer = _read(path)
@@ -49,7 +49,7 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
 
 
 def _read(path: Path) -> Any:
-    """The directory's tokenizer as transformers has it."""
+    """The directory's tokenizer as transformers reads it."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     model_file = path / "tokenizer.model"
@@ -61,7 +61,7 @@ def _read(path: Path) -> Any:
     config: dict[str, Any] = {"add_bos_token": True, "add_eos_token": False}
     config |= special_pieces(model) | (read_json(config_file) if config_file.is_file() else {})
     with tempfile.TemporaryDirectory() as scratch:
-        # What else belongs to a tokenizer, such as its template, transformers reads as ever.
+        # transformers still reads the rest of the tokenizer, such as its chat template.
         for extra in [*path.glob("*.json"), *path.glob("*.jinja")]:
             shutil.copy(extra, scratch)
         backend_from_model(model).save(f"{scratch}/tokenizer.json")
@@ -77,7 +77,7 @@ def _read(path: Path) -> Any:
 
 
 def _eos_token_ids(path: Path, own: int | None) -> list[int]:
-    """generation_config.json names every end, of a text and of a turn; else two files know one."""
+    """All end tokens, from generation_config.json; otherwise those that two other files name."""
     generation = path / "generation_config.json"
     if generation.is_file() and (ids := _as_list(read_json(generation).get("eos_token_id"))):
         return ids

@@ -21,9 +21,9 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
     """Writes config.json and model.safetensors; all processes call it, and the first writes.
 
     Args:
-      path: a directory, which is made.
+      path: a directory, which is created.
       model: the model.
-      dtype: what the weights are written as.
+      dtype: the dtype of the written weights.
       leave_out: names of weights that are not written.
 
     Raises:
@@ -45,7 +45,7 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
 
 
 def write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
-    """Writes what transformers reads a tokenizer from; the first process does."""
+    """Writes the tokenizer files that transformers reads; only the first process writes."""
     if jax.process_index() > 0:
         return
     tokenizer.save(path / "tokenizer.json")
@@ -62,7 +62,7 @@ def write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes a JSON file; the first process does."""
+    """Writes a JSON file; only the first process writes."""
     if jax.process_index() > 0:
         return
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

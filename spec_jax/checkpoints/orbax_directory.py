@@ -1,7 +1,7 @@
 """spec-jax's own directories: weights that Orbax writes and reads in parts, on any mesh.
 
-`spec_jax.json` holds the model's shape and what a tokenizer.json leaves out, `tokenizer.json` the
-tokenizer, `weights/` an Orbax checkpoint of the parameters by name.
+`spec_jax.json` holds the model's shape and the settings that a tokenizer.json lacks,
+`tokenizer.json` the tokenizer, and `weights/` an Orbax checkpoint of the parameters by name.
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ def save_directory(path: Path, model: Model, tokenizer: Tokenizer) -> None:
     """Writes a model and its tokenizer; all processes of a run call it, and each writes its part.
 
     Raises:
-      CheckpointError: there is something at the path already.
+      CheckpointError: the path exists already.
     """
     taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    # All of them have looked before any of them writes.
+    # All processes have checked the path before any of them writes.
     distributed.agree({"what it finds at the output": taken})
     if taken:
         raise CheckpointError(f"{path} exists; choose a new directory, nothing is overwritten.")
@@ -51,14 +51,14 @@ def save_directory(path: Path, model: Model, tokenizer: Tokenizer) -> None:
         "bos_token_id": tokenizer.bos_token_id,
         "chat_template": template and dataclasses.asdict(template),
     }
-    # Last, so that a directory with it is complete.
+    # Written last, so that a directory that has it is complete.
     (path / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def load_directory(
     path: Path, dtype: str, place: Callable[[TransformerConfig], Placement | None]
 ) -> tuple[Model, Tokenizer]:
-    """Reads what `save_directory` wrote, each device its part, whatever mesh wrote it.
+    """Reads a directory that `save_directory` wrote on any mesh; each device reads its own part.
 
     Raises:
       CheckpointError: it is damaged, or written by a newer spec-jax.
@@ -79,7 +79,7 @@ def load_directory(
 
 
 def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
-    """The model's shape, and all that `spec_jax.json` of a directory says.
+    """The model's shape, and the contents of a directory's `spec_jax.json`.
 
     Raises:
       CheckpointError: it is damaged, or written by a newer spec-jax.
@@ -103,7 +103,7 @@ def _restore(path: Path, model: Model) -> Model:
     from orbax.checkpoint import v1 as ocp
 
     wanted = model.weights
-    if model.placement is None:  # not where it lay when it was saved
+    if model.placement is None:  # not on the devices that saved it
         here = SingleDeviceSharding(jax.devices()[0])
         wanted = {name: leaf.update(sharding=here) for name, leaf in wanted.items()}
     try:

@@ -1,4 +1,4 @@
-"""Recipes: TOML files that say where a model comes from, or only what shape it has."""
+"""Recipes: TOML files with the source of a model, or only its shape."""
 
 import dataclasses
 import re
@@ -37,7 +37,7 @@ _Checksum = Annotated[
 
 
 class Published(Table):
-    """What others measured of a model of this shape, to compare a projection with.
+    """Published measurements of a model of this shape, to compare a projection with.
 
     Attributes:
       ms_per_token: milliseconds of one decoding step.
@@ -51,7 +51,7 @@ class Published(Table):
 
 
 class _Source(Table):
-    """Where weights are; of wheels, as many entries of each kind as the file has parts."""
+    """Where weights are; for wheels, one entry of each kind for each part of the file."""
 
     path: Text | None = None
     hub: Text | None = None
@@ -60,7 +60,7 @@ class _Source(Table):
     file: Annotated[tuple[Text, ...], _SEVERAL] = ()
 
 
-# Scaling stretches contexts, which random weights have no use for.
+# Scaling extends contexts, which random weights do not need.
 _SHAPE: dict[str, Any] = {
     field.name: (field.type, ... if field.default is dataclasses.MISSING else field.default)
     for field in dataclasses.fields(TransformerConfig)
@@ -101,13 +101,13 @@ class Recipe:
     Exactly one of `path`, `hub`, `wheels` and `shape` is set.
 
     Attributes:
-      name: what to call the model, and its folder in the cache.
+      name: the model's name, and its folder in the cache.
       license: the weights' SPDX license expression; empty where there are none.
       path: a directory or .gguf file, relative to the recipe.
       hub: a hub id `org/name[@revision]`.
-      wheels: what carries a .gguf file; of several, each the next part.
-      shape: the model's shape, its weights being random.
-      published: what is known of the speed of this shape.
+      wheels: the wheels of a .gguf file, its parts in order.
+      shape: the model's shape; the weights are random.
+      published: published measurements of this shape.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Recipe:
         """Reads and checks a recipe.
 
         Raises:
-          CheckpointError: it is no TOML, or a key is unknown, missing or malformed.
+          CheckpointError: it is not TOML, or a key is unknown, missing or malformed.
         """
         found = _File.read(recipe, CheckpointError)
         try:

@@ -1,4 +1,4 @@
-"""From what a user calls a model to the directory or file that holds it."""
+"""From a model's reference to the directory or file that holds it."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def locate(
     *,
     config_only: bool = False,
 ) -> tuple[str, Path]:
-    """Finds, or fetches, what a reference names.
+    """Finds or fetches the model that a reference names.
 
     Args:
       reference: a directory, a .gguf file, a recipe (.toml) or a hub id `org/name[@revision]`.
@@ -32,7 +32,7 @@ def locate(
       the recipe itself.
 
     Raises:
-      CheckpointError: there is no such thing, or it cannot be fetched.
+      CheckpointError: it does not exist or cannot be fetched.
     """
     text = os.fspath(reference)
     path = Path(text).expanduser()
@@ -88,7 +88,7 @@ def _refuse_missing_path(text: str, path: Path) -> None:
 
 
 def _nearest(path: Path) -> str:
-    """A hint at what a missing path may have meant."""
+    """A hint: an existing path similar to a missing one."""
     parent = path.parent
     if not parent.is_dir():
         return f" Nor does the directory {parent}."

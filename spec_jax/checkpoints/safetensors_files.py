@@ -16,7 +16,7 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 class SafetensorsFiles:
-    """All tensors of a directory's safetensors files, of which parts are read one by one.
+    """All tensors of a directory's safetensors files; parts of them can be read separately.
 
     Attributes:
       path: the directory.
@@ -68,7 +68,7 @@ class SafetensorsFiles:
         """A tensor, or a part of it, in the file's own floating-point dtype.
 
         Raises:
-          CheckpointError: its dtype is none of float64, float32, float16 and bfloat16.
+          CheckpointError: its dtype is not float64, float32, float16 or bfloat16.
         """
         file = self._places[name]
         # Opened anew each time: pages of a file that stays mapped count as this process's memory.
@@ -84,7 +84,7 @@ class SafetensorsFiles:
 
 
 def _check_inside(index: Path, name: str, entry: object) -> None:
-    """Refuses a file outside of the directory; links in it, as hub caches have, are followed."""
+    """Refuses a file outside the directory; it follows links in it, which hub caches have."""
     file = PurePath(entry) if isinstance(entry, str) else None
     if file is None or file.is_absolute() or ".." in file.parts:
         raise CheckpointError(

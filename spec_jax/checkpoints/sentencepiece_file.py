@@ -18,8 +18,8 @@ UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Kinds of piece."""
 
-# Message -> field: number, type and default, as in sentencepiece_model.proto; fields that are of no
-# use here are left out, and skipped in a file.
+# Message -> field: number, type and default, as in sentencepiece_model.proto; fields that are not
+# needed here are left out, and skipped in a file.
 _MESSAGES = {
     "Piece": {"piece": (1, "STRING", ""), "score": (2, "FLOAT", "0"), "type": (3, "INT32", "1")},
     "TrainerSpec": {
@@ -43,7 +43,7 @@ def read_sentencepiece(path: Path) -> Any:
     """The model in a file: its `pieces`, `trainer_spec` and `normalizer_spec`.
 
     Raises:
-      CheckpointError: it is none, or of a kind that is not supported.
+      CheckpointError: it is not a SentencePiece model, or its kind is not supported.
     """
     model = _model_class()()
     try:

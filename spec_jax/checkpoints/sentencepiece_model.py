@@ -1,7 +1,7 @@
 """Builds the tokenizer that a SentencePiece model describes.
 
-transformers converts such files as well, but by the model's class: it takes a unigram vocabulary
-for BPE, and does not read whether spaces are joined or put before a text (seen with 5.23).
+transformers converts such files too, but by the model's class: it reads a unigram vocabulary as
+BPE, and ignores whether spaces are merged or added before a text (seen with 5.23).
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -35,13 +35,13 @@ def special_pieces(model: Any) -> dict[str, str]:
 
 
 def backend_from_model(model: Any) -> Tokenizer:
-    """A SentencePiece model as a backend that gives the same ids, with nothing put around a text.
+    """A SentencePiece model as a backend that gives the same ids and adds nothing around a text.
 
-    The names of control pieces in a text become those pieces, as in any Hugging Face tokenizer,
-    and the text after one gets a space before it again if the model begins texts with one.
+    The names of control pieces in a text become those pieces, as in every Hugging Face tokenizer.
+    The text after a control piece gets a leading space if the model begins texts with one.
 
     Args:
-      model: what `read_sentencepiece` gives.
+      model: the result of `read_sentencepiece`.
     """
     pieces, trained, normal = model.pieces, model.trainer_spec, model.normalizer_spec
     if trained.model_type == BPE:
@@ -82,13 +82,13 @@ def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
 
 
 def space_normalizers(*, first: bool) -> list[normalizers.Normalizer]:
-    """Spaces as SentencePiece spells them, with one before every text if `first`."""
+    """Replaces spaces as SentencePiece does, and adds one before every text if `first`."""
     spaces = normalizers.Replace(" ", "▁")
     return [normalizers.Prepend("▁"), spaces] if first else [spaces]
 
 
 def space_decoder(*, strip: bool) -> decoders.Decoder:
-    """The way back, with the first space of every text taken away if `strip`."""
+    """The inverse, which removes the first space of every text if `strip`."""
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
 
@@ -96,12 +96,12 @@ def space_decoder(*, strip: bool) -> decoders.Decoder:
 def ranked_merges(
     vocabulary: Mapping[str, int], scores: Sequence[float], text: Container[str]
 ) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best; as a ranked list of merges.
+    """SentencePiece's rule (merge the neighbours with the best score) as a ranked list of merges.
 
     Args:
       vocabulary: piece -> id.
       scores: of each id.
-      text: the pieces that text may become; control and byte pieces are not among them.
+      text: the pieces that text can become, without control and byte pieces.
     """
     ranked = []
     for token, i in vocabulary.items():

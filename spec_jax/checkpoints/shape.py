@@ -1,4 +1,4 @@
-"""What shape a model has, without its weights."""
+"""Reads a model's shape without its weights."""
 
 import os
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class Shape:
     """A model as a plan sees it.
 
     Attributes:
-      name: what to call it in messages.
+      name: its name in messages.
       config: its shape.
-      published: what its recipe says of its speed elsewhere, if anything.
+      published: the measurements that its recipe quotes, if any.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Shape:
 def read_shape(
     reference: str | os.PathLike[str], *, on_progress: Callable[[str], object] | None = None
 ) -> Shape:
-    """Reads a model's config and nothing else of it.
+    """Reads only a model's config.
 
     Args:
       reference: a Hugging Face directory, of which config.json suffices, a directory that
@@ -42,7 +42,7 @@ def read_shape(
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
-      CheckpointError: it is missing, damaged, or of an architecture that is not supported.
+      CheckpointError: it is missing, damaged, or its architecture is not supported.
     """
     name, path = locate(reference, on_progress or (lambda line: None), config_only=True)
     published = None

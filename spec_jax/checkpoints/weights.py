@@ -24,20 +24,20 @@ def build_model(
     borrowed: Mapping[str, jax.Array] | None = None,
     outputs: int | None = None,
 ) -> Model:
-    """Makes a model of a checkpoint's tensors, all of which it must use.
+    """Makes a model from a checkpoint's tensors; every tensor must be used.
 
-    No process reads more of a tensor than its own devices hold, except of quantized and of fused
-    tensors, and none of the next tensor before this one is on its devices.
+    A process reads only the part of a tensor that its own devices hold, except for quantized and
+    fused tensors, and it reads one tensor at a time.
 
     Args:
       config: the model's shape.
       table: where the checkpoint keeps each module's weights.
       tensors: the checkpoint's tensors.
-      buffers: endings of tensor names that are skipped.
-      dtype: what every weight is converted to.
-      placement: how the model lies on a mesh; None keeps it on one device.
+      buffers: suffixes of tensor names that are skipped.
+      dtype: every weight is converted to it.
+      placement: how the model is sharded over a mesh; None keeps it on one device.
       borrowed: weights that the checkpoint leaves out, by our names.
-      outputs: how many outputs the head has; by default as many as the vocabulary.
+      outputs: number of outputs of the head; by default the size of the vocabulary.
 
     Raises:
       CheckpointError: a tensor is missing, unexpected, or of the wrong shape.
@@ -52,14 +52,14 @@ def build_model(
     skipped = (*buffers, f"{entry.name if isinstance(entry, Part) else entry}.weight")
     expected = {place.tensor: place.stored_shape for place in places.values()}
     _check_names(tensors, expected, skipped)
-    # The largest first: what reading takes on top is freed before the rest has come.
+    # The largest first: its temporary copy is freed before the other tensors take memory.
     order = sorted(wanted, key=lambda name: -wanted[name].size)
     arrays = {name: places[name].load(tensors, config, wanted[name]) for name in order}
     return model.with_weights({**arrays, **(borrowed or {})})
 
 
 class _Place:
-    """Where one of our weights lies in a checkpoint, and how it gets here."""
+    """Where a checkpoint keeps one of our weights, and how to load it."""
 
     def __init__(self, table: WeightTable, name: str, shape: tuple[int, ...]):
         *modules, leaf = name.split(".")
@@ -74,7 +74,7 @@ class _Place:
     def load(
         self, tensors: TensorStore, config: TransformerConfig, wanted: jax.ShapeDtypeStruct
     ) -> jax.Array:
-        """The weight, each part of it on the devices where it belongs."""
+        """The weight, with each part on its devices."""
         whole = self.part.take(tensors.read(self.tensor), config) if self.part else None
         parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading
 
@@ -94,7 +94,7 @@ class _Place:
 def _check_names(
     tensors: TensorStore, expected: dict[str, tuple[int, ...]], skipped: tuple[str, ...]
 ) -> None:
-    """Compares names and shapes before anything is read, so that mistakes show at once."""
+    """Compares names and shapes before reading anything, so that mistakes show at once."""
     missing = [name for name in expected if name not in tensors.shapes]
     if missing:
         raise CheckpointError(
@@ -112,7 +112,7 @@ def _check_names(
     ]
     if surplus:
         raise CheckpointError(
-            f"{tensors.path} holds {len(surplus)} tensors that its config has no use for, such as "
+            f"{tensors.path} holds {len(surplus)} tensors that its config does not use, such as "
             f"{surplus[0]!r} of shape {tensors.shapes[surplus[0]]}; computing without them would "
             "give wrong results."
         )

@@ -22,31 +22,31 @@ EMBEDDINGS = ("shared", "own")
 
 @config_class
 class TrainingConfig:
-    """How a draft is built from its target, fed and trained.
+    """How a draft is built from its target, its data and its training.
 
     Attributes:
-      layers: blocks of the draft.
-      from_layers: which of the target's layers they begin as; by default as many, evenly spread
-        from the first to the last.
-      width: size of its residual stream; the target's by default. With another, nothing of the
-        target fits, and the draft begins with random weights and an embedding of its own.
+      layers: layers of the draft.
+      from_layers: the target's layers that initialise them; by default evenly spaced from the first
+        to the last.
+      width: size of its residual stream; the target's by default. With another width the target's
+        weights do not fit, and the draft starts from random weights and its own embedding.
       embedding: `shared` reads and writes tokens with the target's own embedding and head, which
         are neither trained nor stored again; `own` trains copies of them.
       reduced_vocab: how many tokens, the most frequent of the data, the draft can propose; all by
         default.
       objective: `kl` distils the target's whole distribution (forward Kullback-Leibler); `tv`
-        lowers the total variation distance, which is the rate of rejection at temperature 1
-        (DistillSpec: Zhou et al. 2024, arXiv 2310.08461); `ce` learns the data's tokens.
-      sample_tokens: tokens to sample from the target for prompts.
-      temperatures: what they are sampled at; rows take turns.
+        minimises the total variation distance, which is the rejection rate at temperature 1
+        (DistillSpec: Zhou et al. 2024, arXiv 2310.08461); `ce` learns the tokens of the data.
+      sample_tokens: tokens to sample from the target as answers to prompts.
+      temperatures: the sampling temperatures; rows use them in turn.
       sequence_length: tokens of a row, prompt included.
       sample_batch: rows sampled at once.
       held_out: prompts kept from training, on which acceptance is measured.
       steps: updates.
-      batch_size: rows of an update.
-      accumulate: parts that an update's rows are read in, one after another.
-      learning_rate: its peak.
-      warmup_steps: updates until the peak, from which it falls to a tenth along a cosine.
+      batch_size: rows per update.
+      accumulate: micro-batches per update, read one after another.
+      learning_rate: the peak learning rate.
+      warmup_steps: updates until the peak; after it the rate decays to a tenth along a cosine.
       weight_decay: of AdamW, on matrices only.
       clip: largest norm of a gradient.
       dtype: of the products; weights are updated in float32.
@@ -65,7 +65,7 @@ class TrainingConfig:
     temperatures: Annotated[
         tuple[NotNegative, ...], Field(min_length=1), BeforeValidator(to_tuple)
     ] = (0.0, 0.7, 1.0)
-    # With what a round may write, this fits 256 KV slots.
+    # Together with the KV slots that a round may write, this fits 256.
     sequence_length: Annotated[AtLeast1, Field(ge=8)] = 240
     sample_batch: AtLeast1 = 64
     held_out: AtLeast1 = 32
@@ -90,7 +90,7 @@ class TrainingConfig:
             )
         if self.width is not None and self.embedding == "shared":
             raise ConfigError(
-                f"width is {self.width}, but embedding is 'shared', which has the target's; use "
+                f"width is {self.width}, but embedding 'shared' has the target's width; use "
                 "embedding 'own', or leave width out."
             )
 
@@ -105,6 +105,6 @@ class TrainingConfig:
             )
         if self.width is not None:
             raise ConfigError(
-                f"from_layers is {list(chosen)}, but a draft of width {self.width} cannot begin "
-                "as layers of the target; leave one of the two out."
+                f"from_layers is {list(chosen)}, but layers of the target cannot initialise a "
+                f"draft of width {self.width}; leave one of the two out."
             )

@@ -1,4 +1,4 @@
-"""The data of a run: made once, file after file, and found again after an interruption."""
+"""The data of a run: made once, file after file, and reused after an interruption."""
 
 import dataclasses
 import itertools
@@ -22,17 +22,17 @@ from spec_jax.training.store import claim, lock, replace_text
 HELD_OUT = {"greedy": 0.0, "sampled": 1.0}
 """The temperatures at which acceptance is measured."""
 DATA = "data.json", "training data"
-"""The file that says which data a folder holds, and what to call it."""
+"""The file that identifies the data of a folder, and the data's name in messages."""
 _HELD_OUT_SEED = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What a run reads.
+    """The data of a run.
 
     Attributes:
       train: the rows to learn from.
-      held_out: the target's answers to prompts that are not among them, by kind.
+      held_out: the target's answers to held-out prompts, by kind.
     """
 
     train: RowFiles
@@ -40,11 +40,11 @@ class Data:
 
 
 _SAMPLING = ("temperatures", "sequence_length", "sample_batch", "held_out", "seed")
-"""What of a config decides the rows, but for how many they are."""
+"""The fields of a config that decide the contents of the rows, but not their number."""
 
 
 def data_identity(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells the rows of a run from others."""
+    """What identifies the rows of a run."""
     return {**{name: getattr(config, name) for name in _SAMPLING}, **identity}
 
 
@@ -56,23 +56,23 @@ def make_data(
     identity: Mapping[str, Any],
     on_progress: Callable[[str], object],
 ) -> Data:
-    """Makes what is missing of a run's data.
+    """Makes the missing files of a run's data.
 
-    Each file is a function of the examples, the config and its own number, and is there whole or
-    not at all, so that an interrupted run goes on with the next one, and runs can share a folder.
+    Each file is a function of the examples, the config and its own number, and is written whole or
+    not at all, so an interrupted run continues with the next file, and runs can share a folder.
 
     Args:
-      folder: where the files lie.
+      folder: the folder of the files.
       sampler: the target.
-      examples: what rows begin with; none lets the target invent them.
-      config: how much, and how it is sampled.
-      identity: what tells these examples and this target from others.
+      examples: the beginnings of rows; without any the target generates prompts.
+      config: how much to sample, and how.
+      identity: what identifies these examples and this target.
       on_progress: called with a line of text.
 
     Raises:
-      ConfigError: there are too few examples, the disk has too little room, the folder holds
-        other data, or another run makes some there.
-      OSError: a file cannot be written; those before it are whole.
+      ConfigError: there are too few examples, the disk has too little space, the folder holds
+        other data, or another run writes data there.
+      OSError: a file cannot be written; the earlier ones are complete.
     """
     held = lock(folder, "makes training data", "wait until it has, or choose another --data-dir")
     try:
@@ -89,7 +89,7 @@ def _make(
     config: TrainingConfig,
     on_progress: Callable[[str], object],
 ) -> Data:
-    """What `make_data` makes, in a folder that is locked."""
+    """`make_data` in a folder that is locked."""
     rows = _announce_size(folder, sampler, config, on_progress)
     if not examples:
         examples = _questions(folder, sampler, config, rows, on_progress)
@@ -132,7 +132,7 @@ def _make(
 def _announce_size(
     folder: Path, sampler: Sampler, config: TrainingConfig, on_progress: Callable[[str], object]
 ) -> int:
-    """Says how much room the data will take, and returns about how many rows it will have."""
+    """Announces the size of the data on disk, and returns the approximate number of rows."""
     each = bytes_per_token(sampler.llm.engine.target.config.embed_size)
     rows = config.sample_tokens * 3 // (2 * sampler.length) + 2 * config.held_out
     size, limit = rows * sampler.length * each / 1e9, config.max_disk
@@ -160,12 +160,12 @@ def _questions(
     rows: int,
     on_progress: Callable[[str], object],
 ) -> list[Example]:
-    """Prompts that the target invents, kept so that they are invented once."""
+    """Prompts that the target generates, kept so that they are generated once."""
     path = folder / "questions.json"
     if not distributed.from_first(path.is_file):
         found: dict[str, None] = {}
         for turn in itertools.count():
-            # Each is answered once at every temperature.
+            # Each prompt is answered once at every temperature.
             wanted = rows // len(config.temperatures) + config.held_out - len(found)
             if wanted <= 0 or turn == 4:
                 break
@@ -184,7 +184,7 @@ def _fitting(
     config: TrainingConfig,
     on_progress: Callable[[str], object],
 ) -> list[Example]:
-    """The examples that leave at least a quarter of a row to learn."""
+    """The examples that leave at least a quarter of a row for training."""
     fitting = [each for each in examples if len(each.prompt) <= length * 3 // 4]
     if len(fitting) < len(examples):
         on_progress(
@@ -200,9 +200,9 @@ def _fitting(
 
 
 def _pieces(examples: Sequence[Example], config: TrainingConfig) -> Iterator[Sequence[Example]]:
-    """The examples by batches, prompts again and again; texts say the same every time.
+    """The examples in batches; prompts repeat, and texts do not, since they never change.
 
-    Prompts of a batch are of about one length: a batch takes as long as its longest.
+    Prompts of a batch have similar lengths, because a batch takes as long as its longest row.
     """
     prompts = [each for each in examples if each.text is None]
     size = config.sample_batch
@@ -215,7 +215,7 @@ def _pieces(examples: Sequence[Example], config: TrainingConfig) -> Iterator[Seq
 
 
 def _asked(example: Example) -> Example:
-    """For evaluation the target goes on with a text from its first quarter."""
+    """For evaluation the target continues a text after its first quarter."""
     if example.text is None:
         return example
     ids = (*example.prompt, *example.text)

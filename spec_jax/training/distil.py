@@ -1,4 +1,4 @@
-"""The update: how far a draft's distribution is from its target's, and one step towards it."""
+"""The update: measures a draft against its target's distribution, and makes one step."""
 
 import dataclasses
 from typing import Any
@@ -19,8 +19,8 @@ class Batch:
 
     Attributes:
       tokens: token ids.
-      weights: 1 at tokens after which a learnt token stands, else 0.
-      states: the target's, as in `Rows`.
+      weights: 1 at tokens whose next token is learnt, else 0.
+      states: the target's hidden states, as in `Rows`.
       normalisers: as in `Rows`.
     """
 
@@ -32,11 +32,11 @@ class Batch:
 
 @pytree
 class Teacher:
-    """What tells the target's distribution from its states.
+    """Computes the target's distribution from its hidden states.
 
     Attributes:
-      model: the target, its head cut down to what the draft can propose.
-      columns: of each of the target's ids the output that means it, or -1.
+      model: the target, with a head reduced to the tokens that the draft can propose.
+      columns: the output for each of the target's ids, or -1.
     """
 
     model: Model
@@ -49,8 +49,8 @@ class Measures:
 
     Attributes:
       loss: the objective.
-      sampled: probability that the draft's token is kept at temperature 1: sum of min(p, q).
-      greedy: whether the draft's likeliest token is the one that stands there.
+      sampled: probability that the draft's token is accepted at temperature 1: sum of min(p, q).
+      greedy: whether the draft's likeliest token is the token of the row.
       tokens: tokens summed over.
     """
 
@@ -62,13 +62,13 @@ class Measures:
 
 @pytree
 class TrainState:
-    """All that a training run is, but for its data.
+    """The complete state of a training run, except for its data.
 
     Attributes:
-      weights: what is trained, in float32, by name.
+      weights: the trained weights, in float32, by name.
       optimizer: optax's state.
-      position: updates made, which is also where the run is in its data.
-      key: where the order of the data comes from.
+      position: updates made, which is also the position in the data.
+      key: the random key of the order of the data.
     """
 
     weights: dict[str, Array]
@@ -82,8 +82,8 @@ class Student:
     """A draft in training.
 
     Attributes:
-      model: the draft; of its weights those in `TrainState` count instead.
-      objective: what is lowered.
+      model: the draft; weights in `TrainState` replace its own.
+      objective: the loss to minimise.
       dtype: of its matrix products.
     """
 
@@ -92,7 +92,7 @@ class Student:
     dtype: str = static()
 
     def with_weights(self, weights: dict[str, Array]) -> Model:
-        """The draft with trained weights, in the dtype that products are taken in."""
+        """The draft with trained weights, in the dtype of its products."""
         model = self.model.with_weights(weights)
         return dataclasses.replace(
             model, params=jax.tree.map(lambda leaf: leaf.astype(self.dtype), model.params)
@@ -100,9 +100,9 @@ class Student:
 
 
 def measure(weights: dict[str, Array], student: Student, teacher: Teacher, part: Batch) -> Measures:
-    """How the draft does on one part of a batch (without the axis `parts`).
+    """Measures the draft on one part of a batch (without the axis `parts`).
 
-    Where the draft can propose few tokens, the others count as never proposed.
+    Tokens that the draft cannot propose count as tokens of probability 0.
     """
     model = dataclasses.replace(student.with_weights(weights), attention="dense")
     cache = model.new_cache(*part.tokens.shape)
@@ -129,7 +129,7 @@ def measure(weights: dict[str, Array], student: Student, teacher: Teacher, part:
 
 
 def optimizer_of(config: TrainingConfig) -> optax.GradientTransformation:
-    """AdamW behind clipping, warmed up and cooled down."""
+    """AdamW after gradient clipping, with warm-up and decay of the learning rate."""
     warmup = min(config.warmup_steps, config.steps - 1)
     schedule = optax.warmup_cosine_decay_schedule(
         0.0 if warmup else config.learning_rate,
@@ -153,7 +153,7 @@ def update(
     batch: Batch,
     optimizer: optax.GradientTransformation,
 ) -> tuple[TrainState, Measures]:
-    """One step on a batch; the measures are those before it."""
+    """One step on a batch; the measures are of the weights before it."""
     count = jnp.maximum(batch.weights.sum(), 1.0)
 
     def objective(weights: dict[str, Array], part: Batch) -> tuple[Array, Measures]:

@@ -12,7 +12,7 @@ from spec_jax.sharding import Placement
 from spec_jax.training.config import TrainingConfig
 
 BORROWED = ("embed.", "head.")
-"""How the names of weights begin that a draft may share with its target."""
+"""Prefixes of the names of weights that a draft may share with its target."""
 
 
 def untrained_draft(
@@ -23,14 +23,14 @@ def untrained_draft(
 ) -> Model:
     """A draft of the target's family.
 
-    Of the target's width, it begins as some of the target's layers between its embedding, its
-    last norm and its head; of another, with random weights.
+    With the target's width, it starts from some of the target's layers, its embedding, its last
+    norm and its head; with another width, from random weights.
 
     Args:
       target: the target.
       config: the draft's size.
       outputs: the ids that it can propose; None for all.
-      placement: how the draft lies on a mesh; by default as the target does.
+      placement: how the draft is sharded over a mesh; by default like the target.
 
     Raises:
       ConfigError: the target has no such layer, or its heads do not fit the width.
@@ -61,7 +61,7 @@ def untrained_draft(
 
 
 def chosen_layers(target: TransformerConfig, config: TrainingConfig) -> tuple[int, ...]:
-    """Which of the target's layers the draft begins as.
+    """The target's layers that initialise the draft.
 
     Raises:
       ConfigError: the target has no such layer.
@@ -72,7 +72,7 @@ def chosen_layers(target: TransformerConfig, config: TrainingConfig) -> tuple[in
     for layer in config.from_layers:
         if layer > last:
             raise ConfigError(
-                f"from_layers names layer {layer}, but the target's layers end at {last}."
+                f"from_layers names layer {layer}, but the target's last layer is {last}."
             )
     return config.from_layers
 
@@ -88,8 +88,8 @@ def _resized(target: TransformerConfig, width: int) -> TransformerConfig:
     heads, rest = divmod(width * target.num_heads, target.embed_size)
     if rest or not heads:
         raise ConfigError(
-            f"width is {width}, of which the target's heads of {target.head_dim} are no whole "
-            f"number; give a multiple of {target.embed_size // target.num_heads}."
+            f"width is {width}, which gives no whole number of the target's heads of "
+            f"{target.head_dim}; give a multiple of {target.embed_size // target.num_heads}."
         )
     kv_heads = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What a draft learns from: prompts that the target answers, and texts that it reads."""
+"""Training examples: prompts that the target answers, and texts."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ class Example:
 
     Attributes:
       prompt: token ids that are given; acceptance is not measured on them.
-      text: those that follow, if they are known; otherwise the target says them.
+      text: token ids that follow, if they are known; otherwise the target generates them.
     """
 
     prompt: tuple[int, ...]
@@ -28,7 +28,7 @@ class Example:
 
 
 def fingerprints(paths: Sequence[Path]) -> list[str]:
-    """What tells files of other contents apart.
+    """Checksums of the files' contents.
 
     Raises:
       RequestError: a file cannot be read.
@@ -42,9 +42,9 @@ def fingerprints(paths: Sequence[Path]) -> list[str]:
 def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, length: int) -> list[Example]:
     """Reads data files.
 
-    A `.jsonl` file holds one object a line with a key `messages`, whose last question the target
-    answers through its chat template, `prompt`, which it continues as it stands, or `text`. Every
-    other file is one text. Texts are cut into rows.
+    A `.jsonl` file holds one object per line with a key `messages` (the target answers the last
+    question through its chat template), `prompt` (the target continues it without a template) or
+    `text`. Every other file is one text. Texts are split into rows.
 
     Args:
       paths: the files; none gives nothing.
@@ -66,14 +66,16 @@ def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, length: int) -> l
 
 
 def prefix_of_questions(tokenizer: Tokenizer) -> list[int]:
-    """What stands before a user's message, for a target to invent one (Magpie, arXiv 2406.08464).
+    """The template's tokens before a user's message, for a target to continue with a question.
+
+    Source: Magpie (arXiv 2406.08464).
 
     Raises:
       ConfigError: the target has no chat template.
     """
     if tokenizer.chat_template is None:
         raise ConfigError(
-            "the target has no chat template, so it cannot invent its own prompts; name data "
+            "the target has no chat template, so it cannot generate its own prompts; name data "
             "files with --data."
         )
     text = tokenizer.apply_chat_template([{"role": "user", "content": _USER_TURN}])
@@ -81,7 +83,7 @@ def prefix_of_questions(tokenizer: Tokenizer) -> list[int]:
 
 
 def _values(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """What a file holds, each with what to call it in a message."""
+    """The entries of a file, each with its name in messages."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -126,13 +128,13 @@ def _examples(
 
 
 def _conversation(where: str, messages: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The prompt that asks for the answer to the last question; answers after it are left out."""
+    """The prompt for an answer to the last question; answers after it are left out."""
     try:
         last = max(i for i, each in enumerate(messages) if each["role"] == "user")
     except (ValueError, TypeError, KeyError):
         raise RequestError(
             f'{where} has the messages {messages!r}; give a list of {{"role", "content"}} in which '
-            "a user speaks."
+            "there is a user message."
         ) from None
     text = tokenizer.apply_chat_template(messages[: last + 1])
     return tuple(tokenizer.encode(text, add_special_tokens=False))

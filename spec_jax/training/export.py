@@ -1,4 +1,4 @@
-"""Writes a trained draft: its own weights, once more whole, a recipe and a model card."""
+"""Writes a trained draft: its own weights, a copy with all weights, a recipe and a model card."""
 
 import dataclasses
 from pathlib import Path
@@ -21,8 +21,8 @@ class Provenance:
 
     Attributes:
       target: the target's name.
-      command: what trained it.
-      data: what it learnt from.
+      command: the command that trained it.
+      data: what it was trained on.
       license: the weights' SPDX expression.
     """
 
@@ -42,16 +42,16 @@ def export(
 ) -> None:
     """Writes `draft/` with the draft's own weights, and `draft.toml`, its recipe.
 
-    A draft that shares the target's embedding and head is written once more, whole and with all of
-    the target's outputs, to `draft-whole/`, a Hugging Face directory that other programs read.
+    A draft that shares the target's embedding and head is also written with all weights and all of
+    the target's outputs to `draft-whole/`, a Hugging Face directory that other programs can read.
 
     Args:
       path: the run's directory.
       trained: the draft.
-      target: what it was trained for.
-      config: how.
+      target: the target that it was trained for.
+      config: how it was trained.
       provenance: for the card.
-      dtype: what the weights are written as.
+      dtype: the dtype of the written weights.
     """
     model, shared = trained.model, config.embedding == "shared"
     borrowed = tuple(name for name in model.weights if shared and name.startswith(BORROWED))

@@ -1,4 +1,4 @@
-"""Whether the devices' memory holds what training does, asked of the compiler beforehand."""
+"""Checks before training, with the compiler, whether it fits into the devices' memory."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def free_memory(model: Model) -> int:
-    """Bytes that are free on each device that a model lies on, of any process."""
+    """Free bytes of the model's device that has the fewest, over all processes."""
     devices = jax.tree.leaves(model)[0].sharding.addressable_devices
     known = [device.memory_stats() for device in devices]
     if all(known):
@@ -31,13 +31,13 @@ def check_fits(
     smaller: Iterable[int],
     bytes_needed: Callable[[int], int],
 ) -> None:
-    """Refuses what does not fit into memory, and says what would.
+    """Refuses a setting that does not fit into memory, and names one that would.
 
-    Of several processes the one with the least room decides for all.
+    Of several processes the one with the least free memory decides for all.
 
     Args:
-      model: what lies on the devices already.
-      what: what is to be done, for the message.
+      model: the model that is already on the devices.
+      what: the operation, for the message.
       name: the setting on which it depends how much memory that takes.
       value: the setting.
       smaller: other values of it, of which each needs less than the one before.

@@ -25,7 +25,7 @@ class Rows:
       tokens: token ids, left-aligned.
       begins: the first token of each row that was not given: the first that is evaluated.
       lengths: tokens of each row.
-      states: bfloat16; what the target's last layer gave out at each token but the last.
+      states: bfloat16; hidden states of the target's last layer at each token but the last.
       normalisers: log of the sum of the exponentials of the logits that follow from `states`.
     """
 
@@ -40,7 +40,7 @@ class Rows:
 
 
 def empty_rows(count: int, length: int, embed_size: int) -> Rows:
-    """Rows of nothing, which have the shapes of others."""
+    """Empty rows with the shapes of real ones."""
     return Rows(
         tokens=np.zeros((count, length), np.int32),
         begins=np.zeros((count,), np.int32),
@@ -59,7 +59,7 @@ def write_rows(path: Path, rows: Rows) -> None:
     """Writes a file whole or not at all.
 
     Raises:
-      OSError: the disk is full, say; nothing is left behind.
+      OSError: for example, the disk is full; no partial file is left behind.
     """
     part = path.with_suffix(".part")
     try:

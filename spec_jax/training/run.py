@@ -46,10 +46,10 @@ class Progress:
       step: updates made.
       steps: updates to make.
       loss: the objective's mean over the tokens learnt since the last evaluation.
-      tokens_per_second: tokens learnt, evaluations apart.
+      tokens_per_second: tokens learnt per second, without evaluations.
       seconds_left: estimated.
       acceptance: rates of acceptance at the last evaluation: `greedy` and `sampled`.
-      evaluated: whether that was after this step.
+      evaluated: whether an evaluation followed this step.
     """
 
     step: int
@@ -63,14 +63,14 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedDraft:
-    """What a run made.
+    """The result of a run.
 
     Attributes:
       model: the best weights, in float32.
       outputs: the target's ids that it can propose; None for all.
-      step: the updates after which it was best.
+      step: the number of updates after which it was best.
       acceptance: its rates of acceptance, `greedy` and `sampled`, on held-out prompts.
-      learnt_tokens: tokens of the data it learnt from.
+      learnt_tokens: tokens of the data that it was trained on.
     """
 
     model: Model
@@ -86,9 +86,9 @@ class TrainingRun:
     Args:
       llm: the target.
       config: what to train and how.
-      path: the run's directory; an interrupted run of the same goes on where it was.
-      examples: what to learn from; with none the target invents prompts.
-      identity: what else tells this run from others: names of its target and of its data.
+      path: the run's directory; an interrupted run resumes there.
+      examples: what to learn from; without any the target generates prompts.
+      identity: what else identifies this run: names of its target and of its data.
       data_dir: where the rows are kept, which runs can share; by default in the run's directory.
       on_progress: called with a line of text.
 
@@ -118,7 +118,7 @@ class TrainingRun:
         self._check_fit(llm.max_model_len)
         self._identity, self._data_dir = identity or {}, data_dir or path / "data"
         run = {**dataclasses.asdict(config), **self._identity}
-        # What does not fit claims no directory.
+        # A run that does not fit must not claim a directory.
         if not holds(path, *RUN, run):
             if not holds(self._data_dir, *DATA, data_identity(config, self._identity)):
                 self._sampler.check_memory(config.sample_batch)
@@ -150,7 +150,7 @@ class TrainingRun:
                 )
 
     def _check_memory(self) -> None:
-        """Compiles an update as it will be, though which tokens are proposed is not yet known."""
+        """Compiles an update of the right shapes, before the draft's output tokens are known."""
         config, target = self._config, self._target
         count = config.reduced_vocab
         self._prepare(None if count is None else np.arange(min(count, target.config.vocab_size)))
@@ -168,14 +168,14 @@ class TrainingRun:
             return bytes_beside_arguments(self._advance.lower(*args).compile())
 
         check_fits(target, "an update", "accumulate", config.accumulate, more, needed)
-        del self._student, self._teacher, self.state  # sampling takes their room; see `_begin`
+        del self._student, self._teacher, self.state  # sampling needs the memory; see `_begin`
 
     def run(self) -> Iterator[Progress]:
-        """Makes the data and trains; yields where it is about once a second, and at the end.
+        """Makes the data and trains; yields its progress about once a second, and at the end.
 
         Raises:
-          TrainingError: the loss is no number.
-          OSError: the disk is full, say.
+          TrainingError: the loss is not finite.
+          OSError: for example, the disk is full.
         """
         config = self._config
         data = make_data(
@@ -215,7 +215,7 @@ class TrainingRun:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What each evaluation measured."""
+        """The measurements of every evaluation."""
         return self._history.entries
 
     def best(self) -> TrainedDraft:
@@ -234,25 +234,25 @@ class TrainingRun:
         )
 
     def _begin(self, data: Data) -> None:
-        """Makes or restores all that training needs."""
+        """Creates or restores everything that training needs."""
         self._data = data
         self._outputs = _most_frequent(data.train, self._config, self._target)
         self._prepare(self._outputs)
         latest = self.store.latest
         if latest is not None:
-            self._on_progress(f"going on from step {latest}")
+            self._on_progress(f"resuming from step {latest}")
             self.state = self.store.restore(latest, self.state)
         self._history = History(self._path / "metrics.jsonl", -1 if latest is None else latest)
 
     def _prepare(self, outputs: np.ndarray | None) -> None:
-        """Makes the draft that proposes these tokens, and what trains it."""
+        """Creates the draft that proposes these tokens, and the objects that train it."""
         config, target = self._config, self._target
         draft = untrained_draft(target, config, outputs, self._placement)
         self._student = Student(draft, config.objective, config.dtype)
         self._teacher = _teacher(target, outputs)
         optimizer = optimizer_of(config)
         weights = draft.weights
-        # A copy, since the update overwrites it, and the target's own may be among them.
+        # A copy: the update overwrites the weights, and some of them may be the target's own.
         weights = {
             name: jnp.array(weights[name], jnp.float32, copy=True)
             for name in trained_names(draft, config)
@@ -271,7 +271,7 @@ class TrainingRun:
         self._measure = draft.jit(measure)
 
     def _numbers(self, step: int) -> np.ndarray:
-        """The rows of a step: of an order that is another in every pass over the data."""
+        """The rows of a step; every pass over the data has its own order."""
         size, count = self._config.batch_size, len(self._data.train)
         places = np.arange(step * size, (step + 1) * size)
         seed, _ = np.asarray(self.state.key)
@@ -299,7 +299,7 @@ class TrainingRun:
         return Batch(put(rows.tokens), put(weights), put(rows.states), put(rows.normalisers))
 
     def _evaluate(self, step: int, loss: float | None = None) -> dict[str, Any]:
-        """Measures acceptance on the held-out rows, notes it, and saves a checkpoint."""
+        """Measures acceptance on the held-out rows, records it, and saves a checkpoint."""
         entry: dict[str, Any] = {"step": step, "loss": loss}
         size = self._config.batch_size // self._config.accumulate
         for kind, files in self._data.held_out.items():
@@ -311,14 +311,14 @@ class TrainingRun:
                 found = self._measure(self.state.weights, self._student, self._teacher, part)
                 total = jax.tree.map(lambda a, b: a + float(b), total, found)
             entry[kind] = getattr(total, kind) / max(total.tokens, 1.0)
-        # In this order: what is noted beyond the latest checkpoint is dropped when a run goes on.
+        # In this order: a resumed run drops entries after the latest checkpoint.
         self._history.add(entry)
         self.store.save(step, self.state, {kind: entry[kind] for kind in self._data.held_out})
         return entry
 
 
 class _Clock:
-    """Times steps, but for the first, which waits for the compiler."""
+    """Times steps, except for the first, which waits for the compiler."""
 
     def __init__(self) -> None:
         self._steps, self._seconds, self._tokens = -1, 0.0, 0.0
@@ -355,9 +355,9 @@ def _none() -> Measures:
 
 
 def _weights(rows: Rows, prompts: bool) -> np.ndarray:
-    """1 at the tokens after which a token of the row stands that counts: float32 [rows, length].
+    """1 at the tokens whose next token counts, else 0: float32 [rows, length].
 
-    Of the prompt too, if `prompts`: what the target would say there is as well known.
+    With `prompts` this includes the prompt, where the target's distribution is known too.
     """
     following = np.arange(rows.tokens.shape[1])[None] + 1
     counts = following < rows.lengths[:, None]
@@ -367,7 +367,7 @@ def _weights(rows: Rows, prompts: bool) -> np.ndarray:
 
 
 def _most_frequent(train: RowFiles, config: TrainingConfig, target: Model) -> np.ndarray | None:
-    """The ids that the draft can propose: those that the data says most often, in order."""
+    """The ids that the draft can propose: the most frequent of the data, in order."""
     if config.reduced_vocab is None:
         return None
     size = target.config.vocab_size
@@ -375,7 +375,7 @@ def _most_frequent(train: RowFiles, config: TrainingConfig, target: Model) -> np
     columns = (train.column(name) for name in ("tokens", "begins", "lengths"))
     for tokens, begin, length in zip(*columns, strict=True):
         counts += np.bincount(tokens[begin:length], minlength=size)
-    # Of tokens that are as frequent, the first of the vocabulary, which tends to be by frequency.
+    # Ties go to the first id, since vocabularies tend to be sorted by frequency.
     order = np.argsort(-counts, kind="stable")
     return np.sort(order[: min(config.reduced_vocab, size)])
 

@@ -1,4 +1,4 @@
-"""A run on disk: what it is, its latest and its best weights, and what it measured."""
+"""A run on disk: its identity, its latest and its best weights, and its measurements."""
 
 import contextlib
 import dataclasses
@@ -17,28 +17,28 @@ from spec_jax.training.distil import TrainState
 
 LOCK = "lock"
 RUN = "run.json", "training run"
-"""The file that says which run a directory holds, and what to call it."""
+"""The file that identifies the run of a directory, and its name in messages."""
 _VERSION = 1
 
 
 def claim(path: Path, name: str, what: str, identity: Mapping[str, Any]) -> None:
-    """Makes a directory that is locked one of these, unless it is already; raises as `holds`."""
+    """Marks a locked directory with an identity, unless it has it already; raises as `holds`."""
     if not holds(path, name, what, identity):
         text = json.dumps(_versioned(identity), indent=2) + "\n"
         distributed.from_first(lambda: replace_text(path / name, text))
 
 
 def holds(path: Path, name: str, what: str, identity: Mapping[str, Any]) -> bool:
-    """Whether a directory is the same already; otherwise it is new or empty.
+    """Whether a directory already has this identity; otherwise it is new or empty.
 
     Args:
       path: the directory.
-      name: the file in it that says what it is.
-      what: what to call it in messages.
-      identity: what it is to be.
+      name: the file in it that holds its identity.
+      what: its name in messages.
+      identity: the identity that it should have.
 
     Raises:
-      ConfigError: it is another, or something else.
+      ConfigError: it has another identity, or holds something else.
     """
     file, wanted = path / name, _versioned(identity)
     strange = path.exists() and not file.is_file()
@@ -47,7 +47,7 @@ def holds(path: Path, name: str, what: str, identity: Mapping[str, Any]) -> bool
     distributed.agree({f"what it finds in {path}": (strange, found)})
     if strange:
         raise ConfigError(
-            f"{path} exists and is no {what}; choose a new directory, nothing is overwritten."
+            f"{path} exists and holds no {what}; choose a new directory, nothing is overwritten."
         )
     if found is not None and found != wanted:
         differing = [
@@ -69,12 +69,12 @@ def _versioned(identity: Mapping[str, Any]) -> dict[str, Any]:
 class RunStore:
     """The directory of a run.
 
-    Orbax writes each checkpoint whole or not at all, and keeps the latest and the best; what is
-    killed meanwhile goes on from the latest.
+    Orbax writes each checkpoint whole or not at all, and keeps the latest and the best; a killed
+    run resumes from the latest.
 
     Args:
       path: the directory.
-      identity: what the run is made of; a directory of another run is refused.
+      identity: what identifies the run; a directory of another run is refused.
 
     Raises:
       ConfigError: the directory holds another run, or something else, or another process trains
@@ -112,7 +112,7 @@ class RunStore:
         """Writes a checkpoint, and drops those that are neither the latest nor the best.
 
         Raises:
-          OSError: it could not be written; those before it are as they were.
+          OSError: it could not be written; earlier ones are unchanged.
         """
         try:
             self._checkpointer.save(step, _tree(state), metrics=dict(measured), force=True)
@@ -124,13 +124,13 @@ class RunStore:
 
     @property
     def kept(self) -> str:
-        """What is safe, for messages."""
+        """What has been kept, for messages."""
         if self.latest is None:
             return f"the data made so far is kept in {self.path}."
         return f"that of step {self.latest} is intact in {self.path}."
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """The state of a checkpoint, laid out as `like` is.
+        """The state of a checkpoint, sharded like `like`.
 
         Raises:
           CheckpointError: it is damaged.
@@ -151,7 +151,7 @@ class RunStore:
 
 
 class History:
-    """What was measured, one JSON object a line.
+    """The measurements, one JSON object per line.
 
     Args:
       path: the file.
@@ -187,14 +187,14 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def lock(path: Path, does: str, remedy: str) -> filelock.BaseFileLock:
-    """Locks a directory, which is made, against other runs; process 0 does so for all of its own.
+    """Creates and locks a directory against other runs; process 0 does this for its whole run.
 
     It stays locked until it is released, this process ends or nothing refers to the lock.
 
     Args:
       path: the directory.
       does: what the other run does there, for the message.
-      remedy: what to do then.
+      remedy: the remedy, for the message.
 
     Raises:
       ConfigError: another run has locked it.

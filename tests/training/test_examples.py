@@ -41,8 +41,8 @@ def test_prompts_are_continued_questions_answered_and_texts_cut_into_rows(tmp_pa
         ('{"question": 1}', "messages, prompt, text"),
         ('{"prompt": ""}', "give text that is not empty"),
         ('{"prompt": "a", "text": "b"}', "one of the keys"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', "a user speaks"),
-        ('{"messages": 3}', "a user speaks"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "there is a user message"),
+        ('{"messages": 3}', "there is a user message"),
         ("[1]", "expected an object"),
     ],
 )

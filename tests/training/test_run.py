@@ -239,7 +239,7 @@ def test_a_full_disk_stops_with_the_last_checkpoint_intact(llm, data_file, tmp_p
         ({"sequence_length": 129}, r"sequence_length is 129, .*context of 128 tokens"),
         ({"held_out": 20}, r"holds 20 prompts .*held_out is 20"),
         ({"max_disk": 1e-9}, r"sample_tokens is 400, .* max_disk is .* tokens would fit"),
-        ({"from_layers": (7,)}, r"layer 7, but the target's layers end at 1"),
+        ({"from_layers": (7,)}, r"layer 7, but the target's last layer is 1"),
         ({"width": 17, "embedding": "own"}, r"width is 17"),
     ],
 )
