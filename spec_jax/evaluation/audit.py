@@ -1,4 +1,4 @@
-"""The losslessness audit: what a method decodes against what its target alone says."""
+"""The losslessness audit: compares a method's tokens with those of its target alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ PROMPTS = (
     "one two three four five one two three four five one two three",
     "def mean(xs):\n    total = 0\n    for x in xs:\n        total += x\n    return",
 )
-"""Prompts of unlike kinds; the second repeats itself, so that lookups find something."""
+"""Prompts of different kinds; the second repeats itself, so that lookups find matches."""
 SETTINGS = {
     "T=1": SamplingParams(temperature=1.0),
     "T=0.7 top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2),
@@ -26,7 +26,7 @@ SETTINGS = {
 GREEDY_TOKENS = 32
 MANY_PARAMETERS = 10_000_000
 FEW_SAMPLES, MANY_SAMPLES = 512, 4096
-"""Rows of each setting by default, for a model of many parameters and of few."""
+"""Default rows of each setting, for a large and for a small model."""
 
 
 def audit(
@@ -81,7 +81,7 @@ def audit(
 
 
 def _check_prompts(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
-    """Every prompt must leave room for what is decoded from it, and for a neighbour's text."""
+    """Checks that every prompt leaves room for its completion, and for a neighbour's text."""
     if not prompts:
         raise RequestError("there is no prompt; give at least one.")
     for i, prompt in enumerate(prompts):

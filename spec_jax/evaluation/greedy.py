@@ -1,4 +1,4 @@
-"""At temperature 0 a lossless method gives the very tokens of plain decoding."""
+"""Checks that at temperature 0 a method gives exactly the tokens of plain decoding."""
 
 import dataclasses
 import itertools
@@ -25,11 +25,11 @@ BATCH = 3
 BAD_WORDS = 3
 """Words banned in a text."""
 MOST_STOPS = 4
-"""Stop tokens tried per prompt, at different places of accepted blocks."""
+"""Stop tokens tried per prompt, at different positions of accepted blocks."""
 MOST_EXPLAINED = 2
-"""Differences that a check explains; each takes as many target calls as there are tokens before."""
+"""Differences that a check explains; each takes one target call for every token before it."""
 TOLERANCE = {"float32": 2.0**-13, "bfloat16": 2.0**-6}
-"""How far rounding may move a logit, against the largest one's size."""
+"""How far rounding may move a logit, relative to the largest one."""
 
 
 def request(
@@ -39,7 +39,7 @@ def request(
     key: Sequence[int] = (0, 0),
     stops: Sequence[int] = (),
 ) -> Request:
-    """A request as the engine takes it; it ends at `max_tokens` or a stop token."""
+    """A request for the engine; it ends at `max_tokens` or a stop token."""
     return Request(
         prompt_token_ids=prompt,
         sampling=params,
@@ -122,7 +122,7 @@ class Greedy:
             logit_bias=dict(zip(common, (float("-inf"), 0.5, -0.5), strict=False)),
         )
         requests = [dataclasses.replace(each, sampling=params) for each in requests]
-        # Each word is one that the text would say next, so that every one of them matters.
+        # The text would contain each of these words next, so every one of them has an effect.
         for turn in range(BAD_WORDS):
             requests = [
                 dataclasses.replace(each, bad_words=[*each.bad_words, *_word(text, turn)])
@@ -134,7 +134,7 @@ class Greedy:
         ]
 
     def _plainly(self, requests: list[Request]) -> list[list[int]]:
-        """What plain decoding says, in batches of `BATCH`."""
+        """The tokens of plain decoding, in batches of `BATCH`."""
         said: dict[int, list[int]] = {}
         for group in in_groups(list(range(len(requests)))):
             texts = decode(self.plain, [requests[i] for i in group])[0]
@@ -157,7 +157,7 @@ class Greedy:
         return expected
 
     def _follows_scores(self, check: Check, asked: Request, text: list[int]) -> None:
-        """Plain decoding itself takes the likeliest token of the target's scores."""
+        """Checks that plain decoding itself takes the likeliest token of the target's scores."""
         padded = np.zeros((1, self.max_tokens), np.int32)
         padded[0, : len(text)] = text
         logits = self.scorer.logits(list(asked.prompt_token_ids), padded)[0]
@@ -204,7 +204,7 @@ class Greedy:
     def _explain(
         self, asked: Request, expected: list[int], place: int, token: int
     ) -> tuple[bool, str]:
-        """Whether rounding explains a difference, and the scores that say so."""
+        """Whether rounding explains a difference, and the scores that show it."""
         model, prompt = self.engine.target, list(asked.prompt_token_ids)
         before, best = expected[:place], expected[place]
         width = self.engine.drafter.lookahead + 1
@@ -229,7 +229,7 @@ class Greedy:
         )
 
     def _stops(self, params: SamplingParams, expected: list[list[int]]) -> Check:
-        """Stop tokens, chosen from the text, end it right behind their first occurrence."""
+        """Checks that stop tokens, chosen from the text, end it right after they first occur."""
         check = Check("greedy: stop tokens")
         chosen = [
             (i, text, place, inside)
@@ -280,7 +280,7 @@ class Greedy:
 
 
 def _stop_places(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[int, bool]]:
-    """Places of a text's first occurrences, each at another distance from its block's start."""
+    """Positions of first occurrences in a text, each at another distance from its block's start."""
     chosen: dict[int, tuple[int, bool]] = {}
     for start, end in blocks:
         for place in range(start, min(end, len(text))):
@@ -293,15 +293,15 @@ def _stop_places(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[i
 
 
 def _word(text: list[int], turn: int) -> list[list[int]]:
-    """A word of two to four tokens that a text says, each turn further on; or none."""
+    """A word of two to four tokens of a text, further on in each turn; or none."""
     first, size = 2 + turn * (len(text) // (2 * BAD_WORDS)), 2 + turn % 3
     return [text[first : first + size]] if first + size <= len(text) else []
 
 
 def _stopped(asked: Request, text: list[int]) -> Request:
-    """The request with a stop token that `min_tokens` forbids right up to where its text says it.
+    """The request with a stop token that `min_tokens` forbids until its text contains it.
 
-    It is the last token that stands there for the first time; an empty text has none.
+    It is the last token of the text that occurs for the first time; an empty text has none.
     """
     firsts = {token: text.index(token) for token in text}
     if not firsts:
@@ -327,5 +327,5 @@ def _scores(logits: np.ndarray, asked: Request, generated: list[int]) -> np.ndar
 
 
 def _tolerance(model: Model, logits: np.ndarray) -> float:
-    """What rounding may do to a difference of two of these logits."""
+    """The largest effect of rounding on a difference of two of these logits."""
     return TOLERANCE[model.dtype.name] * max(1.0, float(np.abs(logits).max()))

@@ -1,4 +1,4 @@
-"""Watches a method round by round: what was drafted, with which q, and what became of it."""
+"""Records a method round by round: its drafts, their q, and how many tokens were accepted."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def drafted(draft: Draft, size: int) -> Drafted:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What one round did to each row; all zeros for a row that had finished.
+    """The result of one round for each row; all zeros for a row that had finished.
 
     Attributes:
       start: how long the row was.

@@ -1,4 +1,4 @@
-"""What an audit found."""
+"""The results of an audit."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ from spec_jax.evaluation.statistics import Test, holm
 
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
 LEVEL = 1e-3
-"""How often an audit of a lossless method fails by chance, all tests together."""
+"""The probability that an audit of a lossless method fails by chance, all tests together."""
 
 
 @dataclasses.dataclass
@@ -22,7 +22,7 @@ class Check:
       p_value: the smallest, corrected for all tests of the audit; None without a test.
       detectable: the smallest deviation (Cohen's w) that its strongest test finds with 90 % power.
       failures: what went wrong, in sentences.
-      notes: what else should be known, near-ties and what was not exercised among it.
+      notes: other findings, such as near-ties and features that were not exercised.
       reason: why it was not run, or empty.
     """
 
@@ -44,7 +44,7 @@ class Check:
         return PASS if self.comparisons or self.tests else NOT_RUN
 
     def compare(self, same: bool, failure: str) -> None:
-        """Counts an exact comparison; `failure` says what it means that it fails."""
+        """Counts an exact comparison; `failure` explains what a failure means."""
         self.comparisons += 1
         if not same and failure not in self.failures:
             self.failures.append(failure)
@@ -70,7 +70,7 @@ class Report:
     """An audit's verdict.
 
     Attributes:
-      checks: in the order in which they were made.
+      checks: in the order in which they ran.
     """
 
     checks: list[Check]
@@ -82,7 +82,7 @@ class Report:
 
     @property
     def tests(self) -> int:
-        """How many statistical tests there are, which are corrected for each other."""
+        """The number of statistical tests, which are corrected for each other."""
         return sum(len(check.tests) for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A row's tokens depend on its prompt, parameters and seed, and on nothing else in its batch."""
+"""Checks that a row's tokens depend only on its prompt, parameters and seed, not on its batch."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def check_rows(
                 check.compare(
                     same or engine.target.dtype == jnp.bfloat16,
                     "a row's tokens change with its neighbours or its slot: its random numbers, "
-                    "cache entries or lengths are not its own.",
+                    "KV slots or lengths are not its own.",
                 )
     check.sample = f"{check.comparisons} texts of {max_tokens} tokens"
     if differing and not check.failures:

@@ -1,4 +1,4 @@
-"""What the method samples against the target's distribution, and what it drafts against q."""
+"""Tests sampled tokens against the target's distribution, and drafted tokens against q."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,22 +26,22 @@ MEANINGS = {
     DRAFTED: "drafted tokens do not follow the reported q, or share random numbers",
 }
 LEAST_RESIDUAL = 1e-3
-"""Where p and q differ by less in all, the residual is made of rounding errors."""
+"""If p and q differ by less than this in total, the residual consists of rounding errors."""
 SUM_TOLERANCE = 1e-3
 LAWS = ("token", "block")
-"""Verifications whose law of the token after an acceptance is known."""
+"""Verifications with a known distribution of the token after an acceptance."""
 RELAXED = {"float32": 1e-3, "bfloat16": 0.1}
 """How much closer to the cut of top-k, top-p or min-p rounding may bring a token."""
 
 
 class Evidence:
-    """What all sampled rows say, as sums.
+    """The evidence of all sampled rows, as sums.
 
     Args:
-      scorer: gives the target's logits without speculation.
-      verification: the method's; the law of the token after an acceptance is known for `token`
-        and `block`.
-      seed: of the audit's own random numbers, which no decoding sees.
+      scorer: computes the target's logits without speculation.
+      verification: the method's; the distribution of the token after an acceptance is known for
+        `token` and `block`.
+      seed: of the audit's own random numbers, which decoding does not use.
     """
 
     def __init__(self, scorer: Scorer, verification: str, seed: int):
@@ -146,7 +146,7 @@ class Evidence:
         p = np.zeros(logits.shape)
         for row, text in enumerate(texts.tolist()):
             for t in range(len(text)):
-                # All rows of a prompt share the first place.
+                # All rows of a prompt share the first position.
                 if t == 0 and (setting, number) in self._first:
                     p[row, 0] = self._first[setting, number]
                     continue
@@ -158,7 +158,7 @@ class Evidence:
     def _add_emitted(
         self, setting: str, texts: np.ndarray, p: Float[np.ndarray, "rows width vocab"]
     ) -> Float[np.ndarray, "rows width"]:
-        """Adds every token, by its place in the text and pooled; returns its cumulative place."""
+        """Adds every token, by position and pooled; returns its quantile in its distribution."""
         at = np.zeros(texts.shape)
         for t in range(texts.shape[1]):
             drawn = texts[:, t].astype(np.int64)
@@ -179,7 +179,7 @@ class Evidence:
         p: Float[np.ndarray, "rows width vocab"],
         logits: Float[np.ndarray, "rows width vocab"],
     ) -> None:
-        """No token of probability zero may be emitted, but for those at the edge of a cut."""
+        """Checks that no token of probability 0 was emitted, except at the edge of a truncation."""
         own = np.take_along_axis(p, texts[..., None].astype(np.int64), axis=2)[..., 0]
         self.emitted.comparisons += own.size
         for row, t in np.argwhere(own == 0):
@@ -201,7 +201,7 @@ class Evidence:
         token: int,
         logits: Float[np.ndarray, " vocab"],
     ) -> bool:
-        """Whether a token passes the cuts if rounding errors favour it."""
+        """Whether a token passes the truncation if rounding errors favour it."""
         relaxed = RELAXED[self._scorer.model.dtype.name]
         favoured = logits.copy()
         favoured[token] += relaxed * max(1.0, float(np.abs(logits).max()) / 10)
@@ -221,12 +221,12 @@ class Evidence:
         texts: np.ndarray,
         p: Float[np.ndarray, "rows width vocab"],
     ) -> None:
-        """Adds a round's first token by p against q, and its last against the rule's own law."""
+        """Adds a round's first token by p against q, and its last against the rule's residual."""
         several = played.draft.drafts > 1
         self._several += several
         start = played.start[chunk] - begin
         emitted, accepted = played.emitted[chunk], played.accepted[chunk]
-        # Not what was counted as drafted, which a policy may count by what was accepted.
+        # Not the counter of drafted tokens, since a policy may count only accepted tokens.
         lengths = played.draft.lengths[chunk]
         rows = np.flatnonzero((emitted > 0) & (lengths > 0))
         if not len(rows):
@@ -245,7 +245,7 @@ class Evidence:
         self._add(self.emitted, f"{setting}, first of a round by p / q", *ratio)
         if several or self._verification not in LAWS or not self._exact:
             return
-        joint = np.ones(len(chunk))  # of the tokens accepted, as block verification has it
+        joint = np.ones(len(chunk))  # of the accepted tokens, as in block verification
         rows = rows[emitted[rows] == accepted[rows] + 1]
         for n in range(played.draft.tokens.shape[1] + 1):
             if n and self._verification == "block":
@@ -306,7 +306,7 @@ class Evidence:
         begin: Int[np.ndarray, " batch"],
         texts: np.ndarray,
     ) -> None:
-        """Adds what a round drafted, as far as the draft is valid."""
+        """Adds the valid tokens of a round's draft."""
         draft = played.draft
         running = played.emitted > 0
         if draft.probs is None:
@@ -342,7 +342,7 @@ class Evidence:
     def _add_deterministic(
         self, setting: str, played: Round, which: np.ndarray, begin: np.ndarray, texts: np.ndarray
     ) -> None:
-        """A drafter without q must draft the same whenever the text before is the same."""
+        """Checks that a drafter without q drafts the same tokens after the same text."""
         for row in np.flatnonzero((played.emitted > 0) & (played.draft.lengths > 0)):
             known = texts[row, : played.start[row] - begin[row]]
             context = (setting, int(which[row]), *known.tolist())

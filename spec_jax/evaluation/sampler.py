@@ -1,4 +1,4 @@
-"""Samples rows with a method and hands them to the evidence."""
+"""Samples rows with a method and adds them to the evidence."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from spec_jax.evaluation.sampled import Evidence, requests_of
 from spec_jax.evaluation.scoring import Scorer
 
 BATCH_BYTES = 2**31
-"""What the rows decoded together may take, about."""
+"""Approximate bytes that the rows decoded together may take."""
 MOST_ROWS = 4096
 CROSS_CHECKED = 2
 """Rows of each sampled batch that are also decoded alone."""

@@ -33,7 +33,7 @@ class Scorer:
     def logits(
         self, prompt: Sequence[int], texts: Int[np.ndarray, "count width"]
     ) -> Float[np.ndarray, "count width vocab"]:
-        """The logits that each token of each text was, or would be, chosen by.
+        """The logits that predict each token of each text.
 
         Args:
           prompt: at least one token.
@@ -67,7 +67,7 @@ def step_by_step(
     calls = -(-len(tokens) // width)
     padded = np.zeros((calls * width,), np.int32)
     padded[: len(tokens)] = tokens
-    # A single bfloat16 row is scored beside a throw-away token.
+    # A single bfloat16 row is scored together with a throw-away token.
     cache = model.jit(_read)(model, *map(jnp.asarray, _padded(prompt, calls * width + 1)))
     logits: Any = None
     step = model.jit(_step)

@@ -1,6 +1,6 @@
 """Tests of sampled tokens against exact conditional distributions.
 
-Every drawn token is compared with its own distribution given what stood before it. Over bins, the
+Every drawn token is compared with its own distribution given the tokens before it. Over bins, the
 sum of (indicator - expected) is then a sum of martingale differences, whatever texts the rows went
 through; its covariance is the sum of the multinomial ones, and the quadratic form of both is
 chi-square distributed. For one context this is Pearson's test.
@@ -16,11 +16,11 @@ from scipy import stats
 MOST_LISTED = 64
 """The largest vocabulary whose tokens have a bin each; larger ones are binned by rank."""
 LEAST_VARIANCE = 25.0
-"""What a bin's count must vary by; bins that vary less are merged."""
+"""The smallest variance of a bin's count; bins with a smaller one are merged."""
 PLACE_BINS = 16
 PAIR_BINS = 4
 RARITY_BINS = 9
-"""Decades of probability; the last bin takes all that is rarer than 1e-8."""
+"""Decades of probability; the last bin takes all tokens rarer than 1e-8."""
 POWER = 0.9
 
 
@@ -72,12 +72,12 @@ class Tally:
         self._products += expected.T @ expected
 
     def test(self, name: str) -> Test | None:
-        """The test of all that was added, or None if nothing in it varies enough."""
+        """The test of everything that was added, or None if no bin varies enough."""
         covariance = np.diag(self._expected) - self._products
         merge = _merging(np.diag(covariance))
         covariance, difference = merge @ covariance @ merge.T, merge @ self._difference
         values, vectors = np.linalg.eigh(covariance)
-        # What hardly varies is no normal deviate: one rare event would reject.
+        # A bin that hardly varies is not normally distributed: one rare event would reject.
         kept = values > LEAST_VARIANCE / 2
         if not kept.any():
             return None
@@ -123,7 +123,7 @@ def by_token(
 def by_rarity(
     p: Float[np.ndarray, "count vocab"], tokens: Int[np.ndarray, " count"]
 ) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
-    """Bins of log10 p: noise of too coarse a grain draws too little of the rare tokens' mass."""
+    """Bins of log10 p: noise that is too coarse draws too few rare tokens."""
     with np.errstate(divide="ignore"):
         label = np.minimum(-np.log10(p), RARITY_BINS - 1).astype(np.int64)
     label = np.maximum(label, 0)  # a sum of 1 may have been rounded up
@@ -139,7 +139,7 @@ def by_ratio(
     q: Float[np.ndarray, "count vocab"],
     tokens: Int[np.ndarray, " count"],
 ) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
-    """Bins by p against q, at a half, one and two: what the draft over- and understates."""
+    """Bins by p / q, with edges 1/2, 1 and 2: tokens that the draft over- and underestimates."""
     label = (2 * p > q).astype(np.int64) + (p > q) + (p > 2 * q)
     expected = np.stack([np.where(label == each, p, 0).sum(1) for each in range(4)], 1)
     return label[np.arange(len(p)), tokens], expected
@@ -150,9 +150,9 @@ def places(
     tokens: Int[np.ndarray, " count"],
     random: np.random.Generator,
 ) -> Float[np.ndarray, " count"]:
-    """Where each token lies in its cumulative distribution, at random within its own step.
+    """The quantile of each token in its distribution, at random within the token's own interval.
 
-    Given all that stood before (Rosenblatt 1952), these are independent and uniform in [0, 1).
+    Given the tokens before (Rosenblatt 1952), these are independent and uniform in [0, 1).
     """
     own = p[np.arange(len(p)), tokens]
     below = np.where(np.arange(p.shape[1]) < tokens[:, None], p, 0).sum(1)
@@ -162,7 +162,7 @@ def places(
 def by_place(
     at: Float[np.ndarray, " count"],
 ) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
-    """Equal bins of places: what depends on the order of ids, as inverse sampling does."""
+    """Equal bins of quantiles: they show errors that depend on the order of ids."""
     expected = np.full((len(at), PLACE_BINS), 1 / PLACE_BINS)
     return (at * PLACE_BINS).astype(np.int64), expected
 
@@ -184,7 +184,7 @@ def by_index(
 def by_pair(
     before: Float[np.ndarray, " count"], at: Float[np.ndarray, " count"]
 ) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
-    """Bins of a place beside an earlier one's: shared random numbers show there alone."""
+    """Bins of pairs of quantiles: only these show shared random numbers."""
     first, second = ((each * PAIR_BINS).astype(np.int64) for each in (before, at))
     expected = np.repeat(np.eye(PAIR_BINS)[first] / PAIR_BINS, PAIR_BINS, axis=1)
     return first * PAIR_BINS + second, expected

@@ -1,4 +1,4 @@
-"""Plans: what a target and its draft will take on a layout, before a chip is rented."""
+"""Plans: the memory and time of a target and its draft on a layout, without the devices."""
 
 from spec_jax.planning.compiled import Program
 from spec_jax.planning.plan import derived_draft, make_plan

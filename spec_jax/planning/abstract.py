@@ -24,14 +24,14 @@ from spec_jax.sharding import Layout
 
 
 def stand_ins(layout: Layout) -> Sequence[Any]:
-    """As many devices as the layout has, for its shardings alone: nothing can run on them."""
+    """Abstract devices for the layout's shardings; nothing can run on them."""
     return jax.devices("cpu")[:1] * layout.size
 
 
 def abstract_cache(
     model: Model, batch: int, capacity: int, dtype: DTypeLike, headroom: int | None = None
 ) -> KVCache:
-    """The cache of a model, placed as it pins its own; `headroom` as for `KVCache.zeros`."""
+    """The abstract cache of a model, with its shardings; `headroom` as for `KVCache.zeros`."""
     cache = jax.eval_shape(
         lambda: KVCache.zeros(model.config, batch, capacity, dtype=dtype, headroom=headroom)
     )
@@ -53,7 +53,7 @@ def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Buck
 
 
 def abstract_prompts(target: Model, shapes: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
-    """What an engine's prefill is told about its requests: arguments of `loop.start`."""
+    """The abstract arguments of `loop.start` in an engine's prefill."""
     return {
         "tokens": _rows(target, shapes.batch, shapes.capacity),
         "lengths": _rows(target, shapes.batch),
@@ -64,7 +64,7 @@ def abstract_prompts(target: Model, shapes: Bucket) -> dict[str, jax.ShapeDtypeS
 
 
 def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> DecodeState:
-    """What an engine's decoding program takes and gives back."""
+    """The abstract arguments and result of an engine's decoding program."""
     policy = Constant(drafter.lookahead)
     state = jax.eval_shape(
         lambda target, drafter, arrays: loop.start(
@@ -98,7 +98,7 @@ def abstract_tokens(model: Model, batch: int, tokens: int) -> jax.ShapeDtypeStru
 
 
 def bytes_per_chip(tree: Any) -> int:
-    """Bytes that one device holds of a tree's arrays; replicated pieces count on each."""
+    """Bytes of a tree's arrays on one device; replicated arrays count on each device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
@@ -110,7 +110,7 @@ def _rows(model: Model, *shape: int, dtype: DTypeLike = jnp.int32) -> jax.ShapeD
 
 
 def _placed(model: Model, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """A batch's array where a run has it: cache entries, which alone have four axes, or rows."""
+    """A batch's array with its sharding: KV caches (the only arrays with four axes), or rows."""
     assert model.placement is not None  # plans are made for layouts
     entries = ("batch", "kv_heads", "length", None)
     axes = entries if leaf.ndim == 4 else ("batch", *(None,) * (leaf.ndim - 1))

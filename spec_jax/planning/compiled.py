@@ -1,4 +1,4 @@
-"""Compiles the programs of a plan ahead of time, for devices that need not be here."""
+"""Compiles the programs of a plan ahead of time, for devices that need not exist here."""
 
 import importlib.util
 import os
@@ -28,9 +28,9 @@ from spec_jax.planning.hlo import Collective, by_kind, collectives
 from spec_jax.sharding import Layout
 
 _LIBTPU = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is opened that another process could want
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is opened, so other processes are not disturbed
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask for a slice
-    # Without a host of its own libtpu complains; what it compiles for is named apart from this.
+    # libtpu needs some host type to start; the topology to compile for is given separately.
     "TPU_ACCELERATOR_TYPE": "v4-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
@@ -38,17 +38,18 @@ _LIBTPU = {
 
 @dataclass(frozen=True)
 class Program:
-    """What the compiler says of a program, on each chip.
+    """The compiler's figures of a program, on each chip.
 
     Attributes:
-      memory_bytes: arguments, results that do not take an argument's place, temporaries and code;
+      memory_bytes: arguments, results that do not reuse an argument's buffer, temporaries and code;
         None if the compiler refuses the program because it does not fit.
-      argument_bytes: the weights and the caches, and what little else goes in.
-      temporary_bytes: what it needs for a while.
-      aliased_bytes: arguments that results take the place of.
-      collectives: how often each runs, where of every conditional the branch with the most is
-        taken; of the decoding loop one round, of prefill one block of the prompts.
-      least_collectives: the same with the branches of the fewest: greedy rows of no processors.
+      argument_bytes: the weights, the caches and small arguments.
+      temporary_bytes: temporaries.
+      aliased_bytes: arguments whose buffers the results reuse.
+      collectives: how often each runs, with the branch that has the most in every conditional; for
+        one round of the decoding loop, or one block of the prompts in prefill.
+      least_collectives: the same with the branches that have the fewest, as for greedy rows without
+        processors.
       compile_seconds: tracing and compiling.
       refusal: why it was refused, or empty.
       text: the optimised program, as the compiler prints it.
@@ -79,10 +80,10 @@ class Program:
 
 
 def devices_for(layout: Layout) -> Sequence[Any]:
-    """The devices to compile for: those of this machine, or of a TPU slice that is elsewhere.
+    """The devices to compile for: those of this machine, or of a TPU slice that need not exist.
 
     Raises:
-      ConfigError: the layout's devices are not here, or libtpu is not.
+      ConfigError: this machine lacks the layout's devices, or libtpu.
     """
     if layout.platform == "tpu":
         return _tpu_slice(layout)
@@ -108,12 +109,12 @@ def _tpu_slice(layout: Layout) -> Sequence[Any]:
     topology = layout.chip.topology if layout.chip else None
     if topology is None:
         raise ConfigError(
-            f"layout {layout.name} does not say which slice to compile for; add its topology under "
+            f"layout {layout.name} does not name the slice to compile for; add its topology under "
             '[chip], such as topology = "v4:2x2x4".'
         )
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
-            "compiling for a TPU takes libtpu, which need not be on a machine with one: "
+            "compiling for a TPU needs libtpu, which also works on a machine without a TPU: "
             'pip install "spec-jax[tpu]".'
         )
     for name, value in _LIBTPU.items():
@@ -124,7 +125,7 @@ def _tpu_slice(layout: Layout) -> Sequence[Any]:
     options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
     try:
         return topologies.get_topology_desc(topology, "tpu", **options).devices
-    except Exception as error:  # whatever libtpu finds wrong with the name
+    except Exception as error:  # libtpu has no specific exception for a wrong name
         raise ConfigError(
             f"layout {layout.name}: libtpu does not describe the topology {topology!r} ({error}); "
             'write one such as "v4:2x2x4".'
@@ -144,7 +145,7 @@ def compile_call(model: Model, shapes: Bucket, tokens: int, cache_dtype: Any) ->
 
 
 def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program:
-    """The decoding loop as an engine compiles it: rounds of which the whole state is donated."""
+    """The decoding loop as an engine compiles it, with the whole state donated."""
     state = abstract_state(target, drafter, shapes)
     sampling = abstract_sampling(target, shapes.batch)
     strategy = loop.Strategy(Constant(drafter.lookahead))
@@ -162,13 +163,13 @@ def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program
 
 
 def compile_prefill(target: Model, drafter: DraftModel, shapes: Bucket) -> Program:
-    """The reading of prompts by both models as an engine compiles it, caches made meanwhile."""
+    """Prefill of both models as an engine compiles it; it creates the caches."""
     policy = Constant(drafter.lookahead)
 
     def start(target: Model, drafter: DraftModel, prompts: dict[str, Any]):
         return loop.start(target, drafter, policy, block=shapes.block, **prompts)
 
-    # The heads, which prefill does not read, take memory all the same.
+    # Prefill does not read the heads, but they take memory too.
     jitted = target.jit(start, keep_unused=True)
     return _compile(jitted, target, drafter, abstract_prompts(target, shapes))
 

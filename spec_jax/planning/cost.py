@@ -1,7 +1,7 @@
-"""A roofline of decoding: bytes and exchanges of a call, and the time that they take at least.
+"""A roofline model of decoding: bytes and collectives of a call, and the least time they take.
 
-Everything here is a *projection*: what the memory, the arithmetic and the links of the data sheet
-allow, with nothing in it for what software adds, and no factor fitted to a measurement.
+Everything here is a *projection* from the data sheet's memory, arithmetic and links, without
+software overhead and without any factor fitted to a measurement.
 """
 
 import math
@@ -45,14 +45,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a call's time is made of, in seconds.
+    """The parts of a call's time, in seconds.
 
     Attributes:
       weights: reading the weights from memory.
       cache: reading the key/value cache, all of its capacity.
-      compute: arithmetic, which goes on meanwhile.
-      latency: exchanges, were they of no bytes.
-      transfer: bytes of the exchanges over one link.
+      compute: arithmetic, which overlaps with reading memory.
+      latency: the all-reduces' latency, independent of their size.
+      transfer: bytes of the all-reduces over one link.
     """
 
     weights: float
@@ -63,7 +63,7 @@ class Terms:
 
     @property
     def total(self) -> float:
-        """Memory or arithmetic, whichever takes longer, and then the exchanges."""
+        """Memory or arithmetic, whichever takes longer, plus the all-reduces."""
         return max(self.weights + self.cache, self.compute) + self.latency + self.transfer
 
     def __add__(self, other: "Terms") -> "Terms":
@@ -78,7 +78,7 @@ class Call:
     Attributes:
       weight_bytes: the weights that a chip holds.
       cache_bytes: its part of the cache.
-      weight_bytes_read: the weights it reads; a table is read only where tokens stand.
+      weight_bytes_read: the weights it reads; of the embedding only the tokens' rows.
       flops: floating-point operations.
       exchanges: its all-reduces.
       dtype: of the weights.
@@ -154,11 +154,11 @@ class Call:
 
 
 def exchange_latency(platform: str | None, chip: Chip, num_chips: int) -> float:
-    """Seconds of an all-reduce of hardly any bytes.
+    """Seconds of a very small all-reduce.
 
     On a TPU the sum is formed along each dimension of the slice in turn and spread again the same
-    way, as its compiled programs say, and each step is a hop to the neighbour; links that close a
-    ring are not counted on, since small slices have none.
+    way, as its compiled programs show, and each step is a hop to the neighbour. Links that close a
+    ring are not assumed, since small slices have none.
 
     Args:
       platform: `tpu`, or anything else for NVLink.
@@ -172,7 +172,7 @@ def exchange_latency(platform: str | None, chip: Chip, num_chips: int) -> float:
 
 
 def _dimensions(topology: str, num_chips: int) -> list[int]:
-    """The part of each dimension of a slice that `num_chips` neighbouring chips lie in."""
+    """The extent in each dimension of a slice of `num_chips` neighbouring chips."""
     parts = []
     for size in reversed([int(size) for size in re.findall(r"\d+", topology.partition(":")[2])]):
         parts.append(math.gcd(num_chips, size))

@@ -1,7 +1,7 @@
 """Counts the collectives that a compiled program runs, from its text (HLO).
 
-A loop's body counts as often as the loop goes round, and of a conditional one branch counts. The
-compiler's own analysis does neither.
+A loop's body counts once per iteration, and one branch of a conditional counts. The compiler's own
+analysis does neither.
 """
 
 import re
@@ -32,7 +32,7 @@ _LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
 
 
 class Collective(NamedTuple):
-    """One kind of exchange: `all-reduce` of `f32[1,5,8192]`, say."""
+    """One kind of collective, for example `all-reduce` of `f32[1,5,8192]`."""
 
     kind: str
     shape: str
@@ -55,7 +55,7 @@ class Instruction:
 
     @property
     def callees(self) -> list[str]:
-        """The computations it runs; what ends an asynchronous call only names its own again."""
+        """The computations it runs; the end of an asynchronous call only names its own again."""
         if self.opcode.endswith(("-done", "-update")):
             return []
         return [
@@ -79,7 +79,7 @@ class Computation:
     root: str = ""
 
     def resolve(self, name: str) -> Instruction | None:
-        """The instruction a value comes from, past those that hand it on unchanged."""
+        """The instruction that computes a value, behind those that pass it on unchanged."""
         seen = self.instructions.get(name)
         while seen and seen.opcode in ("copy", "copy-start", "copy-done", "bitcast"):
             seen = self.instructions.get(seen.operands[0])
@@ -106,8 +106,8 @@ class Computation:
 def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
     """How often each collective runs on a device in one run of a program.
 
-    A loop whose number of turns the text does not tell counts as one turn: of the decoding loop,
-    one round.
+    A loop counts as one iteration if the text does not give their number: one round of the decoding
+    loop.
 
     Args:
       program: `as_text()` of a compiled program.
@@ -148,9 +148,9 @@ def by_kind(counts: Counter[Collective]) -> dict[str, int]:
 
 
 def _turns(computations: dict[str, Computation], loop: Instruction) -> int:
-    """How often a loop goes round; 1 if the program decides as it runs.
+    """The number of a loop's iterations; 1 if the program decides at run time.
 
-    Loops of a known number either say so, or count from one constant to another.
+    A loop with a known number either states it, or counts from one constant to another.
     """
     if known := _TRIPS.search(loop.attributes):
         return int(known[1])

@@ -1,4 +1,4 @@
-"""Makes plans: lays the models out, counts, and asks the compiler if told to."""
+"""Makes plans: shards the models, counts, and runs the compiler on request."""
 
 import dataclasses
 import math
@@ -60,14 +60,14 @@ def make_plan(
       num_speculative_tokens: draft tokens of a round (K).
       acceptance: the probability that a draft token is accepted.
       batch: rows decoded together.
-      context: longest prompt and completion together; the target's own by default.
+      context: most tokens of prompt and completion together; the target's own by default.
       dtype: `float32` or `bfloat16`.
       compile: ask the compiler for memory and collectives; minutes for a large model.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
-      ConfigError: a value is out of range, the layout does not fit the models, or what compiling
-        takes is not here.
+      ConfigError: a value is out of range, the layout does not fit the models, or something that
+        compiling needs is missing.
     """
     most = target.config.max_position
     context = most if context is None else context
@@ -203,7 +203,7 @@ def _section(call: Call, layout: Layout) -> Section:
 
 
 def _together(scoring: Section, drafted: Sequence[Section]) -> Section:
-    """A round: what it holds is one target and one draft, what it does is all of its calls."""
+    """A round: the memory of one target and one draft, and the work of all of its calls."""
     calls = [scoring, *drafted]
     counts = [each.collectives.get("all-reduce", 0) for each in calls]
     terms = [each.terms for each in calls if each.terms]

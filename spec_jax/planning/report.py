@@ -1,4 +1,4 @@
-"""What a plan says."""
+"""The figures of a plan."""
 
 import dataclasses
 from typing import Any
@@ -39,9 +39,9 @@ class Section:
       cache_bytes: its part of the caches.
       collectives: kind -> count, computed.
       collective_bytes: bytes that these exchange.
-      terms: what the projected time is made of; None if nothing is known of the chip.
+      terms: the parts of the projected time; None if the layout has no figures of the chip.
       seconds: the projected time.
-      program: what the compiler says, if it was asked.
+      program: the compiler's figures, if requested.
     """
 
     weight_bytes: int
@@ -60,7 +60,7 @@ class Section:
         return self.program.memory_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it; the compiler's figures take the place of computed ones."""
+        """As JSON; the compiler's figures replace computed ones."""
         compiled = self.program.as_dict() if self.program else None
         return {
             "memory_bytes_per_chip": self.memory_bytes,
@@ -95,11 +95,11 @@ class Plan:
       draft_step: one token of each row, by the draft.
       round: K draft steps, the first of which reads two tokens, and scoring; the projection leaves
         sampling and verification out.
-      prefill: the reading of prompts as long as the context by both models; None if the compiler
-        was not asked, whose temporaries nobody else can tell.
+      prefill: prefill of both models for prompts as long as the context; None without compilation,
+        since only the compiler knows its temporaries.
       replicated: axes that are not sharded as the layout says.
-      tokens_per_round: what a round emits on average.
-      speedup: over plain decoding; None if nothing is known of the chip.
+      tokens_per_round: tokens that a round emits on average.
+      speedup: over plain decoding; None if the layout has no figures of the chip.
       best: the K of the largest speed-up, and that speed-up.
     """
 
@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the largest program takes on a chip; None if the compiler refused one as too large.
+        """Bytes of the largest program on a chip; None if the compiler refused one as too large.
 
         That is a round or, if it was compiled, the prefill.
         """
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a chip's memory holds every program; None if nothing is known of the chip."""
+        """Whether every program fits in a chip's memory; None without figures of the chip."""
         if self.memory_bytes is None:
             return False
         return self.layout.chip and self.memory_bytes <= self.layout.chip.memory

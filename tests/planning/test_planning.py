@@ -167,7 +167,7 @@ def test_what_cannot_be_compiled(monkeypatch):
         plan(shape(), shape(), "tpu-v4-16", compile=True)
     chip = Chip("v9", 1.0, 1.0, 1.0, 1.0)
     nameless = Layout("mine", (("model", 1),), "tpu", chip=chip)
-    with pytest.raises(ConfigError, match="layout mine does not say which slice to compile for"):
+    with pytest.raises(ConfigError, match="layout mine does not name the slice to compile for"):
         make_plan(shape(), shape(), nameless, compile=True)
 
 
