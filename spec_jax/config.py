@@ -100,7 +100,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 def one_of(known: Iterable[str], aliases: Mapping[str, str] | None = None) -> BeforeValidator:
-    """Refuses a value that is not one of the known ones; replaces an alias by what it means."""
+    """Refuses a value that is not one of the known ones; replaces an alias by its meaning."""
     names, aliases = tuple(known), aliases or {}
 
     def check(value: Any) -> Any:
@@ -298,13 +298,13 @@ class SpeculativeConfig:
       num_speculative_tokens: the lookahead K, most tokens drafted per round. By default 4 where
         it is constant, 8 where it is adaptive, else 20.
       draft_length_policy: how K changes from round to round. `constant` keeps it; `heuristic`
-        drafts two more after a draft that was accepted whole, else one less (Hugging Face 2023);
-        `confidence` stops after a token of which the drafter is not confident (arXiv 2405.04304);
-        `adaptive` measures what rounds cost and maximises each request's tokens per second;
-        `oracle` counts what the best policy would have drafted, for analysis.
-      confidence_threshold: for `confidence`, the least probability of a drafted token with which
-        drafting goes on; 0.4 by default.
-      retune_confidence: for `confidence`, choose the threshold anew from what was accepted.
+        drafts two more after a fully accepted draft, otherwise one fewer (Hugging Face 2023);
+        `confidence` stops after a token with a low probability (arXiv 2405.04304); `adaptive`
+        measures the cost of rounds and maximises each request's tokens per second; `oracle`
+        counts the tokens that the best policy would have drafted, for analysis.
+      confidence_threshold: for `confidence`, the smallest probability of a drafted token with
+        which drafting continues; 0.4 by default.
+      retune_confidence: for `confidence`, adapt the threshold to the accepted tokens.
       verification: `token` is modified rejection sampling and `block` verifies a draft as a whole
         (Sun et al. 2024, arXiv 2403.10444), both exact at every temperature; `greedy` keeps the
         longest prefix equal to the target's argmax, and needs temperature 0.
@@ -344,7 +344,7 @@ class SpeculativeConfig:
         return self.num_speculative_tokens or MOST_SPECULATIVE_TOKENS[self.draft_length_policy]
 
     def _refuse_unsupported(self) -> None:
-        """Refuses options, other than as they are by default, that nothing would heed."""
+        """Refuses options with a value other than the default that would be ignored."""
         given = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)

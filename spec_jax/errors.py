@@ -1,4 +1,4 @@
-"""Typed errors. Every message names the offending value and says what to do about it."""
+"""Typed errors. Every message names the offending value and the remedy."""
 
 import difflib
 import re
@@ -21,7 +21,7 @@ class RequestError(SpecJaxError, ValueError):
 
 
 class GenerationError(SpecJaxError):
-    """`LLM.generate` failed on the way; the error that it met is the `__cause__`.
+    """`LLM.generate` failed while decoding; the original error is the `__cause__`.
 
     Attributes:
       outputs: by prompt, the results of the requests that had finished; None for all others.
@@ -49,7 +49,7 @@ class TrainingError(SpecJaxError):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether JAX says, when it compiles or when it runs, that a device's memory is too small."""
+    """Whether JAX reports, when compiling or running, that a device's memory is too small."""
     return type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
 
 
@@ -69,7 +69,7 @@ _WORDS = {
     "a valid dictionary": "a mapping",
 }
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
-"""What pydantic says, and what our messages say."""
+"""pydantic's wording -> ours."""
 
 
 def explain(error: pydantic.ValidationError) -> str:

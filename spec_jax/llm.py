@@ -30,21 +30,21 @@ class LLM:
     """A target model, decoded with or without speculation.
 
     Several threads may call it, and its siblings (`with_speculation`): `generate` and `chat` wait
-    for each other; a `stream` holds the device only while its next chunk is made, so that others
-    go on in between, in the same thread, too. Where several processes decode together, one thread
-    of each calls it, or they would disagree about the order.
+    for each other; a `stream` holds the device only while its next chunk is made, so that other
+    calls continue in between, in the same thread too. If several processes decode together, only
+    one thread of each may call it, because their calls must have the same order.
 
     Args:
       target: the model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a
         hub id `org/name[@revision]`.
       speculative_config: how to draft and verify; plain decoding if None.
-      layout: how the models lie on several devices or processes: a layout file (sharding/*.toml)
-        or a `Layout`. Without one they lie on JAX's first device. It decides which devices JAX
-        has, so make the `LLM` before anything else uses them.
+      layout: how the models are sharded over several devices or processes: a layout file
+        (sharding/*.toml) or a `Layout`; by default JAX's first device. It decides which devices
+        JAX has, so make the `LLM` before anything else uses them.
       dtype: `float32` or `bfloat16`, of weights and caches.
-      max_model_len: longest prompt plus completion in tokens; the model's own by default.
+      max_model_len: most tokens of prompt and completion together; the model's own by default.
       max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
-      seed: where requests without a seed of their own draw theirs from.
+      seed: seeds of requests without their own seed derive from it.
       on_progress: called with a line of text while loading and compiling.
 
     Raises:
@@ -96,7 +96,7 @@ class LLM:
 
     @property
     def name(self) -> str:
-        """What the target is called."""
+        """The target's name."""
         return self._checkpoint.name
 
     def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
@@ -148,14 +148,14 @@ class LLM:
           sampling_params: one for all prompts, or one for each.
 
         Returns:
-          One result per prompt, in order. A request that fails alone (NaN logits, every token
-          masked) has `finish_reason` "error" and says why in `error`.
+          One result per prompt, in order. A request that fails by itself (NaN logits, every token
+          masked) has `finish_reason` "error" and the reason in `error`.
 
         Raises:
           RequestError: a prompt is empty, too long, or not text; nothing was decoded.
           ConfigError: the parameters do not fit the prompts or the verification, or another
             process of this run was called with others.
-          GenerationError: something failed later; its `outputs` are the results until then.
+          GenerationError: a later failure; its `outputs` are the results up to it.
         """
         with self._lock:
             rows = self._rows(prompts, sampling_params, ROUNDS_PER_CALL)
@@ -181,9 +181,8 @@ class LLM:
         """Completes prompts and yields the text as it comes; arguments as for `generate`.
 
         The concatenated texts of a prompt's chunks are its output's text, and its last chunk
-        carries the output. What was yielded stays valid whatever happens later, such as an error
-        of the device, which is raised as it is. Closing the iterator, or dropping it, gives back
-        the memory of its requests.
+        carries the output. Yielded chunks stay valid after a later error of the device, which is
+        raised unchanged. Closing or dropping the iterator frees the memory of its requests.
         """
         with self._lock:
             rows = self._rows(prompts, sampling_params, ROUNDS_PER_CHUNK)
@@ -213,7 +212,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         rounds: int,
     ) -> list[Row]:
-        """The requests, checked; all processes are about to decode the same ones."""
+        """The requests, after a check that all processes will decode the same ones."""
         several = _as_list(prompts)
         params = _match_params(sampling_params, len(several))
         rows = [
@@ -249,9 +248,9 @@ class LLM:
         return Row(index, text, self.request(prompt, sampling, index), self.tokenizer.stream())
 
     def request(self, prompt: Prompt, sampling: SamplingParams, index: int = 0) -> Request:
-        """Checks a prompt and its parameters, and turns them into what `Engine.start` takes.
+        """Checks a prompt and its parameters, and makes a request of them.
 
-        `index` is what messages call it by; errors are those of `generate`.
+        `index` names it in messages; errors are those of `generate`.
         """
         if self.speculative_config.verification == "greedy" and sampling.temperature > 0:
             raise ConfigError(
@@ -290,7 +289,7 @@ class LLM:
         )
 
     def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
-        """The token sequences that `bad_words` means."""
+        """The token sequences of `bad_words`."""
         found = [ids for text in sampling.bad_words for ids in self.tokenizer.spellings(text)]
         return list(dict.fromkeys(found))
 

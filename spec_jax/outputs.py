@@ -1,4 +1,4 @@
-"""What a request returns: text, ids, why it ended, and how the speculation went."""
+"""The result of a request: text, ids, why it ended, and metrics of the speculation."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,9 +23,8 @@ class Usage:
 class SpeculativeMetrics:
     """How one request was decoded; names as in vLLM.
 
-    Counts belong to the request alone; neither rounds past a stop nor tokens drafted past it are
-    counted. Seconds are wall time, which the request shared with those decoded beside it,
-    compilation apart.
+    Counts belong to the request alone, without rounds past a stop and tokens drafted past it.
+    Seconds are wall time, which the request shared with others in the batch, without compilation.
 
     Attributes:
       rounds: target calls after the prompt.
@@ -59,7 +58,7 @@ class SpeculativeMetrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """The request's tokens per second of decoding, prompt and compilation apart."""
+        """The request's tokens per second of decoding, without prefill and compilation."""
         return self.completion_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:

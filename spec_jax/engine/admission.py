@@ -1,4 +1,4 @@
-"""How requests enter a batch: their prompts are read apart, and the rows join it."""
+"""How requests enter a batch: their prompts are read separately, and the rows join it."""
 
 import dataclasses
 import functools
@@ -21,15 +21,15 @@ from spec_jax.sampling.parameters import BatchSampling, Room
 from spec_jax.sharding.rows import join_rows
 
 PADDING = Request([0], SamplingParams(max_tokens=1), np.zeros((2,), np.uint32), (), max_length=1)
-"""Stands where there is no request; it has finished before the first round."""
+"""Fills a slot without a request; it has finished before the first round."""
 
 Inputs = Callable[[Sequence[Request], Bucket], Any]
-"""What a drafter must be told about requests: arrays of one entry for each row of the bucket."""
+"""A drafter's inputs from the host: arrays with one entry for each row of the bucket."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Requests whose prompts have been read, as a batch takes them up.
+    """Requests whose prompts have been read, ready to join a batch.
 
     Attributes:
       state: the loop's state of them alone.
@@ -45,11 +45,11 @@ class Reader:
     """Compiles and runs the reading of prompts.
 
     Attributes:
-      compiler: what compiles the programs.
-      target: the model whose prompts they are.
-      drafter: what reads them besides.
+      compiler: compiles the programs.
+      target: the target model.
+      drafter: the drafter, which reads the prompts too.
       policy: the draft-length policy.
-      inputs: what the drafter must be told.
+      inputs: makes the drafter's inputs from the host.
       headroom: of the target's cache, for a width that prompts are read in.
       keep_states: whether the target's hidden states are kept.
     """
@@ -65,7 +65,7 @@ class Reader:
     def program(
         self, requests: Sequence[Request], bucket: Bucket
     ) -> tuple[jax.stages.Compiled, tuple]:
-        """The compiled reading of prompts, and the arguments that these requests give it."""
+        """The compiled prefill, and its arguments for these requests."""
         put = self.compiler.put
         arrays, inputs = put(pad(requests, bucket)), put(self.inputs(requests, bucket))
         args = (self.target, self.drafter, arrays, inputs)
@@ -103,7 +103,7 @@ class Admission:
         self._compiler = reader.compiler
 
     def key(self, rows: Rows) -> Hashable:
-        """All that the rounds of a batch of such rows are compiled for."""
+        """Everything that decides the shapes of the rounds of a batch of such rows."""
         leaves, structure = jax.tree.flatten((rows.state, rows.sampling))
         return self.bucket.batch, structure, tuple(leaf.shape[1:] for leaf in leaves)
 
@@ -113,14 +113,14 @@ class Admission:
         return sorted(range(self.bucket.batch), key=lambda slot: (slot % size, slot))[:count]
 
     def is_whole(self, group: Sequence[int | None]) -> bool:
-        """Whether one call reads all slots of the batch, each row where its slot is."""
+        """Whether one call reads all slots of the batch, each row in its own slot."""
         whole = len(group) == self.bucket.batch
         return whole and all(slot in (None, at) for at, slot in enumerate(group))
 
     def groups(self, slots: Sequence[int]) -> list[list[int | None]]:
-        """The slots in as many lists as there are calls to read the prompts of their rows.
+        """The slots in lists, one for each call that reads prompts.
 
-        Each list has an entry for each row of the call: its slot, or None if it is padding.
+        Each list has an entry for each row of the call: its slot, or None for padding.
         """
         size, joining = self.bucket.batch // self._shards, self.together // self._shards
         waiting = [
@@ -149,7 +149,7 @@ class Admission:
         return Rows(prefill(*args), self.sampling(requests, self.together))
 
     def empty(self, rows: Rows) -> Rows:
-        """A batch that has nothing but free slots, placed as `rows` are."""
+        """A batch of free slots only, sharded like `rows`."""
         args, static = (rows.state,), (self._shards, self.bucket.batch)
         program = self._compiler.program(
             (EMPTY, (self.key(rows), self.together)),

@@ -22,13 +22,13 @@ from spec_jax.text.grammar import Grammar
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The host's copy of what requests want to know of a state; arrays are NumPy's.
+    """The host's copy of the parts of a state that requests need, as NumPy arrays.
 
     Attributes:
       tokens: int32 [batch, length], prompt and output.
       lengths: int32 [batch].
       finish: int32 [batch], RUNNING or why the row ended.
-      counters: what the rounds did.
+      counters: counters of the rounds.
     """
 
     tokens: np.ndarray
@@ -37,7 +37,7 @@ class View:
     counters: Any
 
     def work(self, slot: int) -> "Work":
-        """What the rounds of a row came to."""
+        """The totals of a row's rounds."""
         counters = self.counters
         return Work(
             rounds=int(counters.rounds[slot]),
@@ -47,10 +47,10 @@ class View:
         )
 
     def work_until(self, slot: int, begin: int, end: int) -> "Work":
-        """What the rounds of a row came to if token `end - 1` was a stop that only the host knew.
+        """The totals of a row's rounds if token `end - 1` was a stop that only the host knew.
 
-        Counted as the device counts a stop token: rounds after it did not happen, and of its own
-        round no token past it was drafted. `begin` is the length of the prompt.
+        They are counted as for a stop token on the device: without rounds after it and without
+        tokens drafted past it. `begin` is the length of the prompt.
         """
         whole, lookahead = self.work(slot), self.counters.accepted_per_position.shape[1]
         log = self.counters.drafted_at[slot, begin : self.lengths[slot]]
@@ -68,7 +68,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What the rounds of one request came to; as in `Counters`."""
+    """The totals of one request's rounds; as in `Counters`."""
 
     rounds: int
     drafted: int
@@ -78,7 +78,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Wall time: of reading prompts, of rounds, and of the compilation that is in neither."""
+    """Wall time of prefill, of rounds, and of compilation, which neither of them includes."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -86,18 +86,18 @@ class Seconds:
 
 
 class Batch:
-    """A batch being decoded, and what the host last saw of it.
+    """A batch being decoded, and the host's latest copy of it.
 
     Args:
       admission: how requests enter it.
       rounds: its compiled rounds.
-      host: what drafts on the host, if anything does.
+      host: drafts on the host, if the method does.
       profiler: measures what an adaptive policy's rounds cost.
       on_draft: called with each round's draft before it is verified; rounds are then run in two
         parts, which takes time.
 
     Attributes:
-      seconds: what it took so far.
+      seconds: the time that it took so far.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Batch:
         self._end(slots)
 
     def _end(self, slots: Sequence[int]) -> None:
-        """Takes note of rows that have finished."""
+        """Records rows that have finished."""
         if self._profiler is not None and slots:
             self._profiler.learn(self.state, slots)
         self._running.difference_update(slots)
@@ -207,7 +207,7 @@ class Batch:
 
     @property
     def view(self) -> View:
-        """The state as it is now, copied to the host at the first look."""
+        """The current state, copied to the host when first needed."""
         if self._view is None:
             state = self.state
             seen = (state.tokens, state.lengths, state.finish, state.counters)
@@ -220,17 +220,17 @@ class Batch:
         return bool(self._running)
 
     def seconds_of(self, slot: int) -> Seconds:
-        """What the request in a slot took so far.
+        """The time that the request in a slot took so far.
 
-        Its share of the call that read its prompt, the rounds that it was there for, and all
-        compilation since the batch was made.
+        Its share of the call that read its prompt, the rounds since it joined, and all compilation
+        since the batch was made.
         """
         began = self._began[slot]
         return Seconds(began.prefill, self.seconds.decode - began.decode, self.seconds.compile)
 
     @contextlib.contextmanager
     def _measured(self, name: str) -> Iterator[None]:
-        """Adds the time taken to `seconds`, compilation apart."""
+        """Adds the time taken to `seconds`, without compilation."""
         begin, compiled = time.perf_counter(), self._rounds.compiler.seconds
         yield
         taken, compiled = time.perf_counter() - begin, self._rounds.compiler.seconds - compiled

@@ -13,10 +13,10 @@ from spec_jax.decoding.adaptive import Adaptive, AdaptiveState
 from spec_jax.decoding.state import RUNNING, DecodeState
 
 Advance = Callable[[DecodeState, int, int], DecodeState]
-"""Decodes a state for a number of rounds at most, and none with less than so many rows."""
+"""Decodes a state for at most a number of rounds, while a minimum number of rows run."""
 
 ROUNDS_EACH = 3
-"""Rounds that each choice of K is measured by; the quickest counts."""
+"""Rounds that are timed for each choice of K; the fastest counts."""
 
 
 class CostProfiler:
@@ -39,7 +39,7 @@ class CostProfiler:
         self._accepted = policy.prior_rate * policy.prior_tokens
 
     def begin(self, key: Hashable, state: DecodeState) -> DecodeState:
-        """The state of new rows, which start from what earlier ones saw."""
+        """The state of new rows, which start from the statistics of earlier ones."""
         rate = self._accepted / self._judged
         shape = state.finish.shape
         changes = {
@@ -53,7 +53,7 @@ class CostProfiler:
     def advance(
         self, key: Hashable, state: DecodeState, rounds: int, min_running: int, advance: Advance
     ) -> DecodeState:
-        """Decodes, measuring first what the compiled loop still has to be measured for."""
+        """Decodes; first measures costs that are still unknown for the compiled loop."""
         if key not in self.costs:
             state = self._measure(key, state, min_running, advance)
         return advance(state, rounds, min_running)
@@ -61,10 +61,10 @@ class CostProfiler:
     def _measure(
         self, key: Hashable, state: DecodeState, min_running: int, advance: Advance
     ) -> DecodeState:
-        """Times rounds of each K in turn, as long as a row can still draft so much."""
+        """Times rounds of each K in turn, as long as a row can still draft that many tokens."""
         choices = self.policy.choices
         samples = self._samples.setdefault(key, [])
-        # The first turn warms up, and lets a drafter read what it has missed.
+        # The first turn warms up, and lets a drafter read tokens that it has not read yet.
         while len(samples) < (ROUNDS_EACH + 1) * len(choices):
             choice = choices[len(samples) % len(choices)]
             finish, room = distributed.to_host((state.finish, state.max_lengths - state.lengths))
@@ -81,7 +81,7 @@ class CostProfiler:
         return _with(state, {"forced": np.int32(-1), "costs": self.costs[key].astype(np.float32)})
 
     def learn(self, state: DecodeState, rows: Sequence[int]) -> None:
-        """Remembers how rows that have finished fared; those before them count for less."""
+        """Remembers the acceptances of finished rows; earlier rows count less."""
         adaptive: AdaptiveState = state.draft_length
         accepted, judged, patience, rounds = distributed.to_host(
             (adaptive.accepted, adaptive.judged, adaptive.patience, state.counters.rounds)
@@ -90,12 +90,12 @@ class CostProfiler:
         if used:
             self._accepted = 0.5 * self._accepted + float(accepted[used].mean())
             self._judged = 0.5 * self._judged + float(judged[used].mean())
-            # Not all of it: the next text may be another kind.
+            # Not with full weight: the next text may be of another kind.
             self._patience = min(int(patience[used].min()), self.policy.most_inherited_patience)
 
 
 def _with(state: DecodeState, changes: dict[str, Any]) -> DecodeState:
-    """The state with some arrays of its draft-length policy replaced, where and as they were."""
+    """The state with some arrays of its draft-length policy replaced; shardings are kept."""
     arrays = {}
     for name, value in changes.items():
         old: jax.Array = getattr(state.draft_length, name)

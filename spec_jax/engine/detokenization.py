@@ -31,12 +31,12 @@ class Row:
         return self._show(), new
 
     def _add_text(self, text: str) -> bool:
-        """Appends text; true if that completed a stop string, which is then cut off."""
+        """Appends text; true if this completed a stop string, which is then removed."""
         sampling, known = self.request.sampling, len(self._text)
         self._text += text
         if len(self.token_ids) <= sampling.min_tokens:
             return False
-        # A stop string may have begun in the text before, but it ends in this one.
+        # A stop string may begin in the earlier text, but it ends in the new one.
         begins = ((stop, max(0, known - len(stop) + 1)) for stop in sampling.stop)
         found = [at for stop, begin in begins if (at := self._text.find(stop, begin)) >= 0]
         if not found:
@@ -46,7 +46,7 @@ class Row:
         return True
 
     def _show(self) -> str:
-        """The text not shown yet, but for an end that may become a stop string."""
+        """The text not returned yet, without an end that may become a stop string."""
         end = len(self._text)
         if self.finish_reason is None:
             end -= max(

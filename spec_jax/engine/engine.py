@@ -1,4 +1,4 @@
-"""Runs batches on the device: pads them into buckets, compiles once per bucket, keeps the time."""
+"""Runs batches on the device: pads them into buckets, compiles once per bucket, keeps times."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,9 +26,9 @@ from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import Room, SamplingFeatures
 
 TOKENS_AT_ONCE = 256
-"""Tokens that an accelerator reads in about the time of one: its weights are read once for all.
+"""Tokens that an accelerator reads in about the time of one, because it reads its weights once.
 
-Prompts of rows that join are read together up to so many. A CPU's time grows with the tokens.
+Prompts of joining rows are read together up to this many. On CPU the time grows with the tokens.
 """
 
 
@@ -36,7 +36,7 @@ class Engine:
     """Compiled prefill and decode programs of one target, drafter and set of static choices.
 
     Attributes:
-      inputs: what the drafter must be told about requests.
+      inputs: makes the drafter's inputs from the host.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Engine:
 
     @property
     def _shards(self) -> int:
-        """How many parts the rows of a batch are sharded into."""
+        """The number of shards of a batch's rows."""
         return 1 if self.target.placement is None else self.target.placement.num_shards("batch")
 
     def bucket(self, requests: Sequence[Request], rows: int | None = None) -> Bucket:
         """The smallest bucket that holds the requests, `rows` of them at a time; all by default."""
         drafter, shards = self.drafter, self._shards
         reserve = kv_slots_per_round(self.strategy.scoring, drafter.lookahead, drafter.drafts)
-        # One throw-away entry beside a single bfloat16 row (see Model.score).
+        # One throw-away KV slot beside a single bfloat16 row (see Model.score).
         longest = max(request.max_length for request in requests) + reserve + 1
         whole = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
         capacity = min(power_of_two(longest, MIN_CAPACITY), whole)
@@ -98,10 +98,10 @@ class Engine:
         return batch
 
     def open(self, requests: Sequence[Request], rows: int) -> Batch:
-        """A batch without a row yet, with room for `rows` of the requests at a time.
+        """An empty batch, with room for `rows` of the requests at a time.
 
-        Prompts are always read by the same program, in calls of as many rows: so a row's cache
-        does not depend, to the last bit, on when it joins or on what joins beside it.
+        The same program always reads the prompts, the same number of rows per call. So a row's
+        cache does not depend, to the last bit, on when it joins or on which rows join with it.
         """
         bucket = self.bucket(requests, min(rows, len(requests)))
         together = self._shards

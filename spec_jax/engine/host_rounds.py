@@ -1,7 +1,7 @@
-"""Rounds that the host has a say in: grammars, and drafts that go by way of text.
+"""Rounds that need the host: grammars, and drafts that are translated as text.
 
-The device's loop is cut after each round, or within it between drafting and scoring. Whatever the
-host decides is a function of the rows' tokens, so every process decides the same.
+The device's loop is interrupted after each round, or between drafting and scoring. The host's
+decisions are functions of the rows' tokens, so every process decides the same.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from spec_jax.text.grammar import Grammar, stack_masks
 
 @runtime_checkable
 class HostDrafts(Protocol):
-    """What drafts on the host for one batch; the drafter on the device is `Given`."""
+    """Drafts on the host for one batch; the drafter on the device is `Given`."""
 
     def join(
         self,
@@ -44,13 +44,13 @@ class HostDrafts(Protocol):
         limits: Int[np.ndarray, " batch"],
         threshold: Float[np.ndarray, " batch"] | None,
     ) -> tuple[Int[np.ndarray, "batch lookahead"], Int[np.ndarray, " batch"]]:
-        """Each row's next draft in the target's tokens, and how many they are."""
+        """Each row's next draft in the target's tokens, and its length."""
         ...
 
 
 @runtime_checkable
 class HostDrafter(Protocol):
-    """What drafts on the host; the drafter on the device is `Given`."""
+    """Drafts on the host; the drafter on the device is `Given`."""
 
     def begin(self, compiler: Compiler, bucket: Bucket) -> HostDrafts:
         """Makes room for a batch that requests will join."""
@@ -63,7 +63,7 @@ class HostRounds:
     Args:
       rounds: the compiled pieces of a round.
       grammars: each row's, or None; they change when rows join.
-      drafts: what drafts on the host, if anything does.
+      drafts: drafts on the host, if the method does.
       on_draft: called with each round's draft before it is verified.
     """
 
@@ -89,7 +89,7 @@ class HostRounds:
                 if grammar is not None and finish[row] == RUNNING:
                     grammar.advance(tokens[row, prompts[row] : lengths[row]].tolist())
                     if grammar.is_finished and not grammar.masks(()).any():
-                        finish[row] = STOP  # whole, and no token is there to say so
+                        finish[row] = STOP  # the output is complete, without a stop token
             if (finish == RUNNING).sum() < min_running:
                 return self._ended(state, finish)
             state = self._round(self._ended(state, finish), tokens, lengths)

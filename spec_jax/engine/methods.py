@@ -1,4 +1,4 @@
-"""From a `SpeculativeConfig` to a drafter and a draft-length policy: one row a method."""
+"""From a `SpeculativeConfig` to a drafter and a draft-length policy: one row per method."""
 
 import dataclasses
 import itertools
@@ -39,10 +39,10 @@ class Drafting:
     """A method, ready for an engine.
 
     Attributes:
-      drafter: what proposes tokens on the device.
-      inputs: what the drafter must be told about a batch of requests, if anything.
-      host: what drafts on the host, if `drafter` is only told.
-      learn: takes note of the output of a request whose batch has ended, if the method does.
+      drafter: proposes tokens on the device.
+      inputs: makes the drafter's inputs for a batch of requests, if it has any.
+      host: drafts on the host, if `drafter` only proposes its tokens.
+      learn: stores the output of a finished request, if the method uses past outputs.
     """
 
     drafter: Drafter
@@ -53,12 +53,12 @@ class Drafting:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a method is made from.
+    """The inputs that a method is made from.
 
     Attributes:
       config: the user's choices.
       target: the target.
-      load_draft: loads the draft model that the config names, or gives the target if it is that.
+      load_draft: loads the config's draft model, or returns the target if the config names it.
     """
 
     config: SpeculativeConfig
@@ -145,9 +145,9 @@ def _draft_model(setting: Setting) -> Drafting:
 
 
 def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
-    """Ids of the likely most frequent tokens: special ones, and the first of the vocabulary.
+    """Ids of the tokens that are probably most frequent: special ones, and the first ids.
 
-    Tokenizers are trained by merging the most frequent pair first, so ids tell frequencies.
+    Tokenizers are trained by merging the most frequent pair first, so ids are sorted by frequency.
     """
     if draft.outputs is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Compiled programs: each is compiled once, at its first use, and its time is kept apart."""
+"""Compiled programs: each is compiled once, at its first use; compile time is kept separately."""
 
 import time
 from collections import OrderedDict
@@ -22,9 +22,9 @@ DRAFT, VERIFY, LIMITS = "drafting", "verification", "limits"
 
 
 MOST_PROGRAMS = 128
-"""Programs kept: some five for each bucket of prompts, answers and rows, of which few are in use.
+"""Programs kept: about five for each bucket of prompts, answers and rows; few buckets are in use.
 
-A program of a large model takes megabytes on the host, and on an accelerator besides.
+A program of a large model takes megabytes, on the host and on an accelerator.
 """
 
 
@@ -66,15 +66,15 @@ class Compiler:
         donate: tuple[int, ...] = (),
         out_shardings: Any = None,
     ) -> jax.stages.Compiled:
-        """The compiled program for `key`, compiled now if this is the first use.
+        """The compiled program for `key`, compiled at its first use.
 
         Args:
-          key: its name, and all that its shapes depend on.
+          key: its name, and everything that its shapes depend on.
           function: what to compile.
           args: arguments of the shapes that it will be called with.
           static: further arguments, known when it is compiled.
           donate: which of `args` it may overwrite.
-          out_shardings: where its results lie, if the compiler is not to choose.
+          out_shardings: shardings of its results; by default the compiler chooses.
         """
         if key not in self._programs:
             self._on_progress(f"compiling {key[0]}")
@@ -98,7 +98,7 @@ class Compiler:
         return self._programs[key]
 
     def memory(self, name: str) -> tuple[int, int]:
-        """Of the largest program of a name: bytes of its arguments, and all that it takes."""
+        """Bytes of the arguments, and of everything, for the largest program of a name."""
         needed = taken = 0
         for (known, _), program in self._programs.items():
             if known == name:
@@ -113,12 +113,12 @@ class Rounds:
     """The compiled rounds of one bucket, whole or in pieces.
 
     Args:
-      compiler: what compiles them.
+      compiler: compiles them.
       models: the target and the drafter.
       strategy: how they are used.
 
     Attributes:
-      key: all that the shapes depend on; set when the first rows join.
+      key: everything that the shapes depend on; set when the first rows join.
       sampling: the batch's parameters; they change whenever rows join.
     """
 
@@ -135,7 +135,7 @@ class Rounds:
         self._target, self._drafter = models
 
     def decode(self, state: DecodeState, rounds: int, min_running: int = 1) -> DecodeState:
-        """At most `rounds` rounds, all on the device, and none with less rows running."""
+        """At most `rounds` rounds on the device, while at least `min_running` rows run."""
 
         def function(target: Model, drafter: Drafter, state, sampling, *limits) -> DecodeState:
             return loop.decode(target, drafter, self.strategy, state, sampling, *limits)
@@ -164,7 +164,7 @@ class Rounds:
     def finish(
         self, state: DecodeState, draft: Draft, allowed: np.ndarray | None = None
     ) -> DecodeState:
-        """The rest of a round; `allowed` are packed sets of tokens for each place, or all."""
+        """The rest of a round; `allowed` are packed sets of tokens for each position, or None."""
 
         def function(target: Model, drafter: Drafter, state, draft, sampling, allowed):
             return loop.finish_round(
@@ -192,11 +192,11 @@ class Rounds:
 
 
 def bytes_beside_arguments(program: jax.stages.Compiled) -> int:
-    """What a program takes on each device: its new results, and what it needs meanwhile."""
+    """Bytes that a program takes on each device: its new results and temporaries."""
     size: Any = program.memory_analysis()
     return size.output_size_in_bytes - size.alias_size_in_bytes + size.temp_size_in_bytes
 
 
 def shardings(state: Any) -> Any:
-    """Where a state lies: what comes out of one call goes into the next."""
+    """The shardings of a state: the result of one call is the argument of the next."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)

@@ -20,10 +20,10 @@ class Request:
       prompt_token_ids: the prompt.
       sampling: how to sample.
       key: the row's randomness, as PRNG key data.
-      stop_token_ids: what ends it.
-      max_length: tokens at which it must end, the prompt's included.
-      bad_words: token sequences that must not come up.
-      grammar: what the output must follow; it advances with the row, so it is one request's own.
+      stop_token_ids: tokens that end it.
+      max_length: length at which it must end, the prompt included.
+      bad_words: token sequences that must not be generated.
+      grammar: the grammar of the output; it advances with the row, so requests never share it.
     """
 
     prompt_token_ids: Sequence[int]
@@ -40,10 +40,10 @@ class Bucket:
     """The static shapes of a batch; requests of one bucket share compiled programs.
 
     Attributes:
-      batch: rows, a power of two, or the next multiple of the layout's ways to share them.
+      batch: rows: a power of two, or the next multiple of the batch's num_shards in the layout.
       capacity: tokens a row has room for, K + 1 past its end included: a power of two, or the
         whole context.
-      block: width that prompts are read in, a power of two.
+      block: tokens of a prompt that are read at a time, a power of two.
       stops: stop tokens a row has room for.
     """
 
@@ -54,7 +54,7 @@ class Bucket:
 
 
 def power_of_two(least: int, low: int = 1) -> int:
-    """The least power of two that is at least `least` and `low`."""
+    """The smallest power of two that is at least `least` and `low`."""
     return max(low, 1 << (least - 1).bit_length() if least > 1 else 1)
 
 

@@ -1,8 +1,8 @@
-"""Past outputs, namespace by namespace, and their suffix arrays: what the `suffix` method looks in.
+"""Past outputs of each namespace, and their suffix arrays, which the `suffix` method searches.
 
 After SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), with suffix arrays, which a device can
-search, in place of trees. What is stored follows from the calls of `add` alone, so that processes
-that decode the same requests look in the same texts.
+search, instead of trees. The contents depend only on the calls of `add`, so processes that decode
+the same requests search the same texts.
 """
 
 from collections import OrderedDict, deque
@@ -16,7 +16,7 @@ CAPACITY = 16_384
 NAMESPACES = 256
 """Namespaces kept."""
 END = -1
-"""Stands after each output; less than every token, and equal to none that is looked for."""
+"""Follows each output; smaller than every token, and never equal to a token that is searched."""
 
 
 class SuffixIndex:
@@ -47,15 +47,15 @@ class SuffixIndex:
     ) -> tuple[
         Int[np.ndarray, "batch size"], Int[np.ndarray, "batch size"], Int[np.ndarray, " batch"]
     ]:
-        """What the rows of a batch may look in.
+        """The past outputs that the rows of a batch may search.
 
         Args:
           namespaces: those of the first rows.
-          batch: rows; the others have nothing to look in.
+          batch: rows; the others have nothing to search.
 
         Returns:
-          Tokens, each output followed by `END`; the places of the tokens in the order of what they
-          begin (a suffix array); and how many these are.
+          Tokens, each output followed by `END`; the suffix array (positions of the tokens, sorted
+          by the suffixes that start there); and the number of positions.
         """
         tokens = np.full((batch, self.capacity), END, np.int32)
         order = np.zeros((batch, self.capacity), np.int32)
@@ -70,7 +70,7 @@ class SuffixIndex:
 
 
 class _Store:
-    """One namespace's outputs, sorted when they are looked in after a change."""
+    """One namespace's outputs, sorted at the first search after a change."""
 
     def __init__(self, capacity: int):
         self._capacity, self._size = capacity, 0
@@ -93,9 +93,9 @@ class _Store:
 
 
 def suffix_order(tokens: Int[np.ndarray, " size"]) -> Int[np.ndarray, " places"]:
-    """The places of all tokens in the order of what they begin, up to the end of their output.
+    """The positions of all tokens, sorted by the suffixes of their outputs that start there.
 
-    By prefix doubling (Manber and Myers 1993). Places that begin the same stay in their order.
+    By prefix doubling (Manber and Myers 1993). Positions with equal suffixes keep their order.
 
     Args:
       tokens: outputs one after another, each followed by `END`.
@@ -106,7 +106,7 @@ def suffix_order(tokens: Int[np.ndarray, " size"]) -> Int[np.ndarray, " places"]
     rank = np.unique(tokens, return_inverse=True)[1]
     step = 1
     while True:
-        # What an output has no more of counts as its end, whose rank is 0.
+        # Positions past the end of an output count as its end, whose rank is 0.
         later = np.where(left > step, rank[np.minimum(places + step, len(tokens) - 1)], 0)
         finer = np.unique(rank * len(tokens) + later, return_inverse=True)[1]
         if finer.max() == rank.max():

@@ -1,7 +1,7 @@
-"""A drafter of any tokenizer, by way of text: the host translates between rounds.
+"""A drafter with any tokenizer: the host translates through text between rounds.
 
 Hugging Face's universal assisted generation: the drafter reads the target's text in its own tokens
-and drafts greedily; what it drafted is read back as the target's tokens. They count as a
+and drafts greedily; its draft is translated back to the target's tokens. They count as a
 deterministic draft, so that under sampling a token is kept if the target would have drawn it
 (string-level exact match: Timor et al. 2025, arXiv 2502.05202, algorithm 2).
 """
@@ -52,8 +52,8 @@ class UniversalTextBatch:
         self._translator, self._compiler = parent.translator, compiler
         self._rows = [parent.translator.row() for _ in range(bucket.batch)]
         self._known = np.zeros((bucket.batch,), np.int64)
-        # Another tokenizer may need more tokens for the same text; a row that outgrows the room is
-        # drafted for no more.
+        # Another tokenizer may need more tokens for the same text; nothing more is drafted for a
+        # row that no longer fits.
         self._tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
         self._lengths = np.ones((bucket.batch,), np.int32)
         sampling = BatchSampling.stack(
@@ -112,11 +112,11 @@ class UniversalTextBatch:
         limits: Int[np.ndarray, " batch"],
         threshold: Float[np.ndarray, " batch"] | None,
     ) -> tuple[Int[np.ndarray, "batch lookahead"], Int[np.ndarray, " batch"]]:
-        """Each row's next draft in the target's tokens, and how many they are.
+        """Each row's next draft in the target's tokens, and its length.
 
         Args:
           tokens: the rows' texts.
-          lengths: tokens known of each.
+          lengths: known tokens of each.
           limits: most tokens that each row may draft now.
           threshold: confidence below which a row stops drafting.
         """
@@ -149,13 +149,13 @@ class UniversalTextBatch:
         return proposed, proposed_lengths
 
     def _learn(self, row: int, target_ids: Sequence[int]) -> int:
-        """Adds to a row's text; returns how many of the drafter's tokens are as they were."""
+        """Adds to a row's text; returns how many of the drafter's first tokens are unchanged."""
         revision = self._rows[row].extend(target_ids)
         self._known[row] += len(target_ids)
         end = revision.kept + len(revision.ids)
         size = self._tokens.shape[1]
         if max(end, self._lengths[row]) >= size:
-            self._lengths[row] = size  # full, for good
+            self._lengths[row] = size  # full from now on
             return 0
         self._tokens[row, revision.kept : end] = revision.ids
         self._lengths[row] = max(end, 1)
@@ -165,7 +165,7 @@ class UniversalTextBatch:
 def _begin(
     model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int
 ) -> KVCache:
-    # Without headroom, so full: a text that is read anew may begin to differ anywhere.
+    # Without headroom, so no rings: a text that is read again may differ from any position on.
     cache = prefill(model.extend, tokens, lengths, model.new_cache(*tokens.shape), block)
     return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 
