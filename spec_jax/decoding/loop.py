@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
+from spec_jax.config import SCORINGS, VERIFICATIONS
 from spec_jax.decoding.draft_length import DraftLengthPolicy, Outcome, scoring_widths
 from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
@@ -149,6 +150,11 @@ class Strategy:
     draft_length: DraftLengthPolicy
     verification: str = "token"
     scoring: str = "block"
+
+    def __post_init__(self) -> None:
+        for name, known in (("verification", VERIFICATIONS), ("scoring", SCORINGS)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} is {value!r}; take one of {', '.join(known)}")
 
 
 def decode(

@@ -51,7 +51,10 @@ def test_in_python_no_file_is_needed(model):
     ("arguments", "message"),
     [
         (("generate", "x", "--layout", "none.toml"), "the layout none.toml cannot be read"),
-        (("chat", "--layout", SHARDING / "cpu-2x2.toml"), "is for 2 processes, but only one of them"),
+        (
+            ("chat", "--layout", SHARDING / "cpu-2x2.toml"),
+            "is for 2 processes, but only one of them",
+        ),
         (
             ("generate", "x", "--layout", SHARDING / "tpu-v5e-8.toml"),
             "heads of the target into 8 shards",

@@ -145,3 +145,10 @@ def test_scoring_writes_as_many_entries_as_it_says(scoring, drafts):
         entries = np.flatnonzero(written[row].any((0, 2)))
         count = kv_slots_per_round(scoring, STEPS, drafts)
         assert entries.tolist() == list(range(len(text) - 1, len(text) - 1 + count))
+
+
+@pytest.mark.parametrize("choice", [{"scoring": "stairs"}, {"verification": "blocks"}])
+def test_an_unknown_strategy_is_refused(choice):
+    """The aliases of options are `SpeculativeConfig`'s: nothing else runs in their place."""
+    with pytest.raises(ValueError, match=r"is '\w+'; take one of "):
+        loop.Strategy(Constant(4), **choice)
