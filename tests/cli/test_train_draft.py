@@ -56,7 +56,7 @@ def test_a_draft_is_trained_exported_and_used(capsys, model, prompts, tmp_path):
     [
         (("--steps", 0), "steps is 0"),
         (("--objective", "mse"), "objective is 'mse'"),
-        (("--width", 8), "embedding is 'shared'"),
+        (("--width", 8), "embedding 'shared' has"),
         (("--batch-size", 8, "--accumulate", 3), "accumulate is 3"),
         (("--temperatures", "1,-1"), "temperatures.1 is -1"),
         (("--temperatures", "warm"), "'warm' is not a number"),
