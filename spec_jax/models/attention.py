@@ -141,10 +141,10 @@ def attention(
 def fastest(platform: str, tokens: int) -> str:
     """The backend to use, by platform and shape.
 
-    On CPU `blocked` was faster at every shape (benchmarks/LOG.md). On GPU and TPU nothing has been
-    measured, and only prompts use `blocked`, to save memory: on GPU a loop with a dynamic length
-    asks the host in every iteration, and on TPU the compiler changes the layout of a whole cache in
-    every draft step (tests/planning/test_tpu.py).
+    On CPU `blocked` was faster except in a nearly full cache (benchmarks/LOG.md). On GPU and TPU
+    nothing has been measured, and only prompts use `blocked`, to save memory: on GPU a loop with a
+    dynamic length asks the host in every iteration, and on TPU the compiler changes the layout of a
+    whole cache in every draft step (tests/planning/test_tpu.py).
     """
     return "blocked" if platform == "cpu" or tokens >= 64 else "dense"
 

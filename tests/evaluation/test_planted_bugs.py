@@ -207,12 +207,6 @@ BUGS = {
         "position = index",
         ["tests/models/test_attention.py", "-k", "dense-tree-2"],
     ),
-    "a row that joins keeps the draft length of the one before": (
-        "decoding/loop.py",
-        "policy.join(state.draft_length, slots, rows.draft_length)",
-        "state.draft_length",
-        [JOINING, "-k", "hostile or neighbours"],
-    ),
 }
 
 
