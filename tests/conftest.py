@@ -30,9 +30,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Shapes and types in annotations are checked at every call.
 install_import_hook("spec_jax", "beartype.beartype")
 
+from spec_jax.models import attention
 from tests import quick
 
 quick.compile_quickly()
+attention.KEY_BLOCK = 32  # the caches of tests are short, and have several blocks all the same
 
 # The same examples in every run: a failure is then the change's own. Compiling takes longer than
 # any deadline.

@@ -161,12 +161,14 @@ def run(engine, requests, *, rounds=10_000):
     return completions(finish(engine.start(requests), rounds=rounds), requests)
 
 
-def drive(engine, requests, rows, choose):
+def drive(engine, requests, rows, choose, room_for=None):
     """Decodes requests that join when and where `choose(low, high)` says.
 
-    Returns each one's tokens and why it ended.
+    The batch has room for `room_for`, by default these requests. Returns each one's tokens and why
+    it ended.
     """
-    batch, waiting, running, said = engine.open(requests, rows), list(requests), {}, {}
+    batch = engine.open(room_for or requests, rows)
+    waiting, running, said = list(requests), {}, {}
     slots = batch.slots(rows)
     while waiting or running:
         free = [slot for slot in slots if slot not in running]

@@ -63,14 +63,8 @@ def decode(engine, demo, prompts, *, batch, max_tokens):
     return rows
 
 
-@pytest.mark.parametrize("method", often(["draft_model", "prompt_lookup"], ["prompt_lookup"]))
-def test_greedy_text_is_plain_decodings(demo, engine_of, method):
-    prompts = [*PROMPTS[:5], COPY_PROMPTS[0]]
-    plain = decode(engine_of("none"), demo, prompts, batch=3, max_tokens=24)
-    assert decode(engine_of(method, 4), demo, prompts, batch=3, max_tokens=24) == plain
-
-
 CHOICES = {
+    "prompt lookup": {"method": "prompt_lookup", "num_speculative_tokens": 4},
     "demo draft, block": {
         "method": "draft_model",
         "draft": str(DEMO_DRAFT),
@@ -107,9 +101,8 @@ CHOICES = {
 """Every method, policy, rule and scoring at least once; models without a draft draft themselves."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", often(CHOICES, ["prompt lookup"]))
 def test_greedy_text_is_plain_decodings_whatever_is_chosen(demo_recipe, demo_llm, choice):
     llm, prompts, plain = demo_llm
     options = CHOICES[choice]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from spec_jax import checkpoints
+from spec_jax.cli import main
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 from tests.often import often
 from tests.pairs import write_model
@@ -90,50 +91,42 @@ def records(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "sampled",
-    [("--temperature", "0.8", "--seed", "7"), pytest.param((), marks=pytest.mark.slow)],
-)
-def test_two_processes_say_what_one_says(together, model, prompts, sampled):
-    wanted = ("--prompt-file", prompts, "--json", "--max-tokens", "24", "--method")
-    wanted = (*wanted, "prompt_lookup", *sampled)
-    first, second = together(*generate(model, *wanted))
-    results, errors = first.communicate(timeout=120)
-    silence, other_errors = second.communicate(timeout=20)
-    assert (first.returncode, second.returncode) == (0, 0), errors + other_errors
-    assert silence == ""
-    command = [*SPEC_JAX, "generate", "--target", model, *wanted]
-    alone = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    ids = [[each["token_ids"] for each in records(text)] for text in (results, alone.stdout)]
-    assert len(ids[0]) == 20 and ids[0] == ids[1]
+COMMANDS = """
+import json, sys
+from spec_jax.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    code = main(arguments)
+    if code:
+        sys.exit(code)
+"""
 
 
-def test_what_hosts_decide_is_the_same_in_every_process(together, model, prompts, tmp_path):
-    """Drafts by way of text and a grammar, in both of which the host has a say each round."""
+def test_two_processes_say_what_one_says(capsys, model, prompts, tmp_path):
+    """Sampled; then with drafts by way of text and a grammar, in which hosts have a say."""
+    sampled = ("--temperature", "0.8", "--seed", "7", "--json", "--prompt-file", prompts)
+    lookup = (*sampled, "--max-tokens", "24", "--method", "prompt_lookup")
     draft = write_model(tmp_path / "draft", vocabulary("sentencepiece"))
-    wanted = (
-        "--prompt-file",
-        prompts,
-        "--json",
-        "--max-tokens",
-        "12",
-        "--method",
-        "universal_text",
+    text = (*sampled, "--max-tokens", "12", "--method", "universal_text", "--draft", draft)
+    text = (*text, "--regex", REGEX, "--max-num-seqs", "20", "--draft-length-policy", "heuristic")
+    text = (*text, "--num-speculative-tokens", "3")
+    both = json.dumps([generate(model, *lookup), generate(model, *text)])
+    port = free_port()
+    command = (sys.executable, "-c", COMMANDS, both)
+    processes = [start(i, 2, port, command=command) for i in range(2)]
+    (results, errors), (silence, other_errors) = (
+        process.communicate(timeout=400) for process in processes
     )
-    wanted = (*wanted, "--draft", draft, "--regex", REGEX, "--max-num-seqs", "20")
-    wanted = (*wanted, "--temperature", "0.8", "--seed", "7", "--draft-length-policy", "heuristic")
-    wanted = (*wanted, "--num-speculative-tokens", "3")
-    first, second = together(*generate(model, *wanted))
-    results, errors = first.communicate(timeout=400)
-    _, other_errors = second.communicate(timeout=20)
-    assert (first.returncode, second.returncode) == (0, 0), errors + other_errors
-    command = [*SPEC_JAX, "generate", "--target", model, *wanted]
-    alone = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    ours, theirs = records(results), records(alone.stdout)
+    assert [process.returncode for process in processes] == [0, 0], errors + other_errors
+    assert silence == ""
+    assert [main(["generate", "--target", model, *each]) for each in (lookup, text)] == [0, 0]
+    ours, theirs = records(results), records(capsys.readouterr().out)
+    assert len(ours) == 40
     assert [each["token_ids"] for each in ours] == [each["token_ids"] for each in theirs]
-    whole = [each for each in ours if each["finish_reason"] == "stop"]
+    by_text = ours[20:]
+    whole = [each for each in by_text if each["finish_reason"] == "stop"]
     assert whole and all(re.fullmatch(REGEX, each["text"]) for each in whole)
-    assert sum(each["metrics"]["draft_tokens"] for each in ours) > 0
+    assert sum(each["metrics"]["draft_tokens"] for each in by_text) > 0
 
 
 def test_another_prompt_is_caught_before_decoding(together, model):

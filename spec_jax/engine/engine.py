@@ -26,10 +26,7 @@ from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import Room, SamplingFeatures
 
 TOKENS_AT_ONCE = 256
-"""Tokens that an accelerator reads in about the time of one, because it reads its weights once.
-
-Prompts of joining rows are read together up to this many. On CPU the time grows with the tokens.
-"""
+"""Tokens of several prompts that one call reads together, because it reads the weights once."""
 
 
 class Engine:
@@ -105,7 +102,8 @@ class Engine:
         """
         bucket = self.bucket(requests, min(rows, len(requests)))
         together = self._shards
-        if self.target.platform != "cpu":
+        # On CPU the time grows with the tokens, so that a row which joins alone is read alone.
+        if self.target.platform != "cpu" or len(requests) <= rows:
             together = min(bucket.batch, max(1, TOKENS_AT_ONCE // bucket.block) * together)
         return self._batch(requests, bucket, together)
 

@@ -17,10 +17,13 @@ from spec_jax.models.layers import precision_of
 from spec_jax.sharding import Placement, platform_of
 from spec_jax.sharding.pytree import pytree
 
-KEY_BLOCKS = (32, 256)
-"""Fewest and most keys that `blocked` reads at a time."""
+KEY_BLOCK = 256
+"""Most keys that `blocked` reads at a time. With fewer than 64 it is slow."""
+MIN_KEY_BLOCK = 32
 SCORES = 2**19
 """Most scores of a row's key/value head that `blocked` computes at a time."""
+LONG = 4096
+"""Slots from which on `blocked` keeps the memory of its scores small beside the cache's."""
 
 
 @pytree
@@ -125,7 +128,7 @@ def attention(
         pinned = (placement.pin(each, *axes) for each in (cache.keys, cache.values))
         cache = LayerCache(*pinned, ring=cache.ring)
     if backend is None:
-        backend = fastest(platform_of(placement), queries.shape[1])
+        backend = fastest(platform_of(placement), queries.shape[1], cache.slots)
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
@@ -138,14 +141,17 @@ def attention(
     return out.reshape(batch, tokens, heads, head_dim), cache
 
 
-def fastest(platform: str, tokens: int) -> str:
+def fastest(platform: str, tokens: int, slots: int) -> str:
     """The backend to use, by platform and shape.
 
-    On CPU `blocked` was faster except in a nearly full cache (benchmarks/LOG.md). On GPU and TPU
-    nothing has been measured, and only prompts use `blocked`, to save memory: on GPU a loop with a
-    dynamic length asks the host in every iteration, and on TPU the compiler changes the layout of a
-    whole cache in every draft step (tests/planning/test_tpu.py).
+    A cache of one block is read as a whole in any case, and `dense` needs no loop for it. In longer
+    caches `blocked` is faster on CPU unless they are nearly full (benchmarks/LOG.md). Nothing has
+    been measured on GPU and TPU, and only prompts use `blocked` there, to save memory: on GPU a
+    loop with a dynamic length asks the host in every iteration, and on TPU the compiler changes the
+    layout of a whole cache in every draft step (tests/planning/test_tpu.py).
     """
+    if slots <= KEY_BLOCK:
+        return "dense"
     return "blocked" if platform == "cpu" or tokens >= 64 else "dense"
 
 
@@ -178,10 +184,11 @@ def _blocked(
     block that a row does not see leaves the row's sums unchanged, bit for bit.
     """
     batch, kv_heads, count, head_dim = rows.shape
-    # A block of scores takes at most half of what the layer's keys take.
-    least, most = KEY_BLOCKS
-    most = max(least, min(most, SCORES // count, cache.slots * head_dim // 2 // count))
-    size = min(cache.slots, 1 << (most.bit_length() - 1))
+    most = min(KEY_BLOCK, SCORES // count)
+    if cache.slots >= LONG:
+        # A block of scores takes at most half of what the layer's keys take.
+        most = min(most, cache.slots * head_dim // 2 // count)
+    size = min(cache.slots, 1 << (max(MIN_KEY_BLOCK, most).bit_length() - 1))
     end = pattern.end
     used = jnp.minimum(end.max(), cache.slots)
     first = jnp.int32(0)

@@ -1,6 +1,7 @@
 """The whole loop on tiny models, against a decoder that shares no code with it."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +85,7 @@ def test_greedy_with_bad_words_is_the_targets_own(method):
 
 
 @pytest.mark.parametrize("min_tokens", [1, 3, 4, 9, 30])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["none", "other", "early_exit"]))
 def test_greedy_with_min_tokens_is_the_targets_own(method, min_tokens):
     engine = shared_engine(method)
     free, _ = REFERENCE.greedy(PROMPTS[1], SamplingParams(max_tokens=30))
@@ -117,7 +118,7 @@ def test_a_self_draft_is_accepted_whole():
     assert counters.accepted_per_position[:3].tolist() == [[8] * 4] * 3
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["other", "prompt_lookup"]))
 def test_rounds_may_be_cut_into_calls_anywhere(method):
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=5)
     requests = [request(prompt, params, seed=i) for i, prompt in enumerate(PROMPTS)]
@@ -125,7 +126,7 @@ def test_rounds_may_be_cut_into_calls_anywhere(method):
     assert run(engine, requests, rounds=1) == run(engine, requests)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["other", "early_exit"]))
 def test_a_sampled_row_depends_on_its_seed_and_not_on_its_neighbours(method):
     warm = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, repetition_penalty=1.1)
     others = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=40, temperature=2.0, top_k=3)]
@@ -161,8 +162,13 @@ def poisoned(state):
     return dataclasses.replace(state, tokens=junk)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", METHODS)
+POISONED = list(itertools.product(METHODS, (0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("method", "temperature"),
+    often(POISONED, [("self", 0.0), ("other", 1.0), ("prompt_lookup", 1.0), ("early_exit", 0.0)]),
+)
 def test_nothing_past_a_rows_length_is_ever_read(method, temperature):
     params = SamplingParams(max_tokens=40, temperature=temperature)
     requests = [request(prompt, params, seed=i) for i, prompt in enumerate(PROMPTS)]
@@ -175,7 +181,7 @@ def test_nothing_past_a_rows_length_is_ever_read(method, temperature):
     assert completions(batch, requests) == expected
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["other", "early_exit"]))
 def test_rollback_leaves_the_cache_that_plain_decoding_would_have(method):
     requests = [request(prompt) for prompt in PROMPTS[:3]]
     plain = finish(shared_engine("none").start(requests)).state
@@ -187,7 +193,7 @@ def test_rollback_leaves_the_cache_that_plain_decoding_would_have(method):
             np.testing.assert_allclose(kept, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["other", "prompt_lookup"]))
 def test_a_stop_token_ends_a_row_wherever_it_stands_in_a_block(method):
     engine = shared_engine(method)
     free = reference(PROMPTS[:3], SamplingParams(max_tokens=40))
@@ -200,7 +206,7 @@ def test_a_stop_token_ends_a_row_wherever_it_stands_in_a_block(method):
         assert batch.state.finish[:3].tolist() == [reasons[reason] for _, reason in expected]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["none", "other", "prompt_lookup"]))
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6, 11])
 def test_max_tokens_is_met_exactly_and_a_stop_in_the_last_place_is_a_stop(method, max_tokens):
     engine = shared_engine(method)
@@ -237,7 +243,7 @@ def with_nan_row(model, token):
     return dataclasses.replace(model, params=params)
 
 
-@pytest.mark.parametrize("method", often(METHODS, SOME))
+@pytest.mark.parametrize("method", often(METHODS, ["other", "early_exit"]))
 @pytest.mark.parametrize("temperature", often([0.0, 1.0], [1.0]))
 def test_a_nan_fails_its_own_row_only_and_keeps_what_was_decoded(method, temperature):
     params = SamplingParams(max_tokens=40, temperature=temperature)

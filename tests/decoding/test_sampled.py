@@ -1,6 +1,7 @@
 """Processors that the battery leaves out: thousands of seeded rows follow the target."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from spec_jax.config import SamplingParams
 from spec_jax.testing import ReferenceDecoder, tiny_model
 from tests.harness import chi_square, make_engine, request, run
+from tests.often import often
 
 ROWS, LENGTH, VOCAB = 8192, 3, 8
 P_VALUE = 1e-6
@@ -34,8 +36,12 @@ def engine_of(method):
     return make_engine(method, TARGET, DRAFT, lookahead=LENGTH)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", ["other", "prompt_lookup"])
+CASES = list(itertools.product(("other", "prompt_lookup"), SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"), often(CASES, [("other", "warm"), ("prompt_lookup", "cool")])
+)
 def test_the_first_tokens_have_the_targets_joint_distribution(method, setting):
     params, words = SETTINGS[setting], BAD_WORDS.get(setting, ())
     requests = [request(PROMPT, params, bad_words=words, seed=i) for i in range(ROWS)]

@@ -21,6 +21,7 @@ from tests.decoding.test_sampled import LENGTH, P_VALUE, ROWS, SETTINGS, VOCAB
 from tests.decoding.test_sampled import PROMPT as SAMPLED_PROMPT
 from tests.decoding.test_sampled import TARGET as SAMPLED_TARGET
 from tests.harness import TARGET, chi_square, completions, finish, request, run
+from tests.often import often
 from tests.sharding import test_meshes as meshes
 
 BATCH, CAPACITY, SIZE = 4, 20, 96
@@ -246,7 +247,7 @@ def sampling_engine():
     return engine_over(SAMPLED_TARGET, index, LENGTH)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", often(SETTINGS, ["warm"]))
 def test_sampled_tokens_have_the_targets_joint_distribution(setting):
     params = SETTINGS[setting]
     requests = [request(SAMPLED_PROMPT, params, seed=i) for i in range(ROWS)]

@@ -53,15 +53,18 @@ def requests_of(seed):
     ]
 
 
-def alone(engine, each):
-    return drive(engine, [each], 1, lambda low, high: high)[0]
+def alone(engine, requests):
+    """What each of the requests says alone; in batches with room for any, which share programs."""
+    return [
+        drive(engine, [each], 1, lambda low, high: high, room_for=requests)[0] for each in requests
+    ]
 
 
 @functools.cache
 def decoded_alone(method):
     """An engine, its requests, and what each of them says alone."""
     engine, requests = make_engine(method, TARGET, DRAFT, lookahead=3), requests_of(1)
-    return engine, requests, [alone(engine, each) for each in requests]
+    return engine, requests, alone(engine, requests)
 
 
 IN_ANY_PLACE = [*DRAFTINGS, "other, varying"]
@@ -89,7 +92,7 @@ def test_rows_whose_prompts_are_read_together_say_the_same(monkeypatch):
     monkeypatch.setattr(type(TARGET), "platform", "gpu")
     engine = make_engine("other", TARGET, DRAFT, lookahead=3)
     requests = requests_of(2)
-    expected = [alone(engine, each) for each in requests]
+    expected = alone(engine, requests)
     random = np.random.default_rng(0)
     said = drive(engine, requests, 3, lambda low, high: int(random.integers(low, high + 1)))
     assert said == expected
