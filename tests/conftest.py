@@ -1,5 +1,6 @@
 """The strict room that every test runs in. This file is imported before `spec_jax` is."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -27,14 +28,20 @@ jax.config.update("jax_num_cpu_devices", 16)  # meshes are emulated
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Shapes and types in annotations are checked at every call.
-install_import_hook("spec_jax", "beartype.beartype")
+# Shapes and types in annotations are checked at every call. That takes a tenth of the time, and
+# one of CI's jobs does it (.ci/run).
+if os.environ.get("SPEC_JAX_CHECK_SHAPES"):
+    install_import_hook("spec_jax", "beartype.beartype")
 
 from spec_jax.models import attention
 from tests import quick
 
 quick.compile_quickly()
 attention.KEY_BLOCK = 32  # the caches of tests are short, and have several blocks all the same
+
+# Tracing makes millions of small objects, none of them in a cycle.
+gc.freeze()
+gc.set_threshold(100_000, 20, 100)
 
 # The same examples in every run: a failure is then the change's own. Compiling takes longer than
 # any deadline.

@@ -101,8 +101,9 @@ CHOICES = {
 """Every method, policy, rule and scoring at least once; models without a draft draft themselves."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("choice", often(CHOICES, ["prompt lookup"]))
+@pytest.mark.parametrize("choice", CHOICES)
 def test_greedy_text_is_plain_decodings_whatever_is_chosen(demo_recipe, demo_llm, choice):
     llm, prompts, plain = demo_llm
     options = CHOICES[choice]

@@ -102,17 +102,19 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def test_two_processes_say_what_one_says(capsys, model, prompts, tmp_path):
-    """Sampled; then with drafts by way of text and a grammar, in which hosts have a say."""
+def test_two_processes_do_what_one_does(capsys, model, prompts, tmp_path):
+    """They sample, convert, and draft by text under a grammar, in which hosts have a say."""
     sampled = ("--temperature", "0.8", "--seed", "7", "--json", "--prompt-file", prompts)
     lookup = (*sampled, "--max-tokens", "24", "--method", "prompt_lookup")
     draft = write_model(tmp_path / "draft", vocabulary("sentencepiece"))
     text = (*sampled, "--max-tokens", "12", "--method", "universal_text", "--draft", draft)
     text = (*text, "--regex", REGEX, "--max-num-seqs", "20", "--draft-length-policy", "heuristic")
     text = (*text, "--num-speculative-tokens", "3")
-    both = json.dumps([generate(model, *lookup), generate(model, *text)])
+    saved = str(tmp_path / "saved")
+    write = ("convert", "--target", model, "--output", saved, "--layout", LAYOUT)
+    commands = json.dumps([generate(model, *lookup), generate(model, *text), write])
     port = free_port()
-    command = (sys.executable, "-c", COMMANDS, both)
+    command = (sys.executable, "-c", COMMANDS, commands)
     processes = [start(i, 2, port, command=command) for i in range(2)]
     (results, errors), (silence, other_errors) = (
         process.communicate(timeout=400) for process in processes
@@ -127,6 +129,9 @@ def test_two_processes_say_what_one_says(capsys, model, prompts, tmp_path):
     whole = [each for each in by_text if each["finish_reason"] == "stop"]
     assert whole and all(re.fullmatch(REGEX, each["text"]) for each in whole)
     assert sum(each["metrics"]["draft_tokens"] for each in by_text) > 0
+    before, after = (checkpoints.load(path).model for path in (model, saved))
+    pairs = zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
 
 
 def test_another_prompt_is_caught_before_decoding(together, model):
@@ -204,17 +209,6 @@ def test_what_differs_between_hosts_is_decided_once_or_refused(model, tmp_path):
     for message in said[0][9:11]:
         assert "takes 2.00 GiB" in message and "1.50 GiB are free; rows 2 would fit" in message
     assert said[0][11] is None
-
-
-def test_each_process_writes_its_part(together, model, tmp_path):
-    saved = str(tmp_path / "saved")
-    command = ("convert", "--target", model, "--output", saved, "--layout", LAYOUT)
-    for process in together(*command):
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-    before, after = (checkpoints.load(path).model for path in (model, saved))
-    pairs = zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True)
-    assert all(np.array_equal(one, other) for one, other in pairs)
 
 
 def kill(together, model: str, victim: int) -> tuple[int, str, float]:

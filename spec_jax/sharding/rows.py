@@ -29,8 +29,13 @@ def join_rows(state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any
         rest = leaf.shape[1:]
         sharded = leaf.reshape(shards, len(leaf) // shards, *rest)
         new = new.reshape(shards, joining, *rest)
+        # Row by row: XLA:CPU copies an array that a scatter of several rows overwrites.
         write = jax.vmap(lambda mine, at, new: mine.at[at].set(new, mode="drop"))
-        return write(sharded, slots, new).reshape(leaf.shape)
+
+        def put(i: Array, mine: Array) -> Array:
+            return write(mine, slots[:, i], new[:, i])
+
+        return jax.lax.fori_loop(0, joining, put, sharded).reshape(leaf.shape)
 
     return jax.tree.map(join, state, rows)
 

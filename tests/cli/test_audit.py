@@ -26,7 +26,8 @@ def test_flags_become_options():
 
 
 def test_an_audit_for_people(capsys, model):
-    code, out, err = run(capsys, "audit", "--target", model, "--method", "prompt_lookup", *QUICK)
+    options = ("--method", "prompt_lookup", "--temperature", "0.8", *QUICK)
+    code, out, err = run(capsys, "audit", "--target", model, *options)
     words = " ".join(out.split())
     assert (code, err) == (0, "")
     for text in (
