@@ -63,9 +63,9 @@ class SuffixIndex:
         for row, namespace in enumerate(namespaces):
             store = self._stores.get(namespace)
             if store is not None:
-                text, places = store.sorted()
-                tokens[row, : len(text)], order[row, : len(places)] = text, places
-                counts[row] = len(places)
+                text, positions = store.sorted()
+                tokens[row, : len(text)], order[row, : len(positions)] = text, positions
+                counts[row] = len(positions)
         return tokens, order, counts
 
 
@@ -92,7 +92,7 @@ class _Store:
         return self._sorted
 
 
-def suffix_order(tokens: Int[np.ndarray, " size"]) -> Int[np.ndarray, " places"]:
+def suffix_order(tokens: Int[np.ndarray, " size"]) -> Int[np.ndarray, " positions"]:
     """The positions of all tokens, sorted by the suffixes of their outputs that start there.
 
     By prefix doubling (Manber and Myers 1993). Positions with equal suffixes keep their order.
@@ -100,14 +100,14 @@ def suffix_order(tokens: Int[np.ndarray, " size"]) -> Int[np.ndarray, " places"]
     Args:
       tokens: outputs one after another, each followed by `END`.
     """
-    places = np.arange(len(tokens))
+    positions = np.arange(len(tokens))
     ends = np.flatnonzero(tokens == END)
-    left = ends[np.searchsorted(ends, places)] - places
+    left = ends[np.searchsorted(ends, positions)] - positions
     rank = np.unique(tokens, return_inverse=True)[1]
     step = 1
     while True:
         # Positions past the end of an output count as its end, whose rank is 0.
-        later = np.where(left > step, rank[np.minimum(places + step, len(tokens) - 1)], 0)
+        later = np.where(left > step, rank[np.minimum(positions + step, len(tokens) - 1)], 0)
         finer = np.unique(rank * len(tokens) + later, return_inverse=True)[1]
         if finer.max() == rank.max():
             return np.argsort(rank, kind="stable")[len(ends) :].astype(np.int32)

@@ -161,14 +161,14 @@ class Greedy:
         padded = np.zeros((1, self.max_tokens), np.int32)
         padded[0, : len(text)] = text
         logits = self.scorer.logits(list(asked.prompt_token_ids), padded)[0]
-        for place, token in enumerate(text):
-            scores = _scores(logits[place], asked, text[:place])
+        for position, token in enumerate(text):
+            scores = _scores(logits[position], asked, text[:position])
             missing = float(scores.max() - scores[token])
-            follows = missing <= _tolerance(self.engine.target, logits[place])
+            follows = missing <= _tolerance(self.engine.target, logits[position])
             check.compare(
                 follows,
                 "plain decoding itself departs from the target's scores: the processors, the cache "
-                f"or the prompt's reading are wrong (token {token} at place {place} is "
+                f"or the prompt's reading are wrong (token {token} at position {position} is "
                 f"{missing:.3g} below the likeliest).",
             )
             if not follows:
@@ -185,16 +185,16 @@ class Greedy:
             check.comparisons += 1
             return
         pairs = zip(expected, text, strict=False)
-        place = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
-        if place is None:
+        position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+        if position is None:
             check.compare(
                 False,
                 f"the method ends a text after {len(text)} tokens, plain decoding after "
                 f"{len(expected)} ({where}).",
             )
             return
-        near, said = self._explain(asked, expected, place, text[place])
-        said = f"token {place} of {len(expected)} differs {where}: {said}"
+        near, said = self._explain(asked, expected, position, text[position])
+        said = f"token {position} of {len(expected)} differs {where}: {said}"
         if near:
             check.comparisons += 1
             check.notes.append(f"near-tie: {said}")
@@ -202,11 +202,11 @@ class Greedy:
             check.compare(False, said)
 
     def _explain(
-        self, asked: Request, expected: list[int], place: int, token: int
+        self, asked: Request, expected: list[int], position: int, token: int
     ) -> tuple[bool, str]:
         """Whether rounding explains a difference, and the scores that show it."""
         model, prompt = self.engine.target, list(asked.prompt_token_ids)
-        before, best = expected[:place], expected[place]
+        before, best = expected[:position], expected[position]
         width = self.engine.drafter.lookahead + 1
         single, block = (step_by_step(model, prompt, before, each) for each in (1, width))
         one, several = (_scores(each, asked, before) for each in (single, block))
@@ -232,10 +232,10 @@ class Greedy:
         """Checks that stop tokens, chosen from the text, end it right after they first occur."""
         check = Check("greedy: stop tokens")
         chosen = [
-            (i, text, place, inside)
+            (i, text, position, inside)
             for i, blocks in enumerate(self._blocks(params))
             for text in [expected[i]]
-            for place, inside in _stop_places(text, blocks)
+            for position, inside in _stop_positions(text, blocks)
         ]
         groups = [*in_groups(chosen), *([each] for each in chosen[:1])] if chosen else []
         for group in groups:
@@ -243,9 +243,9 @@ class Greedy:
                 request(self.prompts[i], params, stops=[text[at]]) for i, text, at, _ in group
             ]
             texts, batch = decode(self.engine, requests)
-            for row, (_, text, place, _) in enumerate(group):
-                right, ours = text[: place + 1], texts[row]
-                if ours[: place + 1] != right:
+            for row, (_, text, position, _) in enumerate(group):
+                right, ours = text[: position + 1], texts[row]
+                if ours[: position + 1] != right:
                     self._compare(check, requests[row], right, ours, "with a stop token")
                     continue
                 check.compare(
@@ -279,16 +279,16 @@ class Greedy:
         return [found[i] for i in range(len(self.prompts))]
 
 
-def _stop_places(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[int, bool]]:
+def _stop_positions(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[int, bool]]:
     """Positions of first occurrences in a text, each at another distance from its block's start."""
     chosen: dict[int, tuple[int, bool]] = {}
     for start, end in blocks:
-        for place in range(start, min(end, len(text))):
+        for position in range(start, min(end, len(text))):
             # The last token of a block ends it anyway.
-            if text.index(text[place]) == place:
-                inside = place < end - 1
-                key = place - start if inside else -1
-                chosen.setdefault(key, (place, inside))
+            if text.index(text[position]) == position:
+                inside = position < end - 1
+                key = position - start if inside else -1
+                chosen.setdefault(key, (position, inside))
     return sorted(chosen.values(), key=lambda each: not each[1])[:MOST_STOPS]
 
 
@@ -306,8 +306,8 @@ def _stopped(asked: Request, text: list[int]) -> Request:
     firsts = {token: text.index(token) for token in text}
     if not firsts:
         return asked
-    token, place = max(firsts.items(), key=lambda each: each[1])
-    sampling = dataclasses.replace(asked.sampling, min_tokens=place)
+    token, position = max(firsts.items(), key=lambda each: each[1])
+    sampling = dataclasses.replace(asked.sampling, min_tokens=position)
     return dataclasses.replace(asked, stop_token_ids=(token,), sampling=sampling)
 
 

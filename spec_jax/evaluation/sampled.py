@@ -163,12 +163,14 @@ class Evidence:
         for t in range(texts.shape[1]):
             drawn = texts[:, t].astype(np.int64)
             binned = statistics.by_token(p[:, t], drawn)
-            at[:, t] = statistics.places(p[:, t], drawn, self._random)
+            at[:, t] = statistics.quantiles(p[:, t], drawn, self._random)
             self._add(self.emitted, f"{setting}, token {t}", *binned)
             self._add(self.emitted, f"{setting}, all tokens", *binned)
             rarity = statistics.by_rarity(p[:, t], drawn)
             self._add(self.emitted, f"{setting}, rare and common tokens", *rarity)
-            self._add(self.emitted, f"{setting}, by order of ids", *statistics.by_place(at[:, t]))
+            self._add(
+                self.emitted, f"{setting}, by order of ids", *statistics.by_quantile(at[:, t])
+            )
         return at
 
     def _add_impossible(
@@ -271,12 +273,12 @@ class Evidence:
                 self._add(self.following, shared, *statistics.by_index(law, drawn, n))
                 rarity = statistics.by_rarity(law, drawn)
                 self._add(self.following, f"{setting}, rare and common tokens", *rarity)
-                place = statistics.places(law, drawn, self._random)
+                quantile = statistics.quantiles(law, drawn, self._random)
                 kind = "rejection" if rejected else "full acceptance"
                 self._add(
                     self.following,
                     f"{setting}, after a {kind} by order of ids",
-                    *statistics.by_place(place),
+                    *statistics.by_quantile(quantile),
                 )
 
     def _joint(
@@ -330,7 +332,7 @@ class Evidence:
             self._add(self.drafted, f"{setting}, draft token {i}", *statistics.by_token(q, drawn))
             rarity = statistics.by_rarity(q, drawn)
             self._add(self.drafted, f"{setting}, rare and common tokens", *rarity)
-            at = statistics.places(q, drawn, self._random)
+            at = statistics.quantiles(q, drawn, self._random)
             if i:
                 self._add(
                     self.drafted,

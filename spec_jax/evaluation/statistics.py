@@ -17,7 +17,7 @@ MOST_LISTED = 64
 """The largest vocabulary whose tokens have a bin each; larger ones are binned by rank."""
 LEAST_VARIANCE = 25.0
 """The smallest variance of a bin's count; bins with a smaller one are merged."""
-PLACE_BINS = 16
+QUANTILE_BINS = 16
 PAIR_BINS = 4
 RARITY_BINS = 9
 """Decades of probability; the last bin takes all tokens rarer than 1e-8."""
@@ -100,8 +100,8 @@ def holm(p_values: list[float]) -> list[float]:
     """p-values corrected for each other (Holm 1979), in the order given."""
     order = np.argsort(p_values, kind="stable")
     corrected, worst = [1.0] * len(p_values), 0.0
-    for place, i in enumerate(order):
-        worst = max(worst, min(1.0, p_values[i] * (len(p_values) - place)))
+    for rank, i in enumerate(order):
+        worst = max(worst, min(1.0, p_values[i] * (len(p_values) - rank)))
         corrected[i] = worst
     return corrected
 
@@ -145,7 +145,7 @@ def by_ratio(
     return label[np.arange(len(p)), tokens], expected
 
 
-def places(
+def quantiles(
     p: Float[np.ndarray, "count vocab"],
     tokens: Int[np.ndarray, " count"],
     random: np.random.Generator,
@@ -159,12 +159,12 @@ def places(
     return np.clip(below + random.random(len(p)) * own, 0, 1 - 1e-9)
 
 
-def by_place(
+def by_quantile(
     at: Float[np.ndarray, " count"],
 ) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
     """Equal bins of quantiles: they show errors that depend on the order of ids."""
-    expected = np.full((len(at), PLACE_BINS), 1 / PLACE_BINS)
-    return (at * PLACE_BINS).astype(np.int64), expected
+    expected = np.full((len(at), QUANTILE_BINS), 1 / QUANTILE_BINS)
+    return (at * QUANTILE_BINS).astype(np.int64), expected
 
 
 def by_index(

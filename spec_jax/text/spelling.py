@@ -119,12 +119,12 @@ class Speller:
         """What a token stands for; None for a special token that the target has no match for."""
         return self._table[token_id] if 0 <= token_id < len(self._table) else None
 
-    def spell(self, symbols: str, place: int = 0, *, at_start: bool = False) -> Spelt:
+    def spell(self, symbols: str, offset: int = 0, *, at_start: bool = False) -> Spelt:
         """The tokens of a piece of text.
 
         Args:
           symbols: the piece.
-          place: its offset in the whole text; the result counts from the text's start.
+          offset: of the symbols in the whole text; the result counts from the text's start.
           at_start: it begins the text, so the tokenizer adds what it adds there.
         """
         spelt = Spelt()
@@ -132,8 +132,8 @@ class Speller:
             if is_special(chunk[0][0]):
                 at_start = False
                 ids = self._special_ids(ord(chunk[0]) - 256)
-                spelt.add(ids, [place] * (len(ids) - 1) + [place + 1] * bool(ids), place)
-                place += 1
+                spelt.add(ids, [offset] * (len(ids) - 1) + [offset + 1] * bool(ids), offset)
+                offset += 1
                 continue
             text = chunk[0].encode("latin-1").decode("utf-8", "surrogateescape")
             for part in _BROKEN.findall(text):
@@ -144,8 +144,8 @@ class Speller:
                 else:
                     ids, ends = self._text_ids(part, data, at_start=at_start)
                 at_start = False
-                spelt.add(ids, [place + end for end in ends], place)
-                place += len(data)
+                spelt.add(ids, [offset + end for end in ends], offset)
+                offset += len(data)
         return spelt
 
     def spell_all(self, pieces: Sequence[bytes]) -> list[list[int]]:
@@ -205,16 +205,16 @@ class Speller:
 
     def _byte_ids(self, data: bytes) -> tuple[list[int], list[int]]:
         """Tokens for bytes that are not UTF-8, the longest possible each time."""
-        ids, ends, place = [], [], 0
-        while place < len(data):
-            for size in range(min(4, len(data) - place), 0, -1):
-                if (token := self._ids_of_bytes.get(data[place : place + size])) is not None:
+        ids, ends, offset = [], [], 0
+        while offset < len(data):
+            for size in range(min(4, len(data) - offset), 0, -1):
+                if (token := self._ids_of_bytes.get(data[offset : offset + size])) is not None:
                     ids.append(token)
-                    ends.append(place + size)
+                    ends.append(offset + size)
                     break
             else:
                 size = 1
-            place += size
+            offset += size
         return ids, ends
 
 

@@ -196,10 +196,10 @@ class RowTranslation:
             self._pieces.append(piece)
             self._ends.append(self._length + len(piece))
 
-    def _since(self, place: int) -> str:
-        """The known text's symbols from a place on."""
-        token = bisect_right(self._ends, place)
-        return "".join(self._pieces[token:])[place - self._start_of(token) :]
+    def _since(self, offset: int) -> str:
+        """The known text's symbols from an offset on."""
+        token = bisect_right(self._ends, offset)
+        return "".join(self._pieces[token:])[offset - self._start_of(token) :]
 
     def _drafted_symbols(self) -> Iterator[str]:
         speller, at_start = self._translator.drafter, not self._length
@@ -212,14 +212,14 @@ class RowTranslation:
             at_start = False
             yield piece
 
-    def _take_agreeing_drafts(self, place: int) -> None:
+    def _take_agreeing_drafts(self, offset: int) -> None:
         """Adds drafted tokens to the drafter's text, as far as the target's text agrees."""
-        text, start = self._since(place), place
+        text, start = self._since(offset), offset
         for i, piece in zip(self._drafted, self._drafted_symbols(), strict=False):
-            if not text.startswith(piece, place - start):
+            if not text.startswith(piece, offset - start):
                 return
-            self._spelt.add([i], [place + len(piece)], place)
-            place += len(piece)
+            self._spelt.add([i], [offset + len(piece)], offset)
+            offset += len(piece)
 
     def _window_start(self, known: int) -> int:
         """Where to tokenize again from: a drafter's token that starts before the last known tokens.
@@ -227,9 +227,9 @@ class RowTranslation:
         If that is within a character, the drafter's tokens are bytes there, as before.
         """
         starts, ends = self._spelt.starts, self._spelt.ends
-        place = self._start_of(known - LOOK_BEHIND)
-        token = bisect_right(starts, place) - 1
-        return starts[token] if token >= 0 and starts[token] < place < ends[token] else place
+        offset = self._start_of(known - LOOK_BEHIND)
+        token = bisect_right(starts, offset) - 1
+        return starts[token] if token >= 0 and starts[token] < offset < ends[token] else offset
 
 
 def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
@@ -239,7 +239,7 @@ def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def longest_diagonal(old: Spelt, new: Spelt) -> tuple[int, int, int]:
-    """The longest run of tokens that two spellings of a text have in common, at the same place.
+    """The longest run of tokens that two spellings of a text have in common, at the same offset.
 
     Returns:
       Where it starts in each of them, and its length; of equally long runs, the last.

@@ -10,12 +10,12 @@ from spec_jax.evaluation import statistics
 from spec_jax.evaluation.statistics import (
     Tally,
     by_pair,
-    by_place,
+    by_quantile,
     by_rarity,
     by_ratio,
     by_token,
     holm,
-    places,
+    quantiles,
 )
 from spec_jax.sampling.draw import draw
 
@@ -45,9 +45,9 @@ BINNINGS = {
     "rank": lambda p, q, tokens, random: by_token(np.pad(p, ((0, 0), (0, 100))), tokens),
     "rarity": lambda p, q, tokens, random: by_rarity(p, tokens),
     "ratio": lambda p, q, tokens, random: by_ratio(p, q, tokens),
-    "place": lambda p, q, tokens, random: by_place(places(p, tokens, random)),
+    "quantile": lambda p, q, tokens, random: by_quantile(quantiles(p, tokens, random)),
     "pair": lambda p, q, tokens, random: by_pair(
-        np.roll(places(p, tokens, random), 1), places(p, tokens, random)
+        np.roll(quantiles(p, tokens, random), 1), quantiles(p, tokens, random)
     ),
 }
 
