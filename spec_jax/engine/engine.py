@@ -26,7 +26,10 @@ from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import Room, SamplingFeatures
 
 TOKENS_AT_ONCE = 256
-"""Tokens of several prompts that one call reads together, because it reads the weights once."""
+"""Tokens that an accelerator reads in about the time of one, because it reads its weights once.
+
+Prompts of joining rows are read together up to this many. On CPU the time grows with the tokens.
+"""
 
 
 class Engine:
@@ -100,10 +103,10 @@ class Engine:
         The same program always reads the prompts, the same number of rows per call. So a row's
         cache does not depend, to the last bit, on when it joins or on which rows join with it.
         """
-        bucket = self.bucket(requests, min(rows, len(requests)))
-        together = self._shards
-        # On CPU the time grows with the tokens, so that a row which joins alone is read alone.
-        if self.target.platform != "cpu" or len(requests) <= rows:
+        bucket, together = self.bucket(requests, min(rows, len(requests))), self._shards
+        if len(requests) <= rows:
+            together = bucket.batch  # no row joins later
+        elif self.target.platform != "cpu":
             together = min(bucket.batch, max(1, TOKENS_AT_ONCE // bucket.block) * together)
         return self._batch(requests, bucket, together)
 

@@ -128,13 +128,18 @@ def test_rows_join_slots_of_their_own_shard_and_padding_joins_nothing():
     np.testing.assert_array_equal(joined, expected)
 
 
-def test_joining_updates_the_batch_in_place(monkeypatch):
-    """One program for all slots, which overwrites the batch's buffers and copies none of them."""
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_joining_updates_the_batch_in_place(platform, monkeypatch):
+    """One program for all slots, which overwrites the batch's buffers and copies none of them.
+
+    Rows are read, and join, one at a time or several.
+    """
+    monkeypatch.setattr(type(TARGET), "platform", platform)
     monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)
     deep = tiny_model(0, num_layers=4, max_position=8192)
     engine = make_engine("self", deep, lookahead=2, max_len=8192)
     params = SamplingParams(max_tokens=4000)
-    batch = engine.open([request([1, 2, 3], params, max_len=4003)] * 4, 4)
+    batch = engine.open([request([1, 2, 3], params, max_len=4003)] * 5, 4)
     for slot in range(4):
         batch.join({slot: request([1, 2, 3], params, max_len=4003)})
     joins = [each for (name, _), each in engine.compiler._programs.items() if name == JOIN]
