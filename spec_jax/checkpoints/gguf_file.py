@@ -1,12 +1,13 @@
-"""Reads GGUF files with the `gguf` package: metadata at once, parts of tensors one by one."""
+"""Reads GGUF files: metadata at once, parts of tensors one by one, dequantized."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from gguf import dequantize
 
 from spec_jax.checkpoints.files import damaged
+from spec_jax.checkpoints.gguf_header import read_header
 from spec_jax.errors import CheckpointError
 from spec_jax.models.family import Slices
 
@@ -20,29 +21,17 @@ class GgufFile:
       shapes: shape of every tensor; matrices are [out, in].
 
     Raises:
-      CheckpointError: the file is truncated, damaged, or of a kind that `gguf` does not read.
+      CheckpointError: the file is truncated, damaged, or of an unknown version.
     """
 
     def __init__(self, path: Path):
         self.path = path
+        self.metadata: dict[str, Any]
         try:
-            reader = GGUFReader(path)
-            self.metadata: dict[str, Any] = {
-                name: field.contents() for name, field in reader.fields.items()
-            }
-        # The reader raises these for a truncated or overwritten file.
-        except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
+            self.metadata, self._tensors = read_header(path)
+        except ValueError as error:
             raise damaged(path, f"it does not read as GGUF ({error})") from None
-        self._tensors = {
-            tensor.name: _Stored(
-                tensor.data_offset, tensor.data.shape, tensor.data.dtype, tensor.tensor_type
-            )
-            for tensor in reader.tensors
-        }
-        self.shapes = {
-            tensor.name: tuple(int(size) for size in reversed(tensor.shape))
-            for tensor in reader.tensors
-        }
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it, dequantized to float32 (a view of the file if stored so).
@@ -52,7 +41,7 @@ class GgufFile:
         """
         tensor = self._tensors[name]
         # Mapped anew each time: pages of a file that stays mapped count as this process's memory.
-        data = np.memmap(self.path, tensor.dtype, "r", tensor.offset, tensor.shape)
+        data = np.memmap(self.path, tensor.dtype, "r", tensor.offset, tensor.stored_shape)
         rows, rest = part[:1], part[1:]
         try:
             # Only rows can be dequantized by themselves.
@@ -63,12 +52,3 @@ class GgufFile:
                 "be dequantized; use a file of type F16, BF16, Q8_0 or Q4_K."
             ) from None
         return found.reshape(-1, *self.shapes[name][1:])[(slice(None), *rest)]
-
-
-class _Stored(NamedTuple):
-    """Where a tensor's bytes are, and in which format."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    kind: GGMLQuantizationType

@@ -1,0 +1,181 @@
+"""Reads the header of a GGUF file: metadata, and where each tensor lies.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The
+`gguf` package reads it too, but takes seconds for a vocabulary, and trusts every count.
+"""
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+"""Value types -> codes of `struct`."""
+_PLAIN = {
+    GGMLQuantizationType.F16: np.float16,
+    GGMLQuantizationType.F32: np.float32,
+    GGMLQuantizationType.F64: np.float64,
+    GGMLQuantizationType.I8: np.int8,
+    GGMLQuantizationType.I16: np.int16,
+    GGMLQuantizationType.I32: np.int32,
+    GGMLQuantizationType.I64: np.int64,
+}
+"""Types whose elements are stored as they are; all others are read as bytes."""
+_MOST_ENTRIES = 2**22
+"""Most entries of an array: no vocabulary has as many, and Python keeps 32 bytes for each."""
+_MOST_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a GGUF file.
+
+    Attributes:
+      kind: how its elements are stored.
+      shape: its shape; matrices are [out, in].
+      offset: of its first byte in the file.
+      dtype: of the array that holds it: the elements', or bytes.
+      stored_shape: of that array; the last dimension of bytes is a row's.
+    """
+
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]
+    offset: int
+    dtype: np.dtype
+    stored_shape: tuple[int, ...]
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """The metadata of a GGUF file, arrays as lists, and its tensors by name.
+
+    Every count is checked against the bytes that are left before anything is allocated for it.
+
+    Raises:
+      ValueError: it is no GGUF file of a version that is known, or its header contradicts itself
+        or the size of the file.
+      OSError: it cannot be read.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        reader = _Reader(data)
+        if reader.bytes(4) != _MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = reader.scalar("I")
+        if version & 0xFFFF == 0:
+            reader.order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
+        if version not in _VERSIONS:
+            raise ValueError(f"version {version} is unknown")
+        tensors, fields = reader.count(24), reader.count(13)
+        metadata: dict[str, Any] = {}
+        for _ in range(fields):
+            name = reader.string()
+            if name in metadata:
+                raise ValueError(f"it has two fields {name!r}")
+            metadata[name] = reader.value(reader.scalar("I"))
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment is {alignment!r}, which is no power of two")
+        stored = [reader.tensor() for _ in range(tensors)]
+        begin = -(-reader.position // alignment) * alignment
+        return metadata, _placed(stored, begin, len(data), reader.order)
+
+
+_Order = Literal["<", ">"]
+_Described = tuple[str, tuple[int, ...], GGMLQuantizationType, int]
+"""A tensor's name, shape, kind, and offset among the tensors."""
+
+
+class _Reader:
+    """Reads values one after another; none reaches past the end of the data."""
+
+    def __init__(self, data: mmap.mmap):
+        self.data, self.position = data, 0
+        self.order: _Order = "<"
+
+    def bytes(self, size: int) -> bytes:
+        begin, end = self.position, self.position + size
+        if end > len(self.data):
+            raise ValueError(f"{size} bytes are declared at byte {begin} of {len(self.data)}")
+        self.position = end
+        return self.data[begin:end]
+
+    def numbers(self, code: str, count: int) -> tuple[Any, ...]:
+        layout = f"{self.order}{count}{code}"
+        return struct.unpack(layout, self.bytes(struct.calcsize(layout)))
+
+    def scalar(self, code: str) -> Any:
+        return self.numbers(code, 1)[0]
+
+    def count(self, least_size: int) -> int:
+        """A declared number of things that take at least so many bytes each."""
+        count = self.scalar("Q")
+        if count * least_size > len(self.data) - self.position:
+            raise ValueError(f"{count} entries are declared, for which the file is too short")
+        return count
+
+    def string(self) -> str:
+        return self.bytes(self.scalar("Q")).decode()
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise ValueError(f"a value has the unknown type {kind}")
+        kind = self.scalar("I")
+        if kind != _STRING and kind not in _SCALARS:
+            raise ValueError(f"an array has entries of the type {kind}, which is not supported")
+        count = self.count(8 if kind == _STRING else struct.calcsize(_SCALARS[kind]))
+        if count > _MOST_ENTRIES:
+            raise ValueError(f"an array has {count} entries, more than {_MOST_ENTRIES}")
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
+        return list(self.numbers(_SCALARS[kind], count))
+
+    def tensor(self) -> _Described:
+        name, dimensions = self.string(), self.scalar("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
+        shape = self.numbers("Q", dimensions)[::-1]  # the fastest dimension comes first
+        return name, shape, GGMLQuantizationType(self.scalar("I")), self.scalar("Q")
+
+
+def _placed(
+    tensors: list[_Described], begin: int, end: int, order: _Order
+) -> dict[str, StoredTensor]:
+    """The tensors, after a check that each lies between two positions of the file."""
+    found: dict[str, StoredTensor] = {}
+    for name, shape, kind, offset in tensors:
+        if name in found:
+            raise ValueError(f"it has two tensors {name!r}")
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        width = shape[-1] if shape else 1
+        if width % block:
+            raise ValueError(f"tensor {name!r} has rows of {width}, no multiple of {block}")
+        if begin + offset + math.prod(shape) // block * block_bytes > end:
+            raise ValueError(f"tensor {name!r} of shape {shape} reaches past the end")
+        if kind in _PLAIN:
+            dtype, stored_shape = np.dtype(_PLAIN[kind]).newbyteorder(order), shape
+        else:
+            dtype, stored_shape = np.dtype(np.uint8), (*shape[:-1], width // block * block_bytes)
+        found[name] = StoredTensor(kind, shape, begin + offset, dtype, stored_shape)
+    return found
