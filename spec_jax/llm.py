@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from spec_jax import checkpoints, distributed
+from spec_jax.checkpoints.fetch import cache_directory
 from spec_jax.config import DTYPES, SamplingParams, SpeculativeConfig
+from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
@@ -33,6 +35,9 @@ class LLM:
     for each other; a `stream` holds the device only while its next chunk is made, so that other
     calls continue in between, in the same thread too. If several processes decode together, only
     one thread of each may call it, because their calls must have the same order.
+
+    Compiled programs are kept in the user's cache, in $SPEC_JAX_CACHE/xla or ~/.cache/spec-jax/xla, 2 GiB
+    at most, unless JAX has a compilation cache of its own ($JAX_COMPILATION_CACHE_DIR).
 
     Args:
       target: the model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a
@@ -76,6 +81,7 @@ class LLM:
             layout = Layout.read(layout)
         if layout is not None:
             distributed.start(layout)
+        keep_programs(cache_directory() / "xla")
         self.layout, self.dtype, self._on_progress = layout, dtype, on_progress
         self._target, checkpoint = target, self._load("target", target)
         self.tokenizer: Tokenizer = checkpoint.tokenizer

@@ -1,0 +1,63 @@
+"""Compiled programs are kept for the next process."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from spec_jax.engine import compile_cache
+from tests.checkpoints.tiny import write_directory
+
+DECODE = """
+import sys
+import jax
+from jax import monitoring
+from spec_jax import LLM
+
+read = []
+monitoring.register_event_listener(lambda name, **_: read.append(name))
+LLM(sys.argv[1]).generate("the inn")
+print(read.count("/jax/compilation_cache/cache_hits"), jax.config.jax_compilation_cache_dir)
+"""
+
+
+def decode(model, cache, **variables):
+    kept = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
+    result = subprocess.run(
+        [sys.executable, "-c", DECODE, str(model)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=kept | {"SPEC_JAX_CACHE": str(cache)} | variables,
+    )
+    assert result.stderr == ""
+    hits, folder = result.stdout.split()
+    return int(hits), folder
+
+
+def test_a_second_process_reads_what_the_first_compiled(tmp_path):
+    model, cache = write_directory(tmp_path / "model"), tmp_path / "cache"
+    hits, folder = decode(model, cache)
+    kept = [path for path in (cache / "xla").rglob("*") if path.is_file()]
+    assert hits == 0 and folder.startswith(str(cache / "xla")) and kept
+    assert decode(model, cache)[0] >= 2
+
+
+def test_a_cache_of_jaxs_own_is_left_alone(monkeypatch, tmp_path):
+    chosen = jax.config.jax_compilation_cache_dir
+    assert chosen is not None
+    compile_cache.keep_programs(tmp_path / "xla")
+    assert jax.config.jax_compilation_cache_dir == chosen and not (tmp_path / "xla").exists()
+
+
+@pytest.mark.parametrize("place", ["a file", "a folder that may not be written"])
+def test_a_folder_that_cannot_be_made_is_no_error(place, monkeypatch, tmp_path):
+    monkeypatch.setattr(jax.config, "update", lambda name, value: pytest.fail(name))
+    monkeypatch.setattr(
+        type(jax.config), "jax_compilation_cache_dir", property(lambda self: None), raising=False
+    )
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" if place == "a file" else tmp_path / "file" / "inside"
+    compile_cache.keep_programs(folder)
