@@ -36,8 +36,8 @@ class LLM:
     calls continue in between, in the same thread too. If several processes decode together, only
     one thread of each may call it, because their calls must have the same order.
 
-    Compiled programs are kept in the user's cache, in $SPEC_JAX_CACHE/xla or ~/.cache/spec-jax/xla, 2 GiB
-    at most, unless JAX has a compilation cache of its own ($JAX_COMPILATION_CACHE_DIR).
+    Compiled programs are kept for later processes, 2 GiB at most, in $SPEC_JAX_CACHE/xla or
+    ~/.cache/spec-jax/xla, unless JAX has a compilation cache of its own.
 
     Args:
       target: the model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a
