@@ -82,13 +82,19 @@ class _Place:
             if str(index) not in parts:  # slices can be keys in Python 3.12 only
                 stored = (index or ())[::-1]
                 found = tensors.read(self.tensor, stored) if whole is None else whole[stored]
-                # One copy changes dtype and layout; it also detaches the array from the file.
-                parts[str(index)] = np.array(found.T, dtype=wanted.dtype, order="C")
+                parts[str(index)] = _transposed(found, wanted.dtype)
             return parts[str(index)]
 
         if wanted.sharding is None:
             return jax.device_put(read(None))
         return jax.make_array_from_callback(wanted.shape, wanted.sharding, read, dtype=wanted.dtype)
+
+
+def _transposed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A copy of another dtype and layout, detached from the file."""
+    # As whole numbers: NumPy transposes its own dtypes only fast, and bfloat16 is none.
+    converted = array.astype(dtype, copy=False)
+    return np.array(converted.view(f"u{converted.itemsize}").T, order="C").view(dtype)
 
 
 def _check_names(
