@@ -10,9 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import jax
+import chex
 import ml_dtypes
-import numpy as np
 import pytest
 
 from spec_jax import checkpoints
@@ -130,8 +129,7 @@ def test_two_processes_do_what_one_does(capsys, model, prompts, tmp_path):
     assert whole and all(re.fullmatch(REGEX, each["text"]) for each in whole)
     assert sum(each["metrics"]["draft_tokens"] for each in by_text) > 0
     before, after = (checkpoints.load(path).model for path in (model, saved))
-    pairs = zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True)
-    assert all(np.array_equal(one, other) for one, other in pairs)
+    chex.assert_trees_all_equal(before.params, after.params)
 
 
 def test_another_prompt_is_caught_before_decoding(together, model):

@@ -39,7 +39,7 @@ def tokens(*shape):
 class TestSteps(chex.TestCase):
     """A fused reduction over a large vocabulary is where a compiler errs unseen."""
 
-    @chex.variants(with_jit=True, with_device=True)
+    @chex.variants(with_jit=True)
     def test_probabilities(self):
         text, lengths = tokens(ROWS, 16), jnp.asarray([16, 9, 12, 4], jnp.int32)
         scores, following = logits(ROWS, LOOKAHEAD + 1), tokens(ROWS, LOOKAHEAD)
@@ -52,7 +52,7 @@ class TestSteps(chex.TestCase):
         chex.assert_trees_all_close(found, step(scores, text, following), rtol=1e-4, atol=1e-9)
         chex.assert_trees_all_close(found.sum(-1), jnp.ones((ROWS, LOOKAHEAD + 1)), rtol=1e-5)
 
-    @chex.variants(with_jit=True, with_device=True)
+    @chex.variants(with_jit=True)
     def test_verification_and_draws(self):
         p, q = (jax.nn.softmax(logits(ROWS, count), -1) for count in (LOOKAHEAD + 1, LOOKAHEAD))
         keys = jax.random.split(jax.random.key(1), ROWS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -59,10 +60,7 @@ def test_a_repeated_block_is_the_module_itself(variant):
     graphdef, params = nnx.split(traced)
     model = Model.abstract(config, dtype=jnp.bfloat16)
     assert model.graphdef == graphdef
-    assert jax.tree.structure(model.params) == jax.tree.structure(params)
-    pairs = zip(jax.tree.leaves(model.params), jax.tree.leaves(params), strict=True)
-    for ours, theirs in pairs:
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    chex.assert_trees_all_equal_shapes_and_dtypes(model.params, params)
 
 
 def test_chinchilla_and_its_draft():

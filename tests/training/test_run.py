@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import chex
 import filelock
 import jax.numpy as jnp
 import numpy as np
@@ -124,8 +125,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(
             break
         killed += 1
     assert killed >= 3
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value)
+    chex.assert_trees_all_equal(found, wanted)
     steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert steps == [0, 3, 6, 9, 12]
 
@@ -134,8 +134,7 @@ def test_a_finished_run_is_not_trained_again(finished, llm, data_file):
     path, _, _, wanted = finished
     _, reports, found = trained(llm, path, data_file)
     assert reports == []
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value)
+    chex.assert_trees_all_equal(found, wanted)
 
 
 def test_another_run_is_refused_by_what_differs(finished, llm, data_file):
