@@ -9,7 +9,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 MAX_BYTES = 2 * 2**30
 """Most bytes of programs that are kept; those used last stay."""
-_LEAST_SECONDS = 0.2
+_LEAST_SECONDS = 0.1
 """Programs that compile faster are not kept."""
 
 
@@ -22,7 +22,7 @@ def keep_programs(folder: Path) -> None:
     Args:
       folder: of all programs; made at need.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     own = folder / _machine()
     try:
