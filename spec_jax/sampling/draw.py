@@ -22,7 +22,8 @@ def uniform(
 ) -> Float[Array, "*shape"]:
     """Floats in (0, 1), each as likely as the real numbers that round down to it.
 
-    So `uniform < chance` has exactly the probability `chance`, from 1 down to 2^-126.
+    So `uniform < chance` has exactly the probability `chance`, from 1 down to 2^-126. Those of a
+    shorter first axis begin with the same numbers: how many a row needs depends on its neighbours.
 
     Args:
       key: the randomness.
@@ -30,7 +31,8 @@ def uniform(
       dtype: float32 or float64.
     """
     info, words = jnp.finfo(dtype), jnp.uint64 if jnp.dtype(dtype).itemsize == 8 else jnp.uint32
-    mantissa, *rest = jax.random.bits(key, (1 + EXPONENT_WORDS, *shape), words)
+    drawn = jax.random.bits(key, (*shape, 1 + EXPONENT_WORDS), words)
+    mantissa, *rest = (drawn[..., i] for i in range(1 + EXPONENT_WORDS))
     zeros = jnp.zeros(shape, words)
     for i, word in enumerate(rest):
         zeros = zeros + jnp.where(zeros == i * info.bits, jax.lax.clz(word), jnp.zeros((), words))
@@ -62,10 +64,13 @@ def draw(
     count, size = blocks(probs.shape[1])
     padded = jnp.pad(probs, ((0, 0), (0, count * size - probs.shape[1])))
     parts = padded.reshape(-1, count, size)
-    uniforms = jax.vmap(lambda key: uniform(key, (count + size,), probs.dtype))(keys)
-    block = _first(uniforms[:, :count], parts.sum(-1))
+    # Words of their own for each race: those of the first are sharded as the blocks are.
+    halves = jax.vmap(lambda key: jax.random.split(key))(keys)
+    race = jax.vmap(lambda key, racers: uniform(key, racers.shape, racers.dtype))
+    sums = parts.sum(-1)
+    block = _first(race(halves[:, 0], sums), sums)
     inside = jnp.take_along_axis(parts, block[:, None, None], axis=1, mode="clip")[:, 0]
-    return block * size + _first(uniforms[:, count:], inside)
+    return block * size + _first(race(halves[:, 1], inside), inside)
 
 
 def _first(

@@ -1,4 +1,4 @@
-"""The audit that users run finds every bug that the suite must find."""
+"""The audit that users run finds every planted bug that changes the tokens it samples."""
 
 import json
 import os
@@ -36,8 +36,41 @@ def audit(root, *flags):
     return result.returncode, json.loads(result.stdout)
 
 
+UNSEEN = {
+    # Thousands of samples do not show what happens once in millions; tests of single draws do.
+    "noise too coarse for rare tokens": "rare",
+    "acceptance by a uniform that can be zero": "rare",
+    "acceptance of several drafts by a uniform that can be zero": "rare",
+    # An audit compares a method with its target alone, which draws by the same function.
+    "padding drawn as if it were tokens": "on both sides",
+    # Rows of this audit all have drafts of one length.
+    "a uniform depends on how many there are": "one draft length",
+    # It has sampling parameters of its own.
+    "bad words blind to the draft": "no bad words",
+    "a bad word begins in the padding before the row": "no bad words",
+    "what stands before a row matches every bad word": "no bad words",
+    "min_tokens counted from the round's start": "no min_tokens",
+    "small temperatures overflow": "no small temperature",
+    "drafted tokens advance the grammar of their row": "no grammar",
+    "a branch of a tree follows its neighbour's grammar": "no grammar",
+    "tokens after a stop string are counted": "no stop string",
+    "no text is held back for a stop string": "no stop string",
+    "the branch that a tree keeps is taken from beyond a ring": "no window in this target",
+    "a window counts from slots": "no window in this target",
+    # These change counters and how much is drafted, but no token.
+    "a refused token counts for its position": "counters",
+    "a greedy draft is always certain": "draft length",
+    "the warm-up counts as a measured round": "draft length",
+}
+"""Bugs that this audit cannot see, and why; the tests that must find them are in `BUGS`."""
+
+
+def test_only_planted_bugs_are_excused():
+    assert UNSEEN.keys() <= BUGS.keys()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug not in UNSEEN])
 def test_an_audit_fails_when_the_bug_is_planted(bug, pair, tmp_path):
     plant(bug, tmp_path)
     target, draft = pair

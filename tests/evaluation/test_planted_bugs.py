@@ -35,8 +35,9 @@ BUGS = {
     ),
     "accept uniform reused for the residual": (
         "decoding/verify.py",
-        "draw(halves[:, 1], following, random)",
-        "draw(halves[:, 0], following, random)",
+        "p, draft.tokens, draft.probs, draft.lengths, halves[:, 0]",
+        "p, draft.tokens, draft.probs, draft.lengths,"
+        " jax.vmap(lambda key: jax.random.split(key)[0])(halves[:, 1])",
         [DRAWS, "-k", "jointly_exact and unlike"],
     ),
     "residual not clamped": (
@@ -110,6 +111,12 @@ BUGS = {
         "uniform(key, (steps, drafts), p.dtype)",
         "jax.random.uniform(key, (steps, drafts), p.dtype)",
         [TAILS, "-k", "billionth and 2"],
+    ),
+    "a uniform depends on how many there are": (
+        "sampling/draw.py",
+        "    drawn = jax.random.bits(key, (*shape, 1 + EXPONENT_WORDS), words)",
+        "    drawn = jnp.moveaxis(jax.random.bits(key, (1 + EXPONENT_WORDS, *shape), words), 0, -1)",
+        [TAILS, "-k", "fewer_uniforms"],
     ),
     "padding drawn as if it were tokens": (
         "sampling/draw.py",

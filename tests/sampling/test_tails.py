@@ -128,12 +128,21 @@ def test_random_bits_become_the_float_that_they_say(dtype, monkeypatch):
         ([0, 0, 0, top >> 5, every], 2.0 ** -(2 * bits + 6)),
         ([0, 0, 0, 0, 0], max(2.0 ** -(4 * bits + 1), float(np.finfo(dtype).tiny))),
     ]
-    words = np.array([case for case, _ in cases], np.uint64).T.astype(f"uint{bits}")
+    words = np.array([case for case, _ in cases], np.uint64).astype(f"uint{bits}")
     with jax.enable_x64(dtype == np.float64):
         monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: jnp.asarray(words))
         numbers = uniform(jax.random.key(0), (len(cases),), dtype)
     assert numbers.dtype == dtype
     assert numbers.tolist() == [number for _, number in cases]
+
+
+@pytest.mark.parametrize("rest", [(), (2,)])
+def test_fewer_uniforms_begin_as_more_do(rest):
+    """How many positions a row verifies depends on its neighbours' drafts."""
+    key = jax.random.key(11)
+    many = uniform(key, (9, *rest), jnp.float32)
+    for count in range(1, 9):
+        assert (uniform(key, (count, *rest), jnp.float32) == many[:count]).all()
 
 
 ZERO_KEY = 3_353_848
