@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import numbers
+import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -78,6 +79,13 @@ class Table(pydantic.BaseModel):
             raise error(f"{file} is not a TOML file: {reason}.") from None
         except pydantic.ValidationError as reason:
             raise error(f"{file}: {explain(reason)}") from None
+
+
+def cache_directory() -> Path:
+    """Where fetched and built files are kept: $SPEC_JAX_CACHE, or spec-jax in the user's cache."""
+    if own := os.environ.get("SPEC_JAX_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spec-jax"
 
 
 def _plain(value: Any) -> Any:
@@ -162,6 +170,7 @@ SCORINGS = ("block", "prefix_batch")
 SCORING_ALIASES = {"stairs": "prefix_batch"}
 """The name in the publication (IVUS 2024) is accepted too."""
 DTYPES = ("float32", "bfloat16")
+QUANTIZATIONS = ("none", "int8", "int4", "gguf")
 
 Options = Mapping[str, tuple[str, ...] | None]
 """Options of `SpeculativeConfig`, each with the values it may take; None stands for all of them."""
@@ -170,6 +179,7 @@ _DRAFTING: Options = dict.fromkeys(
     ("num_speculative_tokens", "draft_length_policy", "verification", "scoring")
 )
 _CONFIDENT: Options = {"confidence_threshold": None, "retune_confidence": None}
+_DRAFTED: Options = {"draft": None, "draft_quantization": None}
 # A lookup has no probability to compare with a threshold.
 _LOOKUP: Options = _DRAFTING | {
     "draft_length_policy": tuple(each for each in DRAFT_LENGTH_POLICIES if each != "confidence")
@@ -180,7 +190,7 @@ METHODS: Mapping[str, Options] = {
     "draft_model": {
         **_DRAFTING,
         **_CONFIDENT,
-        "draft": None,
+        **_DRAFTED,
         "num_drafts": None,
         "draft_vocab_size": None,
     },
@@ -188,9 +198,9 @@ METHODS: Mapping[str, Options] = {
     "suffix": _LOOKUP,
     # A prefix batch runs all layers of every prefix; early exit has already run the first layers.
     "early_exit": {**_DRAFTING, **_CONFIDENT, "scoring": ("block",), "early_exit_layers": None},
-    "universal_vocabulary": {**_DRAFTING, **_CONFIDENT, "draft": None},
+    "universal_vocabulary": {**_DRAFTING, **_CONFIDENT, **_DRAFTED},
     # It drafts in other tokens than are verified, so no threshold can be learnt from the verdicts.
-    "universal_text": {**_DRAFTING, "confidence_threshold": None, "draft": None},
+    "universal_text": {**_DRAFTING, "confidence_threshold": None, **_DRAFTED},
 }
 """The options that each method supports; `SpeculativeConfig` refuses the others."""
 
@@ -295,6 +305,8 @@ class SpeculativeConfig:
         (Hugging Face's universal assisted generation).
       draft: the draft model's reference (directory, .gguf file, recipe or hub id); naming
         the target again shares its weights.
+      draft_quantization: as `quantization` of the target, for the draft model; by default the
+        same, and `none` for the draft of a `gguf` target that is no .gguf file itself.
       num_speculative_tokens: the lookahead K, most tokens drafted per round. By default 4 where
         it is constant, 8 where it is adaptive, else 20.
       draft_length_policy: how K changes from round to round. `constant` keeps it; `heuristic`
@@ -320,6 +332,7 @@ class SpeculativeConfig:
 
     method: Annotated[str, one_of(METHODS)] = "none"
     draft: str | None = None
+    draft_quantization: Annotated[str, one_of(QUANTIZATIONS)] | None = None
     num_speculative_tokens: AtLeast1 | None = None
     draft_length_policy: Annotated[str, one_of(DRAFT_LENGTH_POLICIES)] = "constant"
     confidence_threshold: Share | None = None

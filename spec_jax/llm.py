@@ -7,11 +7,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from spec_jax import checkpoints, distributed
-from spec_jax.checkpoints.fetch import cache_directory
-from spec_jax.config import DTYPES, SamplingParams, SpeculativeConfig
+from spec_jax.checkpoints.packing import Packing
+from spec_jax.config import (
+    DTYPES,
+    QUANTIZATIONS,
+    SamplingParams,
+    SpeculativeConfig,
+    cache_directory,
+)
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
@@ -19,6 +26,7 @@ from spec_jax.engine.methods import Setting, make_draft_length_policy, make_draf
 from spec_jax.engine.requests import Request
 from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
 from spec_jax.errors import ConfigError, GenerationError, RequestError
+from spec_jax.kernels import native
 from spec_jax.outputs import RequestOutput, StreamChunk
 from spec_jax.sharding import Layout
 from spec_jax.text.grammar import GrammarCompiler
@@ -46,7 +54,11 @@ class LLM:
       layout: how the models are sharded over several devices or processes: a layout file
         (sharding/*.toml) or a `Layout`; by default JAX's first device. It decides which devices
         JAX has, so make the `LLM` before anything else uses them.
-      dtype: `float32` or `bfloat16`, of weights and caches.
+      dtype: `float32` or `bfloat16`, of weights that are not quantized, and of caches.
+      quantization: how the target's matrices are rounded when they are loaded: `none`; `int8`, one
+        scale an output; `int4`, a scale and a minimum for 32 inputs; or `gguf`, which keeps the
+        blocks of a quantized .gguf file as they are and rounds nothing. The output is exactly that
+        of the quantized target.
       max_model_len: most tokens of prompt and completion together; the model's own by default.
       max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
       seed: seeds of requests without their own seed derive from it.
@@ -65,6 +77,7 @@ class LLM:
         speculative_config: SpeculativeConfig | None = None,
         layout: str | os.PathLike[str] | Layout | None = None,
         dtype: str = "float32",
+        quantization: str = "none",
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         seed: int = 0,
@@ -72,6 +85,10 @@ class LLM:
     ):
         if dtype not in DTYPES:
             raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+        if quantization not in QUANTIZATIONS:
+            raise ConfigError(
+                f"quantization is {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}."
+            )
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give at least 1.")
@@ -82,8 +99,9 @@ class LLM:
         if layout is not None:
             distributed.start(layout)
         keep_programs(cache_directory() / "xla")
-        self.layout, self.dtype, self._on_progress = layout, dtype, on_progress
-        self._target, checkpoint = target, self._load("target", target)
+        self.layout, self.dtype, self.quantization = layout, dtype, quantization
+        self._on_progress = on_progress
+        self._target, checkpoint = target, self._load("target", target, quantization)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
         context = checkpoint.model.config.max_position
@@ -111,11 +129,13 @@ class LLM:
         sibling._speculate(speculative_config)
         return sibling
 
-    def _load(self, role: str, reference: str) -> checkpoints.Checkpoint:
+    def _load(self, role: str, reference: str, quantization: str) -> checkpoints.Checkpoint:
         layout = self.layout
+        on_cpu = layout is None and jax.default_backend() == "cpu"
         return checkpoints.load(
             reference,
             dtype=self.dtype,
+            packing=Packing(quantization, native=on_cpu and native.available()),
             place=layout and (lambda config: layout.place(role, config.axis_sizes)),
             target=self._checkpoint if role == "draft" else None,
             on_progress=self._on_progress,
@@ -124,8 +144,10 @@ class LLM:
     def _speculate(self, config: SpeculativeConfig) -> None:
         def load_draft() -> checkpoints.Checkpoint:
             assert config.draft is not None  # SpeculativeConfig has checked it
-            same = config.draft == self._target
-            return self._checkpoint if same else self._load("draft", config.draft)
+            quantization = config.draft_quantization or self.quantization
+            if config.draft == self._target and quantization == self.quantization:
+                return self._checkpoint
+            return self._load("draft", config.draft, quantization)
 
         self.speculative_config = config
         drafting = make_drafting(Setting(config, self._checkpoint, load_draft))

@@ -97,6 +97,8 @@ BAD_SPECULATIVE = [
     *no_number("confidence_threshold"),
     *[("retune_confidence", bad, "true or false") for bad in (1, "yes", None)],
     *[("draft", bad, TEXT) for bad in (5, b"model", ["model"])],
+    ("draft_quantization", "int-8", "Did you mean 'int8'?"),
+    ("draft_quantization", 8, "Known: gguf, int4, int8, none."),
 ]
 
 
@@ -169,6 +171,7 @@ def config_of(method, **options):
 
 OPTION_OF = {
     "draft": ("some/model", DRAFTING_METHODS),
+    "draft_quantization": ("int8", DRAFTING_METHODS),
     "num_speculative_tokens": (4, METHODS.keys() - {"none"}),
     "draft_length_policy": ("adaptive", METHODS.keys() - {"none"}),
     "verification": ("block", METHODS.keys() - {"none"}),

@@ -4,6 +4,7 @@ Weights are read from safetensors and GGUF only. Nothing is unpickled, and no co
 with a checkpoint is run.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
 from spec_jax.checkpoints.orbax_directory import MANIFEST, load_directory, save_directory
+from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.checkpoints.reference import locate
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
-from spec_jax.checkpoints.weights import build_model
+from spec_jax.checkpoints.weights import build_model, pack_model
 from spec_jax.config import DTYPES
 from spec_jax.errors import CheckpointError, ConfigError
 from spec_jax.models.config import TransformerConfig
@@ -61,6 +63,7 @@ def load(
     reference: str | os.PathLike[str],
     *,
     dtype: str = "float32",
+    packing: Packing | None = None,
     place: _Place | None = None,
     target: Checkpoint | None = None,
     on_progress: Callable[[str], object] | None = None,
@@ -70,29 +73,38 @@ def load(
     Args:
       reference: a Hugging Face directory, one that `save` wrote, a .gguf file, a recipe (.toml),
         or a hub id `org/name[@revision]`; the last two fetch what is not yet on this machine.
-      dtype: `float32` or `bfloat16`; all weights are converted to it.
+      dtype: `float32` or `bfloat16`; all weights that are not quantized are converted to it.
+      packing: how matrices are kept; by default as plain arrays.
       place: returns the placement of a model of this shape on a mesh; by default one device.
       target: for a draft, the target that it may borrow weights from.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
       CheckpointError: it is missing, damaged, or its architecture is not supported.
-      ConfigError: the dtype is unknown.
+      ConfigError: the dtype is unknown, or a file of another kind is to be kept as GGUF.
       DisagreementError: the processes of a run would not load the same files.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
     progress = on_progress or (lambda line: None)
+    packing = packing or Packing()
     name, path = locate(reference, progress)
     progress(f"loading {name}")
+    if packing.as_stored and path.suffix != ".gguf":
+        if target is None:
+            raise ConfigError(
+                f"quantization is 'gguf', but {name} is no .gguf file; use int8 or int4, which "
+                "round its weights."
+            )
+        packing = dataclasses.replace(packing, quantization="none")
     read = _load_directory if path.is_dir() else _READERS[path.suffix]
     place = place or (lambda config: None)
     try:
         if distributed.process()[1] > 1:
             distributed.agree({f"the files of {name}": fingerprint(path)})
         if (path / draft_directory.MANIFEST).is_file():
-            return _load_draft(name, path, dtype, place, target)
-        model, tokenizer = read(path, dtype, place)
+            return _load_draft(name, path, dtype, packing, place, target)
+        model, tokenizer = read(path, dtype, packing, place)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name)
@@ -123,10 +135,15 @@ def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
 
 
 def _load_draft(
-    name: str, path: Path, dtype: str, place: _Place, target: Checkpoint | None
+    name: str,
+    path: Path,
+    dtype: str,
+    packing: Packing,
+    place: _Place,
+    target: Checkpoint | None,
 ) -> Checkpoint:
     lender = target and draft_directory.Lender(target.name, target.model, target.tokenizer)
-    model, outputs = draft_directory.load_draft(path, dtype, place, lender)
+    model, outputs = draft_directory.load_draft(path, dtype, packing, place, lender)
     if target is not None and not (path / "tokenizer.json").is_file():
         tokenizer = target.tokenizer
     else:
@@ -134,9 +151,12 @@ def _load_draft(
     return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name, outputs)
 
 
-def _load_directory(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:
+def _load_directory(
+    path: Path, dtype: str, packing: Packing, place: _Place
+) -> tuple[Model, Tokenizer]:
     if (path / MANIFEST).is_file():
-        return load_directory(path, dtype, place)
+        model, tokenizer = load_directory(path, dtype, place)
+        return pack_model(model, packing), tokenizer
     config = read_json(path / "config.json")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
@@ -152,12 +172,13 @@ def _load_directory(path: Path, dtype: str, place: _Place) -> tuple[Model, Token
         SafetensorsFiles(path),
         buffers=family.buffers,
         dtype=dtype,
+        packing=packing,
         placement=place(shape),
     )
     return model, tokenizer_from_directory(path)
 
 
-def _load_gguf(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:
+def _load_gguf(path: Path, dtype: str, packing: Packing, place: _Place) -> tuple[Model, Tokenizer]:
     file = GgufFile(path)
     family = family_of_gguf(file.metadata.get("general.architecture"))
     assert family.config_from_gguf and family.gguf_weights  # it has an architecture's name
@@ -169,16 +190,17 @@ def _load_gguf(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]
         file,
         buffers=family.buffers,
         dtype=dtype,
+        packing=packing,
         placement=place(shape),
     )
     return model, tokenizer
 
 
-def _random(path: Path, dtype: str, place: _Place) -> tuple[Model, Tokenizer]:
+def _random(path: Path, dtype: str, packing: Packing, place: _Place) -> tuple[Model, Tokenizer]:
     shape = Recipe.read(path).shape
     assert shape  # `locate` has followed every other recipe to its files
     model = Model.random(shape, dtype=jnp.dtype(dtype), placement=place(shape))
-    return model, byte_tokenizer(shape.vocab_size)
+    return pack_model(model, packing), byte_tokenizer(shape.vocab_size)
 
 
 _READERS = {".gguf": _load_gguf, ".toml": _random}

@@ -17,9 +17,11 @@ import numpy as np
 from spec_jax import distributed
 from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.hf_writer import write_json, write_model, write_tokenizer
+from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.weights import build_model
 from spec_jax.errors import CheckpointError
+from spec_jax.kernels import Weight, columns
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_hf
@@ -87,6 +89,7 @@ def write_draft(
 def load_draft(
     path: Path,
     dtype: str,
+    packing: Packing,
     place: Callable[[TransformerConfig], Placement | None],
     lender: Lender | None,
 ) -> tuple[Model, np.ndarray | None]:
@@ -115,6 +118,7 @@ def load_draft(
         dtype=dtype,
         placement=placement,
         borrowed=weights,
+        packing=packing,
         outputs=None if ids is None else len(ids),
     )
     return model, ids
@@ -126,7 +130,7 @@ def _borrow(
     lender: Lender | None,
     dtype: str,
     placement: Placement | None,
-) -> dict[str, jax.Array]:
+) -> dict[str, Weight]:
     """The target's weights that the draft uses as its own."""
     made_for = manifest["target"]
     if lender is None:
@@ -144,16 +148,18 @@ def _borrow(
     axes = ("embed", "vocab")
     found = {}
     for name in manifest["borrowed"]:
-        weight = source.weights[name].astype(dtype)
-        found[name] = (
-            weight if placement is None else jax.device_put(weight, placement.sharding(*axes))
-        )
+        weight = source.weights[name]
+        if isinstance(weight, jax.Array):
+            weight = weight.astype(dtype)
+            if placement is not None:
+                weight = jax.device_put(weight, placement.sharding(*axes))
+        found[name] = weight
     return found
 
 
 def _fingerprint(model: Model) -> str:
     """Identifies an embedding, independently of the dtype it was loaded as and its sharding."""
-    first = model.weights["embed.weight"][:, :_COMPARED].astype(jnp.bfloat16)
+    first = columns(model.weights["embed.weight"], jnp.arange(_COMPARED)).T.astype(jnp.bfloat16)
     return hashlib.sha256(np.asarray(distributed.to_host(first)).tobytes()).hexdigest()[:16]
 
 

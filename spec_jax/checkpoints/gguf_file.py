@@ -7,8 +7,10 @@ import numpy as np
 from gguf import dequantize
 
 from spec_jax.checkpoints.files import damaged
+from spec_jax.checkpoints.gguf_blocks import unpack
 from spec_jax.checkpoints.gguf_header import read_header
 from spec_jax.errors import CheckpointError
+from spec_jax.kernels import Quantized
 from spec_jax.models.family import Slices
 
 
@@ -52,3 +54,9 @@ class GgufFile:
                 "be dequantized; use a file of type F16, BF16, Q8_0 or Q4_K."
             ) from None
         return found.reshape(-1, *self.shapes[name][1:])[(slice(None), *rest)]
+
+    def read_quantized(self, name: str) -> Quantized | None:
+        """A matrix with its blocks' own numbers, or None if they are not of few bits."""
+        tensor = self._tensors[name]
+        data = np.memmap(self.path, tensor.dtype, "r", tensor.offset, tensor.stored_shape)
+        return unpack(data, tensor.kind)

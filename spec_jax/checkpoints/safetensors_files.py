@@ -82,6 +82,9 @@ class SafetensorsFiles:
                 )
             return tensor[part] if part else handle.get_tensor(name)
 
+    def read_quantized(self, name: str) -> None:
+        """No matrix: quantized safetensors files are not supported."""
+
 
 def _check_inside(index: Path, name: str, entry: object) -> None:
     """Refuses a file outside the directory; it follows links in it, which hub caches have."""

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from spec_jax import distributed
+from spec_jax.checkpoints.packing import Packing
 from spec_jax.errors import CheckpointError
+from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Part, Slices, TensorStore, WeightTable
 from spec_jax.models.model import Model
@@ -21,8 +24,9 @@ def build_model(
     buffers: tuple[str, ...],
     dtype: str,
     placement: Placement | None = None,
-    borrowed: Mapping[str, jax.Array] | None = None,
+    borrowed: Mapping[str, Weight] | None = None,
     outputs: int | None = None,
+    packing: Packing | None = None,
 ) -> Model:
     """Makes a model from a checkpoint's tensors; every tensor must be used.
 
@@ -38,6 +42,7 @@ def build_model(
       placement: how the model is sharded over a mesh; None keeps it on one device.
       borrowed: weights that the checkpoint leaves out, by our names.
       outputs: number of outputs of the head; by default the size of the vocabulary.
+      packing: how matrices are kept; by default as plain arrays.
 
     Raises:
       CheckpointError: a tensor is missing, unexpected, or of the wrong shape.
@@ -54,8 +59,22 @@ def build_model(
     _check_names(tensors, expected, skipped)
     # The largest first: its temporary copy is freed before the other tensors take memory.
     order = sorted(wanted, key=lambda name: -wanted[name].size)
-    arrays = {name: places[name].load(tensors, config, wanted[name]) for name in order}
+    arrays = {
+        name: places[name].load(tensors, config, wanted[name], packing or Packing())
+        for name in order
+    }
     return model.with_weights({**arrays, **(borrowed or {})})
+
+
+def pack_model(model: Model, packing: Packing) -> Model:
+    """A model whose matrices are kept otherwise, one after the other."""
+    if not packing:
+        return model
+    for name, weight in model.weights.items():
+        if weight.ndim == 2:
+            rows = np.asarray(distributed.to_host(weight)).T
+            model = model.with_weights({name: packing.pack(rows, jax.typeof(weight))})
+    return model
 
 
 class _Place:
@@ -72,9 +91,15 @@ class _Place:
         self.stored_shape = (first * (self.part.pieces if self.part else 1), *rest)
 
     def load(
-        self, tensors: TensorStore, config: TransformerConfig, wanted: jax.ShapeDtypeStruct
-    ) -> jax.Array:
+        self,
+        tensors: TensorStore,
+        config: TransformerConfig,
+        wanted: jax.ShapeDtypeStruct,
+        packing: Packing,
+    ) -> Weight:
         """The weight, with each part on its devices."""
+        if len(wanted.shape) == 2 and packing:
+            return packing.pack(self._rows(tensors, config, packing), wanted)
         whole = self.part.take(tensors.read(self.tensor), config) if self.part else None
         parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading
 
@@ -88,6 +113,17 @@ class _Place:
         if wanted.sharding is None:
             return jax.device_put(read(None))
         return jax.make_array_from_callback(wanted.shape, wanted.sharding, read, dtype=wanted.dtype)
+
+    def _rows(
+        self, tensors: TensorStore, config: TransformerConfig, packing: Packing
+    ) -> np.ndarray | Quantized:
+        """The whole weight [out, in], as quantized in the file where that is wanted."""
+        take = self.part.take if self.part else lambda stored, config: stored
+        if packing.as_stored:
+            found = tensors.read_quantized(self.tensor)
+            if found is not None:
+                return found.map(lambda part: take(part, config))
+        return take(tensors.read(self.tensor), config)
 
 
 def _transposed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

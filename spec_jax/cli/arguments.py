@@ -13,6 +13,7 @@ from spec_jax.config import (
     METHODS,
     MOST_SPECULATIVE_TOKENS,
     PROMPT_LOOKUP_MAX,
+    QUANTIZATIONS,
     SCORINGS,
     VERIFICATIONS,
     SamplingParams,
@@ -128,7 +129,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
         sampling=SamplingParams(**fields_of(SamplingParams, given)),
         llm={
             name: given[name]
-            for name in ("layout", "dtype", "max_model_len", "max_num_seqs")
+            for name in ("layout", "dtype", "quantization", "max_model_len", "max_num_seqs")
             if name in given
         },
         sources=(
@@ -197,6 +198,8 @@ def require_target(given: dict[str, Any]) -> None:
         )
     if given.get("dtype", DTYPES[0]) not in DTYPES:
         raise ConfigError(f"dtype is {given['dtype']!r}.{did_you_mean(given['dtype'], DTYPES)}")
+    if (name := given.get("quantization", "none")) not in QUANTIZATIONS:
+        raise ConfigError(f"quantization is {name!r}.{did_you_mean(name, QUANTIZATIONS)}")
 
 
 def speculation_of(given: dict[str, Any]) -> SpeculativeConfig:
@@ -253,6 +256,12 @@ def add_model(parser: Parser) -> Any:
     group = parser.add_argument_group("model")
     add_reference(group)
     group.add_argument(
+        "--quantization",
+        metavar="|".join(QUANTIZATIONS),
+        help="how the target's matrices are rounded; gguf keeps a .gguf file's own blocks "
+        "(default: none)",
+    )
+    group.add_argument(
         "--max-model-len",
         type=whole,
         metavar="N",
@@ -304,6 +313,11 @@ def add_speculation(parser: Parser) -> None:
         "layers that draft, for early_exit (default: a quarter)",
         type=whole,
         metavar="N",
+    )
+    add(
+        "draft_quantization",
+        "as --quantization, for the draft model (default: the same where it can be)",
+        metavar="|".join(QUANTIZATIONS),
     )
     add("draft_vocab_size", "tokens that a draft model may propose", type=whole, metavar="N")
 

@@ -98,7 +98,11 @@ def parse_audit(arguments: Sequence[str]) -> AuditOptions:
         target=given["target"],
         speculative=speculation_of(given),
         sampling=sampling,
-        llm={name: given[name] for name in ("layout", "dtype", "max_model_len") if name in given},
+        llm={
+            name: given[name]
+            for name in ("layout", "dtype", "quantization", "max_model_len")
+            if name in given
+        },
         sources=tuple(given.get("sources", ())),
         json="json" in given,
         settings=settings if asked else None,

@@ -75,10 +75,13 @@ def _jax() -> dict[str, Any]:
     try:
         import jax
 
+        from spec_jax.kernels import native
+
         return {
             "backend": jax.default_backend(),
             "processes": jax.process_count(),
             "devices": [_device(device) for device in jax.devices()],
+            "native CPU products": native.description(),
         }
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}

@@ -12,8 +12,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from spec_jax.kernels import precision_of
 from spec_jax.models.cache import KVCache, LayerCache
-from spec_jax.models.layers import precision_of
 from spec_jax.sharding import Placement, platform_of
 from spec_jax.sharding.pytree import pytree
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from spec_jax.errors import CheckpointError
+from spec_jax.kernels import Quantized
 from spec_jax.models.config import RopeScaling, TransformerConfig
 
 Config = Mapping[str, Any]
@@ -46,6 +47,10 @@ class TensorStore(Protocol):
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it, as a floating-point array."""
+        ...
+
+    def read_quantized(self, name: str) -> Quantized | None:
+        """A matrix as it is stored, if that is quantized; None otherwise."""
         ...
 
 

@@ -6,7 +6,7 @@ sums are float32. Weights are stored [in, out]: on CPU, products of two and more
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from spec_jax.kernels import columns, products
 from spec_jax.models.config import RopeScaling
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -21,28 +22,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
 }
-
-
-def precision_of(dtype: DTypeLike) -> jax.lax.Precision | None:
-    """The precision to ask for in products with weights, or keys and values, of a dtype.
-
-    By default float32 products are single bfloat16 passes on TPU and TF32 on newer GPUs. Float32
-    weights get full precision instead: six bfloat16 passes on TPU.
-    """
-    return jax.lax.Precision.HIGHEST if jnp.dtype(dtype) == jnp.float32 else None
-
-
-def matmul(
-    x: Float[Array, "*lead in"], weight: Float[Array, "in out"]
-) -> Float[Array, "*lead out"]:
-    """`x @ weight` with inputs in the weight's dtype, float32 sums and a float32 result."""
-    return jax.lax.dot_general(
-        x.astype(weight.dtype),
-        weight,
-        (((x.ndim - 1,), (0,)), ((), ())),
-        precision=precision_of(weight.dtype),
-        preferred_element_type=jnp.float32,
-    )
 
 
 def _over_lead(vector: Float[Array, " size"], like: Float[Array, "*lead size"]) -> Array:
@@ -68,8 +47,16 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_size,), dtype), axes=axes[1:]) if bias else None
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        out = matmul(x, self.weight[...])
-        return out if self.bias is None else out + _over_lead(self.bias[...], out)
+        return project(x, [self])[0]
+
+
+def project(x: Float[Array, "*lead in"], layers: Sequence[Linear]) -> list[Array]:
+    """What each of the layers makes of `x`; packed weights are read in one call."""
+    found = products(x, [layer.weight.get_value() for layer in layers])
+    return [
+        out if layer.bias is None else out + _over_lead(layer.bias[...], out)
+        for layer, out in zip(layers, found, strict=True)
+    ]
 
 
 class Norm(nnx.Module):
@@ -97,11 +84,7 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(table.astype(dtype), axes=("embed", "vocab"))
 
     def __call__(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
-        # XLA:CPU widens a bfloat16 table to float32 before it gathers. The barrier keeps that next
-        # to the gather, where it fuses; hoisted out of the loop it would hold the whole table.
-        table, tokens = jax.lax.optimization_barrier((self.weight[...], tokens))
-        columns = jnp.take(table, tokens, axis=1)
-        return jnp.moveaxis(columns, 0, -1).astype(jnp.float32)
+        return columns(self.weight.get_value(), tokens)
 
 
 def rope_frequencies(

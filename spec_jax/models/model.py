@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from spec_jax.kernels import PackedWeight, take_outputs
 from spec_jax.models.attention import Pattern
 from spec_jax.models.cache import KVCache
 from spec_jax.models.compiling import CompilerOptions, compiler_options
@@ -116,8 +117,23 @@ class Model:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The weights' dtype."""
-        return jax.tree.leaves(self.params)[0].dtype
+        """The dtype of its plain weights; a norm's always is."""
+        return self.weights["final_norm.weight"].dtype
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether native code multiplies its weights."""
+        return isinstance(self.weights["embed.weight"], PackedWeight)
+
+    def unpacked(self) -> "Model":
+        """The same model with plain arrays of its dtype as weights."""
+        return self.with_weights(
+            {
+                name: weight.dequantize().astype(self.dtype)
+                for name, weight in self.weights.items()
+                if not isinstance(weight, jax.Array)
+            }
+        )
 
     @property
     def platform(self) -> str:
@@ -127,7 +143,8 @@ class Model:
     @property
     def compiler_options(self) -> CompilerOptions:
         """The compiler options of every program that runs the model."""
-        return compiler_options(self.platform, self.dtype)
+        # Native products leave float32 to XLA.
+        return compiler_options(self.platform, jnp.float32 if self.is_packed else self.dtype)
 
     def jit(self, function: Callable, **options: Any) -> Any:
         """`jax.jit` of a function for the model's devices, with `compiler_options`.
@@ -203,8 +220,8 @@ class Model:
         config = dataclasses.replace(self.config, tied_head=False)
         name = "embed" if self.config.tied_head else "head"
         whole = self.weights[f"{name}.weight"]
-        kept = jnp.take(whole, jnp.asarray(np.array(ids, np.int32)), axis=1)
-        if self.placement is not None:
+        kept = take_outputs(whole, jnp.asarray(np.array(ids, np.int32)))
+        if self.placement is not None and isinstance(kept, jax.Array):
             kept = jax.device_put(kept, self.placement.sharding("embed", "vocab"))
         shape = Model.abstract(config, dtype=self.dtype, placement=self.placement)
         return shape.with_weights({**self.weights, "head.weight": kept})
@@ -260,7 +277,7 @@ class Model:
         XLA:CPU has no one-row bfloat16 product, and widens every weight to float32 for it.
         """
         alone = x.shape[0] * x.shape[1] == 1 and self.dtype == jnp.bfloat16
-        if alone and self.platform == "cpu":
+        if alone and self.platform == "cpu" and not self.is_packed:
             return jnp.pad(x, ((0, 0), (0, 1), (0, 0)))
         return x
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from spec_jax.kernels import products
 from spec_jax.models.attention import Pattern, attention
 from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.models.config import TransformerConfig
@@ -17,7 +18,7 @@ from spec_jax.models.layers import (
     Embedding,
     Linear,
     Norm,
-    matmul,
+    project,
     rope_frequencies,
     rotate,
 )
@@ -78,11 +79,11 @@ class Attention(nnx.Module):
         self, x: Float[Array, "batch tokens embed"], cache: LayerCache, call: _Call
     ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
         q, k, v = (
-            call.heads(project(x), self.head_dim, axis)
-            for project, axis in (
-                (self.query, "heads"),
-                (self.key, "kv_heads"),
-                (self.value, "kv_heads"),
+            call.heads(projected, self.head_dim, axis)
+            for projected, axis in zip(
+                project(x, (self.query, self.key, self.value)),
+                ("heads", "kv_heads", "kv_heads"),
+                strict=True,
             )
         )
         if self.query_norm is not None and self.key_norm is not None:
@@ -122,7 +123,8 @@ class Mlp(nnx.Module):
         activate = ACTIVATIONS[self.activation]
         if self.gate is None:
             return self.down(activate(self.up(x)))
-        return self.down(activate(self.gate(x)) * self.up(x))
+        gate, up = project(x, (self.gate, self.up))
+        return self.down(activate(gate) * up)
 
 
 class Block(nnx.Module):
@@ -228,7 +230,9 @@ class Transformer(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states."""
-        return matmul(hidden, self.embed.weight[...]) if self.head is None else self.head(hidden)
+        if self.head is not None:
+            return self.head(hidden)
+        return products(hidden, [self.embed.weight.get_value()])[0]
 
 
 def _angles(

@@ -35,7 +35,7 @@ def untrained_draft(
     Raises:
       ConfigError: the target has no such layer, or its heads do not fit the width.
     """
-    placement = placement or target.placement
+    target, placement = target.unpacked(), placement or target.placement
     if config.width is not None and config.width != target.config.embed_size:
         shape = dataclasses.replace(_resized(target.config, config.width), num_layers=config.layers)
         draft = Model.random(shape, seed=config.seed, dtype=jnp.float32, placement=placement)

@@ -108,7 +108,7 @@ class TrainingRun:
         data_dir: Path | None = None,
         on_progress: Callable[[str], object] | None = None,
     ):
-        self._target, self._config, self._path = llm.engine.target, config, path
+        self._target, self._config, self._path = llm.engine.target.unpacked(), config, path
         self._sampler, self._examples = Sampler(llm, config.sequence_length), examples
         self._on_progress = on_progress or (lambda line: None)
         self._placement: Placement | None = llm.layout and llm.layout.place(

@@ -19,11 +19,12 @@ ALL_FLAGS = shlex.split("""
     --target t --draft d --method draft_model --num-speculative-tokens 7
     --draft-length-policy confidence
     --confidence-threshold 0.25 --retune-confidence --verification greedy --scoring block
-    --num-drafts 3 --draft-vocab-size 64 --max-tokens 9
+    --num-drafts 3 --draft-vocab-size 64 --draft-quantization int4 --max-tokens 9
     --min-tokens 4 --temperature 0.0
     --top-k 3 --bad-words "x y" --bad-words z
     --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty -0.5
     --frequency-penalty 0.125 --stop a --stop b --ignore-eos --seed 11 --dtype bfloat16
+    --quantization int8
     --namespace mine --max-model-len 99 --max-num-seqs 2 --json --compare --debug --chat --prompt p
     --prompt-file f positional
 """)
@@ -41,6 +42,7 @@ def test_flags_become_config_objects():
         verification="greedy",
         num_drafts=3,
         draft_vocab_size=64,
+        draft_quantization="int4",
     )
     assert options.sampling == SamplingParams(
         max_tokens=9,
@@ -58,7 +60,12 @@ def test_flags_become_config_objects():
         seed=11,
         namespace="mine",
     )
-    assert options.llm == {"dtype": "bfloat16", "max_model_len": 99, "max_num_seqs": 2}
+    assert options.llm == {
+        "dtype": "bfloat16",
+        "quantization": "int8",
+        "max_model_len": 99,
+        "max_num_seqs": 2,
+    }
     assert options.sources == (("text", "positional"), ("text", "p"), ("file", "f"))
     assert (options.target, options.chat, options.json, options.compare) == ("t", True, True, True)
 
@@ -89,7 +96,7 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
     defaults = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
     defaults |= {f.name: f.default for f in dataclasses.fields(SpeculativeConfig)}
     llm = inspect.signature(LLM.__init__).parameters
-    llm_defaults = {name: llm[name].default for name in ("dtype", "max_num_seqs")}
+    llm_defaults = {name: llm[name].default for name in ("dtype", "quantization", "max_num_seqs")}
     defaults |= llm_defaults
     for name in ("max_tokens", "top_p", "num_drafts", "scoring", "method", *llm_defaults):
         flag, value = f"--{name.replace('_', '-')}", re.escape(str(defaults[name]))
@@ -158,6 +165,7 @@ MISTAKES = [
         ["draft_length_policy is 'constnt'", "Did you mean 'constant'?"],
     ),
     ("--dtype float31", ["dtype is 'float31'", "Did you mean 'float32'?"]),
+    ("--quantization int", ["quantization is 'int'", "Did you mean 'int"]),
     ("--tempratur 1", ["'--tempratur'", "Did you mean '--temperature'?"]),
     ("--num-spec 1", ["'--num-spec'", "Did you mean '--num-speculative-tokens'?"]),
     ("--zzz", ["'--zzz'", "spec-jax generate --help"]),

@@ -115,7 +115,8 @@ BUGS = {
     "a uniform depends on how many there are": (
         "sampling/draw.py",
         "    drawn = jax.random.bits(key, (*shape, 1 + EXPONENT_WORDS), words)",
-        "    drawn = jnp.moveaxis(jax.random.bits(key, (1 + EXPONENT_WORDS, *shape), words), 0, -1)",
+        "    turned = jax.random.bits(key, (1 + EXPONENT_WORDS, *shape), words)\n"
+        "    drawn = jnp.moveaxis(turned, 0, -1)",
         [TAILS, "-k", "fewer_uniforms"],
     ),
     "padding drawn as if it were tokens": (

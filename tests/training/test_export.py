@@ -101,7 +101,7 @@ def test_a_draft_is_read_with_its_targets_embedding(exported, llm, target):
     fast = llm.with_speculation(speculative)
     drafter = fast.engine.drafter
     for name, value in model.weights.items():
-        np.testing.assert_array_equal(drafter.model.weights[name], value)
+        np.testing.assert_array_equal(drafter.model.unpacked().weights[name], value)
     assert np.flatnonzero(np.asarray(drafter.columns) >= 0).tolist() == OUTPUTS.tolist()
     params = SamplingParams(max_tokens=12)
     prompts = ["the inn", "a b c"]

@@ -1,0 +1,52 @@
+"""How a model's matrices are kept on their devices: plain, quantized, packed for native code."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.config import QUANTIZATIONS
+from spec_jax.kernels import PackedWeight, Quantized, QuantizedWeight, Weight, quantize
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """How matrices are kept; false if as plain arrays.
+
+    Attributes:
+      quantization: `none`, `int8`, `int4`, or `gguf` for what the file says.
+      native: whether native code multiplies them.
+    """
+
+    quantization: str = "none"
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.quantization in QUANTIZATIONS
+
+    def __bool__(self) -> bool:
+        return self.native or self.quantization != "none"
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether a matrix that is quantized in its file stays as it is."""
+        return self.quantization == "gguf"
+
+    def pack(self, rows: np.ndarray | Quantized, wanted: jax.ShapeDtypeStruct) -> Weight:
+        """A matrix [out, in] in its final form.
+
+        Args:
+          rows: the matrix.
+          wanted: dtype and sharding of the plain array [in, out] that it stands for.
+        """
+        if isinstance(rows, np.ndarray) and self.quantization in ("int8", "int4"):
+            rows = quantize(rows, 8 if self.quantization == "int8" else 4)
+        if isinstance(rows, np.ndarray):
+            rows = rows.astype(wanted.dtype, copy=False)
+        if self.native:
+            return PackedWeight.of(rows)
+        if isinstance(rows, Quantized):
+            return QuantizedWeight.of(rows, wanted.dtype, wanted.sharding)
+        array = np.ascontiguousarray(rows.T)
+        return jax.device_put(array, wanted.sharding) if wanted.sharding else jnp.asarray(array)

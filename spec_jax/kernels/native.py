@@ -1,0 +1,201 @@
+"""Native products on CPU: builds `products.cpp`, loads it and calls it from compiled programs.
+
+The library is built once for each version of the source and kind of processor, at its first use,
+and kept in the cache folder. Without it everything works with XLA's own products, which read a
+weight through a copy of it (benchmarks/LOG.md).
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from filelock import FileLock
+from jaxtyping import Array, Float
+
+from spec_jax.config import cache_directory
+
+if TYPE_CHECKING:
+    from spec_jax.kernels.weights import PackedWeight
+
+SWITCH = "SPEC_JAX_NATIVE"
+"""Environment variable: 0 turns native products off."""
+_SOURCE = Path(__file__).with_name("products.cpp")
+_TARGET = "spec_jax_product"
+_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
+_BUILD_SECONDS = 300
+_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A kind of processor: what it must be able to do, and what the compiler is told of it."""
+
+    name: str
+    features: frozenset[str]
+    flags: tuple[str, ...]
+
+
+_VARIANTS = {
+    "x86_64": (
+        _Variant("avx512-bf16", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+        _Variant("avx512", _AVX512, ("-march=x86-64-v4",)),
+        _Variant("avx2", _AVX2, ("-march=x86-64-v3",)),
+        _Variant("x86-64", frozenset(), ()),
+    ),
+    "aarch64": (_Variant("neon", frozenset(), ()),),
+}
+_VARIANTS["amd64"], _VARIANTS["arm64"] = _VARIANTS["x86_64"], _VARIANTS["aarch64"]
+
+
+class _Unavailable(Exception):
+    """Why there are no native products."""
+
+
+def products(
+    x: Float[Array, "rows in"], weights: Sequence["PackedWeight"]
+) -> list[Float[Array, "rows _"]]:
+    """The rows times each weight, in one call; the weights are of one format.
+
+    Args:
+      x: float32. Products with bfloat16 weights round it to bfloat16.
+      weights: packed weights; all have scales and minima, or none has.
+    """
+    parts = [
+        [part for part in (weight.values, weight.scales, weight.minima) if part is not None]
+        for weight in weights
+    ]
+    scales = weights[0].scales
+    call = jax.ffi.ffi_call(
+        _TARGET,
+        [jax.ShapeDtypeStruct((x.shape[0], weight.shape[1]), jnp.float32) for weight in weights],
+    )
+    found = call(
+        x,
+        *(part for each in parts for part in each),
+        format=_FORMATS[weights[0].format],
+        arrays=len(parts[0]),
+        half=scales is not None and scales.dtype == jnp.float16,
+    )
+    return list(found)
+
+
+def available() -> bool:
+    """Whether products on this machine's CPU are native; builds and loads them at need.
+
+    Warns once, with the remedy, if they are wanted and cannot be had.
+    """
+    with _LOCK:
+        return _load() is None
+
+
+def description() -> str:
+    """Which native products are in use, or why there are none, for people."""
+    with _LOCK:
+        why = _load()
+    return why or _variant().name
+
+
+@functools.cache
+def _load() -> str | None:
+    """Loads the library for this process; returns why that failed, if it did."""
+    if os.environ.get(SWITCH) == "0":
+        return f"off ({SWITCH} is 0)"
+    try:
+        handler = ctypes.CDLL(str(_built())).SpecJaxProduct
+    except (_Unavailable, OSError, AttributeError) as error:
+        warnings.warn(
+            f"products of this CPU are XLA's, which are slower than native ones: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return f"none: {error}"
+    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(handler), platform="cpu")
+    return None
+
+
+def _built() -> Path:
+    """The library for this processor, built unless it is in the cache."""
+    variant = _variant()
+    command = [*_FLAGS, *variant.flags]
+    told = [_SOURCE.read_text(), *command, jax.__version__, platform.system()]
+    name = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    folder = cache_directory() / "native"
+    library = folder / f"{variant.name}-{name}.so"
+    if library.is_file():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "lock", timeout=_BUILD_SECONDS):
+            if not library.is_file():
+                _build(command, library)
+    except (OSError, TimeoutError) as error:
+        raise _Unavailable(f"{folder} cannot be written ({error}); set SPEC_JAX_CACHE") from None
+    return library
+
+
+def _build(flags: Sequence[str], library: Path) -> None:
+    """Compiles the source and moves the result into place."""
+    compiler = _compiler()
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder) / library.name
+        include = f"-isystem{jax.ffi.include_dir()}"
+        command = [*compiler, *flags, include, str(_SOURCE), "-o", str(made)]
+        try:
+            result = subprocess.run(
+                command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise _Unavailable(f"{compiler[0]} does not run ({error})") from None
+        if result.returncode or not made.is_file():
+            said = result.stderr.strip().splitlines() or ["no message"]
+            raise _Unavailable(f"{compiler[0]} cannot build them ({said[0]})")
+        os.replace(made, library)
+
+
+def _compiler() -> list[str]:
+    """The command of a C++ compiler: the system's, or zig's from PyPI."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return [found]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    raise _Unavailable(
+        "there is no C++ compiler; install one (such as g++) or run `pip install ziglang`"
+    )
+
+
+def _variant() -> _Variant:
+    machine = platform.machine().lower()
+    if platform.system() not in ("Linux", "Darwin") or machine not in _VARIANTS:
+        raise _Unavailable(f"they are not written for {platform.system()} on {machine}")
+    found = cpu_features()
+    return next(each for each in _VARIANTS[machine] if each.features <= found)
+
+
+@functools.cache
+def cpu_features() -> frozenset[str]:
+    """What this machine's CPU says that it can do, in Linux's words; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    said = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "feat")))
+    return frozenset(next(said, "").split())

@@ -1,0 +1,515 @@
+// Products of few or many rows with weights that are read as they lie in memory.
+//
+// A weight is cut into panels of 16 outputs. In a panel, 16 neighbouring numbers belong to the 16
+// outputs, so that one vector of weights meets one broadcast activation and no sum crosses lanes.
+// `weights.py` describes the formats and makes them.
+//
+// The code is written with the vector extensions of GCC and Clang, and compiled once for each kind
+// of processor: the compiler splits a vector of 16 floats into as many registers as it needs.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "xla/ffi/api/ffi.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are arguments of inlined functions only
+#define INLINE inline __attribute__((always_inline))
+
+namespace {
+
+constexpr int kLanes = 16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
+
+// How many rows and panels share a pass over a weight: their sums fill the vector registers.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 12, kTilePanels = 2, kPackedRows = 8;
+#elif defined(__x86_64__)
+constexpr int kTileRows = 6, kTilePanels = 1, kPackedRows = 3;
+#else
+constexpr int kTileRows = 6, kTilePanels = 1, kPackedRows = 5;
+#endif
+
+template <class T>
+INLINE T load(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+INLINE Floats splat(float x) { return Floats{} + x; }
+
+INLINE float to_float(uint32_t bits) { return load<float>(&bits); }
+
+// The nearest bfloat16, ties to even; a NaN stays one.
+INLINE uint32_t bfloat16_bits(float x) {
+  uint32_t bits = load<uint32_t>(&x);
+  if (std::isnan(x)) return (bits >> 16) | 0x40;
+  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+INLINE Floats load_floats(const float* from) { return load<Floats>(from); }
+
+// 16 numbers of half precision.
+INLINE Floats load_floats(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+  Floats out;
+  for (int i = 0; i < kLanes; i += 8) {
+    __m256 part = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i)));
+    std::memcpy((float*)&out + i, &part, sizeof(part));
+  }
+  return out;
+#elif defined(__aarch64__)
+  Floats out;
+  for (int i = 0; i < kLanes; i += 4) {
+    float32x4_t part = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + i)));
+    std::memcpy((float*)&out + i, &part, sizeof(part));
+  }
+  return out;
+#else
+  Floats out;
+  for (int i = 0; i < kLanes; ++i) {
+    uint32_t sign = (uint32_t)(from[i] & 0x8000) << 16, rest = from[i] & 0x7fff;
+    // An exponent of all ones stays one; all others are moved by a product, which is exact.
+    float size = rest >= 0x7c00 ? to_float((rest << 13) | 0x7f800000)
+                                : to_float(rest << 13) * 0x1p112f;
+    out[i] = to_float(load<uint32_t>(&size) | sign);
+  }
+  return out;
+#endif
+}
+
+// Weights of one format: 64 bytes hold `kInputs` vectors of 16 outputs.
+
+struct Int8 {
+  static constexpr int kInputs = 4;
+  static INLINE Floats decode(const uint8_t* from, int input) {
+    return __builtin_convertvector(load<Bytes>(from + kLanes * input), Floats);
+  }
+};
+
+struct Int4 {  // 0 to 15; each output's word holds eight neighbouring inputs, the lowest bits first
+  static constexpr int kInputs = 8;
+  static INLINE Floats decode(const uint8_t* from, int input) {
+    Words nibbles = (load<Words>(from) >> (4 * input)) & 15;
+    return __builtin_convertvector((Ints)nibbles, Floats);
+  }
+};
+
+struct Bfloat16 {  // each output's word holds two neighbouring inputs, the first in the low half
+  static constexpr int kInputs = 2;
+  static INLINE Floats decode(const uint8_t* from, int input) {
+    Words pair = load<Words>(from);
+    return (Floats)(input ? pair & 0xffff0000u : pair << 16);
+  }
+};
+
+// What `tile` multiplies: a step is one vector of weights and one broadcast activation.
+
+struct FloatStep {
+  using Activation = float;
+  static INLINE Floats add(Floats sum, Floats weights, float x) { return sum + weights * x; }
+};
+
+#if defined(__AVX512BF16__)
+struct PairStep {  // two inputs in a step
+  using Activation = uint32_t;
+  static INLINE Floats add(Floats sum, Floats weights, uint32_t x) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)weights,
+                                    (__m512bh)_mm512_set1_epi32((int)x));
+  }
+};
+#endif
+
+// Sums of `R` rows with `P` panels; `U` independent sums hide the latency of an addition.
+template <class Step, int R, int P, int U>
+INLINE void tile(const Floats* weights, int64_t panel_stride, const typename Step::Activation* x,
+                 int64_t x_stride, int64_t steps, Floats (&out)[P][R]) {
+  Floats sums[U][P][R] = {};
+  int64_t i = 0;
+  for (; i + U <= steps; i += U) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) {
+      Floats w[P];
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) w[p] = load<Floats>(weights + p * panel_stride + i + u);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        typename Step::Activation value = x[r * x_stride + i + u];
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) sums[u][p][r] = Step::add(sums[u][p][r], w[p], value);
+      }
+    }
+  }
+  for (; i < steps; ++i) {
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      Floats w = load<Floats>(weights + p * panel_stride + i);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) sums[0][p][r] = Step::add(sums[0][p][r], w, x[r * x_stride + i]);
+    }
+  }
+#pragma GCC unroll 2
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      Floats sum = sums[0][p][r];
+#pragma GCC unroll 4
+      for (int u = 1; u < U; ++u) sum += sums[u][p][r];
+      out[p][r] = sum;
+    }
+  }
+}
+
+constexpr int chains(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
+// A weight and the activations it meets.
+
+enum Format : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt4 = 3 };
+
+struct Matrix {
+  const uint8_t* values;   // [panels, inputs / step, 16] steps of the format
+  const uint8_t* scales;   // [panels, groups, 16]
+  const uint8_t* minima;   // likewise, or null
+  float* out;              // [rows, outputs]
+  int64_t outputs, panels;
+};
+
+struct Call {
+  Format format;
+  bool half;               // scales and minima in half precision
+  int64_t rows, inputs;    // inputs padded to whole steps
+  int64_t group, groups;   // inputs that share a scale, and how many such groups there are
+  const float* x;          // [rows, inputs]
+  const uint32_t* pairs;   // the same as pairs of bfloat16, for kBfloat16
+  const float* group_sums; // [rows, groups], where there are minima
+  std::vector<Matrix> matrices;
+
+  int64_t panel_bytes() const {
+    static constexpr int64_t kBits[] = {32, 16, 8, 4};
+    return inputs * kLanes * kBits[format] / 8;
+  }
+};
+
+INLINE void store(const Matrix& to, int64_t panel, int64_t row, Floats sum) {
+  int64_t lanes = std::min<int64_t>(kLanes, to.outputs - panel * kLanes);
+  float* out = to.out + row * to.outputs + panel * kLanes;
+  if (lanes == kLanes) {
+    std::memcpy(out, &sum, sizeof(sum));
+  } else {
+    std::memcpy(out, &sum, lanes * sizeof(float));
+  }
+}
+
+// `R` rows with packed weights, widened as they are read.
+template <class Weights, class Scale, int R>
+void packed_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row) {
+  constexpr int kInputs = Weights::kInputs, kChains = std::min(chains(R), kInputs);
+  const uint8_t* values = to.values + panel * call.panel_bytes();
+  const int64_t at = panel * call.groups * kLanes;
+  const float* x = call.x + row * call.inputs;
+  Floats total[R] = {};
+  for (int64_t g = 0; g < call.groups; ++g) {
+    Floats sums[kChains][R] = {};
+    for (int64_t i = g * call.group; i < (g + 1) * call.group; i += kInputs, values += 64) {
+      __builtin_prefetch(values + 1024);
+#pragma GCC unroll 8
+      for (int j = 0; j < kInputs; ++j) {
+        Floats w = Weights::decode(values, j);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) sums[j % kChains][r] += w * x[r * call.inputs + i + j];
+      }
+    }
+#pragma GCC unroll 4
+    for (int u = 1; u < kChains; ++u) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sums[0][r] += sums[u][r];
+    }
+    if (!to.scales) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) total[r] += sums[0][r];
+      continue;
+    }
+    Floats scale = load_floats((const Scale*)to.scales + at + g * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) total[r] += scale * sums[0][r];
+    if (!to.minima) continue;
+    Floats minimum = load_floats((const Scale*)to.minima + at + g * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) total[r] += minimum * call.group_sums[(row + r) * call.groups + g];
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) store(to, panel, row + r, total[r]);
+}
+
+// A panel of packed weights as floats, for so many rows that widening pays once for all.
+template <class Weights, class Scale>
+void widen(const Call& call, const Matrix& from, int64_t panel, Floats* out) {
+  const uint8_t* values = from.values + panel * call.panel_bytes();
+  const int64_t at = panel * call.groups * kLanes;
+  for (int64_t g = 0; g < call.groups; ++g) {
+    Floats scale = splat(1), minimum = {};
+    if (from.scales) scale = load_floats((const Scale*)from.scales + at + g * kLanes);
+    if (from.minima) minimum = load_floats((const Scale*)from.minima + at + g * kLanes);
+    for (int64_t i = g * call.group; i < (g + 1) * call.group; i += Weights::kInputs, values += 64) {
+#pragma GCC unroll 8
+      for (int j = 0; j < Weights::kInputs; ++j) {
+        out[i + j] = Weights::decode(values, j) * scale + minimum;
+      }
+    }
+  }
+}
+
+// Rows in tiles of at most `Most`, as even as possible: function(first row, number of rows).
+template <int Most, class Function>
+INLINE void in_tiles(int64_t rows, Function function) {
+  int64_t tiles = (rows + Most - 1) / Most;
+  for (int64_t t = 0; t < tiles; ++t) {
+    int64_t begin = rows * t / tiles;
+    function(begin, rows * (t + 1) / tiles - begin);
+  }
+}
+
+// Calls function(std::integral_constant<int, n>) for the n of 1 to Most that equals `count`.
+template <class Function, int... N>
+INLINE void with_count(int64_t count, Function function, std::integer_sequence<int, N...>) {
+  (void)((count == N + 1 && (function(std::integral_constant<int, N + 1>()), true)) || ...);
+}
+
+// All rows with `P` neighbouring panels of vectors that `Step` takes as they are.
+template <class Step, int P>
+void whole_rows(const Call& call, const Matrix& to, int64_t panel, const Floats* weights,
+                int64_t steps, const typename Step::Activation* x) {
+  in_tiles<kTileRows>(call.rows, [&](int64_t row, int64_t count) {
+    with_count(
+        count,
+        [&](auto rows) {
+          constexpr int R = decltype(rows)::value;
+          Floats out[P][R];
+          tile<Step, R, P, P == 1 ? chains(R) : 1>(weights, steps, x + row * steps, steps, steps,
+                                                   out);
+          for (int p = 0; p < P; ++p) {
+            for (int r = 0; r < R; ++r) store(to, panel + p, row + r, out[p][r]);
+          }
+        },
+        std::make_integer_sequence<int, kTileRows>());
+  });
+}
+
+template <class Step>
+void whole_panels(const Call& call, const Matrix& to, int64_t begin, int64_t end,
+                  const Floats* weights, int64_t steps, const typename Step::Activation* x) {
+  int64_t panel = begin;
+  if (call.rows >= 4) {  // fewer are bound by memory, which one stream of weights suits best
+    for (; panel + kTilePanels <= end; panel += kTilePanels, weights += kTilePanels * steps) {
+      whole_rows<Step, kTilePanels>(call, to, panel, weights, steps, x);
+    }
+  }
+  for (; panel < end; ++panel, weights += steps) {
+    whole_rows<Step, 1>(call, to, panel, weights, steps, x);
+  }
+}
+
+template <class Weights, class Scale>
+void packed_panels(const Call& call, const Matrix& to, int64_t begin, int64_t end) {
+  if (call.rows > kPackedRows) {
+    std::unique_ptr<Floats[]> widened(new Floats[call.inputs * kTilePanels]);
+    for (int64_t panel = begin; panel < end; panel += kTilePanels) {
+      int64_t count = std::min<int64_t>(kTilePanels, end - panel);
+      for (int64_t p = 0; p < count; ++p) {
+        widen<Weights, Scale>(call, to, panel + p, widened.get() + p * call.inputs);
+      }
+      whole_panels<FloatStep>(call, to, panel, panel + count, widened.get(), call.inputs, call.x);
+    }
+    return;
+  }
+  for (int64_t panel = begin; panel < end; ++panel) {
+    with_count(
+        call.rows,
+        [&](auto rows) { packed_rows<Weights, Scale, decltype(rows)::value>(call, to, panel, 0); },
+        std::make_integer_sequence<int, kPackedRows>());
+  }
+}
+
+// Some neighbouring panels of one weight.
+void panels(const Call& call, const Matrix& to, int64_t begin, int64_t end) {
+  const Floats* weights = (const Floats*)(to.values + begin * call.panel_bytes());
+  switch (call.format) {
+    case kFloat32:
+      return whole_panels<FloatStep>(call, to, begin, end, weights, call.inputs, call.x);
+    case kBfloat16:
+#if defined(__AVX512BF16__)
+      return whole_panels<PairStep>(call, to, begin, end, weights, call.inputs / 2, call.pairs);
+#else
+      return packed_panels<Bfloat16, float>(call, to, begin, end);
+#endif
+    case kInt8:
+      return call.half ? packed_panels<Int8, uint16_t>(call, to, begin, end)
+                       : packed_panels<Int8, float>(call, to, begin, end);
+    case kInt4:
+      return call.half ? packed_panels<Int4, uint16_t>(call, to, begin, end)
+                       : packed_panels<Int4, float>(call, to, begin, end);
+  }
+}
+
+// Runs task(0) to task(count - 1) on the caller and the pool's threads. The caller takes part, and
+// waits only for tasks that a thread has begun, so that it cannot wait for a thread that waits.
+template <class Pool, class Task>
+void parallel(Pool& pool, int64_t count, const Task& task) {
+  struct Progress {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+  auto progress = std::make_shared<Progress>();
+  auto work = [progress, count, &task] {
+    // A thread that comes late finds nothing left and does not touch `task`, which may be gone.
+    for (int64_t i; (i = progress->next.fetch_add(1)) < count;) {
+      task(i);
+      progress->done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  int64_t helpers = std::min<int64_t>(pool.num_threads(), count) - 1;
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(decltype(work)(work));
+  work();
+  for (int spins = 0; progress->done.load(std::memory_order_acquire) < count; ++spins) {
+    if (spins > 2000) std::this_thread::yield();
+  }
+}
+
+// Activations as the format wants them, in buffers that live as long as the call.
+struct Activations {
+  std::vector<float> x, sums;
+  std::vector<uint32_t> pairs;
+
+  void prepare(Call& call, const float* given, int64_t width, bool minima) {
+    call.x = given;
+    const bool rounded = call.format == kBfloat16;
+    if (width != call.inputs || rounded) {
+      x.assign(call.rows * call.inputs, 0);
+      for (int64_t r = 0; r < call.rows; ++r) {
+        const float* from = given + r * width;
+        float* to = x.data() + r * call.inputs;
+        for (int64_t i = 0; i < width; ++i) {
+          to[i] = rounded ? to_float(bfloat16_bits(from[i]) << 16) : from[i];
+        }
+      }
+      call.x = x.data();
+    }
+#if defined(__AVX512BF16__)
+    if (rounded) {
+      pairs.resize(call.rows * call.inputs / 2);
+      for (size_t i = 0; i < pairs.size(); ++i) {
+        pairs[i] = load<uint32_t>(&x[2 * i]) >> 16 | (load<uint32_t>(&x[2 * i + 1]) & 0xffff0000u);
+      }
+      call.pairs = pairs.data();
+    }
+#endif
+    if (minima) {
+      sums.resize(call.rows * call.groups);
+      for (int64_t r = 0; r < call.rows; ++r) {
+        for (int64_t g = 0; g < call.groups; ++g) {
+          const float* from = call.x + r * call.inputs + g * call.group;
+          float sum = 0;
+          for (int64_t i = 0; i < call.group; ++i) sum += from[i];
+          sums[r * call.groups + g] = sum;
+        }
+      }
+      call.group_sums = sums.data();
+    }
+  }
+};
+
+constexpr int64_t kTaskBytes = 1 << 15;  // of weights: less is not worth a task of its own
+
+template <class Pool>
+void run(Pool& pool, const Call& call) {
+  int64_t panels_in_all = 0;
+  for (const Matrix& matrix : call.matrices) panels_in_all += matrix.panels;
+  // A row adds to a panel's work what some bytes of weights do.
+  int64_t cost = call.panel_bytes() + call.rows * call.inputs * 4;
+  int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  // Neighbouring panels in a task, in whole tiles; several tasks a thread, so that none waits long.
+  int64_t size = std::max(kTaskBytes / cost, panels_in_all / (8 * threads));
+  size = std::max<int64_t>(1, size / kTilePanels) * kTilePanels;
+  std::vector<std::pair<const Matrix*, int64_t>> tasks;
+  for (const Matrix& matrix : call.matrices) {
+    for (int64_t panel = 0; panel < matrix.panels; panel += size) tasks.push_back({&matrix, panel});
+  }
+  parallel(pool, (int64_t)tasks.size(), [&](int64_t i) {
+    auto [matrix, begin] = tasks[i];
+    panels(call, *matrix, begin, std::min(begin + size, matrix->panels));
+  });
+}
+
+namespace ffi = xla::ffi;
+
+// x [rows, inputs], then for each weight its values and, by the format, scales and minima; the
+// results are the products [rows, outputs].
+ffi::Error Product(ffi::ThreadPool pool, int64_t format, int64_t arrays, bool half,
+                   ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  auto given = args.get<ffi::Buffer<ffi::F32>>(0);
+  if (!given || args.size() != 1 + arrays * rets.size()) {
+    return ffi::Error::InvalidArgument("spec_jax_product: arguments do not match");
+  }
+  static constexpr int64_t kInputsOfWord[] = {1, 2, 1, 8};  // of the second dimension of values
+  Call call{};
+  call.format = (Format)format;
+  call.half = half;
+  call.groups = 1;
+  call.rows = given->dimensions()[0];
+  int64_t width = given->dimensions()[1];
+  for (size_t k = 0; k < rets.size(); ++k) {
+    auto out = rets.get<ffi::Buffer<ffi::F32>>(k);
+    if (!out) return ffi::Error::InvalidArgument("spec_jax_product: a result is not float32");
+    Matrix matrix{};
+    const uint8_t** parts[] = {&matrix.values, &matrix.scales, &matrix.minima};
+    for (int64_t a = 0; a < arrays; ++a) {
+      auto part = args.get<ffi::AnyBuffer>(1 + k * arrays + a);
+      if (!part) return ffi::Error::InvalidArgument("spec_jax_product: an argument is missing");
+      if (a == 0) matrix.panels = part->dimensions()[0];
+      if (a == 0) call.inputs = part->dimensions()[1] * kInputsOfWord[format];
+      if (a == 1) call.groups = part->dimensions()[1];
+      *parts[a] = (const uint8_t*)part->untyped_data();
+    }
+    matrix.out = (*out)->typed_data();
+    matrix.outputs = (*out)->dimensions()[1];
+    if ((int64_t)(*out)->dimensions()[0] != call.rows ||
+        (matrix.outputs + kLanes - 1) / kLanes != matrix.panels) {
+      return ffi::Error::InvalidArgument("spec_jax_product: sizes do not match");
+    }
+    call.matrices.push_back(matrix);
+  }
+  call.group = call.inputs / call.groups;
+  if (!call.rows) return ffi::Error::Success();
+  Activations activations;
+  activations.prepare(call, given->typed_data(), width, arrays == 3);
+  run(pool, call);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxProduct, Product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("format")
+                                  .Attr<int64_t>("arrays")
+                                  .Attr<bool>("half")
+                                  .RemainingArgs()
+                                  .RemainingRets());

@@ -1,0 +1,79 @@
+"""Products of activations with weights of every form."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from spec_jax.kernels import native
+from spec_jax.kernels.weights import PackedWeight, QuantizedWeight
+
+Weight = Array | QuantizedWeight | PackedWeight
+"""A matrix [in, out]."""
+
+
+def precision_of(dtype: DTypeLike) -> jax.lax.Precision | None:
+    """The precision to ask for in products with weights, or keys and values, of a dtype.
+
+    By default float32 products are single bfloat16 passes on TPU and TF32 on newer GPUs. Float32
+    weights get full precision instead: six bfloat16 passes on TPU.
+    """
+    return jax.lax.Precision.HIGHEST if jnp.dtype(dtype) == jnp.float32 else None
+
+
+def products(x: Float[Array, "*lead in"], weights: Sequence[Weight]) -> list[Array]:
+    """`x` times each of the weights, [*lead, out] in float32.
+
+    The inputs of a product are rounded to its weight's dtype; those with quantized weights stay
+    float32. Sums are float32. Packed weights of one format are one call of native code.
+    """
+    packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
+    if len(packed) == len(weights) and len({_signature(weight) for weight in packed}) == 1:
+        rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+        found = native.products(rows, packed)
+        return [each.reshape(*x.shape[:-1], -1) for each in found]
+    if len(weights) > 1:
+        return [products(x, [weight])[0] for weight in weights]
+    weight = weights[0]
+    assert not isinstance(weight, PackedWeight)
+    if not isinstance(weight, QuantizedWeight):
+        return [_dot(x, weight)]
+    if weight.minima is None and len(weight.scales) == 1 and weight.values.dtype == jnp.int8:
+        # Scales after the product: the numbers themselves are exact in bfloat16.
+        scales = weight.scales.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
+        return [_dot(x, weight.values.astype(weight.dtype)) * scales]
+    return [_dot(x, weight.dequantize().astype(weight.dtype))]
+
+
+def columns(weight: Weight, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
+    """Columns of a weight in float32: a look-up in a table [embed, vocab]."""
+    if not isinstance(weight, jax.Array):
+        return weight.columns(ids)
+    # XLA:CPU widens a bfloat16 table to float32 before it gathers. The barrier keeps that next
+    # to the gather, where it fuses; hoisted out of the loop it would hold the whole table.
+    table, ids = jax.lax.optimization_barrier((weight, ids))
+    return jnp.moveaxis(jnp.take(table, ids, axis=1), 0, -1).astype(jnp.float32)
+
+
+def take_outputs(weight: Weight, ids: Int[Array, " some"]) -> Weight:
+    """The same weight with these of its outputs, in this order."""
+    return (
+        jnp.take(weight, ids, axis=1) if isinstance(weight, jax.Array) else weight.take_outputs(ids)
+    )
+
+
+def _signature(weight: PackedWeight) -> tuple:
+    """What the weights of one call have in common."""
+    return weight.format, weight.minima is None, weight.scales is None or weight.scales.dtype
+
+
+def _dot(x: Array, weight: Array) -> Array:
+    return jax.lax.dot_general(
+        x.astype(weight.dtype),
+        weight,
+        (((x.ndim - 1,), (0,)), ((), ())),
+        precision=precision_of(weight.dtype),
+        preferred_element_type=jnp.float32,
+    )

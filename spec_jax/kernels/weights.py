@@ -1,0 +1,177 @@
+"""Weights on a device in other forms than a plain array: quantized, or packed for native code."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from spec_jax.kernels.quantize import Quantized
+from spec_jax.sharding.pytree import pytree, static
+
+LANES = 16
+"""Outputs of a panel."""
+STEPS = {"float32": 1, "bfloat16": 2, "int8": 4, "int4": 8}
+"""Inputs that native code reads at once; a packed weight has zeros up to a multiple of them."""
+
+
+@pytree
+class QuantizedWeight:
+    """A matrix of few bits as XLA multiplies it: `scales * values + minima`.
+
+    Attributes:
+      values: int8 [in, out], or bytes [in / 2, out] of two inputs each: in their low half the first
+        inputs of a group, in their high half the others. JAX's own numbers of 4 bits cannot be
+        passed to a program that was compiled ahead for a mesh (jax 0.10.2).
+      scales: [groups, out], float32 or float16; neighbouring inputs share one.
+      minima: likewise, or None for 0.
+      dtype: what the inputs of its products are rounded to; static.
+    """
+
+    values: Array
+    scales: Array
+    minima: Array | None
+    dtype: str = static()
+
+    @classmethod
+    def of(
+        cls, weight: Quantized, dtype: DTypeLike, sharding: NamedSharding | None = None
+    ) -> "QuantizedWeight":
+        """The same matrix on devices; groups are sharded as inputs are, if that divides them."""
+
+        def put(rows: np.ndarray) -> Array:
+            part = np.ascontiguousarray(rows.T)
+            if sharding is None:
+                return jnp.asarray(part)
+            axes = (*sharding.spec, None, None)[:2]
+            if part.shape[0] % NamedSharding(sharding.mesh, P(axes[0])).num_devices:
+                axes = None, axes[1]
+            own = NamedSharding(sharding.mesh, P(*axes))
+            return jax.make_array_from_callback(part.shape, own, lambda index: part[index])
+
+        values, (outputs, groups) = weight.values, weight.scales.shape
+        if weight.bits == 4 and values.shape[1] // groups % 2 == 0:
+            low, high = np.split(values.reshape(outputs, groups, -1), 2, axis=2)
+            values = (low | high << 4).reshape(outputs, -1)
+        else:
+            values = values.astype(np.int8)
+        minima = None if weight.minima is None else put(weight.minima)
+        return cls(put(values), put(weight.scales), minima, jnp.dtype(dtype).name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the matrix, [in, out]."""
+        inputs, outputs = self.values.shape
+        return (2 * inputs if self.values.dtype == jnp.uint8 else inputs), outputs
+
+    def columns(self, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
+        """Columns of the matrix, in float32."""
+        return jnp.moveaxis(self.take_outputs(ids.ravel()).dequantize(), 0, -1).reshape(
+            *ids.shape, -1
+        )
+
+    def take_outputs(self, ids: Int[Array, " some"]) -> "QuantizedWeight":
+        """The matrix with these columns alone."""
+        return jax.tree.map(lambda part: jnp.take(part, ids, axis=1), self)
+
+    def dequantize(self) -> Float[Array, "in out"]:
+        """The matrix in float32."""
+        groups, outputs = self.scales.shape
+        values = self.values.reshape(groups, -1, outputs)
+        if values.dtype == jnp.uint8:
+            values = jnp.concatenate([values & 15, values >> 4], axis=1)
+        values = values.astype(jnp.float32) * self.scales[:, None].astype(jnp.float32)
+        if self.minima is not None:
+            values = values + self.minima[:, None].astype(jnp.float32)
+        return values.reshape(-1, outputs)
+
+
+@pytree
+class PackedWeight:
+    """A matrix in panels of 16 outputs, in which 16 neighbouring numbers belong to the outputs.
+
+    Attributes:
+      values: the numbers by panel and input, [panels, in, 16] of float32 or int8, [panels, in / 2,
+        16, 2] of bfloat16, or [panels, in / 8, 16] words that hold eight inputs of 4 bits, the
+        first in the lowest.
+      scales: [panels, groups, 16], float32 or float16, or None for 1; as in `QuantizedWeight`.
+      minima: likewise, or None for 0.
+      format: what the values are, a key of `STEPS`; static.
+      shape: sizes of the matrix, [in, out]; static.
+    """
+
+    values: Array
+    scales: Array | None
+    minima: Array | None
+    format: str = static()
+    shape: tuple[int, int] = static()
+
+    @classmethod
+    def of(cls, weight: np.ndarray | Quantized) -> "PackedWeight":
+        """Packs a matrix [out, in] of float32 or bfloat16, or a quantized one."""
+        if not isinstance(weight, Quantized):
+            kind, (outputs, inputs) = weight.dtype.name, weight.shape
+            return cls(_packed(weight, kind), None, None, kind, (inputs, outputs))
+        kind, (outputs, inputs) = f"int{weight.bits}", weight.values.shape
+        groups = weight.scales.shape[1]
+        if groups > 1 and inputs % (groups * STEPS[kind]):
+            raise ValueError(f"{inputs} inputs in {groups} groups are not whole steps")
+        return cls(
+            _packed(weight.values, kind),
+            _packed(weight.scales),
+            None if weight.minima is None else _packed(weight.minima),
+            kind,
+            (inputs, outputs),
+        )
+
+    def columns(self, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
+        """Columns of the matrix, in float32."""
+        panel, lane = ids // LANES, ids % LANES
+        if self.format == "bfloat16":
+            # As whole numbers: XLA:CPU widens a bfloat16 table before it gathers.
+            words = jax.lax.bitcast_convert_type(self.values, jnp.uint16)[panel, :, lane]
+            found = jax.lax.bitcast_convert_type(words, jnp.bfloat16).reshape(*ids.shape, -1)
+        else:
+            found = self.values[panel, :, lane]
+        if self.format == "int4":
+            shifts = 4 * jnp.arange(8, dtype=jnp.uint32).reshape((1,) * found.ndim + (-1,))
+            found = found[..., None] >> shifts & 15
+        found = found.astype(jnp.float32)
+        if self.scales is not None:
+            scales = self.scales[panel, :, lane].astype(jnp.float32)[..., None]
+            found = found.reshape(*scales.shape[:-1], -1) * scales
+        if self.minima is not None:
+            found = found + self.minima[panel, :, lane].astype(jnp.float32)[..., None]
+        return found.reshape(*ids.shape, -1)[..., : self.shape[0]]
+
+    def take_outputs(self, ids: Int[Array, " some"]) -> "PackedWeight":
+        """The matrix with these columns alone."""
+
+        def take(part: Array) -> Array:
+            rows = part[ids // LANES, :, ids % LANES]
+            rows = jnp.pad(rows, ((0, -len(ids) % LANES), *((0, 0),) * (rows.ndim - 1)))
+            return jnp.moveaxis(rows.reshape(-1, LANES, *rows.shape[1:]), 1, 2)
+
+        values, scales, minima = jax.tree.map(take, (self.values, self.scales, self.minima))
+        return PackedWeight(values, scales, minima, self.format, (self.shape[0], len(ids)))
+
+    def dequantize(self) -> Float[Array, "in out"]:
+        """The matrix in float32."""
+        return self.columns(jnp.arange(self.shape[1])).T
+
+
+def _packed(rows: np.ndarray, kind: str = "float32") -> Array:
+    """Rows [out, in] as panels; numbers of no format are kept as they are."""
+    outputs, inputs = rows.shape
+    step = 2 if kind == "bfloat16" else 1
+    padded = np.pad(rows, ((0, -outputs % LANES), (0, -inputs % STEPS[kind])))
+    if kind == "int4":
+        nibbles = padded.reshape(len(padded), -1, 8).astype(np.uint32)
+        padded = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(2, dtype=np.uint32)
+    # As whole numbers: NumPy transposes only its own dtypes fast, and bfloat16 is none.
+    whole = padded.view(f"u{padded.itemsize}")
+    panels = whole.reshape(len(padded) // LANES, LANES, -1, step).swapaxes(1, 2)
+    packed = np.ascontiguousarray(panels).view(padded.dtype)
+    return jnp.asarray(packed if step == 2 else packed[..., 0])

@@ -1,0 +1,47 @@
+"""GGUF's blocks keep every number when they are taken apart."""
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from spec_jax.checkpoints.gguf_blocks import unpack
+from spec_jax.kernels import PackedWeight
+
+KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+HALVES = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+"""Where blocks keep numbers of half precision."""
+
+
+def blocks(kind, rows=6, count=2):
+    """Random bytes, but for finite scales."""
+    random = np.random.default_rng(0)
+    _, size = GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (rows, count, size), np.uint8)
+    for at in HALVES[kind.name]:
+        scales = random.normal(0, 0.1, (rows, count, 1)).astype(np.float16)
+        data[:, :, at : at + 2] = scales.view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_number_changes(name):
+    kind = GGMLQuantizationType[name]
+    data = blocks(kind)
+    expected = gguf.dequantize(data, kind)
+    made = unpack(data, kind)
+    np.testing.assert_array_equal(made.dequantize(), expected)
+    np.testing.assert_array_equal(PackedWeight.of(made).dequantize(), expected.T)
+    assert made.scales.shape[1] == expected.shape[1] // (16 if name == "Q6_K" else 32)
+
+
+def test_other_types_are_not_taken_apart():
+    assert unpack(np.zeros((2, 64), np.float32), GGMLQuantizationType.F32) is None
+    assert unpack(np.zeros((2, 110), np.uint8), GGMLQuantizationType.Q3_K) is None

@@ -1,0 +1,141 @@
+"""Quantized targets decode exactly what their rounded weights say, by every method."""
+
+import jax
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax.kernels import PackedWeight, QuantizedWeight, native
+from spec_jax.sharding import Layout
+from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write_gguf
+
+WIDE = CONFIG | {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
+"""Sizes that the blocks of GGUF divide."""
+PROMPTS = ["the inn in the inn in the", "a thin thing", "in"]
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A Hugging Face directory, a draft of noisier weights, and GGUF files."""
+    folder, tensors = tmp_path_factory.mktemp("models"), llama_tensors(WIDE)
+    random = np.random.default_rng(3)
+    noisy = {n: t + random.normal(0, 0.05, t.shape).astype(t.dtype) for n, t in tensors.items()}
+    made = {
+        "directory": write_directory(folder / "target", WIDE, tensors),
+        "draft": write_directory(folder / "draft", WIDE, noisy),
+    }
+    for kind in ("Q8_0", "Q4_1"):
+        path = folder / f"{kind}.gguf"
+        made[kind] = write_gguf(path, WIDE, tensors, quantization=GGMLQuantizationType[kind])
+    return {name: str(path) for name, path in made.items()}
+
+
+def tokens(llm, params=PARAMS):
+    return [list(out.token_ids) for out in llm.generate(PROMPTS, params)]
+
+
+def matrices(llm):
+    return [weight for weight in llm.engine.target.weights.values() if weight.shape[1:]]
+
+
+def plainly(llm):
+    """Tokens of the same numbers as plain float32 arrays."""
+    other = llm.with_speculation(SpeculativeConfig())
+    other.engine.target = other.engine.target.unpacked()
+    return tokens(other)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_a_gguf_file_keeps_its_blocks(models, kind):
+    kept = LLM(models[kind], quantization="gguf")
+    assert {weight.format for weight in matrices(kept)} == {"int8" if kind == "Q8_0" else "int4"}
+    assert tokens(kept) == tokens(LLM(models[kind]))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_are_rounded(models, quantization):
+    rounded = LLM(models["directory"], quantization=quantization)
+    assert {weight.format for weight in matrices(rounded)} == {quantization}
+    assert tokens(rounded) == plainly(rounded)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "gguf"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_without_native_code_the_tokens_are_the_same(models, quantization, sharded, monkeypatch):
+    model = models["Q4_1" if quantization == "gguf" else "directory"]
+    native_tokens = tokens(LLM(model, quantization=quantization))
+    monkeypatch.setattr(native, "available", lambda: False)
+    layout = Layout.tensor_parallel(2) if sharded else None
+    llm = LLM(model, quantization=quantization, layout=layout)
+    assert all(isinstance(weight, QuantizedWeight) for weight in matrices(llm))
+    assert tokens(llm) == native_tokens
+
+
+METHODS = {
+    "draft_model": {"draft": "draft"},
+    "self": {"draft": "target", "verification": "block"},
+    "draft_vocab_size": {"draft": "draft", "draft_vocab_size": 100},
+    "a plain draft": {"draft": "draft", "draft_quantization": "none"},
+    "tree": {"draft": "draft", "num_drafts": 2},
+    "prompt_lookup": {"method": "prompt_lookup", "draft_length_policy": "heuristic"},
+    "prefix_batch": {"method": "prompt_lookup", "scoring": "prefix_batch"},
+    "suffix": {"method": "suffix"},
+    "early_exit": {"method": "early_exit", "early_exit_layers": 1},
+    "universal_vocabulary": {"method": "universal_vocabulary", "draft": "draft"},
+    "universal_text": {"method": "universal_text", "draft": "draft"},
+}
+
+
+@pytest.fixture(scope="module", params=["int8", "gguf"])
+def plain(request, models):
+    model = models["Q4_1" if request.param == "gguf" else "directory"]
+    llm = LLM(model, quantization=request.param)
+    return model, llm, tokens(llm)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_decodes_as_the_quantized_target_does(plain, models, method):
+    model, llm, expected = plain
+    options = {"method": "draft_model", **METHODS[method]}
+    if "draft" in options:
+        options["draft"] = model if options["draft"] == "target" else models["draft"]
+    speculating = llm.with_speculation(SpeculativeConfig(**options))
+    assert tokens(speculating) == expected
+    assert speculating.engine.target is llm.engine.target
+
+
+def test_a_draft_is_quantized_as_its_target_unless_told_otherwise(models):
+    llm = LLM(models["Q4_1"], quantization="gguf")
+
+    def formats(**options):
+        config = SpeculativeConfig(method="draft_model", draft=models["draft"], **options)
+        draft = llm.with_speculation(config).engine.drafter.model
+        return {
+            weight.format for weight in draft.weights.values() if isinstance(weight, PackedWeight)
+        }
+
+    assert formats() == {"float32"}  # it is no .gguf file
+    assert formats(draft_quantization="int8") == {"int8"}
+
+
+def test_few_bits_take_little_memory(models):
+    def size(**options):
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(matrices(LLM(**options))))
+
+    whole = size(target=models["directory"])
+    assert size(target=models["directory"], quantization="int8") < 0.3 * whole
+    assert size(target=models["Q4_1"], quantization="gguf") < 0.18 * whole
+
+
+def test_sampling_from_a_quantized_target(models):
+    """Greedy rows say nothing of the probabilities: these are those of the rounded weights."""
+    llm = LLM(models["directory"], quantization="int8", seed=3)
+    plain = llm.engine.target.unpacked()
+    ids = np.asarray([llm.tokenizer.encode(PROMPTS[0])], np.int32)
+
+    def logits(model):
+        return model.score(ids, model.new_cache(1, 64))[0]
+
+    np.testing.assert_allclose(logits(llm.engine.target), logits(plain), atol=1e-4)
