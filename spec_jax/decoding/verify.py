@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from spec_jax.decoding.several import verify_several
 from spec_jax.decoding.verdict import Verdict, chance
 from spec_jax.drafters.base import Draft
-from spec_jax.sampling.draw import draw, uniform
+from spec_jax.sampling.draw import draw, largest, uniform
 
 
 def leading(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
@@ -137,7 +137,7 @@ def _greedy_acceptance(
     q: Float[Array, "lookahead vocab"] | None,
     length: Int[Array, ""],
 ) -> Float[Array, " lookahead"]:
-    best = jnp.argmax(p[:-1], -1).astype(tokens.dtype)
+    best = largest(p[:-1])
     return ((tokens == best) & (p[:-1].max(-1) > 0)).astype(p.dtype)
 
 
@@ -149,7 +149,7 @@ def _greedy_following(
     length: Int[Array, ""],
 ) -> Float[Array, " vocab"]:
     wanted = p[accepted]
-    best = jax.nn.one_hot(jnp.argmax(wanted), p.shape[1], dtype=p.dtype)
+    best = jax.nn.one_hot(largest(wanted), p.shape[1], dtype=p.dtype)
     return jnp.where(wanted.max() > 0, best, wanted)
 
 

@@ -1,8 +1,8 @@
-"""Native products on CPU: builds `products.cpp`, loads it and calls it from compiled programs.
+"""Native code on CPU: builds the sources in `cpu/`, loads them and calls them from programs.
 
 The library is built once for each version of the source and kind of processor, at its first use,
 and kept in the cache folder. Without it everything works with XLA's own products, which read a
-weight through a copy of it (benchmarks/LOG.md).
+weight through a copy of it, and attention in XLA's operations (benchmarks/LOG.md).
 """
 
 import ctypes
@@ -17,15 +17,15 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from filelock import FileLock
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.config import cache_directory
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 SWITCH = "SPEC_JAX_NATIVE"
 """Environment variable: 0 turns native products off."""
-_SOURCE = Path(__file__).with_name("products.cpp")
-_TARGET = "spec_jax_product"
+_SOURCES = Path(__file__).with_name("cpu")
+_PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
 _BUILD_SECONDS = 300
@@ -83,8 +83,8 @@ def products(
         for weight in weights
     ]
     scales = weights[0].scales
-    call = jax.ffi.ffi_call(
-        _TARGET,
+    call = _call(
+        _PRODUCT,
         [jax.ShapeDtypeStruct((x.shape[0], weight.shape[1]), jnp.float32) for weight in weights],
     )
     found = call(
@@ -97,8 +97,60 @@ def products(
     return list(found)
 
 
+def attention(
+    queries: Float[Array, "batch kv_heads rows head_dim"],
+    keys: Float[Array, "batch kv_heads slots head_dim"],
+    values: Float[Array, "batch kv_heads slots head_dim"],
+    positions: Int[Array, "batch tokens"],
+    start: Int[Array, " batch"],
+    text: Int[Array, " batch"],
+    among: Bool[Array, "tokens recent"] | None,
+    depths: Int[Array, " recent"] | None,
+    *,
+    window: int | None,
+    ring: bool,
+) -> Float[Array, "batch kv_heads rows head_dim"]:
+    """Attention in float32 over the slots that some token sees; what no token sees is not read.
+
+    Args:
+      queries: scaled, a head's after another's, each with a row for each token.
+      keys: of the cache, with the new tokens.
+      values: likewise.
+      positions: as in `models.attention.Pattern`, as the four that follow.
+      start: the index of each row's first new token.
+      text: tokens that all new tokens see.
+      among: which tokens after these each new token sees, or None.
+      depths: how far those are from the text's end, or None.
+      window: as in `models.attention.attention`.
+      ring: as in `models.cache.LayerCache`.
+    """
+    if among is None or depths is None:
+        among = jnp.zeros((positions.shape[1], 0), bool)
+        depths = jnp.zeros((0,), jnp.int32)
+    call = _call(_ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32))
+    return call(
+        queries,
+        keys,
+        values,
+        positions,
+        start,
+        text,
+        among,
+        depths,
+        window=window or 0,
+        ring=ring,
+    )
+
+
+def _call(target: str, result: Any) -> Callable[..., Any]:
+    """A function of the library, for programs."""
+    if not available():
+        raise RuntimeError(f"native code is needed and cannot be had: {description()}")
+    return jax.ffi.ffi_call(target, result)
+
+
 def available() -> bool:
-    """Whether products on this machine's CPU are native; builds and loads them at need.
+    """Whether this machine's CPU has native code; builds and loads it at need.
 
     Warns once, with the remedy, if they are wanted and cannot be had.
     """
@@ -107,7 +159,7 @@ def available() -> bool:
 
 
 def description() -> str:
-    """Which native products are in use, or why there are none, for people."""
+    """Which native code is in use, or why there is none, for people."""
     with _LOCK:
         why = _load()
     return why or _variant().name
@@ -119,15 +171,17 @@ def _load() -> str | None:
     if os.environ.get(SWITCH) == "0":
         return f"off ({SWITCH} is 0)"
     try:
-        handler = ctypes.CDLL(str(_built())).SpecJaxProduct
+        library = ctypes.CDLL(str(_built()))
+        handlers = {_PRODUCT: library.SpecJaxProduct, _ATTENTION: library.SpecJaxAttention}
     except (_Unavailable, OSError, AttributeError) as error:
         warnings.warn(
-            f"products of this CPU are XLA's, which are slower than native ones: {error}",
+            f"products on this CPU are XLA's, which are slower than native ones: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
         return f"none: {error}"
-    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(handler), platform="cpu")
+    for name, handler in handlers.items():
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
     return None
 
 
@@ -135,7 +189,8 @@ def _built() -> Path:
     """The library for this processor, built unless it is in the cache."""
     variant = _variant()
     command = [*_FLAGS, *variant.flags]
-    told = [_SOURCE.read_text(), *command, jax.__version__, platform.system()]
+    sources = [path.read_text(encoding="utf-8") for path in sorted(_SOURCES.iterdir())]
+    told = [*sources, *command, jax.__version__, platform.system()]
     name = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
     folder = cache_directory() / "native"
     library = folder / f"{variant.name}-{name}.so"
@@ -157,7 +212,8 @@ def _build(flags: Sequence[str], library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
         include = f"-isystem{jax.ffi.include_dir()}"
-        command = [*compiler, *flags, include, str(_SOURCE), "-o", str(made)]
+        sources = map(str, sorted(_SOURCES.glob("*.cpp")))
+        command = [*compiler, *flags, include, *sources, "-o", str(made)]
         try:
             result = subprocess.run(
                 command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False

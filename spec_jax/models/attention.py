@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.kernels import precision_of
+from spec_jax.kernels import native, precision_of
 from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.sharding import Placement, platform_of
 from spec_jax.sharding.pytree import pytree
@@ -219,6 +219,27 @@ def _blocked(
     return out / total[..., None]
 
 
+def _native(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    cache: LayerCache,
+    pattern: Pattern,
+    window: int | None,
+) -> Float[Array, "batch kv_heads rows head_dim"]:
+    """One call of native code on CPU."""
+    return native.attention(
+        rows,
+        cache.keys,
+        cache.values,
+        pattern.positions,
+        pattern.start,
+        pattern.text,
+        pattern.among,
+        pattern.depths,
+        window=window,
+        ring=cache.ring,
+    )
+
+
 def _silenced(
     each: Float[Array, "batch kv_heads some head_dim"], seen: Bool[Array, "batch tokens some"]
 ) -> Float[Array, "batch kv_heads some head_dim"]:
@@ -246,5 +267,5 @@ def _mix(
     return jnp.einsum("bkrs,bksd->bkrd", weights, values, precision=precision_of(dtype))
 
 
-BACKENDS = {"dense": _dense, "blocked": _blocked}
-"""How attention is computed; both give the same but for rounding."""
+BACKENDS = {"dense": _dense, "blocked": _blocked, "native": _native}
+"""How attention is computed; all give the same but for rounding."""

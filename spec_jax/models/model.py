@@ -266,8 +266,9 @@ class Model:
     ) -> tuple[Array, KVCache]:
         padded = self._not_alone(x) if pattern is None else x
         pattern = Pattern.following(cache, padded.shape[1]) if pattern is None else pattern
+        backend = self.attention or ("native" if self.is_packed else None)
         out, cache = module.run(
-            padded, cache, pattern, backend=self.attention, placement=self.placement, **layers
+            padded, cache, pattern, backend=backend, placement=self.placement, **layers
         )
         return out[:, : x.shape[1]], cache
 

@@ -43,6 +43,16 @@ def uniform(
     return jax.lax.bitcast_convert_type(bits, dtype)
 
 
+def largest(x: Float[Array, "*lead size"]) -> Int[Array, "*lead"]:
+    """The first index of the largest number along the last axis; `size` if there is a NaN.
+
+    These are two reductions that XLA:CPU vectorises; it does not do so with `jnp.argmax`, which
+    takes three times as long over a vocabulary.
+    """
+    indices = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    return jnp.where(x == x.max(-1, keepdims=True), indices, x.shape[-1]).min(-1)
+
+
 def draw(
     keys: Key[Array, " batch"], probs: Float[Array, "batch vocab"], random: bool = True
 ) -> Int[Array, " batch"]:
@@ -60,7 +70,7 @@ def draw(
         Static.
     """
     if not random:
-        return jnp.argmax(probs, -1).astype(jnp.int32)
+        return largest(probs)
     count, size = blocks(probs.shape[1])
     padded = jnp.pad(probs, ((0, 0), (0, count * size - probs.shape[1])))
     parts = padded.reshape(-1, count, size)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
+from spec_jax.sampling.draw import largest
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.processors import History, process
 
@@ -51,7 +52,7 @@ def warp(
 ) -> Float[Array, "batch positions vocab"]:
     """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
     best = logits.max(-1, keepdims=True)
-    greedy = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=logits.dtype)
+    greedy = jax.nn.one_hot(largest(logits), logits.shape[-1], dtype=logits.dtype)
 
     probs = greedy
     if sampling.features.random:

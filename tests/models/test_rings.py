@@ -55,6 +55,16 @@ def compiled(backend):
     return jax.jit(call)
 
 
+@jax.jit
+def spoil(layer, spoilt):
+    return jax.tree.map(lambda each: jnp.where(spoilt[:, None, :, None], jnp.nan, each), layer)
+
+
+@jax.jit
+def replace(cache, slot, other, source):
+    return jax.tree.map(lambda ours, theirs: ours.at[slot].set(theirs[source]), cache, other)
+
+
 class Rows:
     """Rows of random tokens in a ring, and beside them as plain lists."""
 
@@ -83,12 +93,14 @@ class Rows:
         out, layer = self._attention(queries, keys, values, self.cache.layers[0], pattern)
         self.cache = KVCache((layer,), self.cache.lengths)
         new = [list(zip(keys[row], values[row], strict=True)) for row in range(ROWS)]
+        wanted = np.empty((ROWS, count, HEADS, HEAD_DIM))
         for row, text in enumerate(self.texts):
+            latest = text[-WINDOW:]
             for t in range(count):
-                path = np.flatnonzero(TREE[t]) if tree else range(t + 1)
-                seen = [*text, *(new[row][place] for place in path)][-WINDOW:]
-                wanted = self.attended(queries[row, t], seen)
-                np.testing.assert_allclose(out[row, t], wanted, atol=1e-5)
+                path = np.flatnonzero(TREE[t]) if tree else range(max(0, t + 1 - WINDOW), t + 1)
+                seen = [*latest, *(new[row][place] for place in path)][-WINDOW:]
+                wanted[row, t] = self.attended(queries[row, t], seen)
+        np.testing.assert_allclose(out, wanted, atol=1e-5)
         return new
 
     def attended(self, queries, seen):
@@ -104,9 +116,7 @@ class Rows:
         for row, text in enumerate(self.texts):
             for index in range(max(0, len(text) - WINDOW + 1), len(text)):
                 spoilt[row, index % layer.slots] = False
-        where = jnp.asarray(spoilt)[:, None, :, None]
-        layer = jax.tree.map(lambda each: jnp.where(where, jnp.nan, each), layer)
-        self.cache = KVCache((layer,), self.cache.lengths)
+        self.cache = KVCache((spoil(layer, spoilt),), self.cache.lengths)
 
     def draft(self):
         """A chain, of which each row keeps a prefix: the rest is rolled back."""
@@ -138,9 +148,7 @@ class Rows:
         for _ in range(3):
             other.prompt()
         source, slot = (int(self.rng.integers(ROWS)) for _ in range(2))
-        self.cache = jax.tree.map(
-            lambda ours, theirs: ours.at[slot].set(theirs[source]), self.cache, other.cache
-        )
+        self.cache = replace(self.cache, slot, other.cache, source)
         self.texts[slot] = list(other.texts[source])
 
 

@@ -3,105 +3,38 @@
 // A weight is cut into panels of 16 outputs. In a panel, 16 neighbouring numbers belong to the 16
 // outputs, so that one vector of weights meets one broadcast activation and no sum crosses lanes.
 // `weights.py` describes the formats and makes them.
-//
-// The code is written with the vector extensions of GCC and Clang, and compiled once for each kind
-// of processor: the compiler splits a vector of 16 floats into as many registers as it needs.
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <memory>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#include "xla/ffi/api/ffi.h"
-
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are arguments of inlined functions only
-#define INLINE inline __attribute__((always_inline))
+#include "common.h"
 
 namespace {
 
-constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef int8_t Bytes __attribute__((vector_size(16)));
-
-// How many rows and panels share a pass over a weight: their sums fill the vector registers.
+// How many rows are multiplied with packed weights as those are read.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 12, kTilePanels = 2, kPackedRows = 8;
+constexpr int kPackedRows = 12;
 #elif defined(__x86_64__)
-constexpr int kTileRows = 6, kTilePanels = 1, kPackedRows = 3;
+constexpr int kPackedRows = 3;
 #else
-constexpr int kTileRows = 6, kTilePanels = 1, kPackedRows = 5;
+constexpr int kPackedRows = 5;
 #endif
-
-template <class T>
-INLINE T load(const void* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  return value;
-}
-
-INLINE Floats splat(float x) { return Floats{} + x; }
-
-INLINE float to_float(uint32_t bits) { return load<float>(&bits); }
-
-// The nearest bfloat16, ties to even; a NaN stays one.
-INLINE uint32_t bfloat16_bits(float x) {
-  uint32_t bits = load<uint32_t>(&x);
-  if (std::isnan(x)) return (bits >> 16) | 0x40;
-  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-}
-
-INLINE Floats load_floats(const float* from) { return load<Floats>(from); }
-
-// 16 numbers of half precision.
-INLINE Floats load_floats(const uint16_t* from) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__F16C__)
-  Floats out;
-  for (int i = 0; i < kLanes; i += 8) {
-    __m256 part = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i)));
-    std::memcpy((float*)&out + i, &part, sizeof(part));
-  }
-  return out;
-#elif defined(__aarch64__)
-  Floats out;
-  for (int i = 0; i < kLanes; i += 4) {
-    float32x4_t part = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + i)));
-    std::memcpy((float*)&out + i, &part, sizeof(part));
-  }
-  return out;
-#else
-  Floats out;
-  for (int i = 0; i < kLanes; ++i) {
-    uint32_t sign = (uint32_t)(from[i] & 0x8000) << 16, rest = from[i] & 0x7fff;
-    // An exponent of all ones stays one; all others are moved by a product, which is exact.
-    float size = rest >= 0x7c00 ? to_float((rest << 13) | 0x7f800000)
-                                : to_float(rest << 13) * 0x1p112f;
-    out[i] = to_float(load<uint32_t>(&size) | sign);
-  }
-  return out;
-#endif
-}
 
 // Weights of one format: 64 bytes hold `kInputs` vectors of 16 outputs.
 
 struct Int8 {
   static constexpr int kInputs = 4;
   static INLINE Floats decode(const uint8_t* from, int input) {
-    return __builtin_convertvector(load<Bytes>(from + kLanes * input), Floats);
+    const uint8_t* bytes = from + kLanes * input;
+#if defined(__AVX512F__)  // compilers convert such vectors lane by lane
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(bytes)));
+#elif defined(__AVX2__)
+    Floats out;
+    for (int i = 0; i < kLanes; i += 8) {
+      __m256 part = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(bytes + i)));
+      std::memcpy((float*)&out + i, &part, sizeof(part));
+    }
+    return out;
+#else
+    return __builtin_convertvector(__builtin_convertvector(load<Bytes>(bytes), Ints), Floats);
+#endif
   }
 };
 
@@ -120,65 +53,6 @@ struct Bfloat16 {  // each output's word holds two neighbouring inputs, the firs
     return (Floats)(input ? pair & 0xffff0000u : pair << 16);
   }
 };
-
-// What `tile` multiplies: a step is one vector of weights and one broadcast activation.
-
-struct FloatStep {
-  using Activation = float;
-  static INLINE Floats add(Floats sum, Floats weights, float x) { return sum + weights * x; }
-};
-
-#if defined(__AVX512BF16__)
-struct PairStep {  // two inputs in a step
-  using Activation = uint32_t;
-  static INLINE Floats add(Floats sum, Floats weights, uint32_t x) {
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)weights,
-                                    (__m512bh)_mm512_set1_epi32((int)x));
-  }
-};
-#endif
-
-// Sums of `R` rows with `P` panels; `U` independent sums hide the latency of an addition.
-template <class Step, int R, int P, int U>
-INLINE void tile(const Floats* weights, int64_t panel_stride, const typename Step::Activation* x,
-                 int64_t x_stride, int64_t steps, Floats (&out)[P][R]) {
-  Floats sums[U][P][R] = {};
-  int64_t i = 0;
-  for (; i + U <= steps; i += U) {
-#pragma GCC unroll 4
-    for (int u = 0; u < U; ++u) {
-      Floats w[P];
-#pragma GCC unroll 2
-      for (int p = 0; p < P; ++p) w[p] = load<Floats>(weights + p * panel_stride + i + u);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        typename Step::Activation value = x[r * x_stride + i + u];
-#pragma GCC unroll 2
-        for (int p = 0; p < P; ++p) sums[u][p][r] = Step::add(sums[u][p][r], w[p], value);
-      }
-    }
-  }
-  for (; i < steps; ++i) {
-#pragma GCC unroll 2
-    for (int p = 0; p < P; ++p) {
-      Floats w = load<Floats>(weights + p * panel_stride + i);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) sums[0][p][r] = Step::add(sums[0][p][r], w, x[r * x_stride + i]);
-    }
-  }
-#pragma GCC unroll 2
-  for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      Floats sum = sums[0][p][r];
-#pragma GCC unroll 4
-      for (int u = 1; u < U; ++u) sum += sums[u][p][r];
-      out[p][r] = sum;
-    }
-  }
-}
-
-constexpr int chains(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
 // A weight and the activations it meets.
 
@@ -230,32 +104,32 @@ void packed_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row)
     Floats sums[kChains][R] = {};
     for (int64_t i = g * call.group; i < (g + 1) * call.group; i += kInputs, values += 64) {
       __builtin_prefetch(values + 1024);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int j = 0; j < kInputs; ++j) {
         Floats w = Weights::decode(values, j);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < R; ++r) sums[j % kChains][r] += w * x[r * call.inputs + i + j];
       }
     }
 #pragma GCC unroll 4
     for (int u = 1; u < kChains; ++u) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) sums[0][r] += sums[u][r];
     }
     if (!to.scales) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) total[r] += sums[0][r];
       continue;
     }
     Floats scale = load_floats((const Scale*)to.scales + at + g * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) total[r] += scale * sums[0][r];
     if (!to.minima) continue;
     Floats minimum = load_floats((const Scale*)to.minima + at + g * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) total[r] += minimum * call.group_sums[(row + r) * call.groups + g];
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) store(to, panel, row + r, total[r]);
 }
 
@@ -269,28 +143,12 @@ void widen(const Call& call, const Matrix& from, int64_t panel, Floats* out) {
     if (from.scales) scale = load_floats((const Scale*)from.scales + at + g * kLanes);
     if (from.minima) minimum = load_floats((const Scale*)from.minima + at + g * kLanes);
     for (int64_t i = g * call.group; i < (g + 1) * call.group; i += Weights::kInputs, values += 64) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int j = 0; j < Weights::kInputs; ++j) {
         out[i + j] = Weights::decode(values, j) * scale + minimum;
       }
     }
   }
-}
-
-// Rows in tiles of at most `Most`, as even as possible: function(first row, number of rows).
-template <int Most, class Function>
-INLINE void in_tiles(int64_t rows, Function function) {
-  int64_t tiles = (rows + Most - 1) / Most;
-  for (int64_t t = 0; t < tiles; ++t) {
-    int64_t begin = rows * t / tiles;
-    function(begin, rows * (t + 1) / tiles - begin);
-  }
-}
-
-// Calls function(std::integral_constant<int, n>) for the n of 1 to Most that equals `count`.
-template <class Function, int... N>
-INLINE void with_count(int64_t count, Function function, std::integer_sequence<int, N...>) {
-  (void)((count == N + 1 && (function(std::integral_constant<int, N + 1>()), true)) || ...);
 }
 
 // All rows with `P` neighbouring panels of vectors that `Step` takes as they are.
@@ -366,29 +224,6 @@ void panels(const Call& call, const Matrix& to, int64_t begin, int64_t end) {
     case kInt4:
       return call.half ? packed_panels<Int4, uint16_t>(call, to, begin, end)
                        : packed_panels<Int4, float>(call, to, begin, end);
-  }
-}
-
-// Runs task(0) to task(count - 1) on the caller and the pool's threads. The caller takes part, and
-// waits only for tasks that a thread has begun, so that it cannot wait for a thread that waits.
-template <class Pool, class Task>
-void parallel(Pool& pool, int64_t count, const Task& task) {
-  struct Progress {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  auto progress = std::make_shared<Progress>();
-  auto work = [progress, count, &task] {
-    // A thread that comes late finds nothing left and does not touch `task`, which may be gone.
-    for (int64_t i; (i = progress->next.fetch_add(1)) < count;) {
-      task(i);
-      progress->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  int64_t helpers = std::min<int64_t>(pool.num_threads(), count) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(decltype(work)(work));
-  work();
-  for (int spins = 0; progress->done.load(std::memory_order_acquire) < count; ++spins) {
-    if (spins > 2000) std::this_thread::yield();
   }
 }
 

@@ -1,0 +1,305 @@
+// Attention of new tokens over a cache, which reads the keys and values that they see and no others.
+//
+// `spec_jax/models/attention.py` says what a token sees (`Pattern.seen`); `sees` here says the same.
+
+#include "common.h"
+
+namespace {
+
+constexpr int64_t kRows = 24;  // query rows of a task: they share the keys that it transposes
+#if defined(__AVX512F__)
+constexpr int kMixRows = 6, kMixPanels = 4;
+#else
+constexpr int kMixRows = 6, kMixPanels = 1;
+#endif
+
+struct Attend {
+  int64_t batch, heads, rows, width, slots;  // of queries [batch, heads, rows, width]
+  int64_t tokens, recent, window;            // a window of 0 sees all
+  bool ring;
+  const float *queries, *keys, *values;
+  const int32_t *positions, *start, *text, *depths;
+  const bool* among;  // [tokens, recent]
+  float* out;
+
+  bool sees(int64_t b, int64_t token, int64_t slot) const {
+    int64_t index = slot, at = positions[b * tokens + token];
+    if (ring) {
+      int64_t newest = start[b] + tokens - 1;
+      index = newest - ((newest - slot) % slots + slots) % slots;
+    }
+    if (index < 0) return false;
+    int64_t position = index, behind = index - text[b];
+    if (!recent) {
+      if (index > at) return false;
+    } else if (behind >= 0) {
+      if (behind >= recent || !among[token * recent + behind]) return false;
+      position = text[b] + depths[behind];
+    }
+    return !window || at - position < window;
+  }
+};
+
+// e^x for x <= 0, as in Cephes: 2 units in the last place; 0 below the smallest normal numbers.
+INLINE Floats exp_of_negative(Floats x) {
+  const Floats least = splat(-87.0f), magic = splat(12582912.0f);  // 1.5 * 2^23
+  Floats y = x < least ? least : x;
+  Floats shifted = y * 1.44269504f + magic;
+  Floats n = shifted - magic;
+  Floats r = y - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Floats p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  Floats power = (Floats)((Words)p + ((Words)shifted << 23));
+  power = x < least ? splat(0) : power;
+  return x == x ? power : x;
+}
+
+#define LOW(lane, step) ((lane) & (step) ? kLanes + (lane) - (step) : (lane))
+#define HIGH(lane, step) ((lane) & (step) ? kLanes + (lane) : (lane) + (step))
+#define EACH(side, step)                                                                  \
+  side(0, step), side(1, step), side(2, step), side(3, step), side(4, step), side(5, step), \
+      side(6, step), side(7, step), side(8, step), side(9, step), side(10, step),           \
+      side(11, step), side(12, step), side(13, step), side(14, step), side(15, step)
+
+template <int Step>
+INLINE void swap_blocks(Floats (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & Step) continue;
+    Floats low = __builtin_shufflevector(rows[i], rows[i + Step], EACH(LOW, Step));
+    rows[i + Step] = __builtin_shufflevector(rows[i], rows[i + Step], EACH(HIGH, Step));
+    rows[i] = low;
+  }
+}
+
+INLINE void transpose(Floats (&rows)[kLanes]) {
+  swap_blocks<8>(rows);
+  swap_blocks<4>(rows);
+  swap_blocks<2>(rows);
+  swap_blocks<1>(rows);
+}
+
+INLINE Floats load_some(const float* from, int64_t count) {
+  if (count >= kLanes) return load<Floats>(from);
+  Floats out = {};
+  std::memcpy(&out, from, count * sizeof(float));
+  return out;
+}
+
+// Sums of values weighted by `R` rows of scores, `P` panels of 16 features from `feature` on.
+template <int R, int P>
+void mix(const float* weights, int64_t stride, const float* values, const int32_t* slots,
+         int64_t count, int64_t width, int64_t feature, const float* scales, float* out,
+         int64_t out_width) {
+  Floats sums[R][P] = {};
+  for (int64_t j = 0; j < count; ++j) {
+    const float* from = values + (slots ? slots[j] : j) * width + feature;
+    Floats value[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) value[p] = load<Floats>(from + p * kLanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      float weight = weights[r * stride + j];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] += value[p] * weight;
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) {
+      Floats sum = sums[r][p] * scales[r];
+      int64_t at = feature + p * kLanes;
+      int64_t lanes = std::min<int64_t>(kLanes, out_width - at);
+      if (lanes > 0) std::memcpy(out + r * out_width + at, &sum, lanes * sizeof(float));
+    }
+  }
+}
+
+// Some neighbouring rows of one key/value head.
+void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t count) {
+  const int64_t width = call.width, where = b * call.heads + head;
+  const float* queries = call.queries + (where * call.rows + row) * width;
+  const float* keys = call.keys + where * call.slots * width;
+  const float* values = call.values + where * call.slots * width;
+  float* out = call.out + (where * call.rows + row) * width;
+
+  int64_t lowest = INT64_MAX, highest = 0;
+  for (int64_t r = row; r < row + count; ++r) {
+    int64_t at = call.positions[b * call.tokens + r % call.tokens];
+    lowest = std::min(lowest, at), highest = std::max(highest, at);
+  }
+  // Slots from `first` to `end` are looked at; all rows see those below `whole`.
+  int64_t first = 0, whole = 0, end = call.slots;
+  if (!call.ring) {
+    end = std::min<int64_t>(end, call.start[b] + call.tokens);
+    if (!call.recent) end = std::min(end, highest + 1);
+    if (call.window) first = std::max<int64_t>(0, lowest - call.window + 1);
+    if (!call.window) whole = std::min<int64_t>(end, call.recent ? call.text[b] : lowest + 1);
+  }
+  std::vector<int32_t> slots;
+  std::vector<uint8_t> seen;  // by slot from `whole` on, then by row
+  for (int64_t slot = 0; slot < whole; ++slot) slots.push_back(slot);
+  for (int64_t slot = std::max(first, whole); slot < end; ++slot) {
+    bool any = false;
+    size_t before = seen.size();
+    for (int64_t r = row; r < row + count; ++r) {
+      bool one = call.sees(b, r % call.tokens, slot);
+      seen.push_back(one), any |= one;
+    }
+    // What nobody sees may hold anything, a NaN too.
+    if (any) slots.push_back(slot); else seen.resize(before);
+  }
+  const int64_t used = slots.size(), padded = (used + kLanes - 1) / kLanes * kLanes;
+
+  std::vector<float> scores(count * padded);
+  std::unique_ptr<Floats[]> turned(new Floats[width + kLanes]);
+  for (int64_t j = 0; j < padded; j += kLanes) {
+    for (int64_t d = 0; d < width; d += kLanes) {
+      Floats part[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        part[i] = j + i < used ? load_some(keys + slots[j + i] * width + d, width - d) : Floats{};
+      }
+      transpose(part);
+      std::memcpy(&turned[d], part, sizeof(part));
+    }
+    in_tiles<kTileRows>(count, [&](int64_t begin, int64_t tile_rows) {
+      with_count(
+          tile_rows,
+          [&](auto rows) {
+            constexpr int R = decltype(rows)::value;
+            Floats found[1][R];
+            tile<FloatStep, R, 1, chains(R)>(turned.get(), 0, queries + begin * width, width,
+                                             width, found);
+            for (int r = 0; r < R; ++r) {
+              std::memcpy(&scores[(begin + r) * padded + j], &found[0][r], sizeof(Floats));
+            }
+          },
+          std::make_integer_sequence<int, kTileRows>());
+    });
+  }
+
+  float inverse[kRows];
+  for (int64_t r = 0; r < count; ++r) {
+    float* own = &scores[r * padded];
+    for (int64_t j = whole; j < used; ++j) {
+      if (!seen[(j - whole) * count + r]) own[j] = -INFINITY;
+    }
+    for (int64_t j = used; j < padded; ++j) own[j] = -INFINITY;
+    Floats best = splat(-INFINITY), total = {};
+    for (int64_t j = 0; j < padded; j += kLanes) {
+      Floats each = load_floats(own + j);
+      best = each > best ? each : best;
+    }
+    float most = -INFINITY;
+    for (int i = 0; i < kLanes; ++i) most = std::max(most, best[i]);
+    for (int64_t j = 0; j < padded; j += kLanes) {
+      Floats each = exp_of_negative(load_floats(own + j) - most);
+      total += each;
+      std::memcpy(own + j, &each, sizeof(each));
+    }
+    float sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += total[i];
+    inverse[r] = 1 / sum;
+  }
+
+  const int32_t* listed = slots.data();
+  int64_t value_width = width;
+  std::vector<float> copied;
+  if (width % kLanes) {  // vectors that end with a row's features
+    value_width = (width + kLanes - 1) / kLanes * kLanes;
+    copied.assign(used * value_width, 0);
+    for (int64_t j = 0; j < used; ++j) {
+      std::memcpy(&copied[j * value_width], values + slots[j] * width, width * sizeof(float));
+    }
+    values = copied.data(), listed = nullptr;
+  }
+  in_tiles<kMixRows>(count, [&](int64_t begin, int64_t tile_rows) {
+    with_count(
+        tile_rows,
+        [&](auto rows) {
+          constexpr int R = decltype(rows)::value;
+          int64_t at = 0;
+          auto some = [&](auto panels) {
+            constexpr int P = decltype(panels)::value;
+            for (; at + P * kLanes <= value_width; at += P * kLanes) {
+              mix<R, P>(&scores[begin * padded], padded, values, listed, used, value_width, at,
+                        inverse + begin, out + begin * width, width);
+            }
+          };
+          some(std::integral_constant<int, kMixPanels>());
+          some(std::integral_constant<int, 1>());
+        },
+        std::make_integer_sequence<int, kMixRows>());
+  });
+}
+
+constexpr int64_t kTaskProducts = 1 << 17;  // fewer are not worth a second thread
+
+template <class Pool>
+void run(Pool& pool, const Attend& call) {
+  const int64_t chunks = (call.rows + kRows - 1) / kRows;
+  auto task = [&](int64_t i) {
+    int64_t chunk = i % chunks, head = i / chunks % call.heads, b = i / chunks / call.heads;
+    int64_t begin = call.rows * chunk / chunks;
+    attend(call, b, head, begin, call.rows * (chunk + 1) / chunks - begin);
+  };
+  int64_t used = 0, count = call.batch * call.heads * chunks;
+  for (int64_t b = 0; b < call.batch; ++b) {
+    used += std::min<int64_t>(call.slots, call.start[b] + call.tokens);
+  }
+  if (used * call.heads * call.rows * call.width < kTaskProducts) {
+    for (int64_t i = 0; i < count; ++i) task(i);
+  } else {
+    parallel(pool, count, task);
+  }
+}
+
+namespace ffi = xla::ffi;
+
+ffi::Error Attention(ffi::ThreadPool pool, int64_t window, bool ring,
+                     ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::F32> keys,
+                     ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> positions,
+                     ffi::Buffer<ffi::S32> start, ffi::Buffer<ffi::S32> text,
+                     ffi::Buffer<ffi::PRED> among, ffi::Buffer<ffi::S32> depths,
+                     ffi::ResultBuffer<ffi::F32> out) {
+  auto sizes = queries.dimensions();
+  if (sizes.size() != 4 || keys.dimensions().size() != 4 || keys.dimensions()[3] != sizes[3] ||
+      keys.dimensions()[1] != sizes[1] || positions.dimensions().size() != 2) {
+    return ffi::Error::InvalidArgument("spec_jax_attention: sizes do not match");
+  }
+  Attend call{};
+  call.batch = sizes[0], call.heads = sizes[1], call.rows = sizes[2], call.width = sizes[3];
+  call.slots = keys.dimensions()[2];
+  call.tokens = positions.dimensions()[1];
+  call.recent = depths.element_count();
+  call.window = window, call.ring = ring;
+  call.queries = queries.typed_data(), call.keys = keys.typed_data();
+  call.values = values.typed_data(), call.positions = positions.typed_data();
+  call.start = start.typed_data(), call.text = text.typed_data();
+  call.depths = depths.typed_data(), call.among = among.typed_data();
+  call.out = out->typed_data();
+  if (call.batch && call.rows && call.slots) run(pool, call);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxAttention, Attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("window")
+                                  .Attr<bool>("ring")
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
