@@ -69,7 +69,9 @@ def test_without_native_code_the_tokens_are_the_same(models, quantization, shard
     monkeypatch.setattr(native, "available", lambda: False)
     layout = Layout.tensor_parallel(2) if sharded else None
     llm = LLM(model, quantization=quantization, layout=layout)
-    assert all(isinstance(weight, QuantizedWeight) for weight in matrices(llm))
+    # On one CPU the same numbers in full are faster.
+    kind = QuantizedWeight if sharded else jax.Array
+    assert all(isinstance(weight, kind) for weight in matrices(llm))
     assert tokens(llm) == native_tokens
 
 

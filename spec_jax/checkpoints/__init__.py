@@ -47,6 +47,7 @@ class Checkpoint:
       eos_token_ids: tokens that end a generation.
       name: its name in messages.
       outputs: the target's ids that a draft trained for it can propose; None for all.
+      rounded: whether its matrices were quantized when they were loaded.
     """
 
     model: Model
@@ -54,6 +55,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     name: str
     outputs: np.ndarray | None = None
+    rounded: bool = False
 
 
 _Place = Callable[[TransformerConfig], Placement | None]
@@ -107,7 +109,7 @@ def load(
         model, tokenizer = read(path, dtype, packing, place)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name)
+    return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name, rounded=packing.rounds)
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
@@ -142,7 +144,9 @@ def _load_draft(
     place: _Place,
     target: Checkpoint | None,
 ) -> Checkpoint:
-    lender = target and draft_directory.Lender(target.name, target.model, target.tokenizer)
+    lender = target and draft_directory.Lender(
+        target.name, target.model, target.tokenizer, target.rounded
+    )
     model, outputs = draft_directory.load_draft(path, dtype, packing, place, lender)
     if target is not None and not (path / "tokenizer.json").is_file():
         tokenizer = target.tokenizer

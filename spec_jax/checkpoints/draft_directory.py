@@ -41,11 +41,13 @@ class Lender:
       name: its name in messages.
       model: its weights.
       tokenizer: its tokenizer.
+      rounded: whether its weights were quantized when they were loaded.
     """
 
     name: str
     model: Model
     tokenizer: Tokenizer
+    rounded: bool = False
 
 
 def write_draft(
@@ -138,7 +140,13 @@ def _borrow(
             f"{path} is a draft that borrows its embedding from {made_for}, the target it was "
             "trained for; use it as the draft of that target, not by itself."
         )
-    if _fingerprint(lender.model) != manifest["embedding"]:
+    # A rounded embedding cannot be compared; its name has to do.
+    same = (
+        lender.name == made_for
+        if lender.rounded
+        else (_fingerprint(lender.model) == manifest["embedding"])
+    )
+    if not same:
         raise CheckpointError(
             f"{path} is a draft that borrows its embedding from {made_for}, and {lender.name} has "
             "another; use it with the target it was trained for, or train one for this target."

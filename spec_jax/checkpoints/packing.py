@@ -29,6 +29,11 @@ class Packing:
         return self.native or self.quantization != "none"
 
     @property
+    def rounds(self) -> bool:
+        """Whether the weights become others."""
+        return self.quantization in ("int8", "int4")
+
+    @property
     def as_stored(self) -> bool:
         """Whether a matrix that is quantized in its file stays as it is."""
         return self.quantization == "gguf"
@@ -40,13 +45,16 @@ class Packing:
           rows: the matrix.
           wanted: dtype and sharding of the plain array [in, out] that it stands for.
         """
-        if isinstance(rows, np.ndarray) and self.quantization in ("int8", "int4"):
+        if isinstance(rows, np.ndarray) and self.rounds:
             rows = quantize(rows, 8 if self.quantization == "int8" else 4)
         if isinstance(rows, np.ndarray):
             rows = rows.astype(wanted.dtype, copy=False)
         if self.native:
             return PackedWeight.of(rows)
         if isinstance(rows, Quantized):
+            if wanted.sharding is None and jax.default_backend() == "cpu":
+                # XLA:CPU would write the whole matrix out at every call.
+                return jnp.asarray(np.ascontiguousarray(rows.dequantize().T))
             return QuantizedWeight.of(rows, wanted.dtype, wanted.sharding)
         array = np.ascontiguousarray(rows.T)
         return jax.device_put(array, wanted.sharding) if wanted.sharding else jnp.asarray(array)
