@@ -122,6 +122,17 @@ install() {
   fi
 }
 
+add_extra() { case ",$EXTRAS," in *",$1,"*) ;; *) EXTRAS="$EXTRAS,$1" ;; esac; }
+
+# Looks for the same compilers as spec_jax/kernels/native.py.
+has_compiler() {
+  local name
+  for name in ${CXX:+"$CXX"} c++ g++ clang++; do
+    command -v "$name" >/dev/null && return
+  done
+  return 1
+}
+
 # Succeeds if there is a virtual environment that packages can be added to.
 usable() { # FINGERPRINT-NOW FINGERPRINT-BUILT
   [ -n "$1" ] && [ ! -e "$UNFINISHED" ] && { [ -z "$2" ] || [ "${1#* }" = "${2#* }" ]; } &&
@@ -141,7 +152,9 @@ ensure_env() { # [EXTRA]
   fi
   # Extras are only added: otherwise scripts that need different ones would reinstall in turns.
   [ ! -f "$VENV/.extras" ] || EXTRAS="$(cat "$VENV/.extras")"
-  case ",$EXTRAS," in *",${1-test},"*) ;; *) EXTRAS="$EXTRAS,$1" ;; esac
+  add_extra "${1-test}"
+  # Native code for CPUs is compiled here, with zig from PyPI where there is no other compiler.
+  [ -n "${1-}" ] || has_compiler || add_extra compiler
   now="$(fingerprint)" || now=""
   built="$(cat "$STAMP" 2>/dev/null)" || built=""
   if [ -z "$now" ] || [ "$now" != "$built" ] || [ ! -x "$VENV/bin/spec-jax" ]; then

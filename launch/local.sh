@@ -7,7 +7,7 @@ usage() {
 usage: launch/local.sh [--dry-run] ["prompt"] [options of `spec-jax generate`]
 
 Sets up .venv on the first run, then decodes the prompt with SmolLM2-135M-Instruct and the draft
-trained for it, in bfloat16. Later options win, for example:
+trained for it, with the blocks of its GGUF file as they are. Later options win, for example:
 
   launch/local.sh "Tell me about the sea." --temperature 0.7 --seed 1
   launch/local.sh --prompt-file letter.txt --method prompt_lookup
@@ -36,5 +36,5 @@ done
 
 ensure_env
 finish env "$CACHE" "$VENV/bin/spec-jax" generate \
-  --target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --dtype bfloat16 --chat --compare \
+  --target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --chat --compare \
   ${drafter[@]+"${drafter[@]}"} ${prompt[@]+"${prompt[@]}"} "$@"

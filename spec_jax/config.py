@@ -170,7 +170,9 @@ SCORINGS = ("block", "prefix_batch")
 SCORING_ALIASES = {"stairs": "prefix_batch"}
 """The name in the publication (IVUS 2024) is accepted too."""
 DTYPES = ("float32", "bfloat16")
-QUANTIZATIONS = ("none", "int8", "int4", "gguf")
+AUTO = "auto"
+LLM_DTYPES = (AUTO, *DTYPES)
+QUANTIZATIONS = (AUTO, "none", "int8", "int4", "gguf")
 
 Options = Mapping[str, tuple[str, ...] | None]
 """Options of `SpeculativeConfig`, each with the values it may take; None stands for all of them."""

@@ -13,7 +13,8 @@ import numpy as np
 from spec_jax import checkpoints, distributed
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.config import (
-    DTYPES,
+    AUTO,
+    LLM_DTYPES,
     QUANTIZATIONS,
     SamplingParams,
     SpeculativeConfig,
@@ -54,11 +55,14 @@ class LLM:
       layout: how the models are sharded over several devices or processes: a layout file
         (sharding/*.toml) or a `Layout`; by default JAX's first device. It decides which devices
         JAX has, so make the `LLM` before anything else uses them.
-      dtype: `float32` or `bfloat16`, of weights that are not quantized, and of caches.
-      quantization: how the target's matrices are rounded when they are loaded: `none`; `int8`, one
-        scale an output; `int4`, a scale and a minimum for 32 inputs; or `gguf`, which keeps the
+      dtype: `float32` or `bfloat16`, of weights that are not quantized, and of caches. `auto` is
+        the checkpoint's own where the machine is fastest with it: float32 on a CPU without native
+        code, and for GGUF blocks.
+      quantization: how the target's matrices are kept: `none`; rounded to `int8`, one scale an
+        output, or to `int4`, a scale and a minimum for 32 inputs; or `gguf`, which keeps the
         blocks of a quantized .gguf file as they are and rounds nothing. The output is exactly that
-        of the quantized target.
+        of the quantized target. `auto` is `gguf` for such files if native code computes, and
+        `none` otherwise.
       max_model_len: most tokens of prompt and completion together; the model's own by default.
       max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
       seed: seeds of requests without their own seed derive from it.
@@ -76,15 +80,15 @@ class LLM:
         *,
         speculative_config: SpeculativeConfig | None = None,
         layout: str | os.PathLike[str] | Layout | None = None,
-        dtype: str = "float32",
-        quantization: str = "none",
+        dtype: str = AUTO,
+        quantization: str = AUTO,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         seed: int = 0,
         on_progress: Callable[[str], None] | None = None,
     ):
-        if dtype not in DTYPES:
-            raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+        if dtype not in LLM_DTYPES:
+            raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(LLM_DTYPES)}.")
         if quantization not in QUANTIZATIONS:
             raise ConfigError(
                 f"quantization is {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}."
@@ -99,7 +103,8 @@ class LLM:
         if layout is not None:
             distributed.start(layout)
         keep_programs(cache_directory() / "xla")
-        self.layout, self.dtype, self.quantization = layout, dtype, quantization
+        self.layout = layout
+        self._dtype, self._quantization = dtype, quantization
         self._on_progress = on_progress
         self._target, checkpoint = target, self._load("target", target, quantization)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
@@ -123,6 +128,16 @@ class LLM:
         """The target's name."""
         return self._checkpoint.name
 
+    @property
+    def dtype(self) -> str:
+        """The target's dtype; see the argument."""
+        return self._checkpoint.model.dtype.name
+
+    @property
+    def quantization(self) -> str:
+        """How the target's matrices are kept; see the argument."""
+        return self._checkpoint.quantization
+
     def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
         """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
         sibling = copy.copy(self)
@@ -134,8 +149,8 @@ class LLM:
         on_cpu = layout is None and jax.default_backend() == "cpu"
         return checkpoints.load(
             reference,
-            dtype=self.dtype,
-            packing=Packing(quantization, native=on_cpu and native.available()),
+            dtype=self._dtype,
+            packing=Packing(quantization, native=on_cpu and native.available(self._on_progress)),
             place=layout and (lambda config: layout.place(role, config.axis_sizes)),
             target=self._checkpoint if role == "draft" else None,
             on_progress=self._on_progress,
@@ -144,8 +159,9 @@ class LLM:
     def _speculate(self, config: SpeculativeConfig) -> None:
         def load_draft() -> checkpoints.Checkpoint:
             assert config.draft is not None  # SpeculativeConfig has checked it
-            quantization = config.draft_quantization or self.quantization
-            if config.draft == self._target and quantization == self.quantization:
+            asked, found = self._quantization, self.quantization
+            quantization = config.draft_quantization or asked
+            if config.draft == self._target and quantization in (asked, found):
                 return self._checkpoint
             return self._load("draft", config.draft, quantization)
 

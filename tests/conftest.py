@@ -33,6 +33,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 if os.environ.get("SPEC_JAX_CHECK_SHAPES"):
     install_import_hook("spec_jax", "beartype.beartype")
 
+from spec_jax.kernels import native
 from spec_jax.models import attention
 from tests import quick
 
@@ -52,6 +53,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("spec-jax")
+
+
+@pytest.fixture(autouse=True)
+def _native_code(request: pytest.FixtureRequest) -> None:
+    """Skips tests of native code where there is no compiler; where there is one, it must work."""
+    if request.node.get_closest_marker("native") and not native.available():
+        why = native.description()
+        (pytest.skip if "there is no C++ compiler" in why else pytest.fail)(why)
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,7 @@ BAD_SPECULATIVE = [
     *[("retune_confidence", bad, "true or false") for bad in (1, "yes", None)],
     *[("draft", bad, TEXT) for bad in (5, b"model", ["model"])],
     ("draft_quantization", "int-8", "Did you mean 'int8'?"),
-    ("draft_quantization", 8, "Known: gguf, int4, int8, none."),
+    ("draft_quantization", 8, "Known: auto, gguf, int4, int8, none."),
 ]
 
 

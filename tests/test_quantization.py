@@ -1,6 +1,7 @@
 """Quantized targets decode exactly what their rounded weights say, by every method."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
@@ -9,6 +10,8 @@ from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.kernels import PackedWeight, QuantizedWeight, native
 from spec_jax.sharding import Layout
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write_gguf
+
+pytestmark = pytest.mark.native
 
 WIDE = CONFIG | {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
 """Sizes that the blocks of GGUF divide."""
@@ -51,7 +54,39 @@ def plainly(llm):
 def test_a_gguf_file_keeps_its_blocks(models, kind):
     kept = LLM(models[kind], quantization="gguf")
     assert {weight.format for weight in matrices(kept)} == {"int8" if kind == "Q8_0" else "int4"}
-    assert tokens(kept) == tokens(LLM(models[kind]))
+    assert tokens(kept) == tokens(LLM(models[kind], quantization="none"))
+
+
+AUTO = [
+    # what is stored, native code -> dtype, quantization
+    ("float32", True, "float32", "none"),
+    ("float32", False, "float32", "none"),
+    ("bfloat16", True, "bfloat16", "none"),
+    ("bfloat16", False, "float32", "none"),
+    ("float16", True, "float32", "none"),
+    ("Q8_0", True, "float32", "gguf"),
+    ("Q8_0", False, "float32", "none"),
+]
+
+
+@pytest.mark.parametrize(("stored", "compiled", "dtype", "quantization"), AUTO)
+def test_auto_keeps_what_is_stored_where_that_is_fastest(
+    models, tmp_path, monkeypatch, stored, compiled, dtype, quantization
+):
+    path = models.get(stored)
+    if path is None:
+        kind = jnp.dtype(stored)
+        tensors = {name: value.astype(kind) for name, value in llama_tensors(WIDE).items()}
+        path = str(write_directory(tmp_path, WIDE, tensors))
+    if not compiled:
+        monkeypatch.setattr(native, "available", lambda *args: False)
+    llm = LLM(path)
+    assert (llm.dtype, llm.quantization) == (dtype, quantization)
+    packed = all(isinstance(weight, PackedWeight) for weight in matrices(llm))
+    assert packed is compiled
+    # A choice that is made replaces `auto`.
+    llm = LLM(path, dtype="bfloat16", quantization="int8")
+    assert (llm.dtype, llm.quantization) == ("bfloat16", "int8")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -66,7 +101,7 @@ def test_weights_are_rounded(models, quantization):
 def test_without_native_code_the_tokens_are_the_same(models, quantization, sharded, monkeypatch):
     model = models["Q4_1" if quantization == "gguf" else "directory"]
     native_tokens = tokens(LLM(model, quantization=quantization))
-    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(native, "available", lambda *args: False)
     layout = Layout.tensor_parallel(2) if sharded else None
     llm = LLM(model, quantization=quantization, layout=layout)
     # On one CPU the same numbers in full are faster.

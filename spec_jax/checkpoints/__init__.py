@@ -26,7 +26,7 @@ from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.checkpoints.reference import locate
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.weights import build_model, pack_model
-from spec_jax.config import DTYPES
+from spec_jax.config import LLM_DTYPES
 from spec_jax.errors import CheckpointError, ConfigError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
@@ -47,7 +47,7 @@ class Checkpoint:
       eos_token_ids: tokens that end a generation.
       name: its name in messages.
       outputs: the target's ids that a draft trained for it can propose; None for all.
-      rounded: whether its matrices were quantized when they were loaded.
+      quantization: how its matrices are kept: `none`, `int8`, `int4` or `gguf`.
     """
 
     model: Model
@@ -55,10 +55,11 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     name: str
     outputs: np.ndarray | None = None
-    rounded: bool = False
+    quantization: str = "none"
 
 
 _Place = Callable[[TransformerConfig], Placement | None]
+_Read = tuple[Model, Tokenizer, Packing]
 
 
 def load(
@@ -75,7 +76,8 @@ def load(
     Args:
       reference: a Hugging Face directory, one that `save` wrote, a .gguf file, a recipe (.toml),
         or a hub id `org/name[@revision]`; the last two fetch what is not yet on this machine.
-      dtype: `float32` or `bfloat16`; all weights that are not quantized are converted to it.
+      dtype: `float32` or `bfloat16`, to which all weights that are not quantized are converted,
+        or `auto` for the fastest that keeps what is stored.
       packing: how matrices are kept; by default as plain arrays.
       place: returns the placement of a model of this shape on a mesh; by default one device.
       target: for a draft, the target that it may borrow weights from.
@@ -86,8 +88,8 @@ def load(
       ConfigError: the dtype is unknown, or a file of another kind is to be kept as GGUF.
       DisagreementError: the processes of a run would not load the same files.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+    if dtype not in LLM_DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(LLM_DTYPES)}.")
     progress = on_progress or (lambda line: None)
     packing = packing or Packing()
     name, path = locate(reference, progress)
@@ -106,10 +108,12 @@ def load(
             distributed.agree({f"the files of {name}": fingerprint(path)})
         if (path / draft_directory.MANIFEST).is_file():
             return _load_draft(name, path, dtype, packing, place, target)
-        model, tokenizer = read(path, dtype, packing, place)
+        model, tokenizer, packing = read(path, dtype, packing, place)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name, rounded=packing.rounds)
+    return Checkpoint(
+        model, tokenizer, tokenizer.eos_token_ids, name, quantization=packing.quantization
+    )
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
@@ -145,22 +149,21 @@ def _load_draft(
     target: Checkpoint | None,
 ) -> Checkpoint:
     lender = target and draft_directory.Lender(
-        target.name, target.model, target.tokenizer, target.rounded
+        target.name, target.model, target.tokenizer, Packing(target.quantization).rounds
     )
-    model, outputs = draft_directory.load_draft(path, dtype, packing, place, lender)
+    model, packing, outputs = draft_directory.load_draft(path, dtype, packing, place, lender)
     if target is not None and not (path / "tokenizer.json").is_file():
         tokenizer = target.tokenizer
     else:
         tokenizer = tokenizer_from_directory(path)
-    return Checkpoint(model, tokenizer, tokenizer.eos_token_ids, name, outputs)
+    return Checkpoint(
+        model, tokenizer, tokenizer.eos_token_ids, name, outputs, packing.quantization
+    )
 
 
-def _load_directory(
-    path: Path, dtype: str, packing: Packing, place: _Place
-) -> tuple[Model, Tokenizer]:
+def _load_directory(path: Path, dtype: str, packing: Packing, place: _Place) -> _Read:
     if (path / MANIFEST).is_file():
-        model, tokenizer = load_directory(path, dtype, place)
-        return pack_model(model, packing), tokenizer
+        return load_directory(path, dtype, packing, place)
     config = read_json(path / "config.json")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
@@ -170,24 +173,27 @@ def _load_directory(
         )
     family = family_of_hf(config.get("model_type"))
     shape = family.config_from_hf(config)
+    tensors = SafetensorsFiles(path)
+    dtype, packing = packing.settled(dtype, tensors.stored)
     model = build_model(
         shape,
         family.hf_weights,
-        SafetensorsFiles(path),
+        tensors,
         buffers=family.buffers,
         dtype=dtype,
         packing=packing,
         placement=place(shape),
     )
-    return model, tokenizer_from_directory(path)
+    return model, tokenizer_from_directory(path), packing
 
 
-def _load_gguf(path: Path, dtype: str, packing: Packing, place: _Place) -> tuple[Model, Tokenizer]:
+def _load_gguf(path: Path, dtype: str, packing: Packing, place: _Place) -> _Read:
     file = GgufFile(path)
     family = family_of_gguf(file.metadata.get("general.architecture"))
     assert family.config_from_gguf and family.gguf_weights  # it has an architecture's name
     tokenizer = tokenizer_from_gguf(file.metadata)
     shape = family.config_from_gguf(file.metadata, file)
+    dtype, packing = packing.settled(dtype, file.stored)
     model = build_model(
         shape,
         family.gguf_weights,
@@ -197,14 +203,15 @@ def _load_gguf(path: Path, dtype: str, packing: Packing, place: _Place) -> tuple
         packing=packing,
         placement=place(shape),
     )
-    return model, tokenizer
+    return model, tokenizer, packing
 
 
-def _random(path: Path, dtype: str, packing: Packing, place: _Place) -> tuple[Model, Tokenizer]:
+def _random(path: Path, dtype: str, packing: Packing, place: _Place) -> _Read:
     shape = Recipe.read(path).shape
     assert shape  # `locate` has followed every other recipe to its files
+    dtype, packing = packing.settled(dtype, "float32")
     model = Model.random(shape, dtype=jnp.dtype(dtype), placement=place(shape))
-    return pack_model(model, packing), byte_tokenizer(shape.vocab_size)
+    return pack_model(model, packing), byte_tokenizer(shape.vocab_size), packing
 
 
 _READERS = {".gguf": _load_gguf, ".toml": _random}

@@ -94,8 +94,10 @@ def load_draft(
     packing: Packing,
     place: Callable[[TransformerConfig], Placement | None],
     lender: Lender | None,
-) -> tuple[Model, np.ndarray | None]:
-    """Reads a draft that `write_draft` wrote; also returns the ids that it can propose.
+) -> tuple[Model, Packing, np.ndarray | None]:
+    """Reads a draft that `write_draft` wrote.
+
+    Also returns how it is kept and the ids that it can propose.
 
     Raises:
       CheckpointError: it is damaged, or was trained for a target other than the lender.
@@ -109,13 +111,15 @@ def load_draft(
     if ids is not None:
         shape = dataclasses.replace(shape, tied_head=False)
     placement = place(shape)
+    tensors = SafetensorsFiles(path)
+    dtype, packing = packing.settled(dtype, tensors.stored)
     weights = {}
     if borrowed:
         weights = _borrow(path, manifest, lender, dtype, placement)
     model = build_model(
         shape,
         family.hf_weights,
-        SafetensorsFiles(path),
+        tensors,
         buffers=family.buffers,
         dtype=dtype,
         placement=placement,
@@ -123,7 +127,7 @@ def load_draft(
         packing=packing,
         outputs=None if ids is None else len(ids),
     )
-    return model, ids
+    return model, packing, ids
 
 
 def _borrow(

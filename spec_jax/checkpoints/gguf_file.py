@@ -1,17 +1,25 @@
 """Reads GGUF files: metadata at once, parts of tensors one by one, dequantized."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import dequantize
+from gguf import GGMLQuantizationType, dequantize
 
 from spec_jax.checkpoints.files import damaged
 from spec_jax.checkpoints.gguf_blocks import unpack
 from spec_jax.checkpoints.gguf_header import read_header
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Quantized
-from spec_jax.models.family import Slices
+from spec_jax.models.family import Slices, Stored
+
+_STORED: dict[GGMLQuantizationType, Stored] = {
+    GGMLQuantizationType.F64: "float32",
+    GGMLQuantizationType.F32: "float32",
+    GGMLQuantizationType.F16: "float16",
+    GGMLQuantizationType.BF16: "bfloat16",
+}
 
 
 class GgufFile:
@@ -34,6 +42,12 @@ class GgufFile:
         except ValueError as error:
             raise damaged(path, f"it does not read as GGUF ({error})") from None
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    @property
+    def stored(self) -> Stored:
+        """How the largest tensor is stored."""
+        largest = max(self._tensors.values(), key=lambda tensor: math.prod(tensor.shape))
+        return _STORED.get(largest.kind, "quantized")
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it, dequantized to float32 (a view of the file if stored so).

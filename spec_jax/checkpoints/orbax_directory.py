@@ -6,16 +6,20 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import tokenizers
 from jax.sharding import SingleDeviceSharding
 
 from spec_jax import distributed
 from spec_jax.checkpoints.files import damaged, read_json
+from spec_jax.checkpoints.packing import Packing
+from spec_jax.checkpoints.weights import pack_model
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import RopeScaling, TransformerConfig
 from spec_jax.models.model import Model
@@ -56,8 +60,11 @@ def save_directory(path: Path, model: Model, tokenizer: Tokenizer) -> None:
 
 
 def load_directory(
-    path: Path, dtype: str, place: Callable[[TransformerConfig], Placement | None]
-) -> tuple[Model, Tokenizer]:
+    path: Path,
+    dtype: str,
+    packing: Packing,
+    place: Callable[[TransformerConfig], Placement | None],
+) -> tuple[Model, Tokenizer, Packing]:
     """Reads a directory that `save_directory` wrote on any mesh; each device reads its own part.
 
     Raises:
@@ -74,8 +81,8 @@ def load_directory(
         )
     except Exception as error:  # tokenizers raises plain Exceptions
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
-    model = Model.abstract(config, dtype=dtype, placement=place(config))
-    return _restore(path / "weights", model), tokenizer
+    model, packing = _restore(path / "weights", config, dtype, packing, place(config))
+    return model, tokenizer, packing
 
 
 def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
@@ -99,19 +106,28 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
 
 
-def _restore(path: Path, model: Model) -> Model:
+def _restore(
+    path: Path,
+    config: TransformerConfig,
+    dtype: str,
+    packing: Packing,
+    placement: Placement | None,
+) -> tuple[Model, Packing]:
     from orbax.checkpoint import v1 as ocp
 
-    wanted = model.weights
-    if model.placement is None:  # not on the devices that saved it
-        here = SingleDeviceSharding(jax.devices()[0])
-        wanted = {name: leaf.update(sharding=here) for name, leaf in wanted.items()}
     try:
         stored = ocp.metadata(str(path.absolute())).metadata
+        kind = jnp.dtype(max(stored.values(), key=lambda array: math.prod(array.shape)).dtype)
+        dtype, packing = packing.settled(dtype, "bfloat16" if kind == jnp.bfloat16 else "float32")
+        model = Model.abstract(config, dtype=dtype, placement=placement)
+        wanted = model.weights
+        if placement is None:  # not on the devices that saved it
+            here = SingleDeviceSharding(jax.devices()[0])
+            wanted = {name: leaf.update(sharding=here) for name, leaf in wanted.items()}
         shapes = {name: tuple(array.shape) for name, array in stored.items()}
         if shapes != {name: leaf.shape for name, leaf in wanted.items()}:
             raise ValueError(f"its arrays are not those of {MANIFEST}")
         found = ocp.load(str(path.absolute()), wanted)
     except Exception as error:  # what TensorStore raises has no common type
         raise CheckpointError(f"{path} is damaged: Orbax cannot restore it ({error}).") from error
-    return model.with_weights(found)
+    return pack_model(model.with_weights(found), packing), packing

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_jax.config import QUANTIZATIONS
+from spec_jax.config import AUTO, QUANTIZATIONS
 from spec_jax.kernels import PackedWeight, Quantized, QuantizedWeight, Weight, quantize
+from spec_jax.models.family import Stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Packing:
     """How matrices are kept; false if as plain arrays.
 
     Attributes:
-      quantization: `none`, `int8`, `int4`, or `gguf` for what the file says.
+      quantization: `none`, `int8`, `int4`, `gguf` for what the file says, or `auto`.
       native: whether native code multiplies them.
     """
 
@@ -27,6 +28,21 @@ class Packing:
 
     def __bool__(self) -> bool:
         return self.native or self.quantization != "none"
+
+    def settled(self, dtype: str, stored: Stored) -> tuple[str, "Packing"]:
+        """The dtype and the packing; `auto` is the fastest that keeps what is stored.
+
+        Native code reads bfloat16 and GGUF blocks as they are. Without it a CPU computes fastest
+        in float32 (benchmarks/LOG.md).
+        """
+        quantization = self.quantization
+        if quantization == AUTO:
+            quantization = "gguf" if self.native and stored == "quantized" else "none"
+        if dtype == AUTO and jax.default_backend() != "cpu":
+            dtype = "float32" if stored == "float32" else "bfloat16"
+        elif dtype == AUTO:
+            dtype = "bfloat16" if self.native and stored == "bfloat16" else "float32"
+        return dtype, dataclasses.replace(self, quantization=quantization)
 
     @property
     def rounds(self) -> bool:

@@ -1,5 +1,6 @@
 """The safetensors files of a Hugging Face directory: one, or shards listed in an index."""
 
+import math
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -7,12 +8,17 @@ from safetensors import SafetensorError, safe_open
 
 from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.errors import CheckpointError
-from spec_jax.models.family import Slices
+from spec_jax.models.family import Slices, Stored
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Endings of weight files that run code when opened."""
 
-_DTYPES = ("F64", "F32", "F16", "BF16")
+_DTYPES: dict[str, Stored] = {
+    "F64": "float32",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+}
 
 
 class SafetensorsFiles:
@@ -63,6 +69,13 @@ class SafetensorsFiles:
         for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
             self._places[name] = file
             self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+
+    @property
+    def stored(self) -> Stored:
+        """How the largest tensor is stored."""
+        name = max(self.shapes, key=lambda name: math.prod(self.shapes[name]))
+        with safe_open(self._places[name], framework="numpy") as handle:
+            return _DTYPES.get(handle.get_slice(name).get_dtype(), "float32")
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it, in the file's own floating-point dtype.

@@ -10,6 +10,7 @@ from spec_jax.config import (
     CONFIDENCE_THRESHOLD,
     DRAFT_LENGTH_POLICIES,
     DTYPES,
+    LLM_DTYPES,
     METHODS,
     MOST_SPECULATIVE_TOKENS,
     PROMPT_LOOKUP_MAX,
@@ -119,7 +120,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
     else:
         add_debug(parser)
     given = parser.parse(arguments)
-    require_target(given)
+    require_target(given, LLM_DTYPES)
     for name in ("max_model_len", "max_num_seqs"):
         if given.get(name, 1) < 1:
             raise ConfigError(f"{name} is {given[name]}; give at least 1.")
@@ -189,17 +190,16 @@ def parse_env(arguments: Sequence[str]) -> EnvOptions:
     return EnvOptions(json="json" in parser.parse(arguments))
 
 
-def require_target(given: dict[str, Any]) -> None:
+def require_target(given: dict[str, Any], dtypes: Sequence[str] = DTYPES) -> None:
     """Checks the arguments that every command that loads a model has in common."""
     if not given.get("target"):
         raise ConfigError(
             "no target given; name the model with --target: a Hugging Face directory, a .gguf "
             "file, a recipe (.toml) or a hub id."
         )
-    if given.get("dtype", DTYPES[0]) not in DTYPES:
-        raise ConfigError(f"dtype is {given['dtype']!r}.{did_you_mean(given['dtype'], DTYPES)}")
-    if (name := given.get("quantization", "none")) not in QUANTIZATIONS:
-        raise ConfigError(f"quantization is {name!r}.{did_you_mean(name, QUANTIZATIONS)}")
+    for field, known in (("dtype", dtypes), ("quantization", QUANTIZATIONS)):
+        if (name := given.get(field)) is not None and name not in known:
+            raise ConfigError(f"{field} is {name!r}.{did_you_mean(name, known)}")
 
 
 def speculation_of(given: dict[str, Any]) -> SpeculativeConfig:
@@ -232,8 +232,10 @@ def add_field(group: Any, config: type, name: str, help: str, **how: Any) -> Non
     group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
 
 
-def add_reference(group: Any) -> None:
-    """The flags that name a model and its layout."""
+def add_reference(
+    group: Any, dtypes: Sequence[str] = DTYPES, dtype_note: str = "of weights and caches"
+) -> None:
+    """The flags that name a model, its layout and its dtype."""
     group.add_argument(
         "--target",
         metavar="REF",
@@ -247,19 +249,23 @@ def add_reference(group: Any) -> None:
         "(default: one device)",
     )
     group.add_argument(
-        "--dtype", metavar="|".join(DTYPES), help="of weights and caches (default: float32)"
+        "--dtype", metavar="|".join(dtypes), help=f"{dtype_note} (default: {dtypes[0]})"
     )
 
 
 def add_model(parser: Parser) -> Any:
     """The flags of the target and of what it may hold; returns their group."""
     group = parser.add_argument_group("model")
-    add_reference(group)
+    add_reference(
+        group,
+        LLM_DTYPES,
+        "of weights and caches; auto is the machine's fastest that keeps what is stored",
+    )
     group.add_argument(
         "--quantization",
         metavar="|".join(QUANTIZATIONS),
-        help="how the target's matrices are rounded; gguf keeps a .gguf file's own blocks "
-        "(default: none)",
+        help="how the target's matrices are kept: int8 and int4 round them, gguf keeps a .gguf "
+        "file's own blocks (default: auto)",
     )
     group.add_argument(
         "--max-model-len",

@@ -10,6 +10,7 @@ from spec_jax.cli.screen import Screen
 from spec_jax.evaluation import Report, audit
 from spec_jax.evaluation.audit import PROMPTS
 from spec_jax.evaluation.report import FAIL, LEVEL, NOT_RUN, PASS
+from spec_jax.llm import LLM
 
 _STYLES = {PASS: "green", FAIL: "bold red", NOT_RUN: "dim"}
 
@@ -33,14 +34,14 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
             on_progress=screen.progress,
         )
         if options.json:
-            screen.record(_asked(options) | report.as_dict())
+            screen.record(_asked(options, llm) | report.as_dict())
         else:
-            asked = ", ".join(f"{name} {value}" for name, value in _asked(options).items())
+            asked = ", ".join(f"{name} {value}" for name, value in _asked(options, llm).items())
             screen.show(asked, "", _table(report), "", *_verdict(report))
     return 0 if report.passed else 1
 
 
-def _asked(options: AuditOptions) -> dict[str, str | int | None]:
+def _asked(options: AuditOptions, llm: LLM) -> dict[str, str | int | None]:
     """What was audited."""
     how = options.speculative
     return {
@@ -49,7 +50,8 @@ def _asked(options: AuditOptions) -> dict[str, str | int | None]:
         "method": how.method,
         "verification": how.verification,
         "num_speculative_tokens": how.most_speculative_tokens,
-        "dtype": options.llm.get("dtype", "float32"),
+        "dtype": llm.dtype,
+        "quantization": llm.quantization,
         "seed": options.seed,
     }
 

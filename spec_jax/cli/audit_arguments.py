@@ -15,7 +15,7 @@ from spec_jax.cli.arguments import (
     speculation_of,
 )
 from spec_jax.cli.parser import Parser, add_debug, whole
-from spec_jax.config import SamplingParams
+from spec_jax.config import LLM_DTYPES, SamplingParams
 from spec_jax.errors import ConfigError
 
 MAX_TOKENS = 32
@@ -84,7 +84,7 @@ def parse_audit(arguments: Sequence[str]) -> AuditOptions:
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_debug(group)
     given = parser.parse(arguments)
-    require_target(given)
+    require_target(given, LLM_DTYPES)
     own = {name: given.pop(name) for name in ("samples", "max_tokens", "seed") if name in given}
     for name, least in (("samples", 1), ("max_tokens", 1), ("max_model_len", 1), ("seed", 0)):
         if (value := (given | own).get(name, least)) < least:

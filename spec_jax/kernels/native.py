@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from spec_jax.kernels.weights import PackedWeight
 
 SWITCH = "SPEC_JAX_NATIVE"
-"""Environment variable: 0 turns native products off."""
+"""Environment variable: 0 turns native code off, a variant's name such as avx2 chooses that one."""
 _SOURCES = Path(__file__).with_name("cpu")
 _PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -50,18 +50,26 @@ class _Variant:
 
     name: str
     features: frozenset[str]
-    flags: tuple[str, ...]
+    architecture: str
+    flags: tuple[str, ...] = ()
 
 
 _VARIANTS = {
     "x86_64": (
-        _Variant("avx512-bf16", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
-        _Variant("avx512", _AVX512, ("-march=x86-64-v4",)),
-        _Variant("avx2", _AVX2, ("-march=x86-64-v3",)),
-        _Variant("x86-64", frozenset(), ()),
+        _Variant("avx512-bf16", _AVX512 | {"avx512_bf16"}, "x86-64-v4", ("-mavx512bf16",)),
+        _Variant("avx512", _AVX512, "x86-64-v4"),
+        _Variant("avx2", _AVX2, "x86-64-v3"),
+        _Variant("x86-64", frozenset(), "x86-64"),
     ),
-    "aarch64": (_Variant("neon", frozenset(), ()),),
+    "aarch64": (_Variant("neon", frozenset(), "armv8-a"),),
 }
+_ZIG = {
+    "x86-64-v4": "x86_64_v4",
+    "x86-64-v3": "x86_64_v3",
+    "x86-64": "x86_64",
+    "armv8-a": "generic",
+}
+"""Architectures in zig's words."""
 _VARIANTS["amd64"], _VARIANTS["arm64"] = _VARIANTS["x86_64"], _VARIANTS["aarch64"]
 
 
@@ -149,29 +157,41 @@ def _call(target: str, result: Any) -> Callable[..., Any]:
     return jax.ffi.ffi_call(target, result)
 
 
-def available() -> bool:
+def available(on_progress: Callable[[str], object] | None = None) -> bool:
     """Whether this machine's CPU has native code; builds and loads it at need.
 
-    Warns once, with the remedy, if they are wanted and cannot be had.
+    Warns once, with the remedy, if it is wanted and cannot be had.
+
+    Args:
+      on_progress: called with a line of text before a build, which takes time.
     """
     with _LOCK:
-        return _load() is None
+        return _load(on_progress) is None
 
 
 def description() -> str:
     """Which native code is in use, or why there is none, for people."""
     with _LOCK:
-        why = _load()
+        why = _load(None)
     return why or _variant().name
 
 
-@functools.cache
-def _load() -> str | None:
-    """Loads the library for this process; returns why that failed, if it did."""
+_LOADED: list[str | None] = []
+"""Empty before the first use; then why the library cannot be had, or None if it is loaded."""
+
+
+def _load(on_progress: Callable[[str], object] | None) -> str | None:
+    """Loads the library for this process, once; returns why that failed, if it did."""
+    if not _LOADED:
+        _LOADED.append(_try_to_load(on_progress))
+    return _LOADED[0]
+
+
+def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
     if os.environ.get(SWITCH) == "0":
         return f"off ({SWITCH} is 0)"
     try:
-        library = ctypes.CDLL(str(_built()))
+        library = ctypes.CDLL(str(_built(on_progress)))
         handlers = {_PRODUCT: library.SpecJaxProduct, _ATTENTION: library.SpecJaxAttention}
     except (_Unavailable, OSError, AttributeError) as error:
         warnings.warn(
@@ -185,12 +205,11 @@ def _load() -> str | None:
     return None
 
 
-def _built() -> Path:
+def _built(on_progress: Callable[[str], object] | None) -> Path:
     """The library for this processor, built unless it is in the cache."""
     variant = _variant()
-    command = [*_FLAGS, *variant.flags]
     sources = [path.read_text(encoding="utf-8") for path in sorted(_SOURCES.iterdir())]
-    told = [*sources, *command, jax.__version__, platform.system()]
+    told = [*sources, *_FLAGS, *variant.flags, jax.__version__, platform.system()]
     name = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
     folder = cache_directory() / "native"
     library = folder / f"{variant.name}-{name}.so"
@@ -200,23 +219,34 @@ def _built() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock", timeout=_BUILD_SECONDS):
             if not library.is_file():
-                _build(command, library)
+                if on_progress:
+                    on_progress("compiling native code for this CPU, once")
+                _build(variant, library)
     except (OSError, TimeoutError) as error:
         raise _Unavailable(f"{folder} cannot be written ({error}); set SPEC_JAX_CACHE") from None
     return library
 
 
-def _build(flags: Sequence[str], library: Path) -> None:
+def _build(variant: _Variant, library: Path) -> None:
     """Compiles the source and moves the result into place."""
-    compiler = _compiler()
+    compiler, is_zig = _compiler()
+    architecture = _ZIG[variant.architecture] if is_zig else variant.architecture
+    flags = [*_FLAGS, f"-march={architecture}", *variant.flags]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
         include = f"-isystem{jax.ffi.include_dir()}"
         sources = map(str, sorted(_SOURCES.glob("*.cpp")))
         command = [*compiler, *flags, include, *sources, "-o", str(made)]
+        # Zig keeps what it builds beside the code, such as the C++ library.
+        own = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), f"{folder}/zig")
         try:
             result = subprocess.run(
-                command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
+                command,
+                capture_output=True,
+                text=True,
+                timeout=_BUILD_SECONDS,
+                check=False,
+                env=os.environ | own,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise _Unavailable(f"{compiler[0]} does not run ({error})") from None
@@ -226,13 +256,13 @@ def _build(flags: Sequence[str], library: Path) -> None:
         os.replace(made, library)
 
 
-def _compiler() -> list[str]:
-    """The command of a C++ compiler: the system's, or zig's from PyPI."""
+def _compiler() -> tuple[list[str], bool]:
+    """The command of a C++ compiler, the system's or zig's from PyPI, and whether it is zig's."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (found := shutil.which(name)):
-            return [found]
+            return [found], False
     if importlib.util.find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "c++"]
+        return [sys.executable, "-m", "ziglang", "c++"], True
     raise _Unavailable(
         "there is no C++ compiler; install one (such as g++) or run `pip install ziglang`"
     )
@@ -242,8 +272,11 @@ def _variant() -> _Variant:
     machine = platform.machine().lower()
     if platform.system() not in ("Linux", "Darwin") or machine not in _VARIANTS:
         raise _Unavailable(f"they are not written for {platform.system()} on {machine}")
-    found = cpu_features()
-    return next(each for each in _VARIANTS[machine] if each.features <= found)
+    found, asked = cpu_features(), os.environ.get(SWITCH)
+    variants = {each.name: each for each in _VARIANTS[machine] if each.features <= found}
+    if asked and asked not in variants:
+        raise _Unavailable(f"{SWITCH} is {asked!r}; this machine has {', '.join(variants)}")
+    return variants[asked] if asked else next(iter(variants.values()))
 
 
 @functools.cache

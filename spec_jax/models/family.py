@@ -31,6 +31,10 @@ Slices = tuple[slice, ...]
 """A part of an array, by its leading dimensions; of none, the whole."""
 
 
+Stored = Literal["float32", "float16", "bfloat16", "quantized"]
+"""How a checkpoint stores most of its numbers."""
+
+
 @runtime_checkable
 class TensorStore(Protocol):
     """The tensors of a checkpoint, by name, read in parts."""
@@ -43,6 +47,11 @@ class TensorStore(Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor; matrices are [out, in]."""
+        ...
+
+    @property
+    def stored(self) -> Stored:
+        """How the largest tensor is stored."""
         ...
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:

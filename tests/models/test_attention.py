@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.models.attention import BACKENDS, Pattern, attention
+from spec_jax.models.attention import Pattern, attention
 from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.models.config import TransformerConfig
+from tests.models.backends import EACH_BACKEND
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 SHAPE = TransformerConfig(
@@ -73,7 +74,7 @@ PATTERNS = {
     ("window", "ring"), [(None, False), (2, False), (40, False), (2, True), (40, True)]
 )
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_the_output_is_the_definitions(backend, pattern, window, ring):
     depths, seen = PATTERNS[pattern]
     count, rows = len(depths), len(LENGTHS)
@@ -134,7 +135,7 @@ def test_the_output_is_the_definitions(backend, pattern, window, ring):
             )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(backend):
     rng = np.random.default_rng(0)
     queries, keys, values = (

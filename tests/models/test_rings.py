@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.models.attention import BACKENDS, Pattern, attention
+from spec_jax.models.attention import Pattern, attention
 from spec_jax.models.cache import RING_MULTIPLE, KVCache
 from spec_jax.models.config import TransformerConfig
+from tests.models.backends import EACH_BACKEND
 from tests.often import often
 
 # Together they fill a ring to its last slot.
@@ -152,7 +153,7 @@ class Rows:
         self.texts[slot] = list(other.texts[source])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH_BACKEND)
 @pytest.mark.parametrize(("runs", "operations"), often([(3, 30), (500, 50)], [(3, 30)]))
 def test_a_ring_is_as_good_as_all_of_the_text(backend, runs, operations):
     for run in range(runs):

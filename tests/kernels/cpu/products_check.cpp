@@ -1,0 +1,110 @@
+// Products of random sizes and formats, against sums in double precision. Run by sanitize.sh.
+
+#include "../../../spec_jax/kernels/cpu/products.cpp"
+
+#include "pool.h"
+
+namespace {
+
+constexpr int64_t kInputsOfStep[] = {1, 2, 4, 8};
+
+void check(Pool& pool, uint32_t seed) {
+  std::mt19937 random(seed);
+  auto below = [&](int64_t n) { return (int64_t)(random() % n); };
+  auto normal = [&] { return std::normal_distribution<float>()(random); };
+
+  Call call{};
+  call.format = (Format)(seed % 4);
+  const int64_t step = kInputsOfStep[call.format];
+  const bool quantized = call.format == kInt8 || call.format == kInt4;
+  const bool minima = quantized && below(2);
+  call.rows = 1 + below(30);
+  call.groups = quantized ? 1 + below(4) : 1;
+  call.group = step * (1 + below(12));
+  call.inputs = call.group * call.groups;
+  const int64_t width = call.groups > 1 ? call.inputs : call.inputs - below(step);
+  std::vector<float> x(call.rows * width);
+  for (float& each : x) each = normal();
+
+  struct Arrays {
+    std::vector<uint8_t> values;
+    std::vector<float> scales, minima, out;
+  };
+  std::vector<Arrays> all(1 + below(3));
+  for (Arrays& arrays : all) {
+    Matrix matrix{};
+    matrix.outputs = 1 + below(70);
+    matrix.panels = (matrix.outputs + kLanes - 1) / kLanes;
+    arrays.values.resize(matrix.panels * call.panel_bytes());
+    for (uint8_t& each : arrays.values) each = (uint8_t)random();
+    if (!quantized) {  // numbers, not any bits
+      for (size_t i = 0; i < arrays.values.size(); i += call.format == kFloat32 ? 4 : 2) {
+        float value = normal();
+        uint32_t bits = load<uint32_t>(&value), high = bfloat16_bits(value);
+        if (call.format == kFloat32) std::memcpy(&arrays.values[i], &bits, 4);
+        if (call.format == kBfloat16) std::memcpy(&arrays.values[i], &high, 2);
+      }
+    }
+    arrays.scales.resize(matrix.panels * call.groups * kLanes);
+    arrays.minima.resize(arrays.scales.size());
+    for (float& each : arrays.scales) each = normal();
+    for (float& each : arrays.minima) each = normal();
+    arrays.out.resize(call.rows * matrix.outputs);
+    matrix.values = arrays.values.data();
+    if (quantized) matrix.scales = (const uint8_t*)arrays.scales.data();
+    if (minima) matrix.minima = (const uint8_t*)arrays.minima.data();
+    matrix.out = arrays.out.data();
+    call.matrices.push_back(matrix);
+  }
+  Activations activations;
+  activations.prepare(call, x.data(), width, minima);
+  run(pool, call);
+
+  for (size_t k = 0; k < all.size(); ++k) {
+    const Matrix& matrix = call.matrices[k];
+    for (int64_t r = 0; r < call.rows; ++r) {
+      for (int64_t o = 0; o < matrix.outputs; ++o) {
+        const int64_t panel = o / kLanes, lane = o % kLanes;
+        const uint8_t* values = matrix.values + panel * call.panel_bytes();
+        double sum = 0, size = 0;
+        for (int64_t i = 0; i < width; ++i) {
+          double weight = 0;
+          double given = x[r * width + i];
+          switch (call.format) {
+            case kFloat32:
+              weight = load<float>(values + (i * kLanes + lane) * 4);
+              break;
+            case kBfloat16: {
+              uint32_t half = load<uint16_t>(values + ((i / 2 * kLanes + lane) * 2 + i % 2) * 2);
+              weight = to_float(half << 16);
+              given = to_float(bfloat16_bits((float)given) << 16);
+              break;
+            }
+            case kInt8:
+              weight = (int8_t)values[i * kLanes + lane];
+              break;
+            case kInt4: {
+              uint32_t word = load<uint32_t>(values + (i / 8 * kLanes + lane) * 4);
+              weight = word >> (4 * (i % 8)) & 15;
+              break;
+            }
+          }
+          const int64_t at = (panel * call.groups + i / call.group) * kLanes + lane;
+          double scaled = quantized ? weight * all[k].scales[at] : weight;
+          double minimum = minima ? all[k].minima[at] : 0;
+          sum += given * (scaled + minimum);
+          size += std::abs(given) * (std::abs(scaled) + std::abs(minimum));
+        }
+        double found = all[k].out[r * matrix.outputs + o];
+        if (!(std::abs(found - sum) <= 4e-6 * size + 1e-30)) fail("product", found, sum);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  on_threads(4, 100, check);
+  std::puts("products: 400 calls equal sums in double precision");
+}

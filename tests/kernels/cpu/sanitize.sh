@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Run the native code under the compiler's sanitizers, for each kind of processor that this one can
+# be: addresses and undefined behaviour, then races between threads.
+#
+#   tests/kernels/cpu/sanitize.sh        (a minute or two; needs g++ or clang++ and .venv)
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
+root="$here/../../.."
+include="$("$root/.venv/bin/python" -c 'import jax; print(jax.ffi.include_dir())')"
+compiler="${CXX:-c++}"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+
+case "$(uname -m)" in
+  x86_64) kinds=(-march=x86-64 -march=x86-64-v3 -march=native) ;;
+  *) kinds=(-O1) ;;
+esac
+for kind in "${kinds[@]}"; do
+  for sanitizer in address,undefined thread; do
+    for name in products attention; do
+      # Undefined behaviour ends the program too.
+      "$compiler" -std=c++17 -O1 -g "$kind" -Wno-psabi -ffp-contract=fast "-isystem$include" \
+        "-fsanitize=$sanitizer" -fno-sanitize-recover=all \
+        "$here/${name}_check.cpp" -o "$work/$name" -lpthread
+      printf '%s, %s: ' "$kind" "$sanitizer"
+      "$work/$name"
+    done
+  done
+done

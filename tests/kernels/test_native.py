@@ -1,0 +1,129 @@
+"""Native code is built where that is possible; elsewhere one warning says what is missing."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spec_jax.kernels import native
+from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
+from tests.often import often
+
+needs_a_compiler = pytest.mark.skipif(
+    not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
+    reason="there is no C++ compiler",
+)
+VARIANTS = {"x86_64": ["avx512-bf16", "avx512", "avx2", "x86-64"], "aarch64": ["neon"]}
+QUICK = "several_weights or different_formats or infinities"
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A process that has not used native code yet, with an empty cache."""
+    monkeypatch.setattr(native, "_LOADED", [])
+    monkeypatch.setenv("SPEC_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(native.SWITCH, raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+
+
+def test_without_any_compiler_one_warning_names_two(fresh, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.warns(RuntimeWarning, match=r"slower.*such as g\+\+.*pip install ziglang") as seen:
+        assert not native.available()
+    assert not native.available()
+    assert len(seen) == 1
+    assert native.description().startswith("none: ")
+
+
+def test_a_compiler_that_fails_is_named(fresh, monkeypatch, tmp_path):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'no such thing' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.warns(RuntimeWarning, match=r"broken cannot build them \(no such thing\)"):
+        assert not native.available()
+
+
+def test_a_cache_that_cannot_be_written_is_named(fresh, monkeypatch, tmp_path):
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    with pytest.warns(RuntimeWarning, match=r"cannot be written.*set SPEC_JAX_CACHE"):
+        assert not native.available()
+
+
+def test_it_can_be_turned_off(fresh, monkeypatch):
+    monkeypatch.setenv(native.SWITCH, "0")
+    assert not native.available()
+    assert native.description() == "off (SPEC_JAX_NATIVE is 0)"
+
+
+def test_a_variant_that_the_cpu_lacks_is_refused(fresh, monkeypatch):
+    monkeypatch.setenv(native.SWITCH, "avx9")
+    with pytest.warns(RuntimeWarning, match="SPEC_JAX_NATIVE is 'avx9'; this machine has "):
+        assert not native.available()
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("variant", often(VARIANTS.get(platform.machine(), []), ["avx2"]))
+def test_every_variant_of_this_cpu_computes_right(variant):
+    if not next(
+        each.features <= native.cpu_features()
+        for each in native._VARIANTS[platform.machine()]
+        if each.name == variant
+    ):
+        pytest.skip(f"this CPU has no {variant}")
+    # A library is registered once for a process.
+    arguments = ["tests/kernels/test_products.py", "-k", QUICK, "-q", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        env=os.environ | {native.SWITCH: variant},
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert " passed" in result.stdout
+
+
+SCRIPT = """
+import sys
+from spec_jax import LLM, SamplingParams
+from spec_jax.kernels import native
+found = LLM(sys.argv[1]).generate("in the inn", SamplingParams(max_tokens=8))[0]
+print(native.description(), list(found.token_ids))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason="ziglang is not installed")
+def test_zig_builds_where_there_is_no_other_compiler(tmp_path):
+    model = write_directory(tmp_path / "model", CONFIG, llama_tensors(CONFIG))
+    said = []
+    for options in ({}, {"PATH": "", "SPEC_JAX_CACHE": str(tmp_path / "cache")}):
+        result = subprocess.run(
+            [sys.executable, "-W", "error", "-c", SCRIPT, str(model)],
+            env=os.environ | options,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said.append(result.stdout)
+    assert said[0] == said[1]
+    assert list((tmp_path / "cache/native").glob("*.so"))
+    assert not list((tmp_path / "cache/native").glob("tmp*"))
+
+
+@needs_a_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sanitizers_find_nothing():
+    """Addresses, undefined behaviour and races, for each kind of processor."""
+    script = Path(__file__).parent / "cpu/sanitize.sh"
+    result = subprocess.run([script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
