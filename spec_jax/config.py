@@ -173,6 +173,8 @@ DTYPES = ("float32", "bfloat16")
 AUTO = "auto"
 LLM_DTYPES = (AUTO, *DTYPES)
 QUANTIZATIONS = (AUTO, "none", "int8", "int4", "gguf")
+PLAN_QUANTIZATIONS = ("none", "int8", "int4")
+"""Those that a model's shape alone determines."""
 
 Options = Mapping[str, tuple[str, ...] | None]
 """Options of `SpeculativeConfig`, each with the values it may take; None stands for all of them."""

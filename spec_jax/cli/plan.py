@@ -35,6 +35,7 @@ def run(options: PlanOptions) -> int:
             batch=options.batch,
             context=options.context,
             dtype=options.dtype,
+            quantization=options.quantization,
             compile=options.compile,
             on_progress=screen.progress,
         )
@@ -60,9 +61,10 @@ def _print(plan: Plan) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
     chip = f" of {plan.layout.chip.name}" if plan.layout.chip else ""
+    weights = "" if plan.quantization == "none" else f" and {plan.quantization}"
     console.print(
         f"{plan.target.name} with {plan.draft.name} on {plan.layout.name}: "
-        f"{plan.layout.size} devices{chip}, {plan.dtype}, batch {plan.batch}, "
+        f"{plan.layout.size} devices{chip}, {plan.dtype}{weights}, batch {plan.batch}, "
         f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}",
         style="bold",
         markup=False,

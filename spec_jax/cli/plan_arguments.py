@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from spec_jax.cli.parser import Parser, add_debug, number, whole
-from spec_jax.config import DTYPES
+from spec_jax.config import DTYPES, PLAN_QUANTIZATIONS
 from spec_jax.errors import ConfigError, did_you_mean
 
 DTYPE, ACCEPTANCE, LOOKAHEAD = "bfloat16", 0.8, 4
@@ -29,6 +29,7 @@ class PlanOptions:
       batch: rows decoded together.
       context: longest prompt and completion together; None is the target's own.
       dtype: of weights and caches.
+      quantization: of matrices.
     """
 
     target: str
@@ -41,6 +42,7 @@ class PlanOptions:
     batch: int = 1
     context: int | None = None
     dtype: str = DTYPE
+    quantization: str = "none"
 
 
 def parse_plan(arguments: Sequence[str]) -> PlanOptions:
@@ -68,6 +70,11 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         "--dtype",
         metavar="|".join(DTYPES),
         help=f"of weights and caches (default: {DTYPE})",
+    )
+    group.add_argument(
+        "--quantization",
+        metavar="|".join(PLAN_QUANTIZATIONS),
+        help="of the matrices of both (default: none)",
     )
     group = parser.add_argument_group("what to plan for")
     group.add_argument("--layout", metavar="FILE", help="topology and sharding (sharding/*.toml)")
@@ -113,6 +120,7 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
             raise ConfigError(f"{name} is {value}; give at least 1.")
     if not 0 <= options.acceptance <= 1:
         raise ConfigError(f"acceptance is {options.acceptance}; give a probability in [0, 1].")
-    if options.dtype not in DTYPES:
-        raise ConfigError(f"dtype is {options.dtype!r}.{did_you_mean(options.dtype, DTYPES)}")
+    for name, known in (("dtype", DTYPES), ("quantization", PLAN_QUANTIZATIONS)):
+        if (value := getattr(options, name)) not in known:
+            raise ConfigError(f"{name} is {value!r}.{did_you_mean(value, known)}")
     return options

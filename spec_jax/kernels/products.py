@@ -44,7 +44,7 @@ def products(x: Float[Array, "*lead in"], weights: Sequence[Weight]) -> list[Arr
         # Scales after the product: the numbers themselves are exact in bfloat16.
         scales = weight.scales.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
         return [_dot(x, weight.values.astype(weight.dtype)) * scales]
-    return [_dot(x, weight.dequantize().astype(weight.dtype))]
+    return [_dot_in_groups(x, weight)]
 
 
 def columns(weight: Weight, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
@@ -77,3 +77,27 @@ def _dot(x: Array, weight: Array) -> Array:
         precision=precision_of(weight.dtype),
         preferred_element_type=jnp.float32,
     )
+
+
+def _dot_in_groups(x: Float[Array, "*lead in"], weight: QuantizedWeight) -> Array:
+    """A product whose weight is widened inside of it.
+
+    Halves of bytes are products of their own, and scales are spread as a matrix: XLA for TPUs
+    writes everything else to memory (tests/planning/test_tpu.py).
+    """
+    groups, outputs = weight.scales.shape
+    lead, values = x.shape[:-1], weight.values
+    x = x.astype(weight.dtype).reshape(*lead, groups, -1)
+    if values.dtype == jnp.uint8:
+        inputs, parts = jnp.split(x, 2, axis=-1), [values & 15, values >> 4]
+    else:
+        inputs, parts = [x], [values]
+    shape = groups, len(values) // groups, outputs
+    scales = jnp.broadcast_to(weight.scales[:, None], shape).reshape(values.shape)
+    out = jnp.zeros((), jnp.float32)
+    for some, part in zip(inputs, parts, strict=True):
+        widened = part.astype(jnp.float32) * scales.astype(jnp.float32)
+        out += _dot(some.reshape(*lead, -1), widened.astype(weight.dtype))
+    if weight.minima is not None:
+        out += _dot(x.astype(jnp.float32).sum(-1), weight.minima.astype(jnp.float32))
+    return out

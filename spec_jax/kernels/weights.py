@@ -1,5 +1,7 @@
 """Weights on a device in other forms than a plain array: quantized, or packed for native code."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.kernels.quantize import Quantized
+from spec_jax.kernels.quantize import GROUP, Quantized
 from spec_jax.sharding.pytree import pytree, static
 
 LANES = 16
@@ -45,10 +47,7 @@ class QuantizedWeight:
             part = np.ascontiguousarray(rows.T)
             if sharding is None:
                 return jnp.asarray(part)
-            axes = (*sharding.spec, None, None)[:2]
-            if part.shape[0] % NamedSharding(sharding.mesh, P(axes[0])).num_devices:
-                axes = None, axes[1]
-            own = NamedSharding(sharding.mesh, P(*axes))
+            own = _part_sharding(sharding, part.shape[0])
             return jax.make_array_from_callback(part.shape, own, lambda index: part[index])
 
         values, (outputs, groups) = weight.values, weight.scales.shape
@@ -59,6 +58,21 @@ class QuantizedWeight:
             values = values.astype(np.int8)
         minima = None if weight.minima is None else put(weight.minima)
         return cls(put(values), put(weight.scales), minima, jnp.dtype(dtype).name)
+
+    @classmethod
+    def abstract(cls, wanted: jax.ShapeDtypeStruct, bits: int) -> "QuantizedWeight":
+        """Shapes and shardings of what `quantize` makes of a matrix [in, out]."""
+        inputs, outputs = wanted.shape
+
+        def part(rows: int, dtype: DTypeLike) -> Any:
+            own = wanted.sharding and _part_sharding(wanted.sharding, rows)
+            return jax.ShapeDtypeStruct((rows, outputs), dtype, sharding=own)
+
+        name = jnp.dtype(wanted.dtype).name
+        if bits == 8:
+            return cls(part(inputs, jnp.int8), part(1, jnp.float32), None, name)
+        groups = part(inputs // GROUP if inputs % GROUP == 0 else 1, jnp.float16)
+        return cls(part(inputs // 2, jnp.uint8), groups, groups, name)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,6 +100,14 @@ class QuantizedWeight:
         if self.minima is not None:
             values = values + self.minima[:, None].astype(jnp.float32)
         return values.reshape(-1, outputs)
+
+
+def _part_sharding(sharding: NamedSharding, rows: int) -> NamedSharding:
+    """As the matrix is sharded; along the inputs only if that divides the rows."""
+    axes = (*sharding.spec, None, None)[:2]
+    if rows % NamedSharding(sharding.mesh, P(axes[0])).num_devices:
+        axes = None, axes[1]
+    return NamedSharding(sharding.mesh, P(*axes))
 
 
 @pytree

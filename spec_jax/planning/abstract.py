@@ -17,15 +17,47 @@ from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Bucket, Request
+from spec_jax.kernels import QuantizedWeight
 from spec_jax.models.cache import KVCache
+from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding import Layout
+from spec_jax.sharding import Layout, Placement
 
 
 def stand_ins(layout: Layout) -> Sequence[Any]:
     """Abstract devices for the layout's shardings; nothing can run on them."""
     return jax.devices("cpu")[:1] * layout.size
+
+
+def abstract_model(
+    config: TransformerConfig, dtype: DTypeLike, quantization: str, placement: Placement | None
+) -> Model:
+    """A model's shapes and shardings; its matrices are `none`, `int8` or `int4`."""
+    model = Model.abstract(config, dtype=dtype, placement=placement)
+    if quantization == "none":
+        return model
+    bits = 8 if quantization == "int8" else 4
+    return model.with_weights(
+        {
+            name: QuantizedWeight.abstract(weight, bits)
+            for name, weight in model.weights.items()
+            if weight.ndim == 2
+        }
+    )
+
+
+def parameters_per_chip(params: Any) -> int:
+    """The weights that a chip holds of a model, or of a part of it."""
+
+    def count(part: Any) -> int:
+        if not isinstance(part, QuantizedWeight):
+            return _per_chip(part)
+        # Bytes hold two weights of 4 bits each.
+        return _per_chip(part.values) * (2 if part.values.dtype == jnp.uint8 else 1)
+
+    leaves = jax.tree.leaves(params, is_leaf=lambda part: isinstance(part, QuantizedWeight))
+    return sum(map(count, leaves))
 
 
 def abstract_cache(
@@ -99,10 +131,12 @@ def abstract_tokens(model: Model, batch: int, tokens: int) -> jax.ShapeDtypeStru
 
 def bytes_per_chip(tree: Any) -> int:
     """Bytes of a tree's arrays on one device; replicated arrays count on each device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
+    return sum(_per_chip(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _per_chip(leaf: Any) -> int:
+    """The elements of an array on one device."""
+    return math.prod(leaf.sharding.shard_shape(leaf.shape))
 
 
 def _rows(model: Model, *shape: int, dtype: DTypeLike = jnp.int32) -> jax.ShapeDtypeStruct:

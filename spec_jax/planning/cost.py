@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
-from spec_jax.planning.abstract import bytes_per_chip
+from spec_jax.planning.abstract import bytes_per_chip, parameters_per_chip
 from spec_jax.sharding import Chip
 
 TPU_HOP_SECONDS = 1e-6
@@ -102,6 +102,9 @@ class Call:
         table = bytes_per_chip(model.params["embed"])
         looked_up = rows * config.embed_size * itemsize
         read = held if config.tied_head else held - table + looked_up
+        multiplied = parameters_per_chip(model.params)
+        if not config.tied_head:
+            multiplied -= parameters_per_chip(model.params["embed"])
         slots = sum(layer.slots for layer in cache.layers)
         heads = config.num_heads // placement.num_shards("heads")
         scores = rows * heads * config.head_dim * slots
@@ -118,8 +121,7 @@ class Call:
             cache_bytes=bytes_per_chip(cache),
             weight_bytes_read=read,
             # A multiplication and an addition for each weight; queries with keys, and values.
-            flops=2 * rows * ((held if config.tied_head else held - table) // itemsize)
-            + 4 * scores,
+            flops=2 * rows * multiplied + 4 * scores,
             exchanges=tuple(each for each in exchanges if each.num_chips > 1),
             dtype=model.dtype,
         )

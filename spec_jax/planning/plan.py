@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from spec_jax.checkpoints.shape import Shape
-from spec_jax.config import DTYPES
+from spec_jax.config import DTYPES, PLAN_QUANTIZATIONS
 from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
 from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError
@@ -16,7 +16,7 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.sizes import WideShallow
 from spec_jax.planning import cost
-from spec_jax.planning.abstract import abstract_cache, bucket, stand_ins
+from spec_jax.planning.abstract import abstract_cache, abstract_model, bucket, stand_ins
 from spec_jax.planning.compiled import (
     Program,
     compile_call,
@@ -48,6 +48,7 @@ def make_plan(
     batch: int = 1,
     context: int | None = None,
     dtype: str = "bfloat16",
+    quantization: str = "none",
     compile: bool = False,
     on_progress: Callable[[str], object] | None = None,
 ) -> Plan:
@@ -62,6 +63,7 @@ def make_plan(
       batch: rows decoded together.
       context: most tokens of prompt and completion together; the target's own by default.
       dtype: `float32` or `bfloat16`.
+      quantization: of the matrices of both models: `none`, `int8` or `int4`.
       compile: ask the compiler for memory and collectives; minutes for a large model.
       on_progress: called with a line of text before each step that takes time.
 
@@ -71,7 +73,7 @@ def make_plan(
     """
     most = target.config.max_position
     context = most if context is None else context
-    _check(num_speculative_tokens, acceptance, batch, context, dtype)
+    _check(num_speculative_tokens, acceptance, batch, context, dtype, quantization)
     if context > most:
         raise ConfigError(
             f"context is {context}, but {target.name} was made for {most} tokens; give at most "
@@ -84,7 +86,7 @@ def make_plan(
         placed = []
         for role, shape in shapes.items():
             placement = layout.place(role, shape.config.axis_sizes, devices)
-            placed.append(Model.abstract(shape.config, dtype=jnp.dtype(dtype), placement=placement))
+            placed.append(abstract_model(shape.config, dtype, quantization, placement))
         return placed[0], placed[1]
 
     progress("laying out the models")
@@ -136,6 +138,7 @@ def make_plan(
         draft=draft,
         layout=layout,
         dtype=dtype,
+        quantization=quantization,
         batch=static.batch,
         capacity=static.capacity,
         num_speculative_tokens=lookahead,
@@ -179,15 +182,21 @@ def _compile(
     return programs
 
 
-def _check(lookahead: int, acceptance: float, batch: int, context: int, dtype: str) -> None:
+def _check(
+    lookahead: int, acceptance: float, batch: int, context: int, dtype: str, quantization: str
+) -> None:
     counts = {"num_speculative_tokens": lookahead, "batch": batch, "context": context}
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; give at least 1.")
     if not 0 <= acceptance <= 1:
         raise ConfigError(f"acceptance is {acceptance}; give a probability, such as 0.8.")
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+    for name, value, known in (
+        ("dtype", dtype, DTYPES),
+        ("quantization", quantization, PLAN_QUANTIZATIONS),
+    ):
+        if value not in known:
+            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(known)}.")
 
 
 def _section(call: Call, layout: Layout) -> Section:

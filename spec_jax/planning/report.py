@@ -86,6 +86,7 @@ class Plan:
       draft: the draft's.
       layout: the layout.
       dtype: of weights and, but on CPU, caches.
+      quantization: of matrices.
       batch: rows, as they are padded.
       capacity: KV slots of a row: the context and the room that a round needs.
       num_speculative_tokens: draft tokens of a round (K).
@@ -107,6 +108,7 @@ class Plan:
     draft: Shape
     layout: Layout
     dtype: str
+    quantization: str
     batch: int
     capacity: int
     num_speculative_tokens: int
@@ -168,6 +170,7 @@ class Plan:
             "devices": self.layout.size,
             "chip": dataclasses.asdict(chip) if chip else None,
             "dtype": self.dtype,
+            "quantization": self.quantization,
             "batch": self.batch,
             "capacity": self.capacity,
             "num_speculative_tokens": self.num_speculative_tokens,

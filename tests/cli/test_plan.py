@@ -74,6 +74,7 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
         ({"--batch": "0"}, "batch is 0; give at least 1."),
         ({"--context": "4096"}, "context is 4096, but chinchilla-70b was made for 2048 tokens"),
         ({"--dtype": "bfloat"}, "dtype is 'bfloat'. Did you mean 'bfloat16'?"),
+        ({"--quantization": "int"}, "quantization is 'int'. Did you mean 'int"),
         ({"--lay": "x"}, "unknown option '--lay'. Did you mean '--layout'?"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from spec_jax.models.model import Model
 from spec_jax.planning import cost
-from spec_jax.planning.abstract import abstract_cache, stand_ins
+from spec_jax.planning.abstract import abstract_cache, abstract_model, stand_ins
 from spec_jax.planning.cost import Call, Exchange, Terms
 from spec_jax.sharding import Chip, Layout, Rule
 from tests.planning.shapes import TARGET, shape
@@ -15,11 +15,18 @@ CHIP = Chip("mine", memory=1e9, bandwidth=1e9, flops=1e9, link=1e6, topology="v5
 VOCAB, EMBED, WIDTH, MLP = 2560, 256, 16 * 128, 512
 
 
-def call(tokens: int, num_chips: int = 8, batch: int = 1, dtype=jnp.bfloat16, **changes) -> Call:
+def call(
+    tokens: int,
+    num_chips: int = 8,
+    batch: int = 1,
+    dtype=jnp.bfloat16,
+    quantization: str = "none",
+    **changes,
+) -> Call:
     layout = Layout.tensor_parallel(num_chips)
     config = shape(**changes).config
     placement = layout.place("target", config.axis_sizes, stand_ins(layout))
-    model = Model.abstract(config, dtype=dtype, placement=placement)
+    model = abstract_model(config, dtype, quantization, placement)
     return Call.of(model, abstract_cache(model, batch, 64, dtype), tokens)
 
 
@@ -32,6 +39,23 @@ def test_bytes_of_a_chip():
     # Of the embedding's table one row is read; the head is read whole.
     assert found.weight_bytes_read == found.weight_bytes - 2 * table // 8 + 2 * EMBED
     assert call(1, tied_head=True).weight_bytes_read == call(1, tied_head=True).weight_bytes
+
+
+def test_quantized_weights_take_fewer_bytes_and_the_same_arithmetic():
+    whole, int8, int4 = (call(5, quantization=each) for each in ("none", "int8", "int4"))
+    norms = 2 * 5 * EMBED
+    matrices = (whole.weight_bytes - norms) // 2
+    # Scales: a float32 for an output; two float16 for 32 inputs of one.
+    rows = [EMBED] * 5 + [WIDTH, MLP]
+    outputs = [WIDTH, WIDTH, WIDTH, MLP, MLP, EMBED, EMBED]
+    scales = 2 * sum(
+        4 * out // (8 if rows_in == EMBED else 1)
+        for rows_in, out in zip(rows, outputs, strict=True)
+    )
+    scales += 2 * 4 * VOCAB // 8
+    assert int8.weight_bytes == matrices + norms + scales
+    assert int4.weight_bytes == matrices // 2 + norms + 2 * 2 * matrices // 32
+    assert whole.flops == int8.flops == int4.flops
 
 
 def test_replicated_pieces_count_on_every_chip():

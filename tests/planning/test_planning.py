@@ -150,6 +150,7 @@ def test_chinchilla_on_sixteen_v4_chips():
         ({"context": 513}, "context is 513, but tiny was made for 512 tokens; give at most 512"),
         ({"acceptance": 1.5}, "acceptance is 1.5"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
+        ({"quantization": "gguf"}, "quantization is 'gguf'; choose one of none, int8, int4"),
     ],
 )
 def test_what_cannot_be_planned(options, said):

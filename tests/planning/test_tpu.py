@@ -13,7 +13,13 @@ from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning import make_plan
-from spec_jax.planning.abstract import abstract_cache, abstract_state, abstract_tokens
+from spec_jax.planning.abstract import (
+    abstract_cache,
+    abstract_model,
+    abstract_state,
+    abstract_tokens,
+    bytes_per_chip,
+)
 from spec_jax.planning.compiled import compile_call, compile_prefill, compile_round, devices_for
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout
@@ -114,6 +120,24 @@ def test_weights_and_caches_are_not_copied(of_chinchillas_size):
     state = abstract_state(target, drafter, shapes)
     lasting = held(target.params, drafter.model.params, state.cache, state.drafter)
     assert not lasting & set(moved_in_loops(program.text))
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_quantized_weights_are_not_written_out(tokens):
+    """They are widened where they are multiplied: a chip's part of one would take 64 MiB."""
+    layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
+    config = read_shape(CHECKPOINTS / "chinchilla-70b.toml").config
+    config = dataclasses.replace(config, num_layers=2)
+    placement = layout.place("target", config.axis_sizes, devices_for(layout))
+    bytes_held, temporaries = {}, {}
+    for quantization in ("none", "int8", "int4"):
+        model = abstract_model(config, "bfloat16", quantization, placement)
+        program = compile_call(model, Bucket(1, 2560, 512, 4), tokens, jnp.bfloat16)
+        bytes_held[quantization] = bytes_per_chip(model.params)
+        temporaries[quantization] = program.temporary_bytes
+    for quantization, bits in (("int8", 8), ("int4", 5)):
+        assert bytes_held[quantization] == pytest.approx(bytes_held["none"] * bits / 16, rel=0.01)
+        assert temporaries[quantization] < temporaries["none"] + 4 * 2**20
 
 
 def test_a_long_prompt_takes_few_temporaries(of_chinchillas_size):
