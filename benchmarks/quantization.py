@@ -1,0 +1,94 @@
+"""What quantized weights cost in bits and in logits, on real weights.
+
+    python benchmarks/quantization.py          # two minutes on two cores
+
+For 50 chat prompts and their greedy answers by the unquantized model, at each position of an
+answer: the Kullback-Leibler divergence of the quantized model's distribution from that of the
+dequantized float32 model, in nats, and how often both have the same most likely token.
+"""
+
+import argparse
+import os
+import resource
+import time
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.methods import show
+from spec_jax import LLM, SamplingParams
+from tests.prompts import PROMPTS
+
+RECIPE = str(Path(__file__).resolve().parents[1] / "checkpoints" / "smollm2-135m-instruct.toml")
+SETTINGS = {
+    "gguf (Q4_1 of the file)": {"quantization": "gguf"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "bfloat16": {"quantization": "none", "dtype": "bfloat16"},
+}
+
+
+def log_probabilities(model, texts, starts):
+    """Teacher-forced log-probabilities [positions, vocab] of the answers, in float64."""
+
+    @jax.jit
+    def score(model, tokens):
+        return model.score(tokens, model.new_cache(1, tokens.shape[1]))[0]
+
+    found = []
+    for text, start in zip(texts, starts, strict=True):
+        padded = np.zeros((1, -(-len(text) // 128) * 128), np.int32)
+        padded[0, : len(text)] = text
+        logits = np.asarray(score(model, jnp.asarray(padded)), np.float64)[0, start - 1 : len(text)]
+        logits -= logits.max(1, keepdims=True)
+        found.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=64)
+    args = parser.parse_args()
+    exact = LLM(RECIPE, dtype="float32", quantization="none", max_model_len=1024, max_num_seqs=8)
+    prompts = [
+        exact.tokenizer.encode_chat([{"role": "user", "content": each}])
+        for each in PROMPTS[: args.prompts]
+    ]
+    outputs = exact.generate(prompts, SamplingParams(max_tokens=args.tokens))
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
+    starts = [len(prompt) for prompt in prompts]
+    expected = log_probabilities(exact.engine.target, texts, starts)
+    show(
+        "weights", "bits a parameter", "seconds to load", "mean KL", "99 % of KL below", "same top"
+    )
+    show(*["---"] * 6)
+    for name, options in SETTINGS.items():
+        begin = time.perf_counter()
+        model = LLM(RECIPE, max_model_len=1024, **options).engine.target
+        seconds = time.perf_counter() - begin
+        count = sum(np.prod(weight.shape) for weight in model.weights.values())
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+        found = log_probabilities(model, texts, starts)
+        divergence, same = [], []
+        for p, q in zip(expected, found, strict=True):
+            divergence.extend((np.exp(p) * (p - q)).sum(1))
+            same.extend(p.argmax(1) == q.argmax(1))
+        show(
+            name,
+            f"{8 * size / count:.2f}",
+            f"{seconds:.1f}",
+            f"{np.mean(divergence):.2e}",
+            f"{np.quantile(divergence, 0.99):.2e}",
+            f"{np.mean(same):.4f} of {len(same)}",
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"\nPeak of the process, with the float32 model: {peak / 1e9:.2f} GB.")
+
+
+if __name__ == "__main__":
+    main()
