@@ -32,12 +32,19 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
     family = family_of_shape(model.config)
     assert family.config_to_hf is not None
     arrays = {name: leaf for name, leaf in model.weights.items() if name not in leave_out}
-    tensors = {
-        _tensor(family, name): _stored(family, name, np.asarray(value), dtype)
-        for name, value in distributed.to_host(arrays).items()
-    }
+    tensors: dict[str, np.ndarray] = {}
+    for name, value in distributed.to_host(arrays).items():
+        entry, layer, leaf = _entry(family, name)
+        part = entry if isinstance(entry, Part) else Part(entry)
+        tensor = f"{part.name.format(layer)}.{leaf}"
+        ours = np.asarray(value).T
+        tensors[tensor] = part.give(ours, model.config, tensors.get(tensor))
     if jax.process_index() > 0:
         return
+    tensors = {
+        name: np.ascontiguousarray(tensor.astype(jnp.dtype(dtype)))
+        for name, tensor in tensors.items()
+    }
     path.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     config = {**family.config_to_hf(model.config), "dtype": dtype, "torch_dtype": dtype}
@@ -75,18 +82,3 @@ def _entry(family: Family, name: str) -> tuple[str | Part, str, str]:
     if layer:
         parts[1] = "{}"
     return family.hf_weights[".".join(parts)], layer, leaf
-
-
-def _tensor(family: Family, name: str) -> str:
-    entry, layer, leaf = _entry(family, name)
-    module = entry.name if isinstance(entry, Part) else entry
-    return f"{module.format(layer)}.{leaf}"
-
-
-def _stored(family: Family, name: str, value: np.ndarray, dtype: str) -> np.ndarray:
-    entry, _, _ = _entry(family, name)
-    stored = value.T
-    if isinstance(entry, Part):
-        assert entry.give is not None
-        stored = entry.give(stored)
-    return np.ascontiguousarray(stored.astype(jnp.dtype(dtype)))

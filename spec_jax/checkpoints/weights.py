@@ -51,7 +51,7 @@ def build_model(
     wanted = {name: leaf for name, leaf in model.weights.items() if name not in (borrowed or {})}
     if outputs is not None and (head := wanted.get("head.weight")) is not None:
         wanted["head.weight"] = head.update(shape=(head.shape[0], outputs))
-    places = {name: _Place(table, name, leaf.shape) for name, leaf in wanted.items()}
+    places = {name: _Place(table, name, leaf.shape, config) for name, leaf in wanted.items()}
     # A checkpoint with a tied head may carry a copy of it.
     entry = table["head"]
     skipped = (*buffers, f"{entry.name if isinstance(entry, Part) else entry}.weight")
@@ -71,7 +71,7 @@ def pack_model(model: Model, packing: Packing) -> Model:
     if not packing:
         return model
     for name, weight in model.weights.items():
-        if weight.ndim == 2:
+        if weight.ndim == 2 and name != "positions.weight":
             rows = np.asarray(distributed.to_host(weight)).T
             model = model.with_weights({name: packing.pack(rows, jax.typeof(weight))})
     return model
@@ -80,15 +80,19 @@ def pack_model(model: Model, packing: Packing) -> Model:
 class _Place:
     """Where a checkpoint keeps one of our weights, and how to load it."""
 
-    def __init__(self, table: WeightTable, name: str, shape: tuple[int, ...]):
+    def __init__(
+        self, table: WeightTable, name: str, shape: tuple[int, ...], config: TransformerConfig
+    ):
         *modules, leaf = name.split(".")
         layer = next((part for part in modules if part.isdigit()), "")
         entry = table[re.sub(r"\.\d+\.", ".{}.", ".".join(modules))]
         self.part = entry if isinstance(entry, Part) else None
         module = entry.name if isinstance(entry, Part) else entry
         self.tensor = f"{module.format(layer)}.{leaf}"
-        first, *rest = reversed(shape)
-        self.stored_shape = (first * (self.part.pieces if self.part else 1), *rest)
+        self.is_table_of_positions = modules == ["positions"]
+        self.stored_shape = shape[::-1]
+        if self.part:
+            self.stored_shape = self.part.stored_shape(self.stored_shape, config)
 
     def load(
         self,
@@ -98,7 +102,7 @@ class _Place:
         packing: Packing,
     ) -> Weight:
         """The weight, with each part on its devices."""
-        if len(wanted.shape) == 2 and packing:
+        if len(wanted.shape) == 2 and packing and not self.is_table_of_positions:
             return packing.pack(self._rows(tensors, config, packing), wanted)
         whole = self.part.take(tensors.read(self.tensor), config) if self.part else None
         parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading

@@ -31,10 +31,12 @@ class TransformerConfig:
       max_position: longest context the weights were trained for.
       norm: root-mean-square norm, or layer norm with a bias.
       norm_eps: the norm's epsilon.
+      pre_norms: attention and MLP read normed inputs; OLMo 2 norms only what they give out.
       activation: of the MLP.
       gated_mlp: `down(act(gate(x)) * up(x))` rather than `down(act(up(x)))`.
       rope_theta: base of the rotary embedding.
-      rope_fraction: the leading part of each head that is rotated.
+      learned_positions: a table of positions is added to the embedding.
+      rope_fraction: the leading part of each head that is rotated; 0 for learned positions.
       rope_factor: positions are divided by it before the rotation (linear scaling).
       rope_scaling: long-context scaling of the rotary frequencies.
       sliding_window: local layers see this many latest positions, a token's own included; None
@@ -42,15 +44,22 @@ class TransformerConfig:
       global_every: with a window, every `global_every`-th layer is global; None if all are local.
       local_rope_theta: with a window, the rotary base of the local layers, without scaling; None if
         they use the same as the global layers.
+      unrotated_every: every n-th layer does not rotate, so that it knows no positions; None if all
+        layers rotate.
       qkv_bias: biases on query, key and value projections.
       output_bias: bias on the attention's output projection.
       mlp_bias: biases in the MLP.
-      qk_norm: an RMS norm over each query and key head before the rotation.
+      qk_norm: an RMS norm over each query and key `head`, or over the whole `projection`, before
+        the rotation.
       query_pre_attn_scalar: scores are divided by its square root; `head_dim` by default.
       post_norms: the outputs of attention and MLP are normed as well as their inputs (Gemma).
-      scaled_embedding: the residual stream starts as the embedding times sqrt(`embed_size`).
+      embedding_scale: the residual stream starts as the embedding times this.
+      residual_scale: what attention and MLP add to it is multiplied by this.
+      logit_scale: logits are multiplied by this.
       parallel_residual: attention and MLP both read the block's input (GPT-NeoX).
+      shared_norm: with a parallel residual, they read it through one norm (GPT-J).
       tied_head: the embedding table is the output head.
+      head_bias: a bias on the head that is not tied.
     """
 
     vocab_size: int
@@ -63,8 +72,10 @@ class TransformerConfig:
     max_position: int
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    pre_norms: bool = True
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     gated_mlp: bool = True
+    learned_positions: bool = False
     rope_theta: float = 10000.0
     rope_fraction: float = 1.0
     rope_factor: float = 1.0
@@ -72,26 +83,31 @@ class TransformerConfig:
     sliding_window: int | None = None
     global_every: int | None = None
     local_rope_theta: float | None = None
+    unrotated_every: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["none", "head", "projection"] = "none"
     query_pre_attn_scalar: float | None = None
     post_norms: bool = False
-    scaled_embedding: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     parallel_residual: bool = False
+    shared_norm: bool = False
     tied_head: bool = False
+    head_bias: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "embed_size", "num_layers", "num_heads", "num_kv_heads")
-        optional = ("sliding_window", "global_every")
+        optional = ("sliding_window", "global_every", "unrotated_every")
         for name in (*sizes, "head_dim", "mlp_size", "max_position", *optional):
             value = getattr(self, name)
             if name in optional and value is None:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise CheckpointError(f"model config: {name} is {value!r}; expected an int >= 1.")
-        for name in ("rope_factor", "query_pre_attn_scalar"):
+        for name in ("rope_factor", "query_pre_attn_scalar", "residual_scale", "logit_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise CheckpointError(f"model config: {name} is {value!r}; expected a number > 0.")
@@ -129,6 +145,10 @@ class TransformerConfig:
         if self.sliding_window is None:
             return False
         return self.global_every is None or (layer + 1) % self.global_every > 0
+
+    def is_rotated(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, rotates its queries and keys."""
+        return self.unrotated_every is None or (layer + 1) % self.unrotated_every > 0
 
     @property
     def rotary_size(self) -> int:

@@ -1,8 +1,8 @@
 """What a model family is, and the helpers that its few translation functions share."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from spec_jax.models.config import RopeScaling, TransformerConfig
 Config = Mapping[str, Any]
 """A checkpoint's own description of its shape: config.json, or the metadata of a GGUF file."""
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 HF_ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -24,6 +24,7 @@ HF_ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
 }
 """Hugging Face's names of activations -> ours."""
 
@@ -69,15 +70,72 @@ class Part:
 
     Attributes:
       name: the module in the checkpoint, with `{}` for the layer's number.
-      take: takes the stored tensor (output features first) and gives our weight's part of it.
-      pieces: how many weights of our weight's size the stored tensor fuses.
-      give: the inverse of `take`, where weights are to be written as well.
+      rows: which rows of the stored tensor (its output features) are ours, in our order; by
+        default all.
+      total: rows of the stored tensor, where it has more than ours.
+      turned: matrices are stored [in, out].
+      minus_one: stored is the weight minus one.
     """
 
     name: str
-    take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
-    pieces: int = 1
-    give: Callable[[np.ndarray], np.ndarray] | None = None
+    rows: Callable[[TransformerConfig], np.ndarray] | None = None
+    total: Callable[[TransformerConfig], int] | None = None
+    turned: bool = False
+    minus_one: bool = False
+
+    def stored_shape(self, shape: tuple[int, ...], config: TransformerConfig) -> tuple[int, ...]:
+        """The shape of the stored tensor, if ours has this one with outputs first."""
+        outputs = self.total(config) if self.total else shape[0]
+        return (*shape[:0:-1], outputs) if self.turned else (outputs, *shape[1:])
+
+    def take(self, stored: np.ndarray, config: TransformerConfig) -> np.ndarray:
+        """Our weight, outputs first, of the stored tensor."""
+        ours = stored.T if self.turned else stored
+        if self.rows is not None:
+            ours = ours[self.rows(config)]
+        return ours.astype(np.float32) + 1 if self.minus_one else ours
+
+    def give(
+        self, ours: np.ndarray, config: TransformerConfig, stored: np.ndarray | None
+    ) -> np.ndarray:
+        """The stored tensor with our weight in its place; None makes the tensor."""
+        if self.minus_one:
+            ours = ours.astype(np.float32) - 1
+        if self.rows is None:
+            return ours.T if self.turned else ours
+        if stored is None:
+            stored = np.zeros(self.stored_shape(ours.shape, config), ours.dtype)
+        (stored.T if self.turned else stored)[self.rows(config)] = ours
+        return stored
+
+
+def fused(
+    name: str,
+    sizes: Callable[[TransformerConfig], Sequence[int]],
+    which: int,
+    *,
+    turned: bool = False,
+) -> Part:
+    """One of several weights that are stored as one, one after another.
+
+    Args:
+      name: as of `Part`.
+      sizes: output features of each.
+      which: the weight's place among them.
+      turned: as of `Part`.
+    """
+
+    def rows(config: TransformerConfig) -> np.ndarray:
+        ends = np.cumsum(sizes(config))
+        return np.arange(ends[which] - sizes(config)[which], ends[which])
+
+    return Part(name, rows, lambda config: sum(sizes(config)), turned)
+
+
+def qkv_sizes(config: TransformerConfig) -> tuple[int, int, int]:
+    """Output features of query, key and value."""
+    width = config.num_kv_heads * config.head_dim
+    return config.num_heads * config.head_dim, width, width
 
 
 WeightTable = Mapping[str, str | Part]
@@ -102,6 +160,7 @@ class Family:
       config_from_gguf: translates GGUF metadata; the tensors tell what metadata leaves out.
       gguf_weights: modules in GGUF files.
       buffers: endings of tensors that hold no weights and are skipped.
+      prefix: what some checkpoints leave out at the beginning of all names.
     """
 
     model_type: str
@@ -112,6 +171,19 @@ class Family:
     config_from_gguf: Callable[[Config, TensorStore], TransformerConfig] | None = None
     gguf_weights: WeightTable | None = None
     buffers: tuple[str, ...] = ("rotary_emb.inv_freq", "rope_freqs.weight")
+    prefix: str = ""
+
+    def hf_weights_of(self, tensors: TensorStore) -> WeightTable:
+        """`hf_weights` as the names of these tensors have them."""
+        if not self.prefix or any(name.startswith(self.prefix) for name in tensors.shapes):
+            return self.hf_weights
+
+        def shorter(entry: str | Part) -> str | Part:
+            if isinstance(entry, Part):
+                return replace(entry, name=entry.name.removeprefix(self.prefix))
+            return entry.removeprefix(self.prefix)
+
+        return {ours: shorter(entry) for ours, entry in self.hf_weights.items()}
 
 
 def get(config: Config, name: str, default: Any = None) -> Any:
@@ -165,6 +237,11 @@ def hf_activation(config: Config, default: str, key: str = "hidden_act") -> Acti
             f"the checkpoint's config has {key} = {name!r}; supported: {', '.join(HF_ACTIVATIONS)}."
         )
     return HF_ACTIVATIONS[name]
+
+
+def activation_to_hf(config: TransformerConfig) -> str:
+    """The MLP's activation under Hugging Face's name."""
+    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation)
 
 
 def window(config: Config, name: str, max_position: int) -> int | None:

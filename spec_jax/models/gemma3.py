@@ -1,9 +1,8 @@
 """Gemma 3, text only (arXiv 2503.19786): windows in five layers of six, norms on both sides."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
@@ -12,6 +11,7 @@ from spec_jax.models.family import (
     Family,
     Part,
     TensorStore,
+    activation_to_hf,
     get,
     hf_activation,
     hf_rope,
@@ -26,7 +26,7 @@ _GLOBAL_EVERY = 6
 _ROPE_THETA, _LOCAL_ROPE_THETA = 1e6, 1e4
 _LAYERS_OF_27B = 62
 
-_ALWAYS: Mapping[str, Any] = {"qk_norm": True, "post_norms": True, "scaled_embedding": True}
+_ALWAYS: Mapping[str, Any] = {"qk_norm": "head", "post_norms": True}
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -41,6 +41,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
         **shape,
         **_hf_rope(config),
         **_ALWAYS,
+        embedding_scale=math.sqrt(shape["embed_size"]),
         query_pre_attn_scalar=number(config, "query_pre_attn_scalar", 256.0),
         sliding_window=integer(config, "sliding_window", 4096),
         global_every=_global_every(config, shape["num_layers"]),
@@ -56,7 +57,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         **shape,
-        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_activation": activation_to_hf(config),
         "query_pre_attn_scalar": int(config.query_pre_attn_scalar or config.head_dim),
         "sliding_window": config.sliding_window,
         "layer_types": [
@@ -117,6 +118,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     return TransformerConfig(
         **shape,
         **_ALWAYS,
+        embedding_scale=math.sqrt(shape["embed_size"]),
         activation="gelu_tanh",
         query_pre_attn_scalar=float(scalar),
         global_every=integer(metadata, "gemma3.attention.sliding_window_pattern", _GLOBAL_EVERY),
@@ -124,13 +126,9 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     )
 
 
-def _one_more(name: str) -> Part:
-    """A norm's weight; checkpoints store the weight minus one."""
-    return Part(
-        name,
-        lambda stored, config: stored.astype(np.float32) + 1,
-        give=lambda ours: ours.astype(np.float32) - 1,
-    )
+def plus_one(name: str) -> Part:
+    """A norm whose weight is stored minus one."""
+    return Part(name, minus_one=True)
 
 
 FAMILY = Family(
@@ -138,13 +136,17 @@ FAMILY = Family(
     config_from_hf=config_from_hf,
     hf_weights={
         **HF_WEIGHTS,
-        "blocks.{}.attention_norm": _one_more("model.layers.{}.input_layernorm"),
-        "blocks.{}.attention.query_norm": _one_more("model.layers.{}.self_attn.q_norm"),
-        "blocks.{}.attention.key_norm": _one_more("model.layers.{}.self_attn.k_norm"),
-        "blocks.{}.attention_post_norm": _one_more("model.layers.{}.post_attention_layernorm"),
-        "blocks.{}.mlp_norm": _one_more("model.layers.{}.pre_feedforward_layernorm"),
-        "blocks.{}.mlp_post_norm": _one_more("model.layers.{}.post_feedforward_layernorm"),
-        "final_norm": _one_more("model.norm"),
+        "blocks.{}.attention_norm": plus_one("model.layers.{}.input_layernorm"),
+        "blocks.{}.attention.query_norm": plus_one("model.layers.{}.self_attn.q_norm"),
+        "blocks.{}.attention.key_norm": plus_one("model.layers.{}.self_attn.k_norm"),
+        "blocks.{}.attention_post_norm": Part(
+            "model.layers.{}.post_attention_layernorm", minus_one=True
+        ),
+        "blocks.{}.mlp_norm": plus_one("model.layers.{}.pre_feedforward_layernorm"),
+        "blocks.{}.mlp_post_norm": Part(
+            "model.layers.{}.post_feedforward_layernorm", minus_one=True
+        ),
+        "final_norm": plus_one("model.norm"),
     },
     config_to_hf=config_to_hf,
     gguf_architecture="gemma3",

@@ -1,5 +1,7 @@
 """GPT-NeoX and Pythia (arXiv 2204.06745, 2304.01373): layer norms, partial rotation, fused QKV."""
 
+from typing import Any
+
 import numpy as np
 
 from spec_jax.models.config import TransformerConfig
@@ -7,11 +9,13 @@ from spec_jax.models.family import (
     Config,
     Family,
     Part,
+    activation_to_hf,
     get,
     hf_activation,
     hf_rope,
     integer,
     number,
+    rope_to_hf,
 )
 
 
@@ -46,19 +50,46 @@ def config_from_hf(config: Config) -> TransformerConfig:
     )
 
 
+def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a `GPTNeoXForCausalLM` of this shape."""
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.embed_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_size,
+        "max_position_embeddings": config.max_position,
+        "layer_norm_eps": config.norm_eps,
+        "hidden_act": activation_to_hf(config),
+        "attention_bias": config.qkv_bias,
+        "use_parallel_residual": config.parallel_residual,
+        "tie_word_embeddings": config.tied_head,
+        "rotary_pct": config.rope_fraction,
+        "partial_rotary_factor": config.rope_fraction,
+        "rotary_emb_base": config.rope_theta,
+        **rope_to_hf(config),
+    }
+
+
 def _fused(which: int) -> Part:
     """Query (0), key (1) or value (2), which lie next to each other within every head."""
 
-    def take(stored: np.ndarray, config: TransformerConfig) -> np.ndarray:
-        heads = stored.reshape(config.num_heads, 3, config.head_dim, *stored.shape[1:])
-        return heads[:, which].reshape(-1, *stored.shape[1:])
+    def total(config: TransformerConfig) -> int:
+        return 3 * config.num_heads * config.head_dim
 
-    return Part("gpt_neox.layers.{}.attention.query_key_value", take, pieces=3)
+    def rows(config: TransformerConfig) -> np.ndarray:
+        heads = np.arange(total(config)).reshape(config.num_heads, 3, config.head_dim)
+        return heads[:, which].ravel()
+
+    return Part("gpt_neox.layers.{}.attention.query_key_value", rows, total)
 
 
 FAMILY = Family(
     model_type="gpt_neox",
     config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
     hf_weights={
         "embed": "gpt_neox.embed_in",
         "blocks.{}.attention_norm": "gpt_neox.layers.{}.input_layernorm",

@@ -21,6 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
 }
 
 
@@ -87,6 +88,19 @@ class Embedding(nnx.Module):
         return columns(self.weight.get_value(), tokens)
 
 
+class Positions(nnx.Module):
+    """A learned table of positions, stored [embed, positions] like the token table."""
+
+    def __init__(self, count: int, embed_size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        table = jax.random.normal(rngs.params(), (embed_size, count)) * 0.02
+        self.weight = nnx.Param(table.astype(dtype), axes=("embed", None))
+
+    def __call__(self, positions: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
+        table = self.weight.get_value()
+        # Drafted tokens may stand past the end; they are never accepted.
+        return columns(table, jnp.minimum(positions, table.shape[1] - 1))
+
+
 def rope_frequencies(
     rotary_size: int, theta: float, factor: float, scaling: RopeScaling | None
 ) -> Float[Array, " half"]:
@@ -109,6 +123,8 @@ def rotate(
 ) -> Float[Array, "batch tokens heads head_dim"]:
     """Rotates the leading `2 * half` dimensions of each head, first half against second."""
     half = angles.shape[-1]
+    if half == 0:
+        return x
     cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
     first, second = x[..., :half], x[..., half : 2 * half]
     rotated = [first * cos - second * sin, second * cos + first * sin]

@@ -198,10 +198,14 @@ def _gguf_rope_scaling(tensors: TensorStore, shape: Mapping[str, Any]) -> RopeSc
     return scaling
 
 
-def _half_rotation(stored: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undoes GGUF's order of a head's features, which puts those rotated together side by side."""
-    pairs = stored.reshape(num_heads, -1, 2, *stored.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(stored.shape)
+def halves(num_heads: int, head_dim: int, rotary_size: int) -> np.ndarray:
+    """Rows of a projection whose heads have the features that are rotated together side by side.
+
+    In the order of the rows they are half a rotation apart, as in our heads.
+    """
+    rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim)
+    pairs = rows[:, :rotary_size].reshape(num_heads, -1, 2).swapaxes(1, 2)
+    return np.concatenate([pairs.reshape(num_heads, -1), rows[:, rotary_size:]], axis=1).ravel()
 
 
 FAMILY = Family(
@@ -214,10 +218,12 @@ FAMILY = Family(
     gguf_weights={
         **GGUF_WEIGHTS,
         "blocks.{}.attention.query": Part(
-            "blk.{}.attn_q", lambda stored, config: _half_rotation(stored, config.num_heads)
+            "blk.{}.attn_q",
+            lambda config: halves(config.num_heads, config.head_dim, config.head_dim),
         ),
         "blocks.{}.attention.key": Part(
-            "blk.{}.attn_k", lambda stored, config: _half_rotation(stored, config.num_kv_heads)
+            "blk.{}.attn_k",
+            lambda config: halves(config.num_kv_heads, config.head_dim, config.head_dim),
         ),
     },
 )

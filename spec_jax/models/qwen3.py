@@ -14,7 +14,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     bias = bool(get(config, "attention_bias", False))
     shape = hf_shape({"head_dim": 128, **config})
     return TransformerConfig(
-        **shape, **hf_rope(config), qk_norm=True, qkv_bias=bias, output_bias=bias
+        **shape, **hf_rope(config), qk_norm="head", qkv_bias=bias, output_bias=bias
     )
 
 
@@ -31,7 +31,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `qwen3`."""
-    return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen3"), qk_norm=True)
+    return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen3"), qk_norm="head")
 
 
 FAMILY = Family(

@@ -4,17 +4,46 @@ import contextlib
 from collections.abc import Callable
 
 from spec_jax.errors import CheckpointError
-from spec_jax.models import gemma3, gpt_neox, llama, mistral, qwen2, qwen3
+from spec_jax.models import (
+    codegen,
+    gemma,
+    gemma3,
+    gpt2,
+    gpt_bigcode,
+    gpt_neox,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    opt,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
+    codegen.FAMILY,
+    gemma.FAMILY,
     gemma3.FAMILY,
+    gpt2.FAMILY,
+    gpt_bigcode.FAMILY,
     gpt_neox.FAMILY,
+    granite.FAMILY,
     llama.FAMILY,
     mistral.FAMILY,
+    olmo2.FAMILY,
+    opt.FAMILY,
+    phi3.FAMILY,
     qwen2.FAMILY,
     qwen3.FAMILY,
+    smollm3.FAMILY,
+    stablelm.FAMILY,
+    starcoder2.FAMILY,
 )
 
 

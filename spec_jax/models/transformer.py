@@ -1,7 +1,7 @@
 """One composable decoder stack. Flax NNX holds its weights; the forward is a pure function."""
 
 import dataclasses
-import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from spec_jax.models.layers import (
     Embedding,
     Linear,
     Norm,
+    Positions,
     project,
     rope_frequencies,
     rotate,
@@ -68,26 +69,28 @@ class Attention(nnx.Module):
         self.value = linear(config.embed_size, kv_width, ("embed", "kv_heads"), config.qkv_bias)
         self.output = linear(width, config.embed_size, ("heads", "embed"), config.output_bias)
 
-        def head_norm() -> Norm | None:
-            if not config.qk_norm:
+        def norm(heads: int) -> Norm | None:
+            if config.qk_norm == "none":
                 return None
-            return Norm(head_dim, kind="rms", eps=config.norm_eps, dtype=dtype)
+            size = head_dim if config.qk_norm == "head" else heads * head_dim
+            return Norm(size, kind="rms", eps=config.norm_eps, dtype=dtype)
 
-        self.query_norm, self.key_norm = head_norm(), head_norm()
+        self.normed = config.qk_norm
+        self.query_norm, self.key_norm = norm(config.num_heads), norm(config.num_kv_heads)
 
     def __call__(
         self, x: Float[Array, "batch tokens embed"], cache: LayerCache, call: _Call
     ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
-        q, k, v = (
-            call.heads(projected, self.head_dim, axis)
-            for projected, axis in zip(
-                project(x, (self.query, self.key, self.value)),
-                ("heads", "kv_heads", "kv_heads"),
-                strict=True,
-            )
-        )
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+        projected = project(x, (self.query, self.key, self.value))
+        norms = self.query_norm, self.key_norm, None
+        if self.normed == "projection":
+            projected = _normed(norms, projected)
+        axes = ("heads", "kv_heads", "kv_heads")
+        heads = [
+            call.heads(each, self.head_dim, axis)
+            for each, axis in zip(projected, axes, strict=True)
+        ]
+        q, k, v = _normed(norms, heads) if self.normed == "head" else heads
         q, k = rotate(q, call.angles), rotate(k, call.angles)
         out, cache = attention(
             q,
@@ -101,6 +104,10 @@ class Attention(nnx.Module):
             placement=call.placement,
         )
         return call.residual(self.output(out.reshape(*x.shape[:2], -1))), cache
+
+
+def _normed(norms: Sequence[Norm | None], each: Sequence[Array]) -> list[Array]:
+    return [x if norm is None else norm(x) for norm, x in zip(norms, each, strict=True)]
 
 
 class Mlp(nnx.Module):
@@ -135,28 +142,36 @@ class Block(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.parallel_residual = config.parallel_residual
+        self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
 
-        def norm() -> Norm:
+        def norm(wanted: bool) -> Norm | None:
+            if not wanted:
+                return None
             return Norm(config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype)
 
-        self.attention_norm = norm()
+        self.attention_norm = norm(config.pre_norms)
         self.attention = Attention(config, dtype=dtype, rngs=rngs)
-        self.attention_post_norm = norm() if config.post_norms else None
-        self.mlp_norm = norm()
+        self.attention_post_norm = norm(config.post_norms)
+        self.mlp_norm = norm(config.pre_norms and not config.shared_norm)
         self.mlp = Mlp(config, dtype=dtype, rngs=rngs)
-        self.mlp_post_norm = norm() if config.post_norms else None
+        self.mlp_post_norm = norm(config.post_norms)
 
     def __call__(
         self, x: Float[Array, "batch tokens embed"], cache: LayerCache, call: _Call
     ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
-        attended, cache = self.attention(self.attention_norm(x), cache, call)
-        if self.attention_post_norm is not None:
-            attended = self.attention_post_norm(attended)
+        def added(norm: Norm | None, out: Array) -> Array:
+            return (out if norm is None else norm(out)) * self.residual_scale
+
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        attended, cache = self.attention(normed, cache, call)
+        attended = added(self.attention_post_norm, attended)
         mlp_input = x if self.parallel_residual else x + attended
-        added = call.residual(self.mlp(self.mlp_norm(mlp_input)))
-        if self.mlp_post_norm is not None:
-            added = self.mlp_post_norm(added)
-        return x + attended + added, cache
+        if self.shared_norm:
+            mlp_input = normed
+        elif self.mlp_norm is not None:
+            mlp_input = self.mlp_norm(mlp_input)
+        out = call.residual(self.mlp(mlp_input))
+        return x + attended + added(self.mlp_post_norm, out), cache
 
 
 class Transformer(nnx.Module):
@@ -165,6 +180,11 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embedding(config.vocab_size, config.embed_size, dtype=dtype, rngs=rngs)
+        self.positions = (
+            Positions(config.max_position, config.embed_size, dtype=dtype, rngs=rngs)
+            if config.learned_positions
+            else None
+        )
         self.blocks = nnx.List(
             [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
         )
@@ -178,7 +198,7 @@ class Transformer(nnx.Module):
                 config.embed_size,
                 config.vocab_size,
                 axes=("embed", "vocab"),
-                bias=False,
+                bias=config.head_bias,
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -186,8 +206,7 @@ class Transformer(nnx.Module):
 
     def read(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
         """The residual stream of tokens before the first block."""
-        x = self.embed(tokens)
-        return x * math.sqrt(self.config.embed_size) if self.config.scaled_embedding else x
+        return self.embed(tokens) * self.config.embedding_scale
 
     def run(
         self,
@@ -222,17 +241,24 @@ class Transformer(nnx.Module):
             angles=_angles(config, pattern.positions, local=True),
             window=config.sliding_window,
         )
+        if first == 0 and self.positions is not None:
+            x = x + self.positions(pattern.positions)
         x = call.residual(x)
         layers = list(cache.layers)
         for i, block in list(enumerate(self.blocks))[first:last]:
-            x, layers[i] = block(x, layers[i], local if config.is_local(i) else call)
+            own = local if config.is_local(i) else call
+            if not config.is_rotated(i):
+                own = dataclasses.replace(own, angles=own.angles[..., :0])
+            x, layers[i] = block(x, layers[i], own)
         return x, dataclasses.replace(cache, layers=tuple(layers))
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states."""
         if self.head is not None:
-            return self.head(hidden)
-        return products(hidden, [self.embed.weight.get_value()])[0]
+            found = self.head(hidden)
+        else:
+            found = products(hidden, [self.embed.weight.get_value()])[0]
+        return found * self.config.logit_scale
 
 
 def _angles(

@@ -1,13 +1,27 @@
 """Every family's translation of configs, and what it refuses to misread."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
 from spec_jax.errors import CheckpointError
-from spec_jax.models import gemma3, gpt_neox, llama, mistral, qwen2, qwen3
+from spec_jax.models import (
+    gemma3,
+    gpt2,
+    gpt_neox,
+    llama,
+    mistral,
+    opt,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    stablelm,
+)
 from spec_jax.models.config import RopeScaling
+from spec_jax.models.family import Part
 from spec_jax.models.registry import FAMILIES, family_of_gguf, family_of_hf
 
 LLAMA = {
@@ -67,7 +81,9 @@ def test_defaults_of_an_old_config():
     assert (config.num_kv_heads, config.head_dim) == (4, 8)
     assert (config.norm_eps, config.activation, config.tied_head) == (1e-6, "silu", False)
     assert (config.rope_theta, config.rope_fraction, config.rope_scaling) == (10000.0, 1.0, None)
-    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+    assert (
+        not (config.qkv_bias or config.output_bias or config.mlp_bias) and config.qk_norm == "none"
+    )
 
 
 def test_both_spellings_of_rotary_settings():
@@ -99,7 +115,7 @@ def test_what_sets_the_families_apart():
     config = qwen2.config_from_hf(dict(LLAMA, use_sliding_window=False, sliding_window=8))
     assert config.qkv_bias and not config.output_bias
     config = qwen3.config_from_hf(LLAMA)
-    assert config.qk_norm and config.head_dim == 128 and not config.qkv_bias
+    assert config.qk_norm == "head" and config.head_dim == 128 and not config.qkv_bias
     config = llama.config_from_hf(dict(LLAMA, attention_bias=True, mlp_bias=True))
     assert config.qkv_bias and config.output_bias and config.mlp_bias
 
@@ -122,7 +138,8 @@ def test_gemma3_of_transformers_4_and_5():
     assert config == gemma3.config_from_hf(LLAMA | GEMMA | old | {"rope_scaling": LINEAR})
     assert (config.rope_theta, config.rope_factor, config.local_rope_theta) == (5e5, 8.0, 500.0)
     assert (config.head_dim, config.query_pre_attn_scalar) == (16, 24.0)
-    assert config.qk_norm and config.post_norms and config.scaled_embedding and config.tied_head
+    assert config.qk_norm == "head" and config.post_norms and config.tied_head
+    assert config.embedding_scale == 32**0.5
     assert [config.is_local(i) for i in range(4)] == [True, False, True, False]
 
 
@@ -147,7 +164,7 @@ def test_defaults_of_gemma3():
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
         ({"attention_bias": True}, "attention_bias = True"),
-        ({"hidden_activation": "relu"}, "hidden_activation = 'relu'; supported: silu"),
+        ({"hidden_activation": "mish"}, "hidden_activation = 'mish'; supported: silu"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "at regular intervals"),
         ({"layer_types": ["sliding_attention"]}, "one for each layer"),
         ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
@@ -182,7 +199,7 @@ def test_gpt_neox():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hidden_act": "relu"}, "hidden_act = 'relu'; supported: silu"),
+        ({"hidden_act": "mish"}, "hidden_act = 'mish'; supported: silu"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "same in every layer"),
@@ -211,7 +228,7 @@ def test_refused(family, changes, said):
         (mistral, {"sliding_window": -1}, "sliding_window = -1; expected a whole number"),
         (qwen2, {"use_sliding_window": True}, "use_sliding_window = True"),
         (qwen3, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        (gpt_neox, {"hidden_act": "relu"}, "hidden_act = 'relu'"),
+        (gpt_neox, {"hidden_act": "mish"}, "hidden_act = 'mish'"),
     ],
 )
 def test_refused_by_one_family(family, changes, said):
@@ -293,8 +310,43 @@ def test_registry():
     for family in FAMILIES:
         assert family_of_hf(family.model_type) is family
     assert family_of_gguf("llama") is llama.FAMILY
-    for missing in ("gpt2", None):
-        with pytest.raises(CheckpointError, match="knows gemma3_text, gpt_neox, llama, mistral"):
+    for missing in ("mamba", None):
+        with pytest.raises(CheckpointError, match="knows codegen, gemma, gemma3_text, gpt2"):
             family_of_hf(missing)
-    with pytest.raises(CheckpointError, match="knows gemma3, llama, qwen2, qwen3"):
+    with pytest.raises(CheckpointError, match="knows gemma, gemma3, llama, qwen2, qwen3"):
         family_of_gguf("gpt_neox")
+
+
+def test_layers_without_positions_are_at_regular_intervals():
+    assert smollm3.config_from_hf(LLAMA).unrotated_every == 4
+    every = smollm3.config_from_hf(LLAMA | {"no_rope_layers": [1, 0]})
+    assert [every.is_rotated(i) for i in range(4)] == [True, False, True, False]
+    with pytest.raises(CheckpointError, match=r"no_rope_layers = \[0, 1\]; supported: one for"):
+        smollm3.config_from_hf(LLAMA | {"no_rope_layers": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        (gpt2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        (gpt2, {"scale_attn_weights": False}, "scale_attn_weights = False"),
+        (opt, {"do_layer_norm_before": False}, "do_layer_norm_before = False"),
+        (opt, {"word_embed_proj_dim": 16}, "word_embed_proj_dim = 16"),
+        (phi3, {"rope_scaling": {"type": "longrope"}}, "supported rope types"),
+        (stablelm, {"qk_layernorm": True}, "qk_layernorm = True"),
+    ],
+)
+def test_what_other_families_refuse(family, changes, said):
+    shape = LLAMA | {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128, "ffn_dim": 64}
+    family.config_from_hf(shape)
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        family.config_from_hf(shape | changes)
+
+
+def test_names_without_their_prefix_are_read():
+    """As openai-community/gpt2 has them."""
+    named = gpt2.FAMILY.hf_weights_of(Gguf(**{"transformer.wte.weight": np.zeros(1)}))
+    bare = gpt2.FAMILY.hf_weights_of(Gguf(**{"wte.weight": np.zeros(1)}))
+    assert named["positions"] == "transformer.wpe" and bare["positions"] == "wpe"
+    query = bare["blocks.{}.attention.query"]
+    assert isinstance(query, Part) and query.name == "h.{}.attn.c_attn"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from spec_jax import checkpoints
+from spec_jax.checkpoints.hf_writer import write_model
 from spec_jax.models.model import Model
 from spec_jax.models.registry import FAMILIES
 from tests.checkpoints.tiny import write_tokenizer
@@ -36,6 +37,7 @@ LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
+GPT2 = dict(vocab_size=300, n_embd=32, n_layer=3, n_head=4, n_positions=128)
 GEMMA = dict(GQA, head_dim=16, num_hidden_layers=4, sliding_window=5, query_pre_attn_scalar=20)
 GEMMA_ROPE = dict(
     full_attention=dict(rope_type="linear", rope_theta=5000.0, factor=4.0),
@@ -69,6 +71,50 @@ MODELS: dict[str, tuple[str, dict]] = {
         dict(SHAPE, rotary_pct=0.5, hidden_act="gelu_new", attention_bias=False),
     ),
 }
+MODELS |= {
+    "codegen": ("CodeGen", dict(GPT2, rotary_dim=4)),
+    "codegen, other widths": ("CodeGen", dict(GPT2, rotary_dim=8, n_inner=40)),
+    "gemma": ("Gemma", dict(GQA, head_dim=16)),
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt2, other widths": (
+        "GPT2LMHeadModel",
+        dict(GPT2, n_inner=40, activation_function="relu", tie_word_embeddings=False),
+    ),
+    "gpt_bigcode": ("GPTBigCode", GPT2),
+    "gpt_bigcode, all heads": ("GPTBigCode", dict(GPT2, multi_query=False)),
+    "granite": (
+        "Granite",
+        dict(
+            GQA,
+            attention_multiplier=0.3,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.4,
+            logits_scaling=0.5,
+            attention_bias=True,
+            mlp_bias=True,
+        ),
+    ),
+    "olmo2": ("Olmo2", dict(GQA, attention_bias=True)),
+    "opt": ("OPT", dict(SHAPE, ffn_dim=48, word_embed_proj_dim=32)),
+    "opt, another activation": (
+        "OPT",
+        dict(SHAPE, ffn_dim=40, word_embed_proj_dim=32, activation_function="gelu"),
+    ),
+    "phi3": ("Phi3", dict(GQA, pad_token_id=0)),
+    "phi3, a window, half rotated": (
+        "Phi3",
+        dict(GQA, pad_token_id=0, sliding_window=5, partial_rotary_factor=0.5),
+    ),
+    "smollm3": ("SmolLM3", dict(GQA, pad_token_id=0, no_rope_layer_interval=2)),
+    "smollm3, all rotated": ("SmolLM3", dict(GQA, pad_token_id=0, no_rope_layers=[1, 1, 1])),
+    "stablelm": ("StableLm", dict(GQA, use_qkv_bias=True)),
+    "stablelm, parallel, wholly rotated": (
+        "StableLm",
+        dict(GQA, use_parallel_residual=True, partial_rotary_factor=1.0),
+    ),
+    "starcoder2": ("Starcoder2", GQA),
+    "starcoder2, a window, no biases": ("Starcoder2", dict(GQA, sliding_window=5, use_bias=False)),
+}
 TOLERANCE = 1e-4
 
 
@@ -76,7 +122,7 @@ def make(name: str, path: Path) -> tuple["torch.nn.Module", Model]:
     """A random torch model, saved, and ours loaded from what it saved."""
     kind, options = MODELS[name]
     torch.manual_seed(0)
-    architecture = getattr(transformers, f"{kind}ForCausalLM")
+    architecture = getattr(transformers, kind if "Head" in kind else f"{kind}ForCausalLM")
     reference = architecture(architecture.config_class(**options))
     reference.eval()
     with torch.no_grad():  # norms and biases must matter too
@@ -96,6 +142,18 @@ def test_prompt_and_steps(name, tmp_path):
     reference, model = make(name, tmp_path)
     rows = np.random.default_rng(1).integers(0, model.config.vocab_size, (3, 17))
     assert_parity(model, reference, rows, lengths=(5, 9, 1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_what_is_written(name, tmp_path):
+    """As this family, or as another one that has the same shape."""
+    reference, model = make(name, tmp_path / "theirs")
+    write_model(tmp_path / "ours", model, "float32")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    tokens = torch.tensor(np.random.default_rng(1).integers(0, model.config.vocab_size, (2, 17)))
+    with torch.no_grad():
+        expected, found = (each(tokens).logits.numpy() for each in (reference, again))
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
 @jax.jit

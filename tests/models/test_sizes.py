@@ -40,9 +40,9 @@ VARIANTS = (
     {"tied_head": True},
     {"gated_mlp": False},
     {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
-    {"qk_norm": True},
+    {"qk_norm": "head"},
     {"norm": "layer", "parallel_residual": True, "activation": "gelu"},
-    {"post_norms": True, "scaled_embedding": True, "sliding_window": 8, "global_every": 2},
+    {"post_norms": True, "embedding_scale": 4.0, "sliding_window": 8, "global_every": 2},
 )
 
 

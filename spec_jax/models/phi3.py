@@ -1,0 +1,64 @@
+"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama with fused projections."""
+
+from typing import Any
+
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import (
+    Config,
+    Family,
+    fused,
+    hf_rope,
+    qkv_sizes,
+    require,
+    rope_to_hf,
+    window,
+)
+from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
+
+
+def config_from_hf(config: Config) -> TransformerConfig:
+    """Translates config.json of a `Phi3ForCausalLM`."""
+    require(config, "attention_bias", False, default=False)
+    own = {name: value for name, value in config.items() if name != "partial_rotary_factor"}
+    shape = hf_shape({"rms_norm_eps": 1e-5, **own})
+    return TransformerConfig(
+        **shape,
+        **hf_rope(config),
+        sliding_window=window(config, "sliding_window", shape["max_position"]),
+    )
+
+
+def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a `Phi3ForCausalLM` of this shape."""
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        **shape_to_hf(config),
+        **rope_to_hf(config),
+        "partial_rotary_factor": config.rope_fraction,
+        "sliding_window": config.sliding_window,
+        "pad_token_id": None,
+    }
+
+
+_QKV = "model.layers.{}.self_attn.qkv_proj"
+_GATE_UP = "model.layers.{}.mlp.gate_up_proj"
+
+
+def _mlp_sizes(config: TransformerConfig) -> tuple[int, int]:
+    return config.mlp_size, config.mlp_size
+
+
+FAMILY = Family(
+    model_type="phi3",
+    config_from_hf=config_from_hf,
+    hf_weights={
+        **HF_WEIGHTS,
+        "blocks.{}.attention.query": fused(_QKV, qkv_sizes, 0),
+        "blocks.{}.attention.key": fused(_QKV, qkv_sizes, 1),
+        "blocks.{}.attention.value": fused(_QKV, qkv_sizes, 2),
+        "blocks.{}.mlp.gate": fused(_GATE_UP, _mlp_sizes, 0),
+        "blocks.{}.mlp.up": fused(_GATE_UP, _mlp_sizes, 1),
+    },
+    config_to_hf=config_to_hf,
+)

@@ -1,0 +1,61 @@
+"""SmolLM3 (Hugging Face 2025): Llama with no positions in every fourth layer (arXiv 2501.18795)."""
+
+from typing import Any
+
+from spec_jax.errors import CheckpointError
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import Config, Family, get, hf_rope, integer, rope_to_hf
+from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
+from spec_jax.models.qwen2 import refuse_sliding_window
+
+
+def config_from_hf(config: Config) -> TransformerConfig:
+    """Translates config.json of a `SmolLM3ForCausalLM`."""
+    refuse_sliding_window(config)
+    bias = bool(get(config, "attention_bias", False))
+    shape = hf_shape({"tie_word_embeddings": True, **config})
+    return TransformerConfig(
+        **shape,
+        **hf_rope(config, theta=2e6),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bool(get(config, "mlp_bias", False)),
+        unrotated_every=_unrotated_every(config, shape["num_layers"]),
+    )
+
+
+def _unrotated_every(config: Config, num_layers: int) -> int | None:
+    """Every how many layers one has no positions; newer configs list all layers, 1 if rotated."""
+    kinds = get(config, "no_rope_layers", ())
+    if not kinds:
+        return integer(config, "no_rope_layer_interval", 4)
+    every = kinds.index(0) + 1 if 0 in kinds else None
+    expected = [int(not every or (i + 1) % every > 0) for i in range(num_layers)]
+    if [int(each) for each in kinds] != expected:
+        raise CheckpointError(
+            f"the checkpoint's config has no_rope_layers = {list(kinds)!r}; supported: one for "
+            "each layer, and 0 at regular intervals."
+        )
+    return every
+
+
+def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a `SmolLM3ForCausalLM` of this shape."""
+    return {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        **shape_to_hf(config),
+        **rope_to_hf(config),
+        "attention_bias": config.qkv_bias,
+        "pad_token_id": None,
+        "mlp_bias": config.mlp_bias,
+        "no_rope_layers": [int(config.is_rotated(i)) for i in range(config.num_layers)],
+    }
+
+
+FAMILY = Family(
+    model_type="smollm3",
+    config_from_hf=config_from_hf,
+    hf_weights=HF_WEIGHTS,
+    config_to_hf=config_to_hf,
+)

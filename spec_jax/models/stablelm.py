@@ -1,0 +1,47 @@
+"""StableLM 2 and 3B (Stability AI 2023): layer norms, partial rotation, perhaps parallel."""
+
+from typing import Any
+
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import Config, Family, get, hf_rope, number, require, rope_to_hf
+from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
+
+
+def config_from_hf(config: Config) -> TransformerConfig:
+    """Translates config.json of a `StableLmForCausalLM`."""
+    require(config, "qk_layernorm", False, default=False)
+    parallel = bool(get(config, "use_parallel_residual", False))
+    own = {name: value for name, value in config.items() if name != "partial_rotary_factor"}
+    return TransformerConfig(
+        **hf_shape(own)
+        | {
+            "norm": "layer",
+            "norm_eps": number(config, "layer_norm_eps", 1e-5),
+            "qkv_bias": bool(get(config, "use_qkv_bias", False)),
+            "parallel_residual": parallel,
+            "shared_norm": parallel,
+        },
+        **hf_rope(config, fraction=0.25),
+    )
+
+
+def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a `StableLmForCausalLM` of this shape."""
+    return {
+        "architectures": ["StableLmForCausalLM"],
+        "model_type": "stablelm",
+        **shape_to_hf(config),
+        **rope_to_hf(config),
+        "layer_norm_eps": config.norm_eps,
+        "use_qkv_bias": config.qkv_bias,
+        "use_parallel_residual": config.parallel_residual,
+        "partial_rotary_factor": config.rope_fraction,
+    }
+
+
+FAMILY = Family(
+    model_type="stablelm",
+    config_from_hf=config_from_hf,
+    hf_weights=HF_WEIGHTS,
+    config_to_hf=config_to_hf,
+)
