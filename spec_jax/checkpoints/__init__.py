@@ -177,7 +177,7 @@ def _load_directory(path: Path, dtype: str, packing: Packing, place: _Place) -> 
     dtype, packing = packing.settled(dtype, tensors.stored)
     model = build_model(
         shape,
-        family.hf_weights_of(tensors),
+        family.hf_weights_of(shape, tensors),
         tensors,
         buffers=family.buffers,
         dtype=dtype,

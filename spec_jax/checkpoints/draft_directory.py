@@ -118,7 +118,7 @@ def load_draft(
         weights = _borrow(path, manifest, lender, dtype, placement)
     model = build_model(
         shape,
-        family.hf_weights,
+        family.hf_weights_of(shape),
         tensors,
         buffers=family.buffers,
         dtype=dtype,

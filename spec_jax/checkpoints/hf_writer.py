@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from spec_jax import distributed
-from spec_jax.models.family import Family, Part
+from spec_jax.models.family import Part, WeightTable
 from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_shape
 from spec_jax.text.tokenizer import Tokenizer
@@ -31,10 +31,11 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
     """
     family = family_of_shape(model.config)
     assert family.config_to_hf is not None
+    table = family.hf_weights_of(model.config)
     arrays = {name: leaf for name, leaf in model.weights.items() if name not in leave_out}
     tensors: dict[str, np.ndarray] = {}
     for name, value in distributed.to_host(arrays).items():
-        entry, layer, leaf = _entry(family, name)
+        entry, layer, leaf = _entry(table, name)
         part = entry if isinstance(entry, Part) else Part(entry)
         tensor = f"{part.name.format(layer)}.{leaf}"
         ours = np.asarray(value).T
@@ -75,10 +76,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _entry(family: Family, name: str) -> tuple[str | Part, str, str]:
+def _entry(table: WeightTable, name: str) -> tuple[str | Part, str, str]:
     module, _, leaf = name.rpartition(".")
     parts = module.split(".")
     layer = parts[1] if parts[0] == "blocks" else ""
     if layer:
         parts[1] = "{}"
-    return family.hf_weights[".".join(parts)], layer, leaf
+    return table[".".join(parts)], layer, leaf

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from filelock import FileLock
 from jaxtyping import Array, Bool, Float, Int
 
@@ -114,7 +115,9 @@ def attention(
     text: Int[Array, " batch"],
     among: Bool[Array, "tokens recent"] | None,
     depths: Int[Array, " recent"] | None,
+    slopes: Float[Array, " heads"],
     *,
+    cap: float | None,
     window: int | None,
     ring: bool,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
@@ -129,7 +132,9 @@ def attention(
       text: tokens that all new tokens see.
       among: which tokens after these each new token sees, or None.
       depths: how far those are from the text's end, or None.
-      window: as in `models.attention.attention`.
+      slopes: as in `models.attention.Scores`, as the two that follow.
+      cap: likewise.
+      window: likewise.
       ring: as in `models.cache.LayerCache`.
     """
     if among is None or depths is None:
@@ -145,6 +150,8 @@ def attention(
         text,
         among,
         depths,
+        slopes,
+        cap=np.float32(cap or 0),
         window=window or 0,
         ring=ring,
     )

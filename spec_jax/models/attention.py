@@ -4,6 +4,7 @@
 the pattern says what each query sees. No mask of the size [batch, tokens, capacity] is passed in.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -24,6 +25,24 @@ SCORES = 2**19
 """Most scores of a row's key/value head that `blocked` computes at a time."""
 LONG = 4096
 """Slots from which on `blocked` keeps the memory of its scores small beside the cache's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What becomes of the products of queries and keys before the softmax; static under jit.
+
+    Attributes:
+      query_scalar: they are divided by its square root.
+      cap: then they are `cap * tanh(score / cap)` (Gemma 2); None leaves them.
+      slopes: then each head subtracts its slope times the distance of the key (ALiBi, arXiv
+        2108.12409); empty for none.
+      window: how many latest positions a token sees, its own included; None sees all.
+    """
+
+    query_scalar: float
+    cap: float | None = None
+    slopes: tuple[float, ...] = ()
+    window: int | None = None
 
 
 @pytree
@@ -74,8 +93,11 @@ class Pattern:
 
     def seen(
         self, index: Int[Array, "rows slots"], window: int | None
-    ) -> Bool[Array, "batch tokens slots"]:
-        """Whether each new token sees the token at each index; `index` may have one row for all."""
+    ) -> tuple[Bool[Array, "batch tokens slots"], Int[Array, "batch tokens slots"]]:
+        """Whether each new token sees the token at each index, and how far behind it stands.
+
+        `index` may have one row for all.
+        """
         at, index = self.positions[:, :, None], index[:, None, :]
         if self.among is None or self.depths is None:
             seen, position = (index >= 0) & (index <= at), index
@@ -87,7 +109,8 @@ class Pattern:
             inside = (behind >= 0) & (behind < self.depths.shape[0])
             seen = ((index >= 0) & (behind < 0)) | (related & inside)
             position = jnp.where(behind < 0, index, self.text[:, None, None] + self.depths[recent])
-        return seen if window is None else seen & (at - position < window)
+        distance = at - position
+        return (seen if window is None else seen & (distance < window)), distance
 
 
 def attention(
@@ -96,9 +119,8 @@ def attention(
     values: Float[Array, "batch tokens kv_heads head_dim"],
     cache: LayerCache,
     pattern: Pattern,
+    scores: Scores,
     *,
-    query_scalar: float,
-    window: int | None = None,
     backend: str | None = None,
     placement: Placement | None = None,
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], LayerCache]:
@@ -110,8 +132,7 @@ def attention(
       values: likewise.
       cache: the layer's.
       pattern: the positions of the new tokens and what they see.
-      query_scalar: scores are divided by its square root.
-      window: how many latest positions a token sees, its own included; None sees all.
+      scores: what is done to the scores.
       backend: a name of `BACKENDS`; by default the one measured fastest, see `fastest`.
       placement: how the model is sharded over a mesh; None on one device.
 
@@ -135,8 +156,9 @@ def attention(
     # The rows of one product are a group's query heads, then its tokens: in this order a group
     # whose heads are sharded over several devices is not moved.
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
-    rows = rows.reshape(batch, kv_heads, group * tokens, head_dim) / math.sqrt(query_scalar)
-    out = BACKENDS[backend](rows, cache, pattern, window)
+    rows = rows.reshape(batch, kv_heads, group * tokens, head_dim)
+    rows = rows / math.sqrt(scores.query_scalar)
+    out = BACKENDS[backend](rows, cache, pattern, scores)
     out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, tokens, heads, head_dim), cache
 
@@ -159,15 +181,16 @@ def _dense(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     cache: LayerCache,
     pattern: Pattern,
-    window: int | None,
+    how: Scores,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """The reference: all slots at once."""
     slots = jnp.arange(cache.slots, dtype=jnp.int32)
-    seen = pattern.seen(cache.indices(slots, pattern.end), window)
+    seen, distance = pattern.seen(cache.indices(slots, pattern.end), how.window)
     # For keys the mask below would suffice, but XLA:CPU then fuses the cache's update into this
     # product and copies the whole buffer in every one-row step (tests/engine/test_engine.py).
     keys, values = (_silenced(each, seen) for each in (cache.keys, cache.values))
-    weights = jax.nn.softmax(_scores(rows, keys, seen, cache.keys.dtype), axis=-1)
+    scores = _scores(rows, keys, seen, distance, how, cache.keys.dtype)
+    weights = jax.nn.softmax(scores, axis=-1)
     return _mix(weights, values, cache.keys.dtype)
 
 
@@ -175,7 +198,7 @@ def _blocked(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     cache: LayerCache,
     pattern: Pattern,
-    window: int | None,
+    how: Scores,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """A block of keys at a time, as many as the longest row has, with an online softmax.
 
@@ -192,20 +215,21 @@ def _blocked(
     end = pattern.end
     used = jnp.minimum(end.max(), cache.slots)
     first = jnp.int32(0)
-    if window is not None and not cache.ring:
-        first = jnp.maximum(pattern.positions.min() - window + 1, 0) // size
+    if how.window is not None and not cache.ring:
+        first = jnp.maximum(pattern.positions.min() - how.window + 1, 0) // size
 
     def read(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         best, total, out = carry
         # The last block may reach back into the one before it, whose slots count once.
         at = jnp.minimum(i * size, cache.slots - size)
         slots = at + jnp.arange(size, dtype=jnp.int32)
-        seen = pattern.seen(cache.indices(slots, end), window) & (slots >= i * size)[None, None]
+        seen, distance = pattern.seen(cache.indices(slots, end), how.window)
+        seen = seen & (slots >= i * size)[None, None]
         keys, values = (
             _silenced(jax.lax.dynamic_slice_in_dim(each, at, size, axis=2), seen)
             for each in (cache.keys, cache.values)
         )
-        scores = _scores(rows, keys, seen, cache.keys.dtype)
+        scores = _scores(rows, keys, seen, distance, how, cache.keys.dtype)
         higher = jnp.maximum(best, scores.max(-1))
         # Before the first visible key, minus infinity must not be subtracted from itself.
         shift = jnp.where(higher == -jnp.inf, 0.0, higher)
@@ -223,7 +247,7 @@ def _native(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     cache: LayerCache,
     pattern: Pattern,
-    window: int | None,
+    how: Scores,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """One call of native code on CPU."""
     return native.attention(
@@ -235,7 +259,9 @@ def _native(
         pattern.text,
         pattern.among,
         pattern.depths,
-        window=window,
+        jnp.asarray(how.slopes, jnp.float32),
+        cap=how.cap,
+        window=how.window,
         ring=cache.ring,
     )
 
@@ -251,11 +277,20 @@ def _scores(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     keys: Float[Array, "batch kv_heads some head_dim"],
     seen: Bool[Array, "batch tokens some"],
+    distance: Int[Array, "batch tokens some"],
+    how: Scores,
     dtype: DTypeLike,
 ) -> Float[Array, "batch kv_heads rows some"]:
     """Products of queries and keys, minus infinity where a token is not seen."""
     scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys, precision=precision_of(dtype))
     group = rows.shape[2] // seen.shape[1]
+    if how.cap is not None:
+        scores = how.cap * jnp.tanh(scores / how.cap)
+    if how.slopes:
+        slopes = jnp.asarray(how.slopes, jnp.float32).reshape(1, -1, group, 1, 1)
+        # A key that is not seen may stand anywhere; it must not become an infinity minus another.
+        far = jnp.where(seen, distance, 0).astype(jnp.float32)[:, None, None]
+        scores = scores - (slopes * far).reshape(scores.shape)
     return jnp.where(jnp.tile(seen, (1, group, 1))[:, None], scores, -jnp.inf)
 
 

@@ -52,10 +52,15 @@ class TransformerConfig:
       qk_norm: an RMS norm over each query and key `head`, or over the whole `projection`, before
         the rotation.
       query_pre_attn_scalar: scores are divided by its square root; `head_dim` by default.
+      score_cap: scores become `cap * tanh(score / cap)` before the softmax; None leaves them.
+      alibi_scale: heads lower scores by the distance times their slopes (ALiBi) times this; 0 if
+        they do not.
       post_norms: the outputs of attention and MLP are normed as well as their inputs (Gemma).
+      embedding_norm: the embedding is normed (BLOOM).
       embedding_scale: the residual stream starts as the embedding times this.
       residual_scale: what attention and MLP add to it is multiplied by this.
       logit_scale: logits are multiplied by this.
+      logit_cap: then they become `cap * tanh(logit / cap)`; None leaves them.
       parallel_residual: attention and MLP both read the block's input (GPT-NeoX).
       shared_norm: with a parallel residual, they read it through one norm (GPT-J).
       tied_head: the embedding table is the output head.
@@ -89,10 +94,14 @@ class TransformerConfig:
     mlp_bias: bool = False
     qk_norm: Literal["none", "head", "projection"] = "none"
     query_pre_attn_scalar: float | None = None
+    score_cap: float | None = None
+    alibi_scale: float = 0.0
     post_norms: bool = False
+    embedding_norm: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    logit_cap: float | None = None
     parallel_residual: bool = False
     shared_norm: bool = False
     tied_head: bool = False
@@ -107,7 +116,8 @@ class TransformerConfig:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise CheckpointError(f"model config: {name} is {value!r}; expected an int >= 1.")
-        for name in ("rope_factor", "query_pre_attn_scalar", "residual_scale", "logit_scale"):
+        scales = ("rope_factor", "query_pre_attn_scalar", "residual_scale", "logit_scale")
+        for name in (*scales, "score_cap", "logit_cap"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise CheckpointError(f"model config: {name} is {value!r}; expected a number > 0.")

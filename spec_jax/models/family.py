@@ -153,7 +153,7 @@ class Family:
     Attributes:
       model_type: `model_type` in config.json.
       config_from_hf: translates config.json.
-      hf_weights: modules in safetensors files.
+      hf_weights: modules in safetensors files, or what tells them by the shape.
       config_to_hf: the inverse of `config_from_hf`, for shapes of this family, if spec-jax can
         write it.
       gguf_architecture: `general.architecture` in GGUF files, if this family reads them.
@@ -165,7 +165,7 @@ class Family:
 
     model_type: str
     config_from_hf: Callable[[Config], TransformerConfig]
-    hf_weights: WeightTable
+    hf_weights: WeightTable | Callable[[TransformerConfig], WeightTable]
     config_to_hf: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf_architecture: str | None = None
     config_from_gguf: Callable[[Config, TensorStore], TransformerConfig] | None = None
@@ -173,17 +173,21 @@ class Family:
     buffers: tuple[str, ...] = ("rotary_emb.inv_freq", "rope_freqs.weight")
     prefix: str = ""
 
-    def hf_weights_of(self, tensors: TensorStore) -> WeightTable:
-        """`hf_weights` as the names of these tensors have them."""
-        if not self.prefix or any(name.startswith(self.prefix) for name in tensors.shapes):
-            return self.hf_weights
+    def hf_weights_of(
+        self, config: TransformerConfig, tensors: TensorStore | None = None
+    ) -> WeightTable:
+        """`hf_weights` of a shape, as the names of these tensors have them."""
+        table = self.hf_weights if isinstance(self.hf_weights, Mapping) else self.hf_weights(config)
+        names = [] if tensors is None else tensors.shapes
+        if not names or not self.prefix or any(name.startswith(self.prefix) for name in names):
+            return table
 
         def shorter(entry: str | Part) -> str | Part:
             if isinstance(entry, Part):
                 return replace(entry, name=entry.name.removeprefix(self.prefix))
             return entry.removeprefix(self.prefix)
 
-        return {ours: shorter(entry) for ours, entry in self.hf_weights.items()}
+        return {ours: shorter(entry) for ours, entry in table.items()}
 
 
 def get(config: Config, name: str, default: Any = None) -> Any:

@@ -3,16 +3,19 @@
 import math
 from typing import Any
 
+from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import (
     Config,
     Family,
     Part,
     TensorStore,
+    WeightTable,
     activation_to_hf,
     get,
     hf_activation,
     hf_rope,
+    integer,
     require,
     rope_to_hf,
 )
@@ -51,10 +54,42 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     )
 
 
+def global_every(config: Config, num_layers: int, default: int) -> int:
+    """Every how many layers one is global; newer configs list the kinds of all layers."""
+    kinds = get(config, "layer_types", ())
+    if not kinds:
+        return integer(config, "sliding_window_pattern", default)
+    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else num_layers + 1
+    expected = [
+        "sliding_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
+    ]
+    if list(kinds) != expected:
+        raise CheckpointError(
+            f"the checkpoint's config has layer_types = {list(kinds)!r}; supported: one for each "
+            "layer, and full_attention at regular intervals."
+        )
+    return every
+
+
 def plus_one(name: str) -> Part:
     """A norm whose weight is stored minus one."""
     return Part(name, minus_one=True)
 
+
+HF_NORMS: WeightTable = {
+    "blocks.{}.attention_norm": plus_one("model.layers.{}.input_layernorm"),
+    "blocks.{}.attention_post_norm": plus_one("model.layers.{}.post_attention_layernorm"),
+    "blocks.{}.mlp_norm": plus_one("model.layers.{}.pre_feedforward_layernorm"),
+    "blocks.{}.mlp_post_norm": plus_one("model.layers.{}.post_feedforward_layernorm"),
+    "final_norm": plus_one("model.norm"),
+}
+"""Norms of Gemma 2 and 3, on both sides of attention and MLP."""
+
+GGUF_NORMS: WeightTable = {
+    "blocks.{}.attention_post_norm": "blk.{}.post_attention_norm",
+    "blocks.{}.mlp_post_norm": "blk.{}.post_ffw_norm",
+}
+"""Those of them that other families lack; GGUF stores the weights themselves."""
 
 FAMILY = Family(
     model_type="gemma",

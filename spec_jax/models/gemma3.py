@@ -9,10 +9,8 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import (
     Config,
     Family,
-    Part,
     TensorStore,
     activation_to_hf,
-    get,
     hf_activation,
     hf_rope,
     integer,
@@ -20,6 +18,7 @@ from spec_jax.models.family import (
     require,
     rope_to_hf,
 )
+from spec_jax.models.gemma import GGUF_NORMS, HF_NORMS, global_every, plus_one
 from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape, shape_to_hf
 
 _GLOBAL_EVERY = 6
@@ -44,7 +43,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
         embedding_scale=math.sqrt(shape["embed_size"]),
         query_pre_attn_scalar=number(config, "query_pre_attn_scalar", 256.0),
         sliding_window=integer(config, "sliding_window", 4096),
-        global_every=_global_every(config, shape["num_layers"]),
+        global_every=global_every(config, shape["num_layers"], _GLOBAL_EVERY),
     )
 
 
@@ -86,23 +85,6 @@ def _hf_rope(config: Config) -> dict[str, Any]:
     return {**hf_rope(config, theta=_ROPE_THETA), "local_rope_theta": local_theta}
 
 
-def _global_every(config: Config, num_layers: int) -> int:
-    """Every how many layers one is global; newer configs list the kinds of all layers."""
-    kinds = get(config, "layer_types", ())
-    if not kinds:
-        return integer(config, "sliding_window_pattern", _GLOBAL_EVERY)
-    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else num_layers + 1
-    expected = [
-        "sliding_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
-    ]
-    if list(kinds) != expected:
-        raise CheckpointError(
-            f"the checkpoint's config has layer_types = {list(kinds)!r}; supported: one for each "
-            "layer, and full_attention at regular intervals."
-        )
-    return every
-
-
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `gemma3`.
 
@@ -126,27 +108,14 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     )
 
 
-def plus_one(name: str) -> Part:
-    """A norm whose weight is stored minus one."""
-    return Part(name, minus_one=True)
-
-
 FAMILY = Family(
     model_type="gemma3_text",
     config_from_hf=config_from_hf,
     hf_weights={
         **HF_WEIGHTS,
-        "blocks.{}.attention_norm": plus_one("model.layers.{}.input_layernorm"),
+        **HF_NORMS,
         "blocks.{}.attention.query_norm": plus_one("model.layers.{}.self_attn.q_norm"),
         "blocks.{}.attention.key_norm": plus_one("model.layers.{}.self_attn.k_norm"),
-        "blocks.{}.attention_post_norm": Part(
-            "model.layers.{}.post_attention_layernorm", minus_one=True
-        ),
-        "blocks.{}.mlp_norm": plus_one("model.layers.{}.pre_feedforward_layernorm"),
-        "blocks.{}.mlp_post_norm": Part(
-            "model.layers.{}.post_feedforward_layernorm", minus_one=True
-        ),
-        "final_norm": plus_one("model.norm"),
     },
     config_to_hf=config_to_hf,
     gguf_architecture="gemma3",
@@ -155,7 +124,6 @@ FAMILY = Family(
         **GGUF_WEIGHTS,
         "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
         "blocks.{}.attention.key_norm": "blk.{}.attn_k_norm",
-        "blocks.{}.attention_post_norm": "blk.{}.post_attention_norm",
-        "blocks.{}.mlp_post_norm": "blk.{}.post_ffw_norm",
+        **GGUF_NORMS,
     },
 )

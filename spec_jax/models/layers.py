@@ -118,6 +118,20 @@ def rope_frequencies(
     return frequencies * ((1 - keep) / scaling.factor + keep)
 
 
+def alibi_slopes(num_heads: int, scale: float) -> tuple[float, ...]:
+    """By how much each head lowers scores for a step of distance (Press et al., arXiv 2108.12409).
+
+    Powers of 2^(-8/n) for n heads; between powers of two, the missing heads are every second one
+    of twice as many. All are multiplied by `scale`; none if that is 0.
+    """
+    if scale == 0:
+        return ()
+    whole = 2 ** int(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    slopes += [2 ** (-4 * (i + 1) / whole) for i in range(0, 2 * (num_heads - whole), 2)]
+    return tuple(scale * slope for slope in slopes)
+
+
 def rotate(
     x: Float[Array, "batch tokens heads head_dim"], angles: Float[Array, "batch tokens half"]
 ) -> Float[Array, "batch tokens heads head_dim"]:

@@ -5,8 +5,11 @@ from collections.abc import Callable
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models import (
+    bloom,
     codegen,
+    falcon,
     gemma,
+    gemma2,
     gemma3,
     gpt2,
     gpt_bigcode,
@@ -27,8 +30,11 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
+    bloom.FAMILY,
     codegen.FAMILY,
+    falcon.FAMILY,
     gemma.FAMILY,
+    gemma2.FAMILY,
     gemma3.FAMILY,
     gpt2.FAMILY,
     gpt_bigcode.FAMILY,

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import products
-from spec_jax.models.attention import Pattern, attention
+from spec_jax.models.attention import Pattern, Scores, attention
 from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import (
@@ -19,6 +19,7 @@ from spec_jax.models.layers import (
     Linear,
     Norm,
     Positions,
+    alibi_slopes,
     project,
     rope_frequencies,
     rotate,
@@ -32,7 +33,7 @@ class _Call:
 
     pattern: Pattern
     angles: Float[Array, "batch tokens half"]
-    window: int | None
+    scores: Scores
     placement: Placement | None
     backend: str | None
 
@@ -58,7 +59,6 @@ class Attention(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.head_dim = head_dim = config.head_dim
-        self.query_scalar = float(config.query_pre_attn_scalar or head_dim)
         width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
 
         def linear(in_size: int, out_size: int, axes: tuple[str, str], bias: bool) -> Linear:
@@ -98,8 +98,7 @@ class Attention(nnx.Module):
             v,
             cache,
             call.pattern,
-            query_scalar=self.query_scalar,
-            window=call.window,
+            call.scores,
             backend=call.backend,
             placement=call.placement,
         )
@@ -180,6 +179,11 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embedding(config.vocab_size, config.embed_size, dtype=dtype, rngs=rngs)
+        self.embedding_norm = (
+            Norm(config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype)
+            if config.embedding_norm
+            else None
+        )
         self.positions = (
             Positions(config.max_position, config.embed_size, dtype=dtype, rngs=rngs)
             if config.learned_positions
@@ -206,7 +210,8 @@ class Transformer(nnx.Module):
 
     def read(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
         """The residual stream of tokens before the first block."""
-        return self.embed(tokens) * self.config.embedding_scale
+        x = self.embed(tokens) * self.config.embedding_scale
+        return x if self.embedding_norm is None else self.embedding_norm(x)
 
     def run(
         self,
@@ -235,11 +240,16 @@ class Transformer(nnx.Module):
           `lengths` unmoved: the loop's commit decides how many count.
         """
         config = self.config
-        call = _Call(pattern, _angles(config, pattern.positions), None, placement, backend)
+        scores = Scores(
+            query_scalar=float(config.query_pre_attn_scalar or config.head_dim),
+            cap=config.score_cap,
+            slopes=alibi_slopes(config.num_heads, config.alibi_scale),
+        )
+        call = _Call(pattern, _angles(config, pattern.positions), scores, placement, backend)
         local = dataclasses.replace(
             call,
             angles=_angles(config, pattern.positions, local=True),
-            window=config.sliding_window,
+            scores=dataclasses.replace(scores, window=config.sliding_window),
         )
         if first == 0 and self.positions is not None:
             x = x + self.positions(pattern.positions)
@@ -258,7 +268,9 @@ class Transformer(nnx.Module):
             found = self.head(hidden)
         else:
             found = products(hidden, [self.embed.weight.get_value()])[0]
-        return found * self.config.logit_scale
+        found = found * self.config.logit_scale
+        cap = self.config.logit_cap
+        return found if cap is None else cap * jnp.tanh(found / cap)
 
 
 def _angles(

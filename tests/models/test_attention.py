@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.models.attention import Pattern, attention
+from spec_jax.models.attention import Pattern, Scores, attention
 from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.models.config import TransformerConfig
 from tests.models.backends import EACH_BACKEND
@@ -27,27 +27,33 @@ LENGTHS = [0, 1, 37, 300]
 """Tokens that the rows hold already."""
 
 
-def expected(queries, text_keys, text_values, keys, values, seen, window, positions, depths):
+def expected(queries, text_keys, text_values, keys, values, seen, how, positions, depths):
     """Softmax in float64 over the keys that each token sees, listed one by one."""
     out = np.zeros(queries.shape)
     for t in range(queries.shape[0]):
-        places = [*range(len(text_keys)), *(len(text_keys) + d for d in depths)]
+        places = np.array([*range(len(text_keys)), *(len(text_keys) + d for d in depths)])
         visible = [*[True] * len(text_keys), *seen[t]]
-        if window is not None:
+        if how.window is not None:
             visible = [
-                each and positions[t] - place < window
+                each and positions[t] - place < how.window
                 for each, place in zip(visible, places, strict=True)
             ]
         for head in range(HEADS):
             kv = head // (HEADS // KV_HEADS)
             k = np.concatenate([text_keys[:, kv], keys[:, kv]]).astype(np.float64)[visible]
             v = np.concatenate([text_values[:, kv], values[:, kv]]).astype(np.float64)[visible]
-            scores = k @ queries[t, head].astype(np.float64) / math.sqrt(HEAD_DIM)
+            scores = k @ queries[t, head].astype(np.float64) / math.sqrt(how.query_scalar)
+            if how.cap is not None:
+                scores = how.cap * np.tanh(scores / how.cap)
+            if how.slopes:
+                scores -= how.slopes[head] * (positions[t] - places[visible])
             weights = np.exp(scores - scores.max())
             out[t, head] = weights @ v / weights.sum()
     return out
 
 
+CHANGES = [{}, {"cap": 0.5}, {"slopes": (0.5, 0.25, 0.1, 0.02), "query_scalar": 3.0}]
+"""Of scores."""
 PATTERNS = {
     "one": ([0], np.ones((1, 1), bool)),
     "chain": (np.arange(6), np.tri(6, dtype=bool)),
@@ -73,9 +79,11 @@ PATTERNS = {
 @pytest.mark.parametrize(
     ("window", "ring"), [(None, False), (2, False), (40, False), (2, True), (40, True)]
 )
+@pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_the_output_is_the_definitions(backend, pattern, window, ring):
+def test_the_output_is_the_definitions(backend, pattern, window, ring, changes):
+    how = Scores(**{"query_scalar": HEAD_DIM, "window": window} | changes)
     depths, seen = PATTERNS[pattern]
     count, rows = len(depths), len(LENGTHS)
     rng = np.random.default_rng(count)
@@ -110,8 +118,7 @@ def test_the_output_is_the_definitions(backend, pattern, window, ring):
             values,
             cache,
             made,
-            query_scalar=float(HEAD_DIM),
-            window=window,
+            how,
             backend=backend,
         )
 
@@ -123,7 +130,7 @@ def test_the_output_is_the_definitions(backend, pattern, window, ring):
             keys[row],
             values[row],
             seen,
-            window,
+            how,
             length + np.asarray(depths),
             depths,
         )
@@ -151,7 +158,7 @@ def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(backend):
         values,
         cache.layers[0],
         pattern,
-        query_scalar=float(HEAD_DIM),
+        Scores(HEAD_DIM),
         backend=backend,
     )
     broken = np.isnan(np.asarray(out)).any((2, 3))
@@ -175,7 +182,7 @@ def test_neighbours_however_long_change_no_bit():
         lengths = jnp.stack([jnp.int32(50), other])
         pattern = Pattern.following(KVCache((cache,), lengths), 3)
         return attention(
-            queries, keys, values, cache, pattern, query_scalar=float(HEAD_DIM), backend="blocked"
+            queries, keys, values, cache, pattern, Scores(HEAD_DIM), backend="blocked"
         )[0]
 
     first = call(jnp.int32(0))[0]

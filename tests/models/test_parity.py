@@ -38,6 +38,14 @@ LLAMA3_ROPE = dict(
     original_max_position_embeddings=32,
 )
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=3, n_head=4, n_positions=128)
+FALCON = dict(
+    vocab_size=300,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    ffn_hidden_size=48,
+    max_position_embeddings=128,
+)
 GEMMA = dict(GQA, head_dim=16, num_hidden_layers=4, sliding_window=5, query_pre_attn_scalar=20)
 GEMMA_ROPE = dict(
     full_attention=dict(rope_type="linear", rope_theta=5000.0, factor=4.0),
@@ -72,8 +80,31 @@ MODELS: dict[str, tuple[str, dict]] = {
     ),
 }
 MODELS |= {
+    "bloom": ("Bloom", dict(vocab_size=300, hidden_size=32, n_layer=3, n_head=4, seq_length=128)),
+    "bloom, six heads": (
+        "Bloom",
+        dict(vocab_size=300, hidden_size=48, n_layer=2, n_head=6, seq_length=128),
+    ),
     "codegen": ("CodeGen", dict(GPT2, rotary_dim=4)),
     "codegen, other widths": ("CodeGen", dict(GPT2, rotary_dim=8, n_inner=40)),
+    "falcon": ("Falcon", FALCON),
+    "falcon, new": ("Falcon", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2)),
+    "falcon, new, one norm": (
+        "Falcon",
+        dict(FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
+    ),
+    "falcon, sequential, ALiBi": (
+        "Falcon",
+        dict(FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True),
+    ),
+    "gemma2": (
+        "Gemma2",
+        dict(GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+    ),
+    "gemma2, no caps": (
+        "Gemma2",
+        dict(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
+    ),
     "gemma": ("Gemma", dict(GQA, head_dim=16)),
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "gpt2, other widths": (

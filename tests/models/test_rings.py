@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.models.attention import Pattern, attention
+from spec_jax.models.attention import Pattern, Scores, attention
 from spec_jax.models.cache import RING_MULTIPLE, KVCache
 from spec_jax.models.config import TransformerConfig
 from tests.models.backends import EACH_BACKEND
@@ -50,9 +50,7 @@ def test_only_layers_with_a_window_get_rings_and_only_where_they_are_smaller():
 
 @functools.cache
 def compiled(backend):
-    call = functools.partial(
-        attention, query_scalar=float(HEAD_DIM), window=WINDOW, backend=backend
-    )
+    call = functools.partial(attention, scores=Scores(HEAD_DIM, window=WINDOW), backend=backend)
     return jax.jit(call)
 
 

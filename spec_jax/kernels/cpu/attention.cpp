@@ -1,6 +1,7 @@
 // Attention of new tokens over a cache, which reads the keys and values that they see and no others.
 //
-// `spec_jax/models/attention.py` says what a token sees (`Pattern.seen`); `sees` here says the same.
+// `spec_jax/models/attention.py` says what a token sees (`Pattern.seen`) and what becomes of scores
+// (`Scores`); `distance` and `attend` here say the same.
 
 #include "common.h"
 
@@ -13,30 +14,39 @@ constexpr int kMixRows = 6, kMixPanels = 4;
 constexpr int kMixRows = 6, kMixPanels = 1;
 #endif
 
+constexpr int64_t kUnseen = INT64_MIN;
+
 struct Attend {
   int64_t batch, heads, rows, width, slots;  // of queries [batch, heads, rows, width]
   int64_t tokens, recent, window;            // a window of 0 sees all
   bool ring;
+  float cap;  // of scores; 0 for none
   const float *queries, *keys, *values;
+  const float* slopes;  // [heads, rows / tokens], or null
   const int32_t *positions, *start, *text, *depths;
   const bool* among;  // [tokens, recent]
   float* out;
 
   bool sees(int64_t b, int64_t token, int64_t slot) const {
+    return distance(b, token, slot) != kUnseen;
+  }
+
+  // How far a slot's key stands behind a token that sees it.
+  int64_t distance(int64_t b, int64_t token, int64_t slot) const {
     int64_t index = slot, at = positions[b * tokens + token];
     if (ring) {
       int64_t newest = start[b] + tokens - 1;
       index = newest - ((newest - slot) % slots + slots) % slots;
     }
-    if (index < 0) return false;
+    if (index < 0) return kUnseen;
     int64_t position = index, behind = index - text[b];
     if (!recent) {
-      if (index > at) return false;
+      if (index > at) return kUnseen;
     } else if (behind >= 0) {
-      if (behind >= recent || !among[token * recent + behind]) return false;
+      if (behind >= recent || !among[token * recent + behind]) return kUnseen;
       position = text[b] + depths[behind];
     }
-    return !window || at - position < window;
+    return !window || at - position < window ? at - position : kUnseen;
   }
 };
 
@@ -58,6 +68,16 @@ INLINE Floats exp_of_negative(Floats x) {
   Floats power = (Floats)((Words)p + ((Words)shifted << 23));
   power = x < least ? splat(0) : power;
   return x == x ? power : x;
+}
+
+// tanh in absolute terms: 1e-7.
+INLINE Floats tanh_of(Floats x) {
+  Floats size = x < 0 ? -x : x;
+  Floats e = exp_of_negative(size * -2.0f);
+  Floats large = (1.0f - e) / (1.0f + e), square = x * x;
+  Floats small = size * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15)));
+  Floats found = size < 0.05f ? small : large;
+  return x < 0 ? -found : found;
 }
 
 #define LOW(lane, step) ((lane) & (step) ? kLanes + (lane) - (step) : (lane))
@@ -186,6 +206,20 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
   float inverse[kRows];
   for (int64_t r = 0; r < count; ++r) {
     float* own = &scores[r * padded];
+    if (call.cap) {
+      for (int64_t j = 0; j < padded; j += kLanes) {
+        Floats each = tanh_of(load_floats(own + j) / call.cap) * call.cap;
+        std::memcpy(own + j, &each, sizeof(each));
+      }
+    }
+    if (call.slopes) {
+      int64_t token = (row + r) % call.tokens, of_head = call.rows / call.tokens;
+      float slope = call.slopes[head * of_head + (row + r) / call.tokens];
+      for (int64_t j = 0; j < used; ++j) {
+        int64_t distance = call.distance(b, token, slots[j]);
+        if (distance != kUnseen) own[j] -= slope * distance;
+      }
+    }
     for (int64_t j = whole; j < used; ++j) {
       if (!seen[(j - whole) * count + r]) own[j] = -INFINITY;
     }
@@ -261,12 +295,12 @@ void run(Pool& pool, const Attend& call) {
 
 namespace ffi = xla::ffi;
 
-ffi::Error Attention(ffi::ThreadPool pool, int64_t window, bool ring,
+ffi::Error Attention(ffi::ThreadPool pool, float cap, int64_t window, bool ring,
                      ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::F32> keys,
                      ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> positions,
                      ffi::Buffer<ffi::S32> start, ffi::Buffer<ffi::S32> text,
                      ffi::Buffer<ffi::PRED> among, ffi::Buffer<ffi::S32> depths,
-                     ffi::ResultBuffer<ffi::F32> out) {
+                     ffi::Buffer<ffi::F32> slopes, ffi::ResultBuffer<ffi::F32> out) {
   auto sizes = queries.dimensions();
   if (sizes.size() != 4 || keys.dimensions().size() != 4 || keys.dimensions()[3] != sizes[3] ||
       keys.dimensions()[1] != sizes[1] || positions.dimensions().size() != 2) {
@@ -277,7 +311,8 @@ ffi::Error Attention(ffi::ThreadPool pool, int64_t window, bool ring,
   call.slots = keys.dimensions()[2];
   call.tokens = positions.dimensions()[1];
   call.recent = depths.element_count();
-  call.window = window, call.ring = ring;
+  call.window = window, call.ring = ring, call.cap = cap;
+  if (slopes.element_count()) call.slopes = slopes.typed_data();
   call.queries = queries.typed_data(), call.keys = keys.typed_data();
   call.values = values.typed_data(), call.positions = positions.typed_data();
   call.start = start.typed_data(), call.text = text.typed_data();
@@ -292,6 +327,7 @@ ffi::Error Attention(ffi::ThreadPool pool, int64_t window, bool ring,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxAttention, Attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Attr<float>("cap")
                                   .Attr<int64_t>("window")
                                   .Attr<bool>("ring")
                                   .Arg<ffi::Buffer<ffi::F32>>()
@@ -302,4 +338,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxAttention, Attention,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());

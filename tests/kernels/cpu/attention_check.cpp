@@ -20,6 +20,11 @@ void check(Pool& pool, uint32_t seed) {
   call.recent = tree ? call.tokens : 0;
   call.slots = call.ring ? call.window + call.tokens + below(9) : call.tokens + 1 + below(80);
 
+  call.cap = below(2) ? 2 : 0;
+  std::vector<float> slopes(call.heads * call.rows / call.tokens);
+  for (float& each : slopes) each = std::abs(normal()) / 8;
+  if (below(2)) call.slopes = slopes.data();
+
   const int64_t cached = call.batch * call.heads * call.slots * call.width;
   std::vector<float> queries(call.batch * call.heads * call.rows * call.width);
   std::vector<float> keys(cached), values(cached), out(queries.size());
@@ -69,6 +74,12 @@ void check(Pool& pool, uint32_t seed) {
       const int64_t at = (row / call.rows * call.slots + slot) * call.width;
       double score = 0;
       for (int64_t d = 0; d < call.width; ++d) score += (double)query[d] * keys[at + d];
+      if (call.cap) score = call.cap * std::tanh(score / call.cap);
+      if (call.slopes) {
+        const int64_t of_head = row % call.rows / call.tokens, group = call.rows / call.tokens;
+        const int64_t head = row / call.rows % call.heads;
+        score -= (double)slopes[head * group + of_head] * call.distance(b, token, slot);
+      }
       seen.push_back({score, &values[at]});
       most = std::max(most, score);
     }
