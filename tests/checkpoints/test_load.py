@@ -106,26 +106,45 @@ def test_gguf_is_the_directory(tmp_path, config):
     assert file.tokenizer.vocab_size == len(TOKENS) < file.model.config.vocab_size
 
 
-def test_gguf_of_gemma3_is_the_directory(tmp_path):
+GEMMAS = {
+    # model_type -> its own configuration, GGUF's architecture and metadata, norms beside Llama's
+    "gemma": ({}, "gemma", {}, ()),
+    "gemma2": (
+        {"query_pre_attn_scalar": 6, "sliding_window": 8, "attn_logit_softcapping": 20.0},
+        "gemma2",
+        {"gemma2.attention.sliding_window": 8, "gemma2.attn_logit_softcapping": 20.0},
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+    "gemma3_text": (
+        {"query_pre_attn_scalar": 6, "sliding_window": 8},
+        "gemma3",
+        {"gemma3.attention.sliding_window": 8},
+        (
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+            "self_attn.q_norm",
+            "self_attn.k_norm",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("model_type", GEMMAS)
+def test_gguf_of_gemma_is_the_directory(tmp_path, model_type):
     """A directory stores how much more than one its norms' weights are, whatever its dtype."""
-    own = {"model_type": "gemma3_text", "query_pre_attn_scalar": 6, "sliding_window": 8}
-    config = TIED | own
+    own, architecture, extra, norms = GEMMAS[model_type]
+    config = TIED | own | {"model_type": model_type}
     random = np.random.default_rng(1)
     tensors = llama_tensors(config, ml_dtypes.bfloat16)
     for i in range(config["num_hidden_layers"]):
-        for name, size in (
-            ("pre_feedforward_layernorm", 16),
-            ("post_feedforward_layernorm", 16),
-            ("self_attn.q_norm", 6),
-            ("self_attn.k_norm", 6),
-        ):
+        for name in norms:
+            size = 6 if name.startswith("self_attn") else 16
             weight = random.normal(0, 0.3, size).astype(ml_dtypes.bfloat16)
             tensors[f"model.layers.{i}.{name}.weight"] = weight
     directory = checkpoints.load(write_directory(tmp_path / "tiny", config, tensors)).model
     wide = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
-    extra = {"gemma3.attention.sliding_window": 8}
     file = checkpoints.load(
-        write_gguf(tmp_path / "tiny.gguf", config, wide, extra=extra, architecture="gemma3")
+        write_gguf(tmp_path / "tiny.gguf", config, wide, extra=extra, architecture=architecture)
     ).model
     assert file.config == directory.config
     assert_same_weights(file, directory)

@@ -137,7 +137,7 @@ GGUF_NAMES_OF_GEMMA = GGUF_NAMES | {
 
 def gguf_name(name: str, architecture: str) -> str:
     """llama.cpp's name of a tensor."""
-    names = GGUF_NAMES_OF_GEMMA if architecture == "gemma3" else GGUF_NAMES
+    names = GGUF_NAMES_OF_GEMMA if architecture in ("gemma2", "gemma3") else GGUF_NAMES
     module, leaf = name.rsplit(".", 1)
     if module.startswith("model.layers."):
         layer, module = module.removeprefix("model.layers.").split(".", 1)
@@ -189,7 +189,7 @@ def write_gguf(
             tensor = interleave(tensor, config["num_attention_heads"])
         if "k_proj" in name and architecture == "llama":
             tensor = interleave(tensor, config["num_key_value_heads"])
-        if "norm" in name and architecture == "gemma3":
+        if "norm" in name and architecture.startswith("gemma"):
             tensor = tensor + 1
         stored = name if name == "rope_freqs.weight" else gguf_name(name, architecture)
         if quantization is not None and tensor.ndim == 2:
