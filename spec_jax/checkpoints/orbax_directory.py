@@ -21,7 +21,7 @@ from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import pack_model
 from spec_jax.errors import CheckpointError
-from spec_jax.models.config import RopeScaling, TransformerConfig
+from spec_jax.models.config import RopeScaling, TransformerConfig, YarnScaling
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
 from spec_jax.text.tokenizer import ChatTemplate, Tokenizer
@@ -99,8 +99,9 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
         )
     try:
         shape = dict(manifest["config"])
-        if shape["rope_scaling"]:
-            shape["rope_scaling"] = RopeScaling(**shape["rope_scaling"])
+        if scaling := shape["rope_scaling"]:
+            kind = YarnScaling if "amplitude" in scaling else RopeScaling
+            shape["rope_scaling"] = kind(**scaling)
         return TransformerConfig(**shape), manifest
     except (KeyError, TypeError) as error:
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error

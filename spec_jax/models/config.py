@@ -17,6 +17,27 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071, `rope_type: yarn`).
+
+    Attributes:
+      factor: long wavelengths are stretched by it.
+      original_max_position: the context before.
+      fast: frequencies that turn more often than this within that context are kept.
+      slow: those that turn less often are stretched wholly.
+      whole: the range between the two is widened to whole frequencies.
+      amplitude: rotated queries and keys are multiplied by it.
+    """
+
+    factor: float
+    original_max_position: int
+    fast: float
+    slow: float
+    whole: bool
+    amplitude: float
+
+
+@dataclass(frozen=True)
 class TransformerConfig:
     """Everything that decides a decoder's computation; static under jit.
 
@@ -84,7 +105,7 @@ class TransformerConfig:
     rope_theta: float = 10000.0
     rope_fraction: float = 1.0
     rope_factor: float = 1.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | YarnScaling | None = None
     sliding_window: int | None = None
     global_every: int | None = None
     local_rope_theta: float | None = None

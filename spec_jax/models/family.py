@@ -10,7 +10,7 @@ import numpy as np
 
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Quantized
-from spec_jax.models.config import RopeScaling, TransformerConfig
+from spec_jax.models.config import RopeScaling, TransformerConfig, YarnScaling
 
 Config = Mapping[str, Any]
 """A checkpoint's own description of its shape: config.json, or the metadata of a GGUF file."""
@@ -257,8 +257,18 @@ def window(config: Config, name: str, max_position: int) -> int | None:
 def rope_to_hf(config: TransformerConfig) -> dict[str, Any]:
     """Rotary settings as `hf_rope` reads them."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_scaling is not None:
-        scaling = config.rope_scaling
+    scaling = config.rope_scaling
+    if isinstance(scaling, YarnScaling):
+        rope |= {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+            "beta_fast": scaling.fast,
+            "beta_slow": scaling.slow,
+            "truncate": scaling.whole,
+            "attention_factor": scaling.amplitude,
+        }
+    elif scaling is not None:
         rope |= {
             "rope_type": "llama3",
             "factor": scaling.factor,
@@ -288,13 +298,13 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     own = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = own.get("rope_type", own.get("type", "default"))
     differ_by_layer = any(isinstance(value, Mapping) for value in own.values())
-    if kind not in ("default", "linear", "llama3") or differ_by_layer:
+    if kind not in ("default", "linear", "llama3", "yarn") or differ_by_layer:
         raise CheckpointError(
             f"the checkpoint's config scales rotary positions by {dict(own)!r}; supported "
-            "rope types: default, linear and llama3, the same in every layer."
+            "rope types: default, linear, llama3 and yarn, the same in every layer."
         )
     rope = {**config, **own}
-    scaling = None
+    scaling: RopeScaling | YarnScaling | None = None
     if kind == "llama3":
         scaling = RopeScaling(
             factor=number(rope, "factor"),
@@ -302,9 +312,31 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
             high_freq_factor=number(rope, "high_freq_factor"),
             original_max_position=int(number(rope, "original_max_position_embeddings")),
         )
+    elif kind == "yarn":
+        scaling = _yarn(rope)
     return {
         "rope_theta": number(rope, "rope_theta", theta),
         "rope_fraction": number(rope, "partial_rotary_factor", fraction),
         "rope_factor": number(rope, "factor") if kind == "linear" else 1.0,
         "rope_scaling": scaling,
     }
+
+
+def _yarn(rope: Config) -> YarnScaling:
+    factor = number(rope, "factor")
+
+    def amplitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    default = amplitude(1.0)
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        default = amplitude(number(rope, "mscale")) / amplitude(number(rope, "mscale_all_dim"))
+    context = integer(rope, "max_position_embeddings")
+    return YarnScaling(
+        factor=factor,
+        original_max_position=integer(rope, "original_max_position_embeddings", context),
+        fast=number(rope, "beta_fast", 32.0),
+        slow=number(rope, "beta_slow", 1.0),
+        whole=bool(get(rope, "truncate", True)),
+        amplitude=number(rope, "attention_factor", default),
+    )

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import columns, products
-from spec_jax.models.config import RopeScaling
+from spec_jax.models.config import RopeScaling, YarnScaling
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -102,16 +102,31 @@ class Positions(nnx.Module):
 
 
 def rope_frequencies(
-    rotary_size: int, theta: float, factor: float, scaling: RopeScaling | None
+    rotary_size: int, theta: float, factor: float, scaling: RopeScaling | YarnScaling | None
 ) -> Float[Array, " half"]:
     """Rotary frequencies in radians per position (Su et al. 2021, arXiv 2104.09864).
 
-    `factor` divides all of them; `scaling` stretches long wavelengths as Llama 3.1 does.
+    `factor` divides all of them; `scaling` stretches long wavelengths as Llama 3.1 or YaRN does.
     """
     exponents = jnp.arange(0, rotary_size, 2, dtype=jnp.float32) / rotary_size
     frequencies = 1.0 / (theta**exponents) / factor
     if scaling is None:
         return frequencies
+    if isinstance(scaling, YarnScaling):
+
+        def index(turns: float) -> float:
+            """The frequency that turns so often within the original context."""
+            wavelength = scaling.original_max_position / (turns * 2 * math.pi)
+            return rotary_size * math.log(wavelength) / (2 * math.log(theta))
+
+        first, last = index(scaling.fast), index(scaling.slow)
+        if scaling.whole:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rotary_size - 1)
+        last += 0.001 * (first == last)
+        steps = jnp.arange(rotary_size // 2, dtype=jnp.float32)
+        stretched = jnp.clip((steps - first) / (last - first), 0.0, 1.0)
+        return frequencies * (stretched / scaling.factor + (1 - stretched))
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = jnp.clip((scaling.original_max_position / wavelengths - low) / (high - low), 0.0, 1.0)
@@ -133,13 +148,18 @@ def alibi_slopes(num_heads: int, scale: float) -> tuple[float, ...]:
 
 
 def rotate(
-    x: Float[Array, "batch tokens heads head_dim"], angles: Float[Array, "batch tokens half"]
+    x: Float[Array, "batch tokens heads head_dim"],
+    angles: Float[Array, "batch tokens half"],
+    amplitude: float = 1.0,
 ) -> Float[Array, "batch tokens heads head_dim"]:
-    """Rotates the leading `2 * half` dimensions of each head, first half against second."""
+    """Rotates the leading `2 * half` dimensions of each head, first half against second.
+
+    They are multiplied by `amplitude` too.
+    """
     half = angles.shape[-1]
     if half == 0:
         return x
-    cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
+    cos, sin = (amplitude * each(angles)[:, :, None, :] for each in (jnp.cos, jnp.sin))
     first, second = x[..., :half], x[..., half : 2 * half]
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate([*rotated, x[..., 2 * half :]], axis=-1)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from spec_jax.kernels import products
 from spec_jax.models.attention import Pattern, Scores, attention
 from spec_jax.models.cache import KVCache, LayerCache
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import TransformerConfig, YarnScaling
 from spec_jax.models.layers import (
     ACTIVATIONS,
     Embedding,
@@ -33,6 +33,7 @@ class _Call:
 
     pattern: Pattern
     angles: Float[Array, "batch tokens half"]
+    amplitude: float
     scores: Scores
     placement: Placement | None
     backend: str | None
@@ -91,7 +92,7 @@ class Attention(nnx.Module):
             for each, axis in zip(projected, axes, strict=True)
         ]
         q, k, v = _normed(norms, heads) if self.normed == "head" else heads
-        q, k = rotate(q, call.angles), rotate(k, call.angles)
+        q, k = (rotate(each, call.angles, call.amplitude) for each in (q, k))
         out, cache = attention(
             q,
             k,
@@ -245,7 +246,10 @@ class Transformer(nnx.Module):
             cap=config.score_cap,
             slopes=alibi_slopes(config.num_heads, config.alibi_scale),
         )
-        call = _Call(pattern, _angles(config, pattern.positions), scores, placement, backend)
+        scaling = config.rope_scaling
+        amplitude = scaling.amplitude if isinstance(scaling, YarnScaling) else 1.0
+        angles = _angles(config, pattern.positions)
+        call = _Call(pattern, angles, amplitude, scores, placement, backend)
         local = dataclasses.replace(
             call,
             angles=_angles(config, pattern.positions, local=True),

@@ -37,6 +37,7 @@ LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
+YARN = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=32)
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=3, n_head=4, n_positions=128)
 FALCON = dict(
     vocab_size=300,
@@ -58,6 +59,11 @@ MODELS: dict[str, tuple[str, dict]] = {
     "llama, all positions scaled": (
         "Llama",
         dict(GQA, rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=4.0)),
+    ),
+    "llama, YaRN": ("Llama", dict(GQA, rope_parameters=YARN)),
+    "llama, YaRN with an amplitude of its own": (
+        "Llama",
+        dict(GQA, rope_parameters=dict(YARN, attention_factor=1.3, truncate=False, beta_fast=8)),
     ),
     "llama, biases and wide heads": (
         "Llama",
