@@ -149,17 +149,16 @@ def alibi_slopes(num_heads: int, scale: float) -> tuple[float, ...]:
 
 def rotate(
     x: Float[Array, "batch tokens heads head_dim"],
-    angles: Float[Array, "batch tokens half"],
-    amplitude: float = 1.0,
+    rotation: Float[Array, "2 batch tokens half"],
 ) -> Float[Array, "batch tokens heads head_dim"]:
     """Rotates the leading `2 * half` dimensions of each head, first half against second.
 
-    They are multiplied by `amplitude` too.
+    Args:
+      x: queries or keys.
+      rotation: cosines and sines.
     """
-    half = angles.shape[-1]
-    if half == 0:
-        return x
-    cos, sin = (amplitude * each(angles)[:, :, None, :] for each in (jnp.cos, jnp.sin))
+    half = rotation.shape[-1]
+    cos, sin = rotation[:, :, :, None]
     first, second = x[..., :half], x[..., half : 2 * half]
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate([*rotated, x[..., 2 * half :]], axis=-1)

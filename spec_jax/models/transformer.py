@@ -32,8 +32,7 @@ class _Call:
     """What layers of one kind share in a forward call: positions and what the tokens see."""
 
     pattern: Pattern
-    angles: Float[Array, "batch tokens half"]
-    amplitude: float
+    rotation: Float[Array, "2 batch tokens half"] | None
     scores: Scores
     placement: Placement | None
     backend: str | None
@@ -92,7 +91,8 @@ class Attention(nnx.Module):
             for each, axis in zip(projected, axes, strict=True)
         ]
         q, k, v = _normed(norms, heads) if self.normed == "head" else heads
-        q, k = (rotate(each, call.angles, call.amplitude) for each in (q, k))
+        if call.rotation is not None:
+            q, k = rotate(q, call.rotation), rotate(k, call.rotation)
         out, cache = attention(
             q,
             k,
@@ -246,13 +246,11 @@ class Transformer(nnx.Module):
             cap=config.score_cap,
             slopes=alibi_slopes(config.num_heads, config.alibi_scale),
         )
-        scaling = config.rope_scaling
-        amplitude = scaling.amplitude if isinstance(scaling, YarnScaling) else 1.0
-        angles = _angles(config, pattern.positions)
-        call = _Call(pattern, angles, amplitude, scores, placement, backend)
+        rotation = _rotation(config, pattern.positions)
+        call = _Call(pattern, rotation, scores, placement, backend)
         local = dataclasses.replace(
             call,
-            angles=_angles(config, pattern.positions, local=True),
+            rotation=_rotation(config, pattern.positions, local=True),
             scores=dataclasses.replace(scores, window=config.sliding_window),
         )
         if first == 0 and self.positions is not None:
@@ -262,7 +260,7 @@ class Transformer(nnx.Module):
         for i, block in list(enumerate(self.blocks))[first:last]:
             own = local if config.is_local(i) else call
             if not config.is_rotated(i):
-                own = dataclasses.replace(own, angles=own.angles[..., :0])
+                own = dataclasses.replace(own, rotation=None)
             x, layers[i] = block(x, layers[i], own)
         return x, dataclasses.replace(cache, layers=tuple(layers))
 
@@ -277,14 +275,21 @@ class Transformer(nnx.Module):
         return found if cap is None else cap * jnp.tanh(found / cap)
 
 
-def _angles(
+def _rotation(
     config: TransformerConfig, positions: Int[Array, "batch tokens"], *, local: bool = False
-) -> Float[Array, "batch tokens half"]:
-    """By how much the heads of tokens at these positions are rotated, in layers of a kind."""
+) -> Float[Array, "2 batch tokens half"] | None:
+    """Cosines and sines by which layers of a kind rotate heads at these positions."""
+    if config.rotary_size == 0:
+        return None
+    amplitude = 1.0
     if local and config.local_rope_theta is not None:
         frequencies = rope_frequencies(config.rotary_size, config.local_rope_theta, 1.0, None)
     else:
         frequencies = rope_frequencies(
             config.rotary_size, config.rope_theta, config.rope_factor, config.rope_scaling
         )
-    return positions[..., None].astype(jnp.float32) * frequencies[None, None]
+        if isinstance(config.rope_scaling, YarnScaling):
+            amplitude = config.rope_scaling.amplitude
+    angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
+    # Otherwise XLA computes them anew for each head of each layer (benchmarks/LOG.md).
+    return jax.lax.optimization_barrier(amplitude * jnp.stack([jnp.cos(angles), jnp.sin(angles)]))
