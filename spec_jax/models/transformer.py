@@ -291,5 +291,5 @@ def _rotation(
         if isinstance(config.rope_scaling, YarnScaling):
             amplitude = config.rope_scaling.amplitude
     angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
-    # Otherwise XLA computes them anew for each head of each layer (benchmarks/LOG.md).
+    # Otherwise XLA computes them anew for each head of each layer.
     return jax.lax.optimization_barrier(amplitude * jnp.stack([jnp.cos(angles), jnp.sin(angles)]))
