@@ -25,7 +25,8 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   prompt=(--prompt "$1")
   shift
 fi
-drafter=(--draft "$ROOT/checkpoints/smollm2-135m-instruct-draft.toml" --num-speculative-tokens 1)
+drafter=(--draft "$ROOT/checkpoints/smollm2-135m-instruct-draft.toml" --draft-quantization int8
+  --num-speculative-tokens 1)
 # Leave out the default prompt and drafter if the caller names them in another way.
 for arg in "$@"; do
   case "$arg" in

@@ -191,6 +191,7 @@ def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, engine_of, t
         assert np.asarray(out)[0, len(ids) :].tolist() == tokens
 
 
+@pytest.mark.slow
 def test_blocks_of_a_gguf_file_say_what_their_numbers_in_full_say(demo_recipe):
     """Greedy texts of 20 prompts; the two sums are added up in different orders."""
     params = SamplingParams(max_tokens=64)

@@ -82,7 +82,7 @@ CALLS = {
 }
 
 
-@pytest.fixture(scope="module", params=often(SHAPES, ["bloom", "gemma2", "gpt_bigcode", "olmo2"]))
+@pytest.fixture(scope="module", params=often(SHAPES, ["gemma2", "gpt_bigcode"]))
 def model(request, tmp_path_factory):
     """The directory of a random model, whose biases and norms matter too, and what it says."""
     path = tmp_path_factory.mktemp("model")
