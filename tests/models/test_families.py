@@ -169,7 +169,7 @@ def test_defaults_of_gemma3():
         ({"layer_types": ["sliding_attention"]}, "one for each layer"),
         ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
         ({"rope_parameters": {"sliding_attention": LINEAR}}, "must not be scaled"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
         ({"sliding_window": 0}, "sliding_window = 0"),
     ],
 )
@@ -201,7 +201,7 @@ def test_gpt_neox():
     [
         ({"hidden_act": "mish"}, "hidden_act = 'mish'; supported: silu"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "same in every layer"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "no 'factor'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
