@@ -83,7 +83,7 @@ PATTERNS = {
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_the_output_is_the_definitions(backend, pattern, window, ring, changes):
-    how = Scores(**{"query_scalar": HEAD_DIM, "window": window} | changes)
+    how = Scores(**{"query_scalar": float(HEAD_DIM), "window": window} | changes)
     depths, seen = PATTERNS[pattern]
     count, rows = len(depths), len(LENGTHS)
     rng = np.random.default_rng(count)
@@ -158,7 +158,7 @@ def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(backend):
         values,
         cache.layers[0],
         pattern,
-        Scores(HEAD_DIM),
+        Scores(float(HEAD_DIM)),
         backend=backend,
     )
     broken = np.isnan(np.asarray(out)).any((2, 3))
@@ -182,7 +182,7 @@ def test_neighbours_however_long_change_no_bit():
         lengths = jnp.stack([jnp.int32(50), other])
         pattern = Pattern.following(KVCache((cache,), lengths), 3)
         return attention(
-            queries, keys, values, cache, pattern, Scores(HEAD_DIM), backend="blocked"
+            queries, keys, values, cache, pattern, Scores(float(HEAD_DIM)), backend="blocked"
         )[0]
 
     first = call(jnp.int32(0))[0]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ FOLLOWERS = [llama, mistral, qwen2, qwen3]
 class Gguf:
     """A GGUF file's tensors, as far as configs look at them."""
 
-    path = "tiny.gguf"
+    path = Path("tiny.gguf")
+    stored = "float32"
 
     def __init__(self, **tensors):
         self.tensors = {"token_embd.weight": np.zeros((100, 32))} | tensors
@@ -72,8 +74,11 @@ class Gguf:
     def shapes(self):
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
-    def read(self, name):
-        return self.tensors[name]
+    def read(self, name, part=()):
+        return self.tensors[name][part]
+
+    def read_quantized(self, name):
+        return None
 
 
 def test_defaults_of_an_old_config():

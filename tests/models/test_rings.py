@@ -50,7 +50,9 @@ def test_only_layers_with_a_window_get_rings_and_only_where_they_are_smaller():
 
 @functools.cache
 def compiled(backend):
-    call = functools.partial(attention, scores=Scores(HEAD_DIM, window=WINDOW), backend=backend)
+    call = functools.partial(
+        attention, scores=Scores(float(HEAD_DIM), window=WINDOW), backend=backend
+    )
     return jax.jit(call)
 
 
