@@ -10,6 +10,7 @@ from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.kernels import PackedWeight, QuantizedWeight, native
 from spec_jax.sharding import Layout
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write_gguf
+from tests.often import often
 
 pytestmark = pytest.mark.native
 
@@ -125,6 +126,9 @@ METHODS = {
 }
 
 
+OFTEN = ["draft_model", "self", "prefix_batch", "early_exit", "universal_vocabulary"]
+
+
 @pytest.fixture(scope="module", params=["int8", "gguf"])
 def plain(request, models):
     model = models["Q4_1" if request.param == "gguf" else "directory"]
@@ -132,7 +136,7 @@ def plain(request, models):
     return model, llm, tokens(llm)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, OFTEN))
 def test_every_method_decodes_as_the_quantized_target_does(plain, models, method):
     model, llm, expected = plain
     options = {"method": "draft_model", **METHODS[method]}
