@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
-from spec_jax.engine.requests import Request
+from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
 from spec_jax.errors import ConfigError, GenerationError, RequestError
 from spec_jax.kernels import native
@@ -110,7 +111,8 @@ class LLM:
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
         context = checkpoint.model.config.max_position
-        if max_model_len is not None and max_model_len > context:
+        ends = not checkpoint.model.config.relative_buckets
+        if max_model_len is not None and max_model_len > context and ends:
             raise ConfigError(
                 f"max_model_len is {max_model_len}, but {checkpoint.name} was made for a context "
                 f"of {context} tokens; give at most {context}."
@@ -270,6 +272,7 @@ class LLM:
                 "its layout": self.layout,
                 "its limits": (self.max_model_len, self.max_num_seqs, rounds),
                 "its prompts": [row.request.prompt_token_ids for row in rows],
+                "its sources": [_digest(row.request.source) for row in rows],
                 "its sampling parameters": params,
                 "its seeds": [row.request.key.tolist() for row in rows],
             }
@@ -301,10 +304,11 @@ class LLM:
                 f"verification 'greedy' is exact at temperature 0 only, but prompt {index} asks "
                 f"for temperature {sampling.temperature}; use verification 'token'."
             )
-        ids = self._token_ids(index, prompt)
-        if len(ids) >= self.max_model_len:
+        given = self._token_ids(index, prompt)
+        start = Start.of(self.engine.target.config, given)
+        if len(given) >= self.max_model_len:
             raise RequestError(
-                f"prompt {index} has {len(ids)} tokens, which leaves no room in a context of "
+                f"prompt {index} has {len(given)} tokens, which leaves no room in a context of "
                 f"{self.max_model_len}; shorten it or raise max_model_len."
             )
         vocab = self.engine.target.config.vocab_size
@@ -323,13 +327,14 @@ class LLM:
         eos = () if sampling.ignore_eos else self.eos_token_ids
         stop_token_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         return Request(
-            prompt_token_ids=ids,
+            prompt_token_ids=start.prompt_token_ids,
             sampling=sampling,
             key=key,
             stop_token_ids=stop_token_ids,
-            max_length=min(len(ids) + sampling.max_tokens, self.max_model_len),
+            max_length=min(len(start) + sampling.max_tokens, self.max_model_len),
             bad_words=self._bad_words(sampling),
             grammar=self._grammars.compile(sampling, stop_token_ids),
+            source=start.source,
         )
 
     def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
@@ -352,6 +357,10 @@ class LLM:
                     f"prompt {index} holds {token!r}; token ids are whole numbers in [0, {vocab})."
                 )
         return [int(token) for token in ids]
+
+
+def _digest(source: np.ndarray | None) -> str | None:
+    return None if source is None else hashlib.sha256(source.tobytes()).hexdigest()
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from spec_jax.config import SamplingParams
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
+from spec_jax.models.source import Source
 from spec_jax.models.transformer import Transformer
 
 
@@ -26,6 +27,7 @@ def tiny_model(
     num_layers: int = 2,
     sharpness: float = 1.0,
     max_position: int = 1024,
+    encoder_layers: int = 0,
 ) -> Model:
     """A Llama-like model with random float32 weights that decodes in milliseconds.
 
@@ -36,6 +38,7 @@ def tiny_model(
       num_layers: blocks.
       sharpness: scales the logits; around 1 no token dominates.
       max_position: longest context.
+      encoder_layers: blocks of an encoder, which reads tokens; the decoder starts from token 0.
     """
     heads = embed_size // 8
     config = TransformerConfig(
@@ -48,6 +51,9 @@ def tiny_model(
         mlp_size=2 * embed_size,
         max_position=max_position,
     )
+    if encoder_layers:
+        encoder = dataclasses.replace(config, num_layers=encoder_layers)
+        config = dataclasses.replace(config, encoder=encoder, decoder_start=(0,))
     model = Model.random(config, seed=seed)
     # The residual stream starts at unit size, so that attention and MLP matter.
     scale = {"embed": 50.0, "head": sharpness}
@@ -118,13 +124,23 @@ def reference_probabilities(
 
 
 class ReferenceDecoder:
-    """Decodes a model one token at a time from scratch: slow, simple, and what is true."""
+    """Decodes a model one token at a time from scratch: slow, simple, and what is true.
 
-    def __init__(self, model: Model):
+    Args:
+      model: the model.
+      source: token ids that its encoder reads, if it has one.
+    """
+
+    def __init__(self, model: Model, source: Sequence[int] | None = None):
         self.model = model
 
         def all_logits(model: Model, tokens: jax.Array) -> jax.Array:
-            return model.score(tokens, model.new_cache(*tokens.shape))[0][0]
+            cache = model.new_cache(*tokens.shape)
+            if source is not None:
+                ids, length = jnp.asarray([list(source)], jnp.int32), len(source)
+                encoded, _ = model.encode(Source(ids, jnp.full((1,), length, jnp.int32)))
+                cache = dataclasses.replace(cache, encoded=encoded)
+            return model.score(tokens, cache)[0][0]
 
         self._all_logits = model.jit(all_logits)
 

@@ -130,7 +130,9 @@ def make_engine(
     )
 
 
-def request(prompt, params=None, *, stop_token_ids=(), bad_words=(), max_len=512, seed=0):
+def request(
+    prompt, params=None, *, stop_token_ids=(), bad_words=(), max_len=512, seed=0, source=None
+):
     params = params or SamplingParams(max_tokens=40)
     return Request(
         prompt_token_ids=prompt,
@@ -139,6 +141,7 @@ def request(prompt, params=None, *, stop_token_ids=(), bad_words=(), max_len=512
         stop_token_ids=stop_token_ids,
         max_length=min(len(prompt) + params.max_tokens, max_len),
         bad_words=bad_words,
+        source=None if source is None else np.array(source, np.int32),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from spec_jax import distributed
-from spec_jax.models.family import Part, WeightTable
+from spec_jax.models.family import stored_as
 from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_shape
 from spec_jax.text.tokenizer import Tokenizer
@@ -35,9 +35,7 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
     arrays = {name: leaf for name, leaf in model.weights.items() if name not in leave_out}
     tensors: dict[str, np.ndarray] = {}
     for name, value in distributed.to_host(arrays).items():
-        entry, layer, leaf = _entry(table, name)
-        part = entry if isinstance(entry, Part) else Part(entry)
-        tensor = f"{part.name.format(layer)}.{leaf}"
+        part, tensor = stored_as(table, name)
         ours = np.asarray(value).T
         tensors[tensor] = part.give(ours, model.config, tensors.get(tensor))
     if jax.process_index() > 0:
@@ -74,12 +72,3 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     if jax.process_index() > 0:
         return
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def _entry(table: WeightTable, name: str) -> tuple[str | Part, str, str]:
-    module, _, leaf = name.rpartition(".")
-    parts = module.split(".")
-    layer = parts[1] if parts[0] == "blocks" else ""
-    if layer:
-        parts[1] = "{}"
-    return table[".".join(parts)], layer, leaf

@@ -1,6 +1,5 @@
 """Fills a model with a checkpoint's tensors, one at a time, each device with its own part."""
 
-import re
 from collections.abc import Mapping
 
 import jax
@@ -11,7 +10,7 @@ from spec_jax.checkpoints.packing import Packing
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Part, Slices, TensorStore, WeightTable
+from spec_jax.models.family import Part, Slices, TensorStore, WeightTable, stored_as
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
 
@@ -71,10 +70,15 @@ def pack_model(model: Model, packing: Packing) -> Model:
     if not packing:
         return model
     for name, weight in model.weights.items():
-        if weight.ndim == 2 and name != "positions.weight":
+        if weight.ndim == 2 and not _is_table(name):
             rows = np.asarray(distributed.to_host(weight)).T
             model = model.with_weights({name: packing.pack(rows, jax.typeof(weight))})
     return model
+
+
+def _is_table(name: str) -> bool:
+    """Whether a weight is looked up by position and never multiplied."""
+    return name.split(".")[-2] in ("positions", "relative")
 
 
 class _Place:
@@ -83,16 +87,10 @@ class _Place:
     def __init__(
         self, table: WeightTable, name: str, shape: tuple[int, ...], config: TransformerConfig
     ):
-        *modules, leaf = name.split(".")
-        layer = next((part for part in modules if part.isdigit()), "")
-        entry = table[re.sub(r"\.\d+\.", ".{}.", ".".join(modules))]
-        self.part = entry if isinstance(entry, Part) else None
-        module = entry.name if isinstance(entry, Part) else entry
-        self.tensor = f"{module.format(layer)}.{leaf}"
-        self.is_table_of_positions = modules == ["positions"]
-        self.stored_shape = shape[::-1]
-        if self.part:
-            self.stored_shape = self.part.stored_shape(self.stored_shape, config)
+        part, self.tensor = stored_as(table, name)
+        self.part = None if part == Part(part.name) else part
+        self.is_table = _is_table(name)
+        self.stored_shape = part.stored_shape(shape[::-1], config)
 
     def load(
         self,
@@ -102,7 +100,7 @@ class _Place:
         packing: Packing,
     ) -> Weight:
         """The weight, with each part on its devices."""
-        if len(wanted.shape) == 2 and packing and not self.is_table_of_positions:
+        if len(wanted.shape) == 2 and packing and not self.is_table:
             return packing.pack(self._rows(tensors, config, packing), wanted)
         whole = self.part.take(tensors.read(self.tensor), config) if self.part else None
         parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading

@@ -13,11 +13,12 @@ from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
 from spec_jax.models.cache import KVCache
 from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import by_blocks, prefill
+from spec_jax.models.source import Source
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.rows import fill_rows, join_rows
 
@@ -35,6 +36,7 @@ def start(
     block: int,
     headroom: int | None = None,
     inputs: Any = None,
+    source: Source | None = None,
     keep_states: bool = False,
 ) -> DecodeState:
     """Reads the prompts into both caches and returns the state before the first round.
@@ -42,10 +44,14 @@ def start(
     A row whose `max_lengths` does not exceed its length starts finished; padding rows use this.
     `block` (static) is how many tokens of a prompt are read at a time; it divides the capacity.
     `headroom` (static) is the most KV slots that a call writes past a row's text, see `KVCache`.
-    `inputs` comes from the drafter's host side. With `keep_states` (static) the loop keeps the
+    `inputs` comes from the drafter's host side. `source` is what the encoder reads, of a target
+    that has one. With `keep_states` (static) the loop keeps the
     hidden states of the target's last layer at each token.
     """
     cache, states = target.new_cache(*tokens.shape, headroom=headroom), None
+    if source is not None:
+        encoded, source = target.encode(source)
+        cache = dataclasses.replace(cache, encoded=encoded)
     if keep_states:
         cache, states = _prefill_with_states(target, tokens, lengths, cache, block)
     else:
@@ -59,7 +65,7 @@ def start(
         finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
         keys=keys,
         cache=cache,
-        drafter=drafter.init(tokens, lengths, block, inputs),
+        drafter=drafter.init(Prompt(tokens, lengths, inputs, source, block)),
         draft_length=policy.init(len(tokens)),
         counters=Counters.zeros(len(tokens), drafter.lookahead, tokens.shape[1]),
         states=states,

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Array, Float, Int, Key
 
 from spec_jax.models.cache import KVCache
+from spec_jax.models.source import Source
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.pytree import pytree, static
 
@@ -114,6 +115,25 @@ class Committed:
     chosen: Int[Array, " batch"]
 
 
+@pytree
+class Prompt:
+    """What the rows begin with.
+
+    Attributes:
+      tokens: the prompts, left-aligned.
+      lengths: tokens of each.
+      inputs: what the drafter's host side has made, if it has one.
+      source: what an encoder reads, with the output of the target's.
+      block: tokens that are read at a time; static.
+    """
+
+    tokens: Int[Array, "batch length"]
+    lengths: Int[Array, " batch"]
+    inputs: Any = None
+    source: Source | None = None
+    block: int = static(default=1)
+
+
 @runtime_checkable
 class Drafter(Protocol):
     """Proposes tokens. A drafter is a pytree: its weights are arguments of the loop."""
@@ -133,18 +153,8 @@ class Drafter(Protocol):
         """Whether it always proposes as many tokens as its limit allows; static."""
         ...
 
-    def init(
-        self,
-        tokens: Int[Array, "batch length"],
-        lengths: Int[Array, " batch"],
-        block: int,
-        inputs: Any = None,
-    ) -> Any:
-        """The state after the prompts: arrays with the rows along axis 0.
-
-        `block` is how many tokens of a prompt are read at a time; `inputs` comes from the drafter's
-        host side, if it has one.
-        """
+    def init(self, prompt: Prompt) -> Any:
+        """The state after the prompts: arrays with the rows along axis 0."""
         ...
 
     def propose(self, state: Any, context: Context) -> tuple[Draft, Any]:

@@ -1,11 +1,13 @@
 """An independent draft model (Chen et al. 2023, arXiv 2302.01318, section 3)."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.drafters.base import Committed, Context, Draft, Prompt
 from spec_jax.models.attention import Pattern
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
@@ -27,27 +29,25 @@ class DraftModel:
       drafts: independent drafts of each row.
       columns: the model's output for each of the target's ids, or -1 if it has none; by default
         both models share their ids.
+      shares_encoder: whether the draft is a decoder for the output of the target's encoder, as
+        Distil-Whisper (arXiv 2311.00430) is; static.
     """
 
     model: Model
     lookahead: int = static()
     drafts: int = static(default=1)
     columns: Int[Array, " vocab"] | None = None
+    shares_encoder: bool = static(default=False)
     steady = True
     join = staticmethod(join_rows)
 
-    def init(
-        self,
-        tokens: Int[Array, "batch length"],
-        lengths: Int[Array, " batch"],
-        block: int,
-        inputs: None = None,
-    ) -> KVCache:
+    def init(self, prompt: Prompt) -> KVCache:
         """The draft's cache of the prompts."""
-        headroom = headroom_of_drafts(block, self.lookahead * self.drafts)
-        cache = self.model.new_cache(*tokens.shape, headroom=headroom)
-        cache = prefill(self.model.extend, self._readable(tokens), lengths, cache, block)
-        return cache.with_lengths(jnp.maximum(lengths - 2, 0))
+        headroom = headroom_of_drafts(prompt.block, self.lookahead * self.drafts)
+        tokens = self._readable(prompt.tokens)
+        return draft_cache(
+            self.model, tokens, prompt.lengths, prompt, headroom, self.shares_encoder
+        )
 
     def _readable(self, tokens: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
         """The tokens; ids that exist only in the target's padded embedding are replaced.
@@ -80,6 +80,33 @@ class DraftModel:
             drafts=self.drafts,
             columns=self.columns,
         )
+
+
+def draft_cache(
+    model: Model,
+    tokens: Int[Array, "batch length"],
+    lengths: Int[Array, " batch"],
+    prompt: Prompt,
+    headroom: int,
+    shares_encoder: bool = False,
+) -> KVCache:
+    """A draft model's cache of all but the last two tokens of its prompts.
+
+    Args:
+      model: the draft model; with an encoder, it reads the prompt's source.
+      tokens: the prompts in its tokens.
+      lengths: tokens of each.
+      prompt: as the drafter has it.
+      headroom: see `headroom_of_drafts`.
+      shares_encoder: see `DraftModel`.
+    """
+    cache = model.new_cache(*tokens.shape, headroom=headroom)
+    if model.config.encoder is not None:
+        assert prompt.source is not None
+        encoded = model.encode(prompt.source, shared=shares_encoder)[0]
+        cache = dataclasses.replace(cache, encoded=encoded)
+    cache = prefill(model.extend, tokens, lengths, cache, prompt.block)
+    return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 
 
 def headroom_of_drafts(block: int, drafted: int) -> int:

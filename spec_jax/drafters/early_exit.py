@@ -8,10 +8,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Begun, Committed, Context, Draft
+from spec_jax.drafters.base import Begun, Committed, Context, Draft, Prompt
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.sharding.pytree import pytree, static
@@ -35,13 +35,7 @@ class EarlyExit:
     steady = True
     join = staticmethod(join_rows)
 
-    def init(
-        self,
-        tokens: Int[Array, "batch length"],
-        lengths: Int[Array, " batch"],
-        block: int,
-        inputs: None = None,
-    ) -> None:
+    def init(self, prompt: Prompt) -> None:
         """No state: the cache is the target's."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.drafters.base import Committed, Context, Draft, Prompt
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
 
@@ -29,10 +29,11 @@ class Given:
     steady = False
     join = staticmethod(join_rows)
 
-    def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> GivenDraft:
+    def init(self, prompt: Prompt) -> GivenDraft:
         """Nothing yet."""
-        shape = (lengths.shape[0], self.lookahead)
-        return GivenDraft(jnp.zeros(shape, jnp.int32), jnp.zeros(lengths.shape, jnp.int32))
+        batch = len(prompt.lengths)
+        shape = (batch, self.lookahead)
+        return GivenDraft(jnp.zeros(shape, jnp.int32), jnp.zeros((batch,), jnp.int32))
 
     def propose(self, state: GivenDraft, context: Context) -> tuple[Draft, GivenDraft]:
         """The host's tokens; q is one-hot."""

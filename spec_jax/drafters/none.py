@@ -1,9 +1,8 @@
 """The empty draft: plain autoregressive decoding by the same loop."""
 
 import jax.numpy as jnp
-from jaxtyping import Array
 
-from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.drafters.base import Committed, Context, Draft, Prompt
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
 
@@ -17,7 +16,7 @@ class NoDraft:
     steady = True
     join = staticmethod(join_rows)
 
-    def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> None:
+    def init(self, prompt: Prompt) -> None:
         """No state."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.drafters.base import Committed, Context, Draft, Prompt
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
+
+Searched = Int[Array, "batch source"] | None
 
 
 @pytree
@@ -15,7 +17,8 @@ class PromptLookup:
 
     The longest n-gram is tried first, down to one token. The leftmost earlier occurrence that has a
     continuation is copied from. Further drafts come from the next occurrences in this order whose
-    continuations are not prefixes of an earlier draft.
+    continuations are not prefixes of an earlier draft. What an encoder reads is searched, too, like
+    a text before the decoder's.
 
     Attributes:
       lookahead: most tokens proposed (K).
@@ -29,16 +32,30 @@ class PromptLookup:
     steady = False
     join = staticmethod(join_rows)
 
-    def init(self, tokens: Array, lengths: Array, block: int, inputs: None = None) -> None:
-        """No state: the context holds the text to search."""
+    def init(self, prompt: Prompt) -> Searched:
+        """The state is the source in tokens, if there is one; -1 follows it."""
+        source = prompt.source
+        if source is None or source.values.ndim == 3:
+            return None
+        values = jnp.pad(source.values, ((0, 0), (0, 1)))
+        positions = jnp.arange(values.shape[1], dtype=jnp.int32)[None]
+        return jnp.where(positions < source.lengths[:, None], values, -1)
 
-    def propose(self, state: None, context: Context) -> tuple[Draft, None]:
+    def propose(self, state: Searched, context: Context) -> tuple[Draft, Searched]:
         """The continuations of the longest matches, cut at the end of the known tokens."""
-        tokens, lengths = jax.vmap(self._look_up)(context.tokens, context.lengths)
+        tokens, lengths = context.tokens, context.lengths
+        if state is not None:
+            tokens, lengths = jnp.concatenate([state, tokens], axis=1), lengths + state.shape[1]
+        tokens, lengths = jax.vmap(self._look_up)(tokens, lengths)
+        if state is not None:  # nothing is copied across the end of the source
+            known = (tokens >= 0).reshape(len(tokens), -1, self.drafts).any(-1)
+            leading = jnp.cumprod(known.astype(jnp.int32), axis=1).sum(-1, dtype=jnp.int32)
+            lengths = jnp.minimum(lengths, leading)
         return Draft(tokens=tokens, probs=None, lengths=lengths, drafts=self.drafts), state
 
-    def commit(self, state: None, committed: Committed) -> None:
-        """No state."""
+    def commit(self, state: Searched, committed: Committed) -> Searched:
+        """The source never changes."""
+        return state
 
     def _look_up(
         self, tokens: Int[Array, " length"], length: Int[Array, ""]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft
+from spec_jax.drafters.base import Committed, Context, Draft, Prompt
 from spec_jax.drafters.prompt_lookup import continuation, matches
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
@@ -48,18 +48,11 @@ class SuffixLookup:
     steady = False
     join = staticmethod(join_rows)
 
-    def init(
-        self,
-        tokens: Array,
-        lengths: Array,
-        block: int,
-        inputs: tuple[Int[Array, "batch size"], Int[Array, "batch size"], Int[Array, " batch"]]
-        | None = None,
-    ) -> PastText:
+    def init(self, prompt: Prompt) -> PastText:
         """The state is what `SuffixIndex.arrays` gave for the requests; it never changes."""
-        if inputs is None:
+        if prompt.inputs is None:
             raise ValueError("a drafter that searches past outputs needs their suffix arrays")
-        return PastText(*inputs)
+        return PastText(*prompt.inputs)
 
     def propose(self, state: PastText, context: Context) -> tuple[Draft, PastText]:
         """The continuation of the longest match, cut at the end of the text that contains it."""

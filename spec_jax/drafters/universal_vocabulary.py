@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft
-from spec_jax.drafters.draft_model import catch_up, draft_on, headroom_of_drafts
+from spec_jax.drafters.base import Committed, Context, Draft, Prompt
+from spec_jax.drafters.draft_model import catch_up, draft_cache, draft_on, headroom_of_drafts
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
-from spec_jax.models.prefill import prefill
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
 
@@ -62,22 +61,15 @@ class UniversalVocabulary:
         """KV slots that a round may need past the known tokens."""
         return self.lookahead + self.spelling.shape[1] + 1
 
-    def init(
-        self,
-        tokens: Int[Array, "batch length"],
-        lengths: Int[Array, " batch"],
-        block: int,
-        inputs: tuple[Int[Array, "batch own_length"], Int[Array, " batch"]] | None = None,
-    ) -> OwnText:
+    def init(self, prompt: Prompt) -> OwnText:
         """Reads the prompts; `inputs` holds them in the drafter's tokens, and their lengths."""
-        if inputs is None:
+        if prompt.inputs is None:
             raise ValueError("a drafter with its own vocabulary needs the prompts in its tokens")
-        own, own_lengths = inputs
-        headroom = headroom_of_drafts(block, self.lookahead)
-        cache = self.model.new_cache(*own.shape, headroom=headroom)
-        cache = prefill(self.model.extend, own, own_lengths, cache, block)
-        cache = cache.with_lengths(jnp.maximum(own_lengths - 2, 0))
-        return self._checked(OwnText(own, own_lengths, jnp.zeros(lengths.shape, bool), cache))
+        own, own_lengths = prompt.inputs
+        headroom = headroom_of_drafts(prompt.block, self.lookahead)
+        cache = draft_cache(self.model, own, own_lengths, prompt, headroom)
+        full = jnp.zeros(own_lengths.shape, bool)
+        return self._checked(OwnText(own, own_lengths, full, cache))
 
     def _checked(self, text: OwnText) -> OwnText:
         # A write past the end would be moved back and overwrite earlier tokens.

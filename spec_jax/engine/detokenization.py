@@ -84,7 +84,7 @@ class Row:
             text=self._text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
-            usage=Usage(begin, len(self.token_ids)),
+            usage=Usage(self.request.prompt_tokens, len(self.token_ids)),
             metrics=SpeculativeMetrics(
                 rounds=work.rounds,
                 draft_tokens=work.drafted,

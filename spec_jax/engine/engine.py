@@ -21,6 +21,7 @@ from spec_jax.engine.requests import (
     Bucket,
     Request,
     power_of_two,
+    source_shape,
 )
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import Room, SamplingFeatures
@@ -80,6 +81,7 @@ class Engine:
             capacity=capacity,
             block=min(power_of_two(prompt - 1, MIN_BLOCK), MAX_BLOCK),
             stops=power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
+            source=source_shape([request.source for request in requests]),
         )
 
     def start(

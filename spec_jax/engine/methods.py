@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from spec_jax.checkpoints import Checkpoint
@@ -30,6 +31,7 @@ from spec_jax.engine.requests import Bucket, Request
 from spec_jax.engine.suffix_index import SuffixIndex
 from spec_jax.engine.universal_text import UniversalText
 from spec_jax.errors import ConfigError, VocabularyMismatchError
+from spec_jax.models.model import Model
 from spec_jax.text.translation import TextTranslator
 from spec_jax.text.vocabulary import VocabularyMap
 
@@ -80,6 +82,47 @@ def make_drafting(setting: Setting) -> Drafting:
       VocabularyMismatchError: the draft's token ids mean other text than the target's.
     """
     return _METHODS[setting.config.method](setting)
+
+
+def _check_source(setting: Setting, draft: Checkpoint, *, same_tokens: bool) -> None:
+    """Checks that the draft's encoder, if it has one, can read what the target's reads."""
+    own, target = draft.model.config.encoder, setting.target.model.config.encoder
+    if own is None:
+        return
+    if target is None:
+        raise ConfigError(
+            f"the draft {draft.name} has an encoder, which would have nothing to read, since "
+            f"{setting.target.name} has none; use a draft without one."
+        )
+    frames = (own.mel_bins, target.mel_bins)
+    if frames[0] != frames[1] or (not frames[0] and not same_tokens):
+        raise ConfigError(
+            f"the encoder of the draft {draft.name} cannot read what that of {setting.target.name} "
+            "reads; use method 'draft_model' with a draft of the same tokenizer or the same "
+            "frames, 'prompt_lookup' or 'early_exit'."
+        )
+
+
+def _sharing_encoder(target: Model, draft: Model) -> Model | None:
+    """The draft with the target's encoder if its own is a copy of it; None otherwise."""
+    encoder = target.config.encoder
+    if encoder is None or draft.config.encoder != encoder:
+        return None
+    ours, theirs = target.weights, draft.weights
+    names = [name for name in theirs if name.startswith("encoder.")]
+    if not encoder.mel_bins:  # the encoder reads tokens through the embedding
+        names.append("embed.weight")
+    for name in names:
+        one, other = (jax.tree.leaves(each[name]) for each in (ours, theirs))
+        alike = len(one) == len(other) and all(map(_alike, one, other))
+        if not alike:
+            return None
+    return draft.with_weights({name: ours[name] for name in names})
+
+
+def _alike(one: jax.Array, other: jax.Array) -> bool:
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and one.sharding == other.sharding and bool((one == other).all())
 
 
 def _draft_of_any_tokenizer(setting: Setting) -> Checkpoint:
@@ -133,14 +176,22 @@ def _draft_model(setting: Setting) -> Drafting:
             "draft of any tokenizer; method 'prompt_lookup', which needs none; or a draft of the "
             "target's."
         )
-    model, columns, ids = draft.model, None, draft.outputs
+    _check_source(setting, draft, same_tokens=True)
+    sharing = _sharing_encoder(target.model, draft.model)
+    model, columns, ids = sharing or draft.model, None, draft.outputs
     if setting.config.draft_vocab_size is not None:
         ids = _most_frequent(draft, setting.config.draft_vocab_size)
         model = model.with_outputs(ids)
     if ids is not None:
         vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
         columns = model.replicated(vocabulary.to_drafter)
-    drafter = DraftModel(model, setting.lookahead, setting.config.num_drafts, columns)
+    drafter = DraftModel(
+        model,
+        setting.lookahead,
+        setting.config.num_drafts,
+        columns,
+        shares_encoder=sharing is not None,
+    )
     return Drafting(drafter)
 
 
@@ -174,6 +225,7 @@ def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
 
 def _universal_vocabulary(setting: Setting) -> Drafting:
     target, draft = setting.target, _draft_of_any_tokenizer(setting)
+    _check_source(setting, draft, same_tokens=False)
     vocabulary = VocabularyMap.between(
         target.tokenizer,
         draft.tokenizer,
@@ -206,6 +258,11 @@ def _universal_vocabulary(setting: Setting) -> Drafting:
 
 def _universal_text(setting: Setting) -> Drafting:
     draft = _draft_of_any_tokenizer(setting)
+    if draft.model.config.encoder is not None:
+        raise ConfigError(
+            f"the draft {draft.name} has an encoder, and method 'universal_text' drafts with "
+            "decoders alone; use 'draft_model' or 'universal_vocabulary'."
+        )
     translator = TextTranslator(setting.target.tokenizer, draft.tokenizer)
     host = UniversalText(draft.model, translator, setting.lookahead)
     return Drafting(Given(setting.lookahead), host=host)

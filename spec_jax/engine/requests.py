@@ -2,10 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from spec_jax.config import SamplingParams
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.source import Source
 from spec_jax.text.grammar import Grammar
 
 MIN_CAPACITY = 256
@@ -24,6 +27,8 @@ class Request:
       max_length: length at which it must end, the prompt included.
       bad_words: token sequences that must not be generated.
       grammar: the grammar of the output; it advances with the row, so requests never share it.
+      source: what the target's encoder reads: int32 [tokens], or float32 [frames, bins] of a
+        spectrum, always as many frames as the encoder takes; None without an encoder.
     """
 
     prompt_token_ids: Sequence[int]
@@ -33,6 +38,14 @@ class Request:
     max_length: int
     bad_words: Sequence[Sequence[int]] = ()
     grammar: Grammar | None = None
+    source: np.ndarray | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that the request was made from, as its usage counts them."""
+        if self.source is not None and self.source.ndim == 1:
+            return len(self.source)
+        return len(self.prompt_token_ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +58,14 @@ class Bucket:
         whole context.
       block: tokens of a prompt that are read at a time, a power of two.
       stops: stop tokens a row has room for.
+      source: the shape of a padded source; empty without an encoder.
     """
 
     batch: int
     capacity: int
     block: int
     stops: int
+    source: tuple[int, ...] = ()
 
 
 def power_of_two(least: int, low: int = 1) -> int:
@@ -58,7 +73,59 @@ def power_of_two(least: int, low: int = 1) -> int:
     return max(low, 1 << (least - 1).bit_length() if least > 1 else 1)
 
 
-def pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, np.ndarray]:
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a request starts from; both as in `Request`."""
+
+    prompt_token_ids: list[int]
+    source: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, config: TransformerConfig, token_ids: Sequence[int]) -> "Start":
+        """From a prompt; an encoder reads it while the decoder starts from tokens of its own."""
+        if config.encoder is None:
+            return cls(list(token_ids))
+        return cls(list(config.decoder_start), np.array(token_ids, np.int32))
+
+    def __len__(self) -> int:
+        """Tokens of the decoder's text."""
+        return len(self.prompt_token_ids)
+
+    def then(self, token_ids: Sequence[int]) -> "Start":
+        """The same with more tokens."""
+        return dataclasses.replace(self, prompt_token_ids=[*self.prompt_token_ids, *token_ids])
+
+
+def source_shape(sources: Sequence[np.ndarray | None]) -> tuple[int, ...]:
+    """The shape that the sources of requests are padded to; empty if there are none."""
+    shapes = [source.shape for source in sources if source is not None]
+    longest = max((shape[0] for shape in shapes), default=0)
+    if not shapes or len(shapes[0]) == 2:
+        return shapes[0] if shapes else ()
+    return (power_of_two(longest, MIN_BLOCK),)
+
+
+def batch_of(
+    sources: Sequence[np.ndarray | None], rows: int, shape: tuple[int, ...] | None = None
+) -> Source | None:
+    """The sources of requests, padded to `shape` and to so many rows; None if there are none.
+
+    A row without one has a single position.
+    """
+    shape = source_shape(sources) if shape is None else shape
+    if not shape:
+        return None
+    frames = len(shape) == 2
+    values: Any = np.zeros((rows, *shape), np.float32 if frames else np.int32)
+    lengths: Any = np.ones((rows,), np.int32)
+    for row, source in enumerate(sources):
+        if source is not None:
+            values[row, : len(source)] = source
+            lengths[row] = len(source) // (2 if frames else 1)
+    return Source(values, lengths)
+
+
+def pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, Any]:
     """Left-aligned arrays of the requests; padding rows hold one token and start finished."""
     tokens = np.zeros((bucket.batch, bucket.capacity), np.int32)
     lengths = np.ones((bucket.batch,), np.int32)
@@ -77,4 +144,5 @@ def pad(requests: Sequence[Request], bucket: Bucket) -> dict[str, np.ndarray]:
         "max_lengths": max_lengths,
         "stop_token_ids": stops,
         "keys": keys,
+        "source": batch_of([each.source for each in requests], bucket.batch, bucket.source),
     }

@@ -6,6 +6,7 @@ import jax
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation.greedy import Greedy
 from spec_jax.evaluation.report import Check, Report, judge
@@ -31,7 +32,7 @@ FEW_SAMPLES, MANY_SAMPLES = 512, 4096
 
 def audit(
     engine: Engine,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | Start],
     *,
     settings: Mapping[str, SamplingParams] | None = None,
     samples: int | None = None,
@@ -44,7 +45,8 @@ def audit(
     Args:
       engine: target, drafter, draft-length policy and verification; only their protocols are
         used.
-      prompts: token ids; three or more of different lengths show most.
+      prompts: token ids, or what requests start from; three or more of different lengths show
+        most.
       settings: name -> how to sample; two settings by default, none for greedy checks only.
       samples: rows sampled of each setting, at least; whole batches are.
       max_tokens: tokens decoded greedily from each prompt.
@@ -62,7 +64,8 @@ def audit(
     for name, value in (("samples", samples), ("max_tokens", max_tokens)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; give at least 1.")
-    texts = [list(prompt) for prompt in prompts]
+    config = engine.target.config
+    texts = [each if isinstance(each, Start) else Start.of(config, each) for each in prompts]
     _check_prompts(engine, texts, max_tokens)
     checks = Greedy(engine, texts, max_tokens, on_progress).run()
     greedy_only = engine.strategy.verification == "greedy"
@@ -80,12 +83,12 @@ def audit(
     return judge(checks, MEANINGS)
 
 
-def _check_prompts(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
+def _check_prompts(engine: Engine, prompts: list[Start], max_tokens: int) -> None:
     """Checks that every prompt leaves room for its completion, and for a neighbour's text."""
     if not prompts:
         raise RequestError("there is no prompt; give at least one.")
     for i, prompt in enumerate(prompts):
-        if not prompt:
+        if not len(prompt) or (prompt.source is not None and not len(prompt.source)):
             raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")
         needed = len(prompt) + max(2 * max_tokens, width_of(engine))
         if needed > engine.max_model_len:

@@ -14,7 +14,7 @@ from spec_jax.decoding.state import STOP
 from spec_jax.drafters.none import NoDraft
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Request
+from spec_jax.engine.requests import Request, Start
 from spec_jax.evaluation.report import Check
 from spec_jax.evaluation.scoring import Scorer, step_by_step
 from spec_jax.models.model import Model
@@ -33,7 +33,7 @@ TOLERANCE = {"float32": 2.0**-13, "bfloat16": 2.0**-6}
 
 
 def request(
-    prompt: Sequence[int],
+    start: Start,
     params: SamplingParams,
     *,
     key: Sequence[int] = (0, 0),
@@ -41,12 +41,18 @@ def request(
 ) -> Request:
     """A request for the engine; it ends at `max_tokens` or a stop token."""
     return Request(
-        prompt_token_ids=prompt,
+        prompt_token_ids=start.prompt_token_ids,
         sampling=params,
         key=np.array(key, np.uint32),
         stop_token_ids=tuple(stops),
-        max_length=len(prompt) + params.max_tokens,
+        max_length=len(start) + params.max_tokens,
+        source=start.source,
     )
+
+
+def start_of(request: Request) -> Start:
+    """What a request starts from."""
+    return Start(list(request.prompt_token_ids), request.source)
 
 
 def decode(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], Batch]:
@@ -79,13 +85,13 @@ class Greedy:
 
     Attributes:
       engine: the method.
-      prompts: token ids.
+      prompts: what the texts start from.
       max_tokens: tokens decoded from each.
       on_progress: called with a line of text.
     """
 
     engine: Engine
-    prompts: Sequence[list[int]]
+    prompts: Sequence[Start]
     max_tokens: int
     on_progress: Callable[[str], None]
 
@@ -160,7 +166,7 @@ class Greedy:
         """Checks that plain decoding itself takes the likeliest token of the target's scores."""
         padded = np.zeros((1, self.max_tokens), np.int32)
         padded[0, : len(text)] = text
-        logits = self.scorer.logits(list(asked.prompt_token_ids), padded)[0]
+        logits = self.scorer.logits(start_of(asked), padded)[0]
         for position, token in enumerate(text):
             scores = _scores(logits[position], asked, text[:position])
             missing = float(scores.max() - scores[token])
@@ -205,7 +211,7 @@ class Greedy:
         self, asked: Request, expected: list[int], position: int, token: int
     ) -> tuple[bool, str]:
         """Whether rounding explains a difference, and the scores that show it."""
-        model, prompt = self.engine.target, list(asked.prompt_token_ids)
+        model, prompt = self.engine.target, start_of(asked)
         before, best = expected[:position], expected[position]
         width = self.engine.drafter.lookahead + 1
         single, block = (step_by_step(model, prompt, before, each) for each in (1, width))

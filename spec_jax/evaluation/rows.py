@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import Start
 from spec_jax.evaluation.greedy import decode, request
 from spec_jax.evaluation.report import Check
 
@@ -19,7 +20,7 @@ SHORT = 3
 
 def check_rows(
     engine: Engine,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Start],
     settings: dict[str, SamplingParams],
     *,
     max_tokens: int,
@@ -42,7 +43,7 @@ def check_rows(
             row = request(prompts[each % len(prompts)], params, key=(seed, 1000 * number + each))
             alone = decode(engine, [row])[0][0]
             early = request(shortest, brief, key=(seed, 1))
-            late = request([*longest, *alone], hot, key=(seed, 2))
+            late = request(longest.then(alone), hot, key=(seed, 2))
             for slot, batch in enumerate(
                 ([row, early, late], [late, row, early], [early, late, row])
             ):

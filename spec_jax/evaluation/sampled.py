@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine.requests import Request
+from spec_jax.engine.requests import Request, Start
 from spec_jax.evaluation import statistics
 from spec_jax.evaluation.recorder import Round
 from spec_jax.evaluation.report import Check
@@ -63,7 +63,7 @@ class Evidence:
         self,
         setting: str,
         params: SamplingParams,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Start],
         which: Int[np.ndarray, " batch"],
         tokens: Int[np.ndarray, "batch length"],
         rounds: Sequence[Round],
@@ -73,7 +73,7 @@ class Evidence:
         Args:
           setting: the name of the sampling parameters.
           params: the sampling parameters.
-          prompts: the prompts' token ids.
+          prompts: what the rows start from.
           which: each row's prompt.
           tokens: each row's prompt and output.
           rounds: what happened in each round.
@@ -84,13 +84,13 @@ class Evidence:
         self.rows += len(which)
         at = np.zeros(texts.shape)
         for i, prompt in enumerate(prompts):
-            mine = np.flatnonzero(which == i)
+            mine, ids = np.flatnonzero(which == i), prompt.prompt_token_ids
             for chunk in np.split(mine, range(self._scorer.rows, len(mine), self._scorer.rows)):
                 if len(chunk):
                     logits = self._scorer.logits(prompt, texts[chunk])
-                    p = self._target(setting, params, i, prompt, texts[chunk], logits)
+                    p = self._target(setting, params, i, ids, texts[chunk], logits)
                     at[chunk] = self._add_emitted(setting, texts[chunk], p)
-                    self._add_impossible(params, prompt, texts[chunk], p, logits)
+                    self._add_impossible(params, ids, texts[chunk], p, logits)
                     for each in rounds:
                         self._add_round(setting, each, chunk, begin[chunk], texts[chunk], p)
         for t in range(1, width):
@@ -363,7 +363,7 @@ def by_pair(at: Float[np.ndarray, "batch width"], t: int) -> tuple[np.ndarray, n
 
 
 def requests_of(
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Start],
     params: SamplingParams,
     which: Int[np.ndarray, " batch"],
     seed: Sequence[int],
@@ -372,11 +372,12 @@ def requests_of(
     keys = np.random.SeedSequence(list(seed)).generate_state(2 * len(which), np.uint32)
     return [
         Request(
-            prompt_token_ids=prompts[i],
+            prompt_token_ids=prompts[i].prompt_token_ids,
             sampling=params,
             key=key,
             stop_token_ids=(),
             max_length=len(prompts[i]) + params.max_tokens,
+            source=prompts[i].source,
         )
         for i, key in zip(which, keys.reshape(-1, 2), strict=True)
     ]

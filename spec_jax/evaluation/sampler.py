@@ -9,7 +9,7 @@ import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import MIN_CAPACITY, power_of_two
+from spec_jax.engine.requests import MIN_CAPACITY, Start, power_of_two
 from spec_jax.evaluation.greedy import decode
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check
@@ -29,7 +29,7 @@ class Sampler:
 
     Args:
       engine: the method.
-      prompts: token ids.
+      prompts: what the rows start from.
       samples: rows of each setting, at least; batches are whole, so that one program serves all.
       on_progress: called with a line of text.
     """
@@ -37,7 +37,7 @@ class Sampler:
     def __init__(
         self,
         engine: Engine,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Start],
         samples: int,
         on_progress: Callable[[str], None],
     ):

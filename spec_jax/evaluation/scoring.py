@@ -1,5 +1,6 @@
 """The target's own logits of given texts, without speculation."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from spec_jax import distributed
-from spec_jax.engine.requests import MIN_BLOCK
+from spec_jax.engine.requests import MIN_BLOCK, Start, batch_of
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
+from spec_jax.models.source import Source
+
+_Arrays = tuple[Any, Any, Source | None]
+"""A prompt's tokens, their count, and the source."""
 
 
 class Scorer:
@@ -31,24 +36,25 @@ class Scorer:
         self._score = model.jit(self._logits)
 
     def logits(
-        self, prompt: Sequence[int], texts: Int[np.ndarray, "count width"]
+        self, prompt: Start, texts: Int[np.ndarray, "count width"]
     ) -> Float[np.ndarray, "count width vocab"]:
         """The logits that predict each token of each text.
 
         Args:
-          prompt: at least one token.
+          prompt: what the texts start from, at least one token.
           texts: at most `rows` continuations, each `width` tokens long.
         """
-        last = np.full((len(texts), 1), prompt[-1], np.int32)
+        last = np.full((len(texts), 1), prompt.prompt_token_ids[-1], np.int32)
         tail = np.concatenate([last, texts[:, :-1]], axis=1).astype(np.int32)
         tail = np.pad(tail, ((0, self.rows - len(texts)), (0, 0)))
-        tokens, lengths = _padded(prompt, self._width)
-        tokens, lengths = (np.repeat(each, self._num_shards, axis=0) for each in (tokens, lengths))
-        logits = distributed.to_host(self._score(self.model, tokens, lengths, tail))
+        arrays = jax.tree.map(
+            lambda each: np.repeat(each, self._num_shards, axis=0), _padded(prompt, self._width)
+        )
+        logits = distributed.to_host(self._score(self.model, arrays, tail))
         return logits[: len(texts)]
 
-    def _logits(self, model: Model, tokens: Array, lengths: Array, tail: Array) -> Array:
-        cache = _read(model, tokens, lengths)
+    def _logits(self, model: Model, arrays: _Arrays, tail: Array) -> Array:
+        cache = _read(model, *arrays)
         # Read once, the prompt is the same for every text.
         cache = jax.tree.map(
             lambda leaf: jnp.repeat(leaf, self.rows // self._num_shards, axis=0), cache
@@ -57,18 +63,19 @@ class Scorer:
 
 
 def step_by_step(
-    model: Model, prompt: Sequence[int], text: Sequence[int], width: int
+    model: Model, prompt: Start, text: Sequence[int], width: int
 ) -> Float[np.ndarray, " vocab"]:
     """The logits after `prompt + text`, whose text is scored `width` tokens a call.
 
     Plain decoding scores one token a call; a round of speculation several.
     """
-    tokens = [prompt[-1], *text]
+    tokens = [prompt.prompt_token_ids[-1], *text]
     calls = -(-len(tokens) // width)
     padded = np.zeros((calls * width,), np.int32)
     padded[: len(tokens)] = tokens
     # A single bfloat16 row is scored together with a throw-away token.
-    cache = model.jit(_read)(model, *map(jnp.asarray, _padded(prompt, calls * width + 1)))
+    arrays = jax.tree.map(jnp.asarray, _padded(prompt, calls * width + 1))
+    cache = model.jit(_read)(model, *arrays)
     logits: Any = None
     step = model.jit(_step)
     for call in range(calls):
@@ -77,16 +84,19 @@ def step_by_step(
     return distributed.to_host(logits)[0, (len(tokens) - 1) % width]
 
 
-def _padded(prompt: Sequence[int], room: int) -> tuple[np.ndarray, np.ndarray]:
+def _padded(prompt: Start, room: int) -> _Arrays:
     """A batch of one prompt, with room for more, in whole blocks."""
     capacity = -(-(len(prompt) + room) // MIN_BLOCK) * MIN_BLOCK
     tokens = np.zeros((1, capacity), np.int32)
-    tokens[0, : len(prompt)] = prompt
-    return tokens, np.array([len(prompt)], np.int32)
+    tokens[0, : len(prompt)] = prompt.prompt_token_ids
+    return tokens, np.array([len(prompt)], np.int32), batch_of([prompt.source], 1)
 
 
-def _read(model: Model, tokens: Array, lengths: Array) -> KVCache:
-    return prefill(model.extend, tokens, lengths, model.new_cache(*tokens.shape), MIN_BLOCK)
+def _read(model: Model, tokens: Array, lengths: Array, source: Source | None) -> KVCache:
+    cache = model.new_cache(*tokens.shape)
+    if source is not None:
+        cache = dataclasses.replace(cache, encoded=model.encode(source)[0])
+    return prefill(model.extend, tokens, lengths, cache, MIN_BLOCK)
 
 
 def _step(model: Model, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:

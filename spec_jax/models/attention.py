@@ -2,6 +2,7 @@
 
 `attention(queries, keys, values, cache, pattern) -> output, cache`: the cache writes itself, and
 the pattern says what each query sees. No mask of the size [batch, tokens, capacity] is passed in.
+`attend` only reads: what an encoder wrote, or a sequence that attends to itself.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from spec_jax.kernels import native, precision_of
 from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.sharding import Placement, platform_of
-from spec_jax.sharding.pytree import pytree
+from spec_jax.sharding.pytree import pytree, static
 
 KEY_BLOCK = 256
 """Most keys that `blocked` reads at a time. With fewer than 64 it is slow."""
@@ -51,7 +52,8 @@ class Pattern:
 
     New tokens are written side by side from index `start` on, whatever their positions. Each sees
     the text (all indices below `text`), and those of the `recent` tokens after it that `among`
-    names. A window is counted in positions.
+    names. A window is counted in positions. Without `causal` each sees the text and nothing else,
+    wherever it stands itself.
 
     Attributes:
       positions: of each new token in its text.
@@ -60,6 +62,7 @@ class Pattern:
       among: which of the tokens from index `text` on each new token sees, itself included. None
         if the new tokens follow one another, so that each sees all before it.
       depths: distance of those tokens from the text's end; only with `among`.
+      causal: whether tokens are new ones that see what is before them; static.
     """
 
     positions: Int[Array, "batch tokens"]
@@ -67,6 +70,14 @@ class Pattern:
     text: Int[Array, " batch"]
     among: Bool[Array, "tokens recent"] | None = None
     depths: Int[Array, " recent"] | None = None
+    causal: bool = static(default=True)
+
+    @classmethod
+    def whole(cls, lengths: Int[Array, " batch"], count: int) -> "Pattern":
+        """The first `count` positions; each sees all of the row's `lengths` tokens."""
+        positions = jnp.arange(count, dtype=jnp.int32)[None]
+        positions = jnp.broadcast_to(positions, (lengths.shape[0], count))
+        return cls(positions, lengths, lengths, causal=False)
 
     @classmethod
     def following(cls, cache: KVCache, count: int) -> "Pattern":
@@ -88,8 +99,8 @@ class Pattern:
 
     @property
     def end(self) -> Int[Array, " batch"]:
-        """The index after each row's last new token."""
-        return self.start + self.positions.shape[1]
+        """The index after the last token that any new one sees, in each row."""
+        return self.start + self.positions.shape[1] if self.causal else self.text
 
     def seen(
         self, index: Int[Array, "rows slots"], window: int | None
@@ -99,7 +110,10 @@ class Pattern:
         `index` may have one row for all.
         """
         at, index = self.positions[:, :, None], index[:, None, :]
-        if self.among is None or self.depths is None:
+        if not self.causal:
+            seen, position = (index >= 0) & (index < self.text[:, None, None]), index
+            seen = jnp.broadcast_to(seen, (*at.shape[:2], index.shape[2]))
+        elif self.among is None or self.depths is None:
             seen, position = (index >= 0) & (index <= at), index
         else:
             behind = index - self.text[:, None, None]
@@ -117,9 +131,10 @@ def attention(
     queries: Float[Array, "batch tokens heads head_dim"],
     keys: Float[Array, "batch tokens kv_heads head_dim"],
     values: Float[Array, "batch tokens kv_heads head_dim"],
-    cache: LayerCache,
+    cache: LayerCache | None,
     pattern: Pattern,
     scores: Scores,
+    bias: Float[Array, "heads distances"] | None = None,
     *,
     backend: str | None = None,
     placement: Placement | None = None,
@@ -130,37 +145,72 @@ def attention(
       queries: of the new tokens, rotated.
       keys: likewise.
       values: likewise.
-      cache: the layer's.
+      cache: the layer's; None if the tokens are all that there is to see.
       pattern: the positions of the new tokens and what they see.
       scores: what is done to the scores.
+      bias: is added to the scores, see `attend`.
       backend: a name of `BACKENDS`; by default the one measured fastest, see `fastest`.
       placement: how the model is sharded over a mesh; None on one device.
 
     Returns:
       The weighted values, and the cache with the new tokens.
     """
+    cache = remember(keys, values, cache, pattern.start, placement)
+    out = attend(queries, cache, pattern, scores, bias, backend=backend, placement=placement)
+    return out, cache
+
+
+def remember(
+    keys: Float[Array, "batch tokens kv_heads head_dim"],
+    values: Float[Array, "batch tokens kv_heads head_dim"],
+    cache: LayerCache | None,
+    start: Int[Array, " batch"] | None = None,
+    placement: Placement | None = None,
+) -> LayerCache:
+    """The cache with new keys and values from index `start` on; without a cache, one of them."""
     # A NaN value would reach tokens that must not see it, because zero times NaN is NaN. A NaN key
     # has the same effect on exactly the tokens that see it.
     broken = ~jnp.isfinite(values).all(-1, keepdims=True)
     keys, values = jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0.0, values)
-    cache = cache.write(keys, values, pattern.start)
+    if cache is None or start is None:
+        cache = LayerCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
+    else:
+        cache = cache.write(keys, values, start)
     if placement is not None:
         axes = ("batch", "kv_heads", "length", None)
         pinned = (placement.pin(each, *axes) for each in (cache.keys, cache.values))
         cache = LayerCache(*pinned, ring=cache.ring)
-    if backend is None:
+    return cache
+
+
+def attend(
+    queries: Float[Array, "batch tokens heads head_dim"],
+    cache: LayerCache,
+    pattern: Pattern,
+    scores: Scores,
+    bias: Float[Array, "heads distances"] | None = None,
+    *,
+    backend: str | None = None,
+    placement: Placement | None = None,
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """The weighted values of a cache that holds all that the queries see.
+
+    Arguments as for `attention`. `bias` [heads, 2 D + 1] is added to the scores by the distance
+    from key to query, from -D on; what is further takes the first or the last (T5).
+    """
+    if backend is None or (backend == "native" and bias is not None):
         backend = fastest(platform_of(placement), queries.shape[1], cache.slots)
     batch, tokens, heads, head_dim = queries.shape
-    kv_heads = keys.shape[2]
+    kv_heads = cache.keys.shape[1]
     group = heads // kv_heads
     # The rows of one product are a group's query heads, then its tokens: in this order a group
     # whose heads are sharded over several devices is not moved.
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, group * tokens, head_dim)
     rows = rows / math.sqrt(scores.query_scalar)
-    out = BACKENDS[backend](rows, cache, pattern, scores)
+    out = BACKENDS[backend](rows, cache, pattern, scores, bias)
     out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(batch, tokens, heads, head_dim), cache
+    return out.reshape(batch, tokens, heads, head_dim)
 
 
 def fastest(platform: str, tokens: int, slots: int) -> str:
@@ -182,6 +232,7 @@ def _dense(
     cache: LayerCache,
     pattern: Pattern,
     how: Scores,
+    bias: Float[Array, "heads distances"] | None = None,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """The reference: all slots at once."""
     slots = jnp.arange(cache.slots, dtype=jnp.int32)
@@ -189,7 +240,7 @@ def _dense(
     # For keys the mask below would suffice, but XLA:CPU then fuses the cache's update into this
     # product and copies the whole buffer in every one-row step (tests/engine/test_engine.py).
     keys, values = (_silenced(each, seen) for each in (cache.keys, cache.values))
-    scores = _scores(rows, keys, seen, distance, how, cache.keys.dtype)
+    scores = _scores(rows, keys, seen, distance, how, bias, cache.keys.dtype)
     weights = jax.nn.softmax(scores, axis=-1)
     return _mix(weights, values, cache.keys.dtype)
 
@@ -199,6 +250,7 @@ def _blocked(
     cache: LayerCache,
     pattern: Pattern,
     how: Scores,
+    bias: Float[Array, "heads distances"] | None = None,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """A block of keys at a time, as many as the longest row has, with an online softmax.
 
@@ -229,7 +281,7 @@ def _blocked(
             _silenced(jax.lax.dynamic_slice_in_dim(each, at, size, axis=2), seen)
             for each in (cache.keys, cache.values)
         )
-        scores = _scores(rows, keys, seen, distance, how, cache.keys.dtype)
+        scores = _scores(rows, keys, seen, distance, how, bias, cache.keys.dtype)
         higher = jnp.maximum(best, scores.max(-1))
         # Before the first visible key, minus infinity must not be subtracted from itself.
         shift = jnp.where(higher == -jnp.inf, 0.0, higher)
@@ -248,13 +300,18 @@ def _native(
     cache: LayerCache,
     pattern: Pattern,
     how: Scores,
+    bias: Float[Array, "heads distances"] | None = None,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """One call of native code on CPU."""
+    assert bias is None and (pattern.causal or not how.slopes)
+    positions = pattern.positions
+    if not pattern.causal:  # all stand where the text's last token does, and see what it sees
+        positions = jnp.broadcast_to(pattern.text[:, None] - 1, positions.shape)
     return native.attention(
         rows,
         cache.keys,
         cache.values,
-        pattern.positions,
+        positions,
         pattern.start,
         pattern.text,
         pattern.among,
@@ -279,6 +336,7 @@ def _scores(
     seen: Bool[Array, "batch tokens some"],
     distance: Int[Array, "batch tokens some"],
     how: Scores,
+    bias: Float[Array, "heads distances"] | None,
     dtype: DTypeLike,
 ) -> Float[Array, "batch kv_heads rows some"]:
     """Products of queries and keys, minus infinity where a token is not seen."""
@@ -291,6 +349,11 @@ def _scores(
         # A key that is not seen may stand anywhere; it must not become an infinity minus another.
         far = jnp.where(seen, distance, 0).astype(jnp.float32)[:, None, None]
         scores = scores - (slopes * far).reshape(scores.shape)
+    if bias is not None:
+        most = bias.shape[1] // 2
+        # [heads, batch, tokens, some]
+        added = bias[:, jnp.clip(distance, -most, most) + most]
+        scores = scores + added.swapaxes(0, 1).reshape(scores.shape)
     return jnp.where(jnp.tile(seen, (1, group, 1))[:, None], scores, -jnp.inf)
 
 

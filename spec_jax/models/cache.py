@@ -80,6 +80,19 @@ class LayerCache:
 
 
 @pytree
+class Encoded:
+    """An encoder's output as a decoder's layers see it: the same in every round of a row.
+
+    Attributes:
+      layers: keys and values for each layer of the decoder.
+      lengths: positions of each row's source.
+    """
+
+    layers: tuple[LayerCache, ...]
+    lengths: Int[Array, " batch"]
+
+
+@pytree
 class KVCache:
     """The KV cache of all rows: a `LayerCache` for each layer, and the rows' lengths.
 
@@ -90,10 +103,12 @@ class KVCache:
     Attributes:
       layers: one cache a layer.
       lengths: valid tokens of each row.
+      encoded: what the layers of an encoder-decoder attend to beside the text.
     """
 
     layers: tuple[LayerCache, ...]
     lengths: Int[Array, " batch"]
+    encoded: Encoded | None = None
 
     @classmethod
     def zeros(

@@ -1,5 +1,6 @@
-"""The shape of a decoder, as orthogonal choices: a family is a translation table into this."""
+"""The shape of a model, as orthogonal choices: a family is a translation table into this."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,6 +69,7 @@ class TransformerConfig:
       unrotated_every: every n-th layer does not rotate, so that it knows no positions; None if all
         layers rotate.
       qkv_bias: biases on query, key and value projections.
+      key_bias: with them, also on that of the keys, which Whisper's lacks.
       output_bias: bias on the attention's output projection.
       mlp_bias: biases in the MLP.
       qk_norm: an RMS norm over each query and key `head`, or over the whole `projection`, before
@@ -86,6 +88,14 @@ class TransformerConfig:
       shared_norm: with a parallel residual, they read it through one norm (GPT-J).
       tied_head: the embedding table is the output head.
       head_bias: a bias on the head that is not tied.
+      relative_buckets: scores get a learned bias by the bucket of the key's distance (T5), the same
+        in all layers; 0 if they do not.
+      relative_distance: with buckets, the distance from which on all share the last one.
+      encoder: the shape of the encoder whose output every layer also attends to; None for a model
+        of one text.
+      decoder_start: with an encoder, the tokens that a generation starts from.
+      mel_bins: an encoder reads frames of so many features through two convolutions, not tokens
+        through the embedding (Whisper); 0 for tokens.
     """
 
     vocab_size: int
@@ -111,6 +121,7 @@ class TransformerConfig:
     local_rope_theta: float | None = None
     unrotated_every: int | None = None
     qkv_bias: bool = False
+    key_bias: bool = True
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: Literal["none", "head", "projection"] = "none"
@@ -127,6 +138,11 @@ class TransformerConfig:
     shared_norm: bool = False
     tied_head: bool = False
     head_bias: bool = False
+    relative_buckets: int = 0
+    relative_distance: int = 128
+    encoder: "TransformerConfig | None" = None
+    decoder_start: tuple[int, ...] = ()
+    mel_bins: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "embed_size", "num_layers", "num_heads", "num_kv_heads")
@@ -163,13 +179,16 @@ class TransformerConfig:
     @property
     def axis_sizes(self) -> dict[str, int]:
         """Size of each logical axis that a layout may shard; head axes count heads."""
-        return {
+        own = {
             "vocab": self.vocab_size,
             "embed": self.embed_size,
             "heads": self.num_heads,
             "kv_heads": self.num_kv_heads,
             "mlp": self.mlp_size,
         }
+        # A layout shards both stacks alike.
+        others = own if self.encoder is None else self.encoder.axis_sizes
+        return {axis: math.gcd(size, others[axis]) for axis, size in own.items()}
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer, counted from 0, sees only the sliding window."""

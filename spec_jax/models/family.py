@@ -1,6 +1,7 @@
 """What a model family is, and the helpers that its few translation functions share."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -144,6 +145,15 @@ WeightTable = Mapping[str, str | Part]
 A module's `weight` and `bias` are called so on both sides. Matrices lie [out, in] in
 checkpoints and [in, out] here; the loader transposes them.
 """
+
+
+def stored_as(table: WeightTable, name: str) -> tuple[Part, str]:
+    """Where a checkpoint keeps one of our weights, and the name of its tensor there."""
+    module, _, leaf = name.rpartition(".")
+    layer = next((part for part in module.split(".") if part.isdigit()), "")
+    entry = table[re.sub(r"\.\d+\.", ".{}.", module)]
+    part = entry if isinstance(entry, Part) else Part(entry)
+    return part, f"{part.name.format(layer)}.{leaf}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -99,6 +100,51 @@ class Positions(nnx.Module):
         table = self.weight.get_value()
         # Drafted tokens may stand past the end; they are never accepted.
         return columns(table, jnp.minimum(positions, table.shape[1] - 1))
+
+
+class RelativeBias(nnx.Module):
+    """A bias of each head by the distance from key to query, in buckets (T5, arXiv 1910.10683).
+
+    The bidirectional one has other buckets for keys that come after the query.
+    """
+
+    def __init__(
+        self,
+        buckets: int,
+        distance: int,
+        num_heads: int,
+        *,
+        causal: bool,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        self.buckets = relative_buckets(buckets, distance, causal=causal)
+        table = jax.random.normal(rngs.params(), (num_heads, buckets)) * 0.02
+        self.weight = nnx.Param(table.astype(dtype), axes=("heads", None))
+
+    def __call__(self) -> Float[Array, "heads distances"]:
+        """The bias by distance, as `attention.attend` takes it."""
+        return self.weight[...].astype(jnp.float32)[:, np.array(self.buckets)]
+
+
+def relative_buckets(buckets: int, distance: int, *, causal: bool) -> tuple[int, ...]:
+    """The bucket of each distance from key to query, from `-distance` to `distance`.
+
+    Half of the buckets hold one distance each, the others ever more of them; all from `distance` on
+    share the last. Computed in float32, as Hugging Face does, which decides at the edges.
+    """
+    behind = np.arange(-distance, distance + 1)
+    first = np.zeros_like(behind)
+    if causal:
+        behind = np.maximum(behind, 0)
+    else:
+        buckets //= 2
+        first, behind = np.where(behind < 0, buckets, 0), np.abs(behind)
+    exact = buckets // 2
+    ratio = np.log(np.maximum(behind, 1).astype(np.float32) / np.float32(exact))
+    ratio = ratio / np.float32(math.log(distance / exact)) * np.float32(buckets - exact)
+    large = np.minimum(exact + ratio.astype(np.int64), buckets - 1)
+    return tuple((first + np.where(behind < exact, behind, large)).tolist())
 
 
 def rope_frequencies(

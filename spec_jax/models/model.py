@@ -14,9 +14,10 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import PackedWeight, take_outputs
 from spec_jax.models.attention import Pattern
-from spec_jax.models.cache import KVCache
+from spec_jax.models.cache import Encoded, KVCache
 from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.source import Source
 from spec_jax.models.transformer import Transformer
 from spec_jax.sharding import Placement, platform_of
 from spec_jax.sharding.pytree import pytree, static
@@ -50,10 +51,13 @@ class Model:
         One block is traced and repeated, since tracing takes time that grows with the square of
         the layers: seconds for eighty.
         """
-        one = dataclasses.replace(config, num_layers=1)
+        encoder = config.encoder and dataclasses.replace(config.encoder, num_layers=1)
+        one = dataclasses.replace(config, num_layers=1, encoder=encoder)
         module = nnx.eval_shape(lambda: Transformer(one, dtype=dtype, rngs=nnx.Rngs(0)))
-        module.blocks = nnx.List([nnx.clone(module.blocks[0]) for _ in range(config.num_layers)])
-        module.config = config
+        for part, shape in ((module, config), (module.encoder, config.encoder)):
+            if part is not None and shape is not None:
+                copies = [nnx.clone(part.blocks[0]) for _ in range(shape.num_layers)]
+                part.blocks, part.config = nnx.List(copies), shape
         graphdef, params = nnx.split(module)
         if placement is not None:
             params = _each(
@@ -167,6 +171,27 @@ class Model:
             placement=self.placement,
         )
 
+    def encode(self, source: Source, *, shared: bool = False) -> tuple[Encoded, Source]:
+        """What the decoder's layers see of a source, for a cache's `encoded`.
+
+        Args:
+          source: what the encoder reads.
+          shared: take the output of the target's encoder, which the source holds, for its own.
+
+        Returns:
+          It, and the source with the encoder's output.
+        """
+        module, hidden = self._module, source.hidden if shared else None
+        if hidden is None:
+            hidden = module.encode(
+                source.values, source.lengths, backend=self._backend, placement=self.placement
+            )
+        found = module.remember(hidden, source.lengths, placement=self.placement)
+        dtype = jnp.float32 if self.platform == "cpu" else self.dtype  # as in `new_cache`
+        layers = jax.tree.map(lambda each: each.astype(dtype), found.layers)
+        encoded = dataclasses.replace(found, layers=layers)
+        return encoded, dataclasses.replace(source, hidden=hidden)
+
     def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
         """Writes the tokens' keys and values, without logits: what a prompt needs."""
         module = self._module
@@ -253,6 +278,10 @@ class Model:
         return self.exit(x), cache
 
     @property
+    def _backend(self) -> str | None:
+        return self.attention or ("native" if self.is_packed else None)
+
+    @property
     def _module(self) -> Transformer:
         return nnx.merge(self.graphdef, self.params)
 
@@ -266,9 +295,8 @@ class Model:
     ) -> tuple[Array, KVCache]:
         padded = self._not_alone(x) if pattern is None else x
         pattern = Pattern.following(cache, padded.shape[1]) if pattern is None else pattern
-        backend = self.attention or ("native" if self.is_packed else None)
         out, cache = module.run(
-            padded, cache, pattern, backend=backend, placement=self.placement, **layers
+            padded, cache, pattern, backend=self._backend, placement=self.placement, **layers
         )
         return out[:, : x.shape[1]], cache
 

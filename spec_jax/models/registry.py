@@ -25,6 +25,7 @@ from spec_jax.models import (
     smollm3,
     stablelm,
     starcoder2,
+    t5,
 )
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
@@ -50,6 +51,7 @@ FAMILIES: tuple[Family, ...] = (
     smollm3.FAMILY,
     stablelm.FAMILY,
     starcoder2.FAMILY,
+    t5.FAMILY,
 )
 
 

@@ -1,4 +1,4 @@
-"""One composable decoder stack. Flax NNX holds its weights; the forward is a pure function."""
+"""One composable stack of layers. Flax NNX holds its weights; the forward is a pure function."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import products
-from spec_jax.models.attention import Pattern, Scores, attention
-from spec_jax.models.cache import KVCache, LayerCache
+from spec_jax.models.attention import Pattern, Scores, attend, attention, remember
+from spec_jax.models.cache import Encoded, KVCache, LayerCache
 from spec_jax.models.config import TransformerConfig, YarnScaling
 from spec_jax.models.layers import (
     ACTIVATIONS,
@@ -19,6 +19,7 @@ from spec_jax.models.layers import (
     Linear,
     Norm,
     Positions,
+    RelativeBias,
     alibi_slopes,
     project,
     rope_frequencies,
@@ -34,6 +35,7 @@ class _Call:
     pattern: Pattern
     rotation: Float[Array, "2 batch tokens half"] | None
     scores: Scores
+    bias: Float[Array, "heads distances"] | None
     placement: Placement | None
     backend: str | None
 
@@ -65,7 +67,8 @@ class Attention(nnx.Module):
             return Linear(in_size, out_size, axes=axes, bias=bias, dtype=dtype, rngs=rngs)
 
         self.query = linear(config.embed_size, width, ("embed", "heads"), config.qkv_bias)
-        self.key = linear(config.embed_size, kv_width, ("embed", "kv_heads"), config.qkv_bias)
+        key_bias = config.qkv_bias and config.key_bias
+        self.key = linear(config.embed_size, kv_width, ("embed", "kv_heads"), key_bias)
         self.value = linear(config.embed_size, kv_width, ("embed", "kv_heads"), config.qkv_bias)
         self.output = linear(width, config.embed_size, ("heads", "embed"), config.output_bias)
 
@@ -79,7 +82,7 @@ class Attention(nnx.Module):
         self.query_norm, self.key_norm = norm(config.num_heads), norm(config.num_kv_heads)
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], cache: LayerCache, call: _Call
+        self, x: Float[Array, "batch tokens embed"], cache: LayerCache | None, call: _Call
     ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
         projected = project(x, (self.query, self.key, self.value))
         norms = self.query_norm, self.key_norm, None
@@ -100,10 +103,34 @@ class Attention(nnx.Module):
             cache,
             call.pattern,
             call.scores,
+            call.bias,
             backend=call.backend,
             placement=call.placement,
         )
         return call.residual(self.output(out.reshape(*x.shape[:2], -1))), cache
+
+    def remember(self, hidden: Float[Array, "batch source embed"], call: _Call) -> LayerCache:
+        """The keys and values of an encoder's output."""
+        keys, values = (
+            call.heads(each, self.head_dim, "kv_heads")
+            for each in project(hidden, (self.key, self.value))
+        )
+        return remember(keys, values, None, placement=call.placement)
+
+    def look(
+        self, x: Float[Array, "batch tokens embed"], source: LayerCache, call: _Call
+    ) -> Float[Array, "batch tokens embed"]:
+        """Attention to what `remember` made."""
+        queries = call.heads(self.query(x), self.head_dim, "heads")
+        out = attend(
+            queries,
+            source,
+            call.pattern,
+            call.scores,
+            backend=call.backend,
+            placement=call.placement,
+        )
+        return call.residual(self.output(out.reshape(*x.shape[:2], -1)))
 
 
 def _normed(norms: Sequence[Norm | None], each: Sequence[Array]) -> list[Array]:
@@ -137,7 +164,8 @@ class Mlp(nnx.Module):
 class Block(nnx.Module):
     """Norm, attention, norm, MLP; in sequence, or both reading the block's input.
 
-    The caller decides what a layer sees, so that all blocks of a model are alike.
+    A decoder's block with an encoder attends to the encoder's output between the two. The caller
+    decides what a layer sees, so that all blocks of a model are alike.
     """
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
@@ -152,12 +180,19 @@ class Block(nnx.Module):
         self.attention_norm = norm(config.pre_norms)
         self.attention = Attention(config, dtype=dtype, rngs=rngs)
         self.attention_post_norm = norm(config.post_norms)
+        has_source = config.encoder is not None
+        self.cross_norm = norm(has_source)
+        self.cross = Attention(config, dtype=dtype, rngs=rngs) if has_source else None
         self.mlp_norm = norm(config.pre_norms and not config.shared_norm)
         self.mlp = Mlp(config, dtype=dtype, rngs=rngs)
         self.mlp_post_norm = norm(config.post_norms)
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], cache: LayerCache, call: _Call
+        self,
+        x: Float[Array, "batch tokens embed"],
+        cache: LayerCache | None,
+        call: _Call,
+        source: tuple[LayerCache, _Call] | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
         def added(norm: Norm | None, out: Array) -> Array:
             return (out if norm is None else norm(out)) * self.residual_scale
@@ -165,6 +200,8 @@ class Block(nnx.Module):
         normed = x if self.attention_norm is None else self.attention_norm(x)
         attended, cache = self.attention(normed, cache, call)
         attended = added(self.attention_post_norm, attended)
+        if self.cross is not None and self.cross_norm is not None and source is not None:
+            attended = attended + self.cross.look(self.cross_norm(x + attended), *source)
         mlp_input = x if self.parallel_residual else x + attended
         if self.shared_norm:
             mlp_input = normed
@@ -174,8 +211,102 @@ class Block(nnx.Module):
         return x + attended + added(self.mlp_post_norm, out), cache
 
 
+class Encoder(nnx.Module):
+    """Reads a whole source at once: tokens, or frames of a sound's spectrum.
+
+    Every position sees every other. Two convolutions over time, the second of stride two, read
+    frames (Whisper, arXiv 2212.04356, section 2.2). They are products with three frames in a row.
+    """
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.config = config
+
+        def convolution(in_size: int) -> Linear | None:
+            if not config.mel_bins:
+                return None
+            axes, size = ("frames", "embed"), config.embed_size
+            return Linear(3 * in_size, size, axes=axes, bias=True, dtype=dtype, rngs=rngs)
+
+        self.first, self.second = convolution(config.mel_bins), convolution(config.embed_size)
+        self.positions = _positions(config, dtype, rngs)
+        self.relative = _relative(config, False, dtype, rngs)
+        self.blocks = nnx.List(
+            [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
+        )
+        self.final_norm = Norm(
+            config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype
+        )
+
+    def read(self, frames: Float[Array, "batch frames bins"]) -> Float[Array, "batch half embed"]:
+        """Half as many positions as frames."""
+        x = frames
+        for layer, stride in ((self.first, 1), (self.second, 2)):
+            assert layer is not None
+            padded = jnp.pad(x, ((0, 0), (1, 1), (0, 0)))
+            ends = [padded[:, k : k + x.shape[1] : stride] for k in range(3)]
+            # Inputs are sorted by bin, then by time, as convolutions are stored.
+            x = jnp.stack(ends, axis=-1).reshape(x.shape[0], -1, 3 * x.shape[2])
+            x = jax.nn.gelu(layer(x), approximate=False)
+        return x
+
+    def __call__(
+        self,
+        x: Float[Array, "batch source embed"],
+        lengths: Int[Array, " batch"],
+        *,
+        backend: str | None = None,
+        placement: Placement | None = None,
+    ) -> Float[Array, "batch source embed"]:
+        """The encoder's output; positions at or past a row's length mean nothing.
+
+        Args:
+          x: the embedded source.
+          lengths: positions of each row, at least one.
+          backend: how attention is computed, see `attention`.
+          placement: how the model lies on a mesh, if it does.
+        """
+        pattern = Pattern.whole(lengths, x.shape[1])
+        bias = None if self.relative is None else self.relative()
+        call = _Call(pattern, None, _scores(self.config), bias, placement, backend)
+        if self.positions is not None:
+            x = x + self.positions(pattern.positions)
+        x = call.residual(x)
+        for block in self.blocks:
+            x, _ = block(x, None, call)
+        return self.final_norm(x)
+
+
+def _scores(config: TransformerConfig) -> Scores:
+    return Scores(
+        query_scalar=float(config.query_pre_attn_scalar or config.head_dim),
+        cap=config.score_cap,
+        slopes=alibi_slopes(config.num_heads, config.alibi_scale),
+    )
+
+
+def _positions(config: TransformerConfig, dtype: DTypeLike, rngs: nnx.Rngs) -> Positions | None:
+    if not config.learned_positions:
+        return None
+    return Positions(config.max_position, config.embed_size, dtype=dtype, rngs=rngs)
+
+
+def _relative(
+    config: TransformerConfig, causal: bool, dtype: DTypeLike, rngs: nnx.Rngs
+) -> RelativeBias | None:
+    if not config.relative_buckets:
+        return None
+    return RelativeBias(
+        config.relative_buckets,
+        config.relative_distance,
+        config.num_heads,
+        causal=causal,
+        dtype=dtype,
+        rngs=rngs,
+    )
+
+
 class Transformer(nnx.Module):
-    """A decoder-only language model; its cache and positions live outside of it."""
+    """A language model, perhaps with an encoder; its cache and positions live outside of it."""
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
@@ -185,11 +316,11 @@ class Transformer(nnx.Module):
             if config.embedding_norm
             else None
         )
-        self.positions = (
-            Positions(config.max_position, config.embed_size, dtype=dtype, rngs=rngs)
-            if config.learned_positions
-            else None
+        self.encoder = (
+            None if config.encoder is None else Encoder(config.encoder, dtype=dtype, rngs=rngs)
         )
+        self.positions = _positions(config, dtype, rngs)
+        self.relative = _relative(config, True, dtype, rngs)
         self.blocks = nnx.List(
             [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
         )
@@ -213,6 +344,32 @@ class Transformer(nnx.Module):
         """The residual stream of tokens before the first block."""
         x = self.embed(tokens) * self.config.embedding_scale
         return x if self.embedding_norm is None else self.embedding_norm(x)
+
+    def encode(
+        self,
+        source: Int[Array, "batch source"] | Float[Array, "batch frames bins"],
+        lengths: Int[Array, " batch"],
+        *,
+        backend: str | None = None,
+        placement: Placement | None = None,
+    ) -> Float[Array, "batch positions embed"]:
+        """The encoder's output of tokens or frames; arguments as of `Encoder`."""
+        assert self.encoder is not None
+        x = self.encoder.read(source) if source.ndim == 3 else self.embed(source)
+        return self.encoder(x, lengths, backend=backend, placement=placement)
+
+    def remember(
+        self,
+        hidden: Float[Array, "batch positions embed"],
+        lengths: Int[Array, " batch"],
+        *,
+        placement: Placement | None = None,
+    ) -> Encoded:
+        """What the layers see of an encoder's output."""
+        pattern = Pattern.whole(lengths, hidden.shape[1])
+        call = _Call(pattern, None, _scores(self.config), None, placement, None)
+        layers = [block.cross.remember(hidden, call) for block in self.blocks if block.cross]
+        return Encoded(tuple(layers), lengths)
 
     def run(
         self,
@@ -241,13 +398,10 @@ class Transformer(nnx.Module):
           `lengths` unmoved: the loop's commit decides how many count.
         """
         config = self.config
-        scores = Scores(
-            query_scalar=float(config.query_pre_attn_scalar or config.head_dim),
-            cap=config.score_cap,
-            slopes=alibi_slopes(config.num_heads, config.alibi_scale),
-        )
+        scores = _scores(config)
         rotation = _rotation(config, pattern.positions)
-        call = _Call(pattern, rotation, scores, placement, backend)
+        bias = None if self.relative is None else self.relative()
+        call = _Call(pattern, rotation, scores, bias, placement, backend)
         local = dataclasses.replace(
             call,
             rotation=_rotation(config, pattern.positions, local=True),
@@ -256,12 +410,16 @@ class Transformer(nnx.Module):
         if first == 0 and self.positions is not None:
             x = x + self.positions(pattern.positions)
         x = call.residual(x)
-        layers = list(cache.layers)
+        layers, encoded, across = list(cache.layers), cache.encoded, None
+        if encoded is not None:
+            seen = Pattern(pattern.positions, encoded.lengths, encoded.lengths, causal=False)
+            across = _Call(seen, None, scores, None, placement, backend)
         for i, block in list(enumerate(self.blocks))[first:last]:
             own = local if config.is_local(i) else call
             if not config.is_rotated(i):
                 own = dataclasses.replace(own, rotation=None)
-            x, layers[i] = block(x, layers[i], own)
+            source = (encoded.layers[i], across) if encoded and across else None
+            x, layers[i] = block(x, layers[i], own, source)
         return x, dataclasses.replace(cache, layers=tuple(layers))
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:

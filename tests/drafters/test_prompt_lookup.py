@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.base import Context
+from spec_jax.drafters.base import Context, Prompt
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.sampling.parameters import BatchSampling
@@ -39,7 +39,7 @@ def _look_up(known: Sequence[int], lookahead: int, max_ngram: int) -> list[int]:
 
 @jax.jit
 def _propose(drafter: PromptLookup, context: Context):
-    return drafter.propose(drafter.init(context.tokens, context.lengths, 1), context)[0]
+    return drafter.propose(drafter.init(Prompt(context.tokens, context.lengths)), context)[0]
 
 
 def _drafts(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.base import Context
+from spec_jax.drafters.base import Context, Prompt
 from spec_jax.drafters.suffix import OCCURRENCES, SuffixLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.suffix_index import SuffixIndex
@@ -70,7 +70,7 @@ def look_up(known, outputs, lookahead, max_ngram):
 
 @jax.jit
 def propose(drafter, context, inputs):
-    state = drafter.init(context.tokens, context.lengths, 1, inputs)
+    state = drafter.init(Prompt(context.tokens, context.lengths, inputs))
     return drafter.propose(state, context)[0]
 
 

@@ -12,6 +12,7 @@ from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.base import Draft
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation import audit
 from spec_jax.evaluation.audit import SETTINGS
@@ -29,6 +30,7 @@ VOCAB = 12
 TARGET = tiny_model(0, vocab_size=VOCAB, embed_size=16, num_layers=1)
 DRAFT = noisy_copy(TARGET, 0.3)
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4, 5, 4], [int(t) for t in np.arange(20) * 7 % VOCAB]]
+STARTS = [Start(prompt) for prompt in PROMPTS]
 ONE = {"T=1": SamplingParams(temperature=1.0)}
 
 
@@ -42,7 +44,7 @@ def statuses(report):
 
 @pytest.mark.slow
 def test_few_audits_of_a_lossless_method_fail():
-    sampler = Sampler(engine(), PROMPTS, 512, lambda message: None)
+    sampler = Sampler(engine(), STARTS, 512, lambda message: None)
     p_values, failed = [], 0
     for seed in range(8):
         checks = sampler.checks(SETTINGS, seed)
@@ -86,7 +88,7 @@ class Restless:
     steady = True
     join = staticmethod(join_rows)
 
-    def init(self, tokens, lengths, block, inputs=None):
+    def init(self, prompt):
         return None
 
     def propose(self, state, context):
@@ -115,7 +117,7 @@ class Overconfident(DraftModel):
 )
 def test_what_a_drafter_reports_is_checked(drafter, said):
     untrue = Engine(TARGET, drafter, Constant(2), "token", max_model_len=256)
-    checks = Sampler(untrue, PROMPTS, 256, lambda message: None).checks(ONE, seed=0)
+    checks = Sampler(untrue, STARTS, 256, lambda message: None).checks(ONE, seed=0)
     report = judge(checks, MEANINGS)
     assert not report.passed and statuses(report)[DRAFTED] == FAIL
     (drafted,) = (check for check in checks if check.name == DRAFTED)
@@ -123,11 +125,11 @@ def test_what_a_drafter_reports_is_checked(drafter, said):
 
 
 def test_a_difference_is_explained_by_the_scores():
-    greedy = Greedy(engine(), PROMPTS, 8, lambda message: None)
+    greedy = Greedy(engine(), STARTS, 8, lambda message: None)
     params = SamplingParams(max_tokens=8)
     from spec_jax.evaluation.greedy import decode, request
 
-    asked = request(PROMPTS[0], params)
+    asked = request(STARTS[0], params)
     (expected,), _ = decode(greedy.plain, [asked])
     near, said = greedy._explain(asked, expected, 3, (expected[3] + 1) % VOCAB)
     assert not near and f"{expected[3]} became" in said and "Neither score" in said

@@ -1,7 +1,10 @@
 """Logits of every family agree with Hugging Face's torch model on the same weights."""
 
+import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +13,11 @@ import pytest
 
 from spec_jax import checkpoints
 from spec_jax.checkpoints.hf_writer import write_model
+from spec_jax.models.cache import Encoded, KVCache
+from spec_jax.models.layers import relative_buckets
 from spec_jax.models.model import Model
 from spec_jax.models.registry import FAMILIES
+from spec_jax.models.source import Source
 from tests.checkpoints.tiny import write_tokenizer
 from tests.prompts import COPY_PROMPTS
 
@@ -158,20 +164,101 @@ TOLERANCE = 1e-4
 def make(name: str, path: Path) -> tuple["torch.nn.Module", Model]:
     """A random torch model, saved, and ours loaded from what it saved."""
     kind, options = MODELS[name]
-    torch.manual_seed(0)
     architecture = getattr(transformers, kind if "Head" in kind else f"{kind}ForCausalLM")
+    return _saved(architecture, options, path)
+
+
+def _saved(architecture: Any, options: dict, path: Path) -> tuple["torch.nn.Module", Model]:
+    torch.manual_seed(0)
     reference = architecture(architecture.config_class(**options))
     reference.eval()
     with torch.no_grad():  # norms and biases must matter too
         for weight in reference.parameters():
             weight.copy_(torch.randn_like(weight) * (0.25 if weight.ndim == 2 else 0.5))
+        if architecture.__name__.startswith("T5"):  # whose tied head makes logits small
+            reference.decoder.final_layer_norm.weight.mul_(6)
     reference.save_pretrained(path)
     write_tokenizer(path)
     return reference, checkpoints.load(path).model
 
 
+T5 = dict(
+    vocab_size=300,
+    d_model=32,
+    d_kv=10,
+    d_ff=48,
+    num_layers=3,
+    num_heads=4,
+    decoder_start_token_id=0,
+)
+ENCODER_DECODERS: dict[str, tuple[str, dict]] = {
+    "t5": ("T5", T5),
+    "t5, gated, its own head, fewer decoder layers": (
+        "T5",
+        dict(T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=2),
+    ),
+    "t5, few buckets, gated silu": (
+        "T5",
+        dict(
+            T5,
+            feed_forward_proj="gated-silu",
+            relative_attention_num_buckets=8,
+            relative_attention_max_distance=20,
+        ),
+    ),
+}
+
+
 def test_every_family_is_compared():
-    assert {name.split(",")[0] for name in MODELS} == {family.model_type for family in FAMILIES}
+    names = {name.split(",")[0] for name in {**MODELS, **ENCODER_DECODERS}}
+    assert names == {family.model_type for family in FAMILIES}
+
+
+def make_encoder_decoder(name: str, path: Path) -> tuple["torch.nn.Module", Model]:
+    kind, options = ENCODER_DECODERS[name]
+    architecture = getattr(transformers, f"{kind}ForConditionalGeneration")
+    return _saved(architecture, options, path)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+@pytest.mark.parametrize("attention", ["dense", "blocked"])
+def test_sources_and_texts(name, attention, tmp_path):
+    """Ragged sources; a text at once, and step by step from ragged lengths."""
+    reference, model = make_encoder_decoder(name, tmp_path)
+    model = dataclasses.replace(model, attention=attention)
+    random, vocab = np.random.default_rng(1), model.config.vocab_size
+    sources, rows = random.integers(0, vocab, (3, 70)), random.integers(0, vocab, (3, 45))
+    sizes = np.array([70, 1, 33])
+    mask = torch.tensor(np.arange(70)[None] < sizes[:, None])
+
+    def torch_logits(rows: "torch.Tensor"):
+        return reference(torch.tensor(sources), attention_mask=mask, decoder_input_ids=rows)
+
+    source = Source(jnp.asarray(sources, jnp.int32), jnp.asarray(sizes, jnp.int32))
+    encoded, _ = jax.jit(lambda model, source: model.encode(source))(model, source)
+    assert_parity(model, torch_logits, rows, lengths=(5, 44, 1), encoded=encoded)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_transformers_reads_encoder_decoders(name, tmp_path):
+    reference, model = make_encoder_decoder(name, tmp_path / "theirs")
+    write_model(tmp_path / "ours", model, "float32")
+    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
+    tokens = torch.tensor(np.random.default_rng(1).integers(0, model.config.vocab_size, (2, 17)))
+    with torch.no_grad():
+        expected, found = (
+            each(tokens, decoder_input_ids=tokens.flip(1)).logits.numpy()
+            for each in (reference, again)
+        )
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_t5_sorts_distances_into_the_same_buckets():
+    theirs = transformers.models.t5.modeling_t5.T5Attention._relative_position_bucket
+    for buckets, most, causal in itertools.product((8, 32, 64), (20, 128, 1000), (True, False)):
+        behind = torch.arange(-most, most + 1)
+        expected = theirs(-behind, bidirectional=not causal, num_buckets=buckets, max_distance=most)
+        assert relative_buckets(buckets, most, causal=causal) == tuple(expected.tolist())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -199,19 +286,29 @@ def score(model, tokens, cache):
 
 
 def assert_parity(
-    model: Model, reference: Callable, rows: np.ndarray, *, lengths: tuple[int, ...]
+    model: Model,
+    reference: Callable,
+    rows: np.ndarray,
+    *,
+    lengths: tuple[int, ...],
+    encoded: Encoded | None = None,
 ) -> None:
     """Compares whole rows' logits, and those of single steps from ragged lengths."""
     total = rows.shape[1]
     with torch.no_grad():
         expected = reference(torch.tensor(rows)).logits.numpy()
     assert expected.std() > 0.5, "the comparison means little with logits this small"
-    logits, _ = score(model, jnp.asarray(rows, jnp.int32), model.new_cache(len(lengths), total))
+
+    def new_cache(capacity: int) -> KVCache:
+        cache = model.new_cache(len(lengths), capacity)
+        return dataclasses.replace(cache, encoded=encoded)
+
+    logits, _ = score(model, jnp.asarray(rows, jnp.int32), new_cache(total))
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
 
     # Every row starts from its own length; what was written past it must not be seen.
     prompt = jnp.asarray(rows[:, : max(lengths)], jnp.int32)
-    _, cache = score(model, prompt, model.new_cache(len(lengths), total + 1))
+    _, cache = score(model, prompt, new_cache(total + 1))
     at, which = np.asarray(lengths), np.arange(len(lengths))
     while (at < total).any():
         here = np.minimum(at, total - 1)

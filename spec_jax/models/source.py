@@ -1,0 +1,20 @@
+"""What an encoder reads."""
+
+from jaxtyping import Array, Float, Int
+
+from spec_jax.sharding.pytree import pytree
+
+
+@pytree
+class Source:
+    """What an encoder reads; padding follows each row.
+
+    Attributes:
+      values: token ids, or frames of a spectrum.
+      lengths: positions of each row, at least one: tokens, or half as many as frames.
+      hidden: the output of the target's encoder, for drafters that share it.
+    """
+
+    values: Int[Array, "batch source"] | Float[Array, "batch frames bins"]
+    lengths: Int[Array, " batch"]
+    hidden: Float[Array, "batch positions embed"] | None = None
