@@ -76,6 +76,8 @@ class Part:
       total: rows of the stored tensor, where it has more than ours.
       turned: matrices are stored [in, out].
       minus_one: stored is the weight minus one.
+      taps: matrices are stored as convolutions over so many steps, [out, in, taps]; ours have the
+        inputs of one channel side by side.
     """
 
     name: str
@@ -83,15 +85,20 @@ class Part:
     total: Callable[[TransformerConfig], int] | None = None
     turned: bool = False
     minus_one: bool = False
+    taps: int = 1
 
     def stored_shape(self, shape: tuple[int, ...], config: TransformerConfig) -> tuple[int, ...]:
         """The shape of the stored tensor, if ours has this one with outputs first."""
         outputs = self.total(config) if self.total else shape[0]
+        if self.taps > 1 and len(shape) == 2:
+            return outputs, shape[1] // self.taps, self.taps
         return (*shape[:0:-1], outputs) if self.turned else (outputs, *shape[1:])
 
     def take(self, stored: np.ndarray, config: TransformerConfig) -> np.ndarray:
         """Our weight, outputs first, of the stored tensor."""
         ours = stored.T if self.turned else stored
+        if stored.ndim == 3:
+            ours = stored.reshape(len(stored), -1)
         if self.rows is not None:
             ours = ours[self.rows(config)]
         return ours.astype(np.float32) + 1 if self.minus_one else ours
@@ -103,7 +110,7 @@ class Part:
         if self.minus_one:
             ours = ours.astype(np.float32) - 1
         if self.rows is None:
-            return ours.T if self.turned else ours
+            return ours.T if self.turned else ours.reshape(self.stored_shape(ours.shape, config))
         if stored is None:
             stored = np.zeros(self.stored_shape(ours.shape, config), ours.dtype)
         (stored.T if self.turned else stored)[self.rows(config)] = ours

@@ -26,6 +26,7 @@ from spec_jax.models import (
     stablelm,
     starcoder2,
     t5,
+    whisper,
 )
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
@@ -52,6 +53,7 @@ FAMILIES: tuple[Family, ...] = (
     stablelm.FAMILY,
     starcoder2.FAMILY,
     t5.FAMILY,
+    whisper.FAMILY,
 )
 
 

@@ -207,6 +207,29 @@ ENCODER_DECODERS: dict[str, tuple[str, dict]] = {
         ),
     ),
 }
+WHISPER = dict(
+    vocab_size=300,
+    num_mel_bins=12,
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=3,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=40,
+    max_source_positions=35,
+    max_target_positions=128,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1),
+    decoder_start_token_id=1,
+    begin_suppress_tokens=None,
+)
+ENCODER_DECODERS |= {
+    "whisper": ("Whisper", WHISPER),
+    "whisper, its own head, other heads": (
+        "Whisper",
+        dict(WHISPER, tie_word_embeddings=False, encoder_attention_heads=2),
+    ),
+}
 
 
 def test_every_family_is_compared():
@@ -227,14 +250,19 @@ def test_sources_and_texts(name, attention, tmp_path):
     reference, model = make_encoder_decoder(name, tmp_path)
     model = dataclasses.replace(model, attention=attention)
     random, vocab = np.random.default_rng(1), model.config.vocab_size
-    sources, rows = random.integers(0, vocab, (3, 70)), random.integers(0, vocab, (3, 45))
-    sizes = np.array([70, 1, 33])
-    mask = torch.tensor(np.arange(70)[None] < sizes[:, None])
+    sources, sizes = random.integers(0, vocab, (3, 70)), np.array([70, 1, 33])
+    rows, options = random.integers(0, vocab, (3, 45)), {}
+    if model.config.encoder.mel_bins:  # all sounds are padded with silence to the same length
+        frames = random.normal(size=(3, 70, model.config.encoder.mel_bins)).astype(np.float32)
+        sources, sizes, theirs = frames, np.array([35] * 3), frames.swapaxes(1, 2)
+    else:
+        theirs = sources
+        options = {"attention_mask": torch.tensor(np.arange(70)[None] < sizes[:, None])}
 
     def torch_logits(rows: "torch.Tensor"):
-        return reference(torch.tensor(sources), attention_mask=mask, decoder_input_ids=rows)
+        return reference(torch.tensor(theirs), decoder_input_ids=rows, **options)
 
-    source = Source(jnp.asarray(sources, jnp.int32), jnp.asarray(sizes, jnp.int32))
+    source = Source(jnp.asarray(sources), jnp.asarray(sizes, jnp.int32))
     encoded, _ = jax.jit(lambda model, source: model.encode(source))(model, source)
     assert_parity(model, torch_logits, rows, lengths=(5, 44, 1), encoded=encoded)
 
@@ -243,12 +271,13 @@ def test_sources_and_texts(name, attention, tmp_path):
 def test_transformers_reads_encoder_decoders(name, tmp_path):
     reference, model = make_encoder_decoder(name, tmp_path / "theirs")
     write_model(tmp_path / "ours", model, "float32")
-    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
+    again = type(reference).from_pretrained(tmp_path / "ours").eval()
     tokens = torch.tensor(np.random.default_rng(1).integers(0, model.config.vocab_size, (2, 17)))
+    bins = model.config.encoder.mel_bins
+    source = torch.randn(2, bins, 70) if bins else tokens.flip(1)
     with torch.no_grad():
         expected, found = (
-            each(tokens, decoder_input_ids=tokens.flip(1)).logits.numpy()
-            for each in (reference, again)
+            each(source, decoder_input_ids=tokens).logits.numpy() for each in (reference, again)
         )
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
