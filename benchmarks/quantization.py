@@ -29,6 +29,7 @@ SETTINGS = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "bfloat16": {"quantization": "none", "dtype": "bfloat16"},
+    "float32, cache in int8": {"quantization": "none", "kv_cache_dtype": "int8"},
 }
 
 
@@ -69,7 +70,7 @@ def main():
     show(*["---"] * 6)
     for name, options in SETTINGS.items():
         begin = time.perf_counter()
-        model = LLM(RECIPE, max_model_len=1024, **options).engine.target
+        model = LLM(RECIPE, max_model_len=1024, **{"dtype": "float32", **options}).engine.target
         seconds = time.perf_counter() - begin
         count = sum(np.prod(weight.shape) for weight in model.weights.values())
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))

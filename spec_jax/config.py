@@ -174,6 +174,7 @@ AUTO = "auto"
 LLM_DTYPES = (AUTO, *DTYPES)
 QUANTIZATIONS = (AUTO, "none", "int8", "int4", "gguf")
 PLAN_QUANTIZATIONS = ("none", "int8", "int4")
+KV_CACHE_DTYPES = (AUTO, "int8")
 """Those that a model's shape alone determines."""
 
 Options = Mapping[str, tuple[str, ...] | None]

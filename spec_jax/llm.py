@@ -15,6 +15,7 @@ from spec_jax import checkpoints, distributed
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.config import (
     AUTO,
+    KV_CACHE_DTYPES,
     LLM_DTYPES,
     QUANTIZATIONS,
     SamplingParams,
@@ -64,6 +65,9 @@ class LLM:
         blocks of a quantized .gguf file as they are and rounds nothing. The output is exactly that
         of the quantized target. `auto` is `gguf` for such files if native code computes, and
         `none` otherwise.
+      kv_cache_dtype: `int8` keeps keys and values of target and draft in 8 bits, with a scale for
+        each head of each token; the output is exactly that of the target with such a cache. `auto`
+        keeps them in `dtype`, or on CPU in float32.
       max_model_len: most tokens of prompt and completion together; the model's own by default.
       max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
       seed: seeds of requests without their own seed derive from it.
@@ -83,6 +87,7 @@ class LLM:
         layout: str | os.PathLike[str] | Layout | None = None,
         dtype: str = AUTO,
         quantization: str = AUTO,
+        kv_cache_dtype: str = AUTO,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         seed: int = 0,
@@ -93,6 +98,10 @@ class LLM:
         if quantization not in QUANTIZATIONS:
             raise ConfigError(
                 f"quantization is {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}."
+            )
+        if kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"kv_cache_dtype is {kv_cache_dtype!r}; choose one of {', '.join(KV_CACHE_DTYPES)}."
             )
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
             if value is not None and value < 1:
@@ -106,6 +115,7 @@ class LLM:
         keep_programs(cache_directory() / "xla")
         self.layout = layout
         self._dtype, self._quantization = dtype, quantization
+        self._rounds_cache = kv_cache_dtype == "int8"
         self._on_progress = on_progress
         self._target, checkpoint = target, self._load("target", target, quantization)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
@@ -149,7 +159,7 @@ class LLM:
     def _load(self, role: str, reference: str, quantization: str) -> checkpoints.Checkpoint:
         layout = self.layout
         on_cpu = layout is None and jax.default_backend() == "cpu"
-        return checkpoints.load(
+        checkpoint = checkpoints.load(
             reference,
             dtype=self._dtype,
             packing=Packing(quantization, native=on_cpu and native.available(self._on_progress)),
@@ -157,6 +167,8 @@ class LLM:
             target=self._checkpoint if role == "draft" else None,
             on_progress=self._on_progress,
         )
+        model = dataclasses.replace(checkpoint.model, rounds_cache=self._rounds_cache)
+        return dataclasses.replace(checkpoint, model=model)
 
     def _speculate(self, config: SpeculativeConfig) -> None:
         def load_draft() -> checkpoints.Checkpoint:

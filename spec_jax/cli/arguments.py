@@ -10,6 +10,7 @@ from spec_jax.config import (
     CONFIDENCE_THRESHOLD,
     DRAFT_LENGTH_POLICIES,
     DTYPES,
+    KV_CACHE_DTYPES,
     LLM_DTYPES,
     METHODS,
     MOST_SPECULATIVE_TOKENS,
@@ -21,6 +22,9 @@ from spec_jax.config import (
     SpeculativeConfig,
 )
 from spec_jax.errors import ConfigError, did_you_mean
+
+LLM_OPTIONS = ("layout", "dtype", "quantization", "kv_cache_dtype", "max_model_len")
+"""Arguments of `LLM` that are flags of every command that makes one."""
 
 COMMANDS = ("generate", "chat", "audit", "train-draft", "convert", "plan", "env")
 
@@ -128,11 +132,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
         target=given["target"],
         speculative=speculation_of(given),
         sampling=SamplingParams(**fields_of(SamplingParams, given)),
-        llm={
-            name: given[name]
-            for name in ("layout", "dtype", "quantization", "max_model_len", "max_num_seqs")
-            if name in given
-        },
+        llm={name: given[name] for name in (*LLM_OPTIONS, "max_num_seqs") if name in given},
         sources=(
             *([Source("text", given["positional"])] if given.get("positional") is not None else []),
             *given.get("sources", ()),
@@ -197,7 +197,11 @@ def require_target(given: dict[str, Any], dtypes: Sequence[str] = DTYPES) -> Non
             "no target given; name the model with --target: a Hugging Face directory, a .gguf "
             "file, a recipe (.toml) or a hub id."
         )
-    for field, known in (("dtype", dtypes), ("quantization", QUANTIZATIONS)):
+    for field, known in (
+        ("dtype", dtypes),
+        ("quantization", QUANTIZATIONS),
+        ("kv_cache_dtype", KV_CACHE_DTYPES),
+    ):
         if (name := given.get(field)) is not None and name not in known:
             raise ConfigError(f"{field} is {name!r}.{did_you_mean(name, known)}")
 
@@ -266,6 +270,11 @@ def add_model(parser: Parser) -> Any:
         metavar="|".join(QUANTIZATIONS),
         help="how the target's matrices are kept: int8 and int4 round them, gguf keeps a .gguf "
         "file's own blocks (default: auto)",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        metavar="|".join(KV_CACHE_DTYPES),
+        help="int8 keeps keys and values in 8 bits (default: auto, not rounded)",
     )
     group.add_argument(
         "--max-model-len",

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from spec_jax.cli.arguments import (
+    LLM_OPTIONS,
     Options,
     add_distribution,
     add_model,
@@ -98,11 +99,7 @@ def parse_audit(arguments: Sequence[str]) -> AuditOptions:
         target=given["target"],
         speculative=speculation_of(given),
         sampling=sampling,
-        llm={
-            name: given[name]
-            for name in ("layout", "dtype", "quantization", "max_model_len")
-            if name in given
-        },
+        llm={name: given[name] for name in LLM_OPTIONS if name in given},
         sources=tuple(given.get("sources", ())),
         json="json" in given,
         settings=settings if asked else None,

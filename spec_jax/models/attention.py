@@ -11,11 +11,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.kernels import native, precision_of
-from spec_jax.models.cache import KVCache, LayerCache
+from spec_jax.kernels import native
+from spec_jax.models.cache import Kept, KVCache, LayerCache, Rounded
 from spec_jax.sharding import Placement, platform_of
 from spec_jax.sharding.pytree import pytree, static
 
@@ -173,14 +172,13 @@ def remember(
     broken = ~jnp.isfinite(values).all(-1, keepdims=True)
     keys, values = jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0.0, values)
     if cache is None or start is None:
-        cache = LayerCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
+        written = LayerCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
     else:
-        cache = cache.write(keys, values, start)
-    if placement is not None:
-        axes = ("batch", "kv_heads", "length", None)
-        pinned = (placement.pin(each, *axes) for each in (cache.keys, cache.values))
-        cache = LayerCache(*pinned, ring=cache.ring)
-    return cache
+        written = cache.write(keys, values, start)
+    if placement is None:
+        return written
+    axes = ("batch", "kv_heads", "length", None)
+    return jax.tree.map(lambda each: placement.pin(each, *axes), written)
 
 
 def attend(
@@ -198,7 +196,8 @@ def attend(
     Arguments as for `attention`. `bias` [heads, 2 D + 1] is added to the scores by the distance
     from key to query, from -D on; what is further takes the first or the last (T5).
     """
-    if backend is None or (backend == "native" and bias is not None):
+    is_plain = bias is None and not isinstance(cache.keys, Rounded)
+    if backend is None or (backend == "native" and not is_plain):
         backend = fastest(platform_of(placement), queries.shape[1], cache.slots)
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = cache.keys.shape[1]
@@ -240,9 +239,9 @@ def _dense(
     # For keys the mask below would suffice, but XLA:CPU then fuses the cache's update into this
     # product and copies the whole buffer in every one-row step (tests/engine/test_engine.py).
     keys, values = (_silenced(each, seen) for each in (cache.keys, cache.values))
-    scores = _scores(rows, keys, seen, distance, how, bias, cache.keys.dtype)
+    scores = _scores(rows, keys, seen, distance, how, bias, cache.precision)
     weights = jax.nn.softmax(scores, axis=-1)
-    return _mix(weights, values, cache.keys.dtype)
+    return _mix(weights, values, cache.precision)
 
 
 def _blocked(
@@ -277,16 +276,19 @@ def _blocked(
         slots = at + jnp.arange(size, dtype=jnp.int32)
         seen, distance = pattern.seen(cache.indices(slots, end), how.window)
         seen = seen & (slots >= i * size)[None, None]
+
+        def block(each: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(each, at, size, axis=2)
+
         keys, values = (
-            _silenced(jax.lax.dynamic_slice_in_dim(each, at, size, axis=2), seen)
-            for each in (cache.keys, cache.values)
+            _silenced(jax.tree.map(block, each), seen) for each in (cache.keys, cache.values)
         )
-        scores = _scores(rows, keys, seen, distance, how, bias, cache.keys.dtype)
+        scores = _scores(rows, keys, seen, distance, how, bias, cache.precision)
         higher = jnp.maximum(best, scores.max(-1))
         # Before the first visible key, minus infinity must not be subtracted from itself.
         shift = jnp.where(higher == -jnp.inf, 0.0, higher)
         weights, faded = jnp.exp(scores - shift[..., None]), jnp.exp(best - shift)
-        added = _mix(weights, values, cache.keys.dtype)
+        added = _mix(weights, values, cache.precision)
         return higher, total * faded + weights.sum(-1), out * faded[..., None] + added
 
     zeros = jnp.zeros((batch, kv_heads, count), jnp.float32)
@@ -304,6 +306,7 @@ def _native(
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """One call of native code on CPU."""
     assert bias is None and (pattern.causal or not how.slopes)
+    assert isinstance(cache.keys, jax.Array) and isinstance(cache.values, jax.Array)
     positions = pattern.positions
     if not pattern.causal:  # all stand where the text's last token does, and see what it sees
         positions = jnp.broadcast_to(pattern.text[:, None] - 1, positions.shape)
@@ -324,10 +327,11 @@ def _native(
 
 
 def _silenced(
-    each: Float[Array, "batch kv_heads some head_dim"], seen: Bool[Array, "batch tokens some"]
+    each: Kept, seen: Bool[Array, "batch tokens some"]
 ) -> Float[Array, "batch kv_heads some head_dim"]:
     """Keys or values in float32; zeros in slots that no token sees, which may hold NaN."""
-    return jnp.where(seen.any(axis=1)[:, None, :, None], each.astype(jnp.float32), 0.0)
+    wide = each.widened() if isinstance(each, Rounded) else each.astype(jnp.float32)
+    return jnp.where(seen.any(axis=1)[:, None, :, None], wide, 0.0)
 
 
 def _scores(
@@ -337,10 +341,10 @@ def _scores(
     distance: Int[Array, "batch tokens some"],
     how: Scores,
     bias: Float[Array, "heads distances"] | None,
-    dtype: DTypeLike,
+    precision: jax.lax.Precision | None,
 ) -> Float[Array, "batch kv_heads rows some"]:
     """Products of queries and keys, minus infinity where a token is not seen."""
-    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys, precision=precision_of(dtype))
+    scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys, precision=precision)
     group = rows.shape[2] // seen.shape[1]
     if how.cap is not None:
         scores = how.cap * jnp.tanh(scores / how.cap)
@@ -360,9 +364,9 @@ def _scores(
 def _mix(
     weights: Float[Array, "batch kv_heads rows some"],
     values: Float[Array, "batch kv_heads some head_dim"],
-    dtype: DTypeLike,
+    precision: jax.lax.Precision | None,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
-    return jnp.einsum("bkrs,bksd->bkrd", weights, values, precision=precision_of(dtype))
+    return jnp.einsum("bkrs,bksd->bkrd", weights, values, precision=precision)
 
 
 BACKENDS = {"dense": _dense, "blocked": _blocked, "native": _native}

@@ -5,14 +5,45 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int8, Shaped
 
+from spec_jax.kernels import precision_of
 from spec_jax.models.config import TransformerConfig
 from spec_jax.sharding import Placement
 from spec_jax.sharding.pytree import pytree, static
 
 RING_MULTIPLE = 64
 """Rings are rounded up to it, so that blocks of keys divide them."""
+
+
+@pytree
+class Rounded:
+    """Keys or values in 8 bits, each head of each token with a scale of its own.
+
+    What a token keeps depends on nothing but itself, so that scoring sees what decoding wrote.
+    """
+
+    values: Int8[Array, "batch kv_heads slots head_dim"]
+    scales: Float[Array, "batch kv_heads slots 1"]
+
+    @classmethod
+    def of(cls, x: Float[Array, "batch kv_heads slots head_dim"]) -> "Rounded":
+        """The nearest of 255 steps; a NaN makes its whole head NaN."""
+        scales = jnp.abs(x).max(-1, keepdims=True).astype(jnp.float32) / 127
+        steps = jnp.round(x.astype(jnp.float32) / jnp.where(scales == 0, 1.0, scales))
+        return cls(jnp.nan_to_num(steps).astype(jnp.int8), scales)
+
+    def widened(self) -> Float[Array, "batch kv_heads slots head_dim"]:
+        """The numbers that are meant, in float32."""
+        return self.values.astype(jnp.float32) * self.scales
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the array that it stands for."""
+        return self.values.shape
+
+
+Kept = Float[Array, "batch kv_heads slots head_dim"] | Rounded
 
 
 @pytree
@@ -30,14 +61,19 @@ class LayerCache:
       ring: whether indices wrap around; static.
     """
 
-    keys: Float[Array, "batch kv_heads slots head_dim"]
-    values: Float[Array, "batch kv_heads slots head_dim"]
+    keys: Kept
+    values: Kept
     ring: bool = static(default=False)
 
     @property
     def slots(self) -> int:
         """KV slots of a row."""
         return self.keys.shape[2]
+
+    @property
+    def precision(self) -> jax.lax.Precision | None:
+        """The precision to ask for in products with them."""
+        return None if isinstance(self.keys, Rounded) else precision_of(self.keys.dtype)
 
     def write(
         self,
@@ -50,21 +86,26 @@ class LayerCache:
         The caller leaves room in a full layer: `dynamic_update_slice` would clamp a start past the
         edge and overwrite valid slots.
         """
+        new: tuple[Kept, Kept] = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        if isinstance(self.keys, Rounded):
+            new = Rounded.of(new[0]), Rounded.of(new[1])
+        return self._write(new, start)
+
+    def _write(self, new: tuple[Kept, Kept], start: Int[Array, " batch"]) -> "LayerCache":
         write = _write_ring if self.ring else _write_rows
-        return dataclasses.replace(
-            self,
-            keys=write(self.keys, keys.swapaxes(1, 2), start),
-            values=write(self.values, values.swapaxes(1, 2), start),
+        keys, values = jax.tree.map(
+            lambda buffer, each: write(buffer, each, start), (self.keys, self.values), new
         )
+        return dataclasses.replace(self, keys=keys, values=values)
 
     def gather(self, sources: Int[Array, "batch moved"], to: Int[Array, " batch"]) -> "LayerCache":
         """Moves a few tokens of each row, named by index, side by side to `to`."""
         slots = sources % self.slots if self.ring else sources
 
         def moved(buffer: Array) -> Array:
-            return jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2).swapaxes(1, 2)
+            return jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2)
 
-        return self.write(moved(self.keys), moved(self.values), to)
+        return self._write(jax.tree.map(moved, (self.keys, self.values)), to)
 
     def indices(
         self, slots: Int[Array, " some"], end: Int[Array, " batch"]
@@ -127,7 +168,7 @@ class KVCache:
           config: the model's shape.
           batch: rows.
           capacity: tokens that a row has room for.
-          dtype: of keys and values.
+          dtype: of keys and values; `int8` keeps them as `Rounded`.
           headroom: most tokens ever written past the next query, including padding and tokens that
             are refused later. If given, layers with a window get rings; otherwise all are full.
           placement: how the model is sharded over a mesh; None on one device.
@@ -142,9 +183,15 @@ class KVCache:
                 slots = min(capacity, -(-(window + headroom) // RING_MULTIPLE) * RING_MULTIPLE)
             shape = (batch, config.num_kv_heads, slots, config.head_dim)
             axes = ("batch", "kv_heads", "length", None)
+
             # Zeros, since empty arrays may hold NaN.
-            keys, values = (pin(jnp.zeros(shape, dtype), *axes) for _ in range(2))
-            return LayerCache(keys, values, ring=slots < capacity)
+            def zeros() -> Kept:
+                found = pin(jnp.zeros(shape, dtype), *axes)
+                if jnp.dtype(dtype) != jnp.int8:
+                    return found
+                return Rounded(found, pin(jnp.zeros((*shape[:3], 1), jnp.float32), *axes))
+
+            return LayerCache(zeros(), zeros(), ring=slots < capacity)
 
         return cls(
             layers=tuple(layer(number) for number in range(config.num_layers)),
@@ -162,10 +209,10 @@ class KVCache:
 
 
 def _write_rows(
-    buffer: Float[Array, "batch kv_heads slots head_dim"],
-    new: Float[Array, "batch kv_heads tokens head_dim"],
+    buffer: Shaped[Array, "batch kv_heads slots size"],
+    new: Shaped[Array, "batch kv_heads tokens size"],
     start: Int[Array, " batch"],
-) -> Float[Array, "batch kv_heads slots head_dim"]:
+) -> Shaped[Array, "batch kv_heads slots size"]:
     def write_row(row, new_row, row_start):
         return jax.lax.dynamic_update_slice_in_dim(row, new_row, row_start, axis=1)
 
@@ -173,10 +220,10 @@ def _write_rows(
 
 
 def _write_ring(
-    buffer: Float[Array, "batch kv_heads slots head_dim"],
-    new: Float[Array, "batch kv_heads tokens head_dim"],
+    buffer: Shaped[Array, "batch kv_heads slots size"],
+    new: Shaped[Array, "batch kv_heads tokens size"],
     start: Int[Array, " batch"],
-) -> Float[Array, "batch kv_heads slots head_dim"]:
+) -> Shaped[Array, "batch kv_heads slots size"]:
     count, slots = new.shape[2], buffer.shape[2]
     if count > slots:
         raise ValueError(f"{count} tokens do not fit into a ring of {slots} slots")

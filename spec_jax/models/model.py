@@ -34,6 +34,7 @@ class Model:
       placement: how it is sharded over a mesh, or None on a single device; static under jit.
       attention: how attention is computed, a name of `attention.BACKENDS`; the fastest by default.
         Training asks for `dense`, since only that has a gradient.
+      rounds_cache: whether keys and values are kept in 8 bits.
     """
 
     graphdef: Any = static()
@@ -41,6 +42,7 @@ class Model:
     config: TransformerConfig = static()
     placement: Placement | None = static(default=None)
     attention: str | None = static(default=None)
+    rounds_cache: bool = static(default=False)
 
     @classmethod
     def abstract(
@@ -165,8 +167,7 @@ class Model:
             self.config,
             batch,
             capacity,
-            # XLA:CPU updates a bfloat16 array through a float32 copy of the whole array.
-            dtype=jnp.float32 if self.platform == "cpu" else self.dtype,
+            dtype=jnp.int8 if self.rounds_cache else self._wide_dtype,
             headroom=headroom,
             placement=self.placement,
         )
@@ -187,8 +188,7 @@ class Model:
                 source.values, source.lengths, backend=self._backend, placement=self.placement
             )
         found = module.remember(hidden, source.lengths, placement=self.placement)
-        dtype = jnp.float32 if self.platform == "cpu" else self.dtype  # as in `new_cache`
-        layers = jax.tree.map(lambda each: each.astype(dtype), found.layers)
+        layers = jax.tree.map(lambda each: each.astype(self._wide_dtype), found.layers)
         encoded = dataclasses.replace(found, layers=layers)
         return encoded, dataclasses.replace(source, hidden=hidden)
 
@@ -197,10 +197,15 @@ class Model:
         module = self._module
         return self._run(module, module.read(tokens), cache)[1]
 
+    @property
+    def _wide_dtype(self) -> DTypeLike:
+        """Of arrays that the loop updates."""
+        # XLA:CPU updates a bfloat16 array through a float32 copy of the whole array.
+        return jnp.float32 if self.platform == "cpu" else self.dtype
+
     def new_states(self, batch: int, capacity: int) -> Float[Array, "batch capacity embed"]:
         """A buffer for the hidden states of the last layer at each token."""
-        dtype = jnp.float32 if self.platform == "cpu" else self.dtype  # as in `new_cache`
-        states = jnp.zeros((batch, capacity, self.config.embed_size), dtype)
+        states = jnp.zeros((batch, capacity, self.config.embed_size), self._wide_dtype)
         return self.placement.pin(states, "batch", "length", "embed") if self.placement else states
 
     def score(
