@@ -83,8 +83,7 @@ class LayerCache:
     ) -> "LayerCache":
         """The cache with new tokens side by side from each row's own index on.
 
-        The caller leaves room in a full layer: `dynamic_update_slice` would clamp a start past the
-        edge and overwrite valid slots.
+        The caller leaves room in a full layer: tokens past its edge are lost.
         """
         new: tuple[Kept, Kept] = keys.swapaxes(1, 2), values.swapaxes(1, 2)
         if isinstance(self.keys, Rounded):
@@ -92,9 +91,14 @@ class LayerCache:
         return self._write(new, start)
 
     def _write(self, new: tuple[Kept, Kept], start: Int[Array, " batch"]) -> "LayerCache":
-        write = _write_ring if self.ring else _write_rows
+        count = new[0].shape[2]
+        slots = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        if self.ring:
+            if count > self.slots:
+                raise ValueError(f"{count} tokens do not fit into a ring of {self.slots} slots")
+            slots = slots % self.slots
         keys, values = jax.tree.map(
-            lambda buffer, each: write(buffer, each, start), (self.keys, self.values), new
+            lambda buffer, each: _write(buffer, each, slots), (self.keys, self.values), new
         )
         return dataclasses.replace(self, keys=keys, values=values)
 
@@ -208,28 +212,15 @@ class KVCache:
         return dataclasses.replace(self, lengths=lengths)
 
 
-def _write_rows(
+def _write(
     buffer: Shaped[Array, "batch kv_heads slots size"],
     new: Shaped[Array, "batch kv_heads tokens size"],
-    start: Int[Array, " batch"],
+    slots: Int[Array, "batch tokens"],
 ) -> Shaped[Array, "batch kv_heads slots size"]:
-    def write_row(row, new_row, row_start):
-        return jax.lax.dynamic_update_slice_in_dim(row, new_row, row_start, axis=1)
+    """The buffer with new tokens in their slots, in place."""
 
-    return jax.vmap(write_row)(buffer, new.astype(buffer.dtype), start)
+    # A dynamic_update_slice for each row would become a loop over the rows on TPU.
+    def write_row(row: Array, new: Array, at: Array) -> Array:
+        return row.at[:, at].set(new, unique_indices=True, mode="drop")
 
-
-def _write_ring(
-    buffer: Shaped[Array, "batch kv_heads slots size"],
-    new: Shaped[Array, "batch kv_heads tokens size"],
-    start: Int[Array, " batch"],
-) -> Shaped[Array, "batch kv_heads slots size"]:
-    count, slots = new.shape[2], buffer.shape[2]
-    if count > slots:
-        raise ValueError(f"{count} tokens do not fit into a ring of {slots} slots")
-    at = (start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]) % slots
-
-    def write_row(row, new_row, row_at):
-        return row.at[:, row_at].set(new_row, unique_indices=True, mode="promise_in_bounds")
-
-    return jax.vmap(write_row)(buffer, new.astype(buffer.dtype), at)
+    return jax.vmap(write_row)(buffer, new.astype(buffer.dtype), slots)

@@ -46,6 +46,19 @@ def test_a_target_call_reduces_twice_a_layer(file, tokens):
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
+def test_rows_are_written_at_once(tokens):
+    """Not one after the other, which took a loop of as many turns as rows in each layer."""
+    layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
+    config = shape(num_layers=2).config
+    placement = layout.place("target", config.axis_sizes, devices_for(layout))
+    model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
+    cache = abstract_cache(model, 64, 512, jnp.bfloat16)
+    call = model.jit(lambda model, tokens, cache: model.score(tokens, cache), donate_argnums=2)
+    text = call.lower(model, abstract_tokens(model, 64, tokens), cache).compile().as_text()
+    assert not re.findall(r" while\(", text)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_of_float32_weights_have_full_precision(tokens, dtype):
     layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
@@ -137,7 +150,7 @@ def test_quantized_weights_are_not_written_out(tokens):
         temporaries[quantization] = program.temporary_bytes
     for quantization, bits in (("int8", 8), ("int4", 5)):
         assert bytes_held[quantization] == pytest.approx(bytes_held["none"] * bits / 16, rel=0.01)
-        assert temporaries[quantization] < temporaries["none"] + 4 * 2**20
+        assert temporaries[quantization] < temporaries["none"] + 8 * 2**20
 
 
 def test_a_long_prompt_takes_few_temporaries(of_chinchillas_size):
