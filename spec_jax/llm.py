@@ -28,14 +28,16 @@ from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
 from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
+from spec_jax.engine.transcription import Transcriber
 from spec_jax.errors import ConfigError, GenerationError, RequestError
 from spec_jax.kernels import native
-from spec_jax.outputs import RequestOutput, StreamChunk
+from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
 from spec_jax.sharding import Layout
 from spec_jax.text.grammar import GrammarCompiler
 from spec_jax.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+Sound = str | os.PathLike[str] | np.ndarray
 Message = Mapping[str, str]
 
 
@@ -215,8 +217,14 @@ class LLM:
             process of this run was called with others.
           GenerationError: a later failure; its `outputs` are the results up to it.
         """
+        several = _as_list(prompts)
+        return self._generate(several, _match_params(sampling_params, len(several)))
+
+    def _generate(
+        self, prompts: Sequence[Prompt | Start], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
         with self._lock:
-            rows = self._rows(prompts, sampling_params, ROUNDS_PER_CALL)
+            rows = self._rows(prompts, params, ROUNDS_PER_CALL)
             outputs: list[RequestOutput | None] = [None] * len(rows)
             try:
                 for chunk in self._decode(rows, ROUNDS_PER_CALL):
@@ -242,8 +250,10 @@ class LLM:
         carries the output. Yielded chunks stay valid after a later error of the device, which is
         raised unchanged. Closing or dropping the iterator frees the memory of its requests.
         """
+        several = _as_list(prompts)
+        params = _match_params(sampling_params, len(several))
         with self._lock:
-            rows = self._rows(prompts, sampling_params, ROUNDS_PER_CHUNK)
+            rows = self._rows(several, params, ROUNDS_PER_CHUNK)
         return self._decode(rows, ROUNDS_PER_CHUNK)
 
     def chat(
@@ -264,18 +274,53 @@ class LLM:
         pairs = zip(outputs, texts, strict=True)
         return [dataclasses.replace(output, prompt=text) for output, text in pairs]
 
+    def transcribe(
+        self,
+        sounds: Sound | Sequence[Sound],
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool = False,
+        sampling_params: SamplingParams | None = None,
+    ) -> list[Transcription]:
+        """Writes down what is said in sounds, with a model of speech such as Whisper.
+
+        A sound is read in windows of 30 seconds; those of several sounds are decoded together.
+
+        Args:
+          sounds: one or several, each the path of a sound file, or samples of one channel at
+            16 kHz.
+          language: that is spoken, such as `de`; by default the model tells it from the begin.
+          task: `transcribe`, or `translate` into English.
+          timestamps: whether segments have begins and ends; otherwise each window is one.
+          sampling_params: greedy by default.
+
+        Returns:
+          One result per sound, in order.
+
+        Raises:
+          RequestError: a sound cannot be read.
+          ConfigError: the model reads no speech, or does not know the language or the task.
+        """
+        several = [sounds] if isinstance(sounds, str | os.PathLike | np.ndarray) else list(sounds)
+        speech, config = self._checkpoint.speech, self.engine.target.config
+        if speech is None:
+            raise ConfigError(f"{self.name} reads no speech; use a model such as Whisper.")
+        params = sampling_params or SamplingParams(max_tokens=config.max_position)
+        transcriber = Transcriber(config, speech, self.tokenizer, self._generate)
+        with self._lock:
+            return transcriber.run(several, language, task, timestamps, params)
+
     def _rows(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        prompts: Sequence[Prompt | Start],
+        params: Sequence[SamplingParams],
         rounds: int,
     ) -> list[Row]:
         """The requests, after a check that all processes will decode the same ones."""
-        several = _as_list(prompts)
-        params = _match_params(sampling_params, len(several))
         rows = [
             self._row(i, prompt, each)
-            for i, (prompt, each) in enumerate(zip(several, params, strict=True))
+            for i, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
         distributed.agree(
             {
@@ -302,11 +347,11 @@ class LLM:
                 chunks = scheduler.step()
             yield from chunks
 
-    def _row(self, index: int, prompt: Prompt, sampling: SamplingParams) -> Row:
+    def _row(self, index: int, prompt: Prompt | Start, sampling: SamplingParams) -> Row:
         text = prompt if isinstance(prompt, str) else None
         return Row(index, text, self.request(prompt, sampling, index), self.tokenizer.stream())
 
-    def request(self, prompt: Prompt, sampling: SamplingParams, index: int = 0) -> Request:
+    def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int = 0) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
 
         `index` names it in messages; errors are those of `generate`.
@@ -316,14 +361,16 @@ class LLM:
                 f"verification 'greedy' is exact at temperature 0 only, but prompt {index} asks "
                 f"for temperature {sampling.temperature}; use verification 'token'."
             )
-        given = self._token_ids(index, prompt)
-        start = Start.of(self.engine.target.config, given)
+        given = prompt if isinstance(prompt, Start) else self._token_ids(index, prompt)
+        start = given if isinstance(given, Start) else Start.of(self.engine.target.config, given)
         if len(given) >= self.max_model_len:
             raise RequestError(
                 f"prompt {index} has {len(given)} tokens, which leaves no room in a context of "
                 f"{self.max_model_len}; shorten it or raise max_model_len."
             )
         vocab = self.engine.target.config.vocab_size
+        if start.source is None and self.engine.target.config.encoder is not None:
+            raise RequestError(f"{self.name} reads speech, not text; use `transcribe`.")
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(sampling, name):
                 if token >= vocab:
@@ -344,9 +391,10 @@ class LLM:
             key=key,
             stop_token_ids=stop_token_ids,
             max_length=min(len(start) + sampling.max_tokens, self.max_model_len),
-            bad_words=self._bad_words(sampling),
+            bad_words=[*self._bad_words(sampling), *start.bad_words],
             grammar=self._grammars.compile(sampling, stop_token_ids),
             source=start.source,
+            timestamps=start.timestamps,
         )
 
     def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:

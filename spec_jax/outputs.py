@@ -120,6 +120,54 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """A piece of a transcription.
+
+    Attributes:
+      start: seconds from the sound's begin.
+      end: likewise.
+      text: what was said.
+      token_ids: its tokens, timestamps included.
+    """
+
+    start: float
+    end: float
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """The text of one sound.
+
+    Attributes:
+      text: all of it.
+      language: the code of the language that was spoken, such as `de`.
+      segments: its pieces; one for each window of 30 seconds if no timestamps were asked for.
+      seconds: how long the sound lasts.
+      windows: the completion of each window, with its metrics.
+    """
+
+    text: str
+    language: str
+    segments: tuple[Segment, ...]
+    seconds: float
+    windows: tuple[RequestOutput, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as one JSON-ready object, as `spec-jax transcribe --json` prints it."""
+        return {
+            "text": self.text,
+            "language": self.language,
+            "seconds": self.seconds,
+            "segments": [
+                {"start": each.start, "end": each.end, "text": each.text} for each in self.segments
+            ],
+            "windows": [each.as_dict() for each in self.windows],
+        }
+
+
+@dataclass(frozen=True)
 class StreamChunk:
     """A piece of one streamed request: the new text and tokens since the chunk before.
 

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax import distributed
-from spec_jax.checkpoints import draft_directory
+from spec_jax.checkpoints import ctranslate2_directory, draft_directory
 from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
+from spec_jax.checkpoints.ctranslate2_directory import Ctranslate2Directory
 from spec_jax.checkpoints.files import fingerprint, read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
@@ -28,10 +29,12 @@ from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.weights import build_model, pack_model
 from spec_jax.config import LLM_DTYPES
 from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.models import whisper
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_gguf, family_of_hf
 from spec_jax.sharding import Placement
+from spec_jax.text.speech import SpeechTokens
 from spec_jax.text.tokenizer import Tokenizer
 
 __all__ = ["Checkpoint", "load", "locate", "save"]
@@ -48,6 +51,7 @@ class Checkpoint:
       name: its name in messages.
       outputs: the target's ids that a draft trained for it can propose; None for all.
       quantization: how its matrices are kept: `none`, `int8`, `int4` or `gguf`.
+      speech: the special tokens of a model that reads speech; None for others.
     """
 
     model: Model
@@ -56,6 +60,7 @@ class Checkpoint:
     name: str
     outputs: np.ndarray | None = None
     quantization: str = "none"
+    speech: SpeechTokens | None = None
 
 
 _Place = Callable[[TransformerConfig], Placement | None]
@@ -74,8 +79,9 @@ def load(
     """Loads a model and its tokenizer.
 
     Args:
-      reference: a Hugging Face directory, one that `save` wrote, a .gguf file, a recipe (.toml),
-        or a hub id `org/name[@revision]`; the last two fetch what is not yet on this machine.
+      reference: a Hugging Face directory, one that `save` wrote, CTranslate2's of a Whisper model,
+        a .gguf file, a recipe (.toml), or a hub id `org/name[@revision]`; the last two fetch what
+        is not yet on this machine.
       dtype: `float32` or `bfloat16`, to which all weights that are not quantized are converted,
         or `auto` for the fastest that keeps what is stored.
       packing: how matrices are kept; by default as plain arrays.
@@ -112,8 +118,34 @@ def load(
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return Checkpoint(
-        model, tokenizer, tokenizer.eos_token_ids, name, quantization=packing.quantization
+        model,
+        tokenizer,
+        tokenizer.eos_token_ids,
+        name,
+        quantization=packing.quantization,
+        speech=_speech(name, path, model, tokenizer),
     )
+
+
+def _speech(name: str, path: Path, model: Model, tokenizer: Tokenizer) -> SpeechTokens | None:
+    """The special tokens of a model of speech, and what its files say that it must not say."""
+    encoder = model.config.encoder
+    if encoder is None or not encoder.mel_bins:
+        return None
+    never: list[list[int]] = []
+    for file, keys in _SUPPRESSED.items():
+        said = read_json(path / file) if (path / file).is_file() else {}
+        if keys[0] in said:
+            never = [list(said.get(key) or []) for key in keys]
+            break
+    return SpeechTokens.of(tokenizer, name, model.config.vocab_size, *(never or [[], []]))
+
+
+_SUPPRESSED = {
+    "generation_config.json": ("suppress_tokens", "begin_suppress_tokens"),
+    "config.json": ("suppress_ids", "suppress_ids_begin"),
+}
+"""Where files say which tokens are suppressed, always and at first: transformers, CTranslate2."""
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
@@ -164,6 +196,8 @@ def _load_draft(
 def _load_directory(path: Path, dtype: str, packing: Packing, place: _Place) -> _Read:
     if (path / MANIFEST).is_file():
         return load_directory(path, dtype, packing, place)
+    if (path / ctranslate2_directory.MODEL).is_file():
+        return _load_ctranslate2(path, dtype, packing, place)
     config = read_json(path / "config.json")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
@@ -185,6 +219,23 @@ def _load_directory(path: Path, dtype: str, packing: Packing, place: _Place) -> 
         placement=place(shape),
     )
     return model, tokenizer_from_directory(path), packing
+
+
+def _load_ctranslate2(path: Path, dtype: str, packing: Packing, place: _Place) -> _Read:
+    tensors = Ctranslate2Directory(path)
+    tokenizer = ctranslate2_directory.read_tokenizer(path)
+    shape = whisper.config_from_hf(tensors.config)
+    dtype, packing = packing.settled(dtype, tensors.stored)
+    model = build_model(
+        shape,
+        whisper.FAMILY.hf_weights_of(shape, tensors),
+        tensors,
+        buffers=(),
+        dtype=dtype,
+        packing=packing,
+        placement=place(shape),
+    )
+    return model, tokenizer, packing
 
 
 def _load_gguf(path: Path, dtype: str, packing: Packing, place: _Place) -> _Read:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_jax.checkpoints.ctranslate2_directory import MODEL, Ctranslate2Directory
 from spec_jax.checkpoints.files import read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.orbax_directory import MANIFEST, read_manifest
@@ -13,6 +14,7 @@ from spec_jax.checkpoints.reference import locate
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.registry import family_of_gguf, family_of_hf
+from spec_jax.models.whisper import config_from_hf
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def read_shape(
 def _of_directory(path: Path) -> TransformerConfig:
     if (path / MANIFEST).is_file():
         return read_manifest(path)[0]
+    if (path / MODEL).is_file():
+        return config_from_hf(Ctranslate2Directory(path).config)
     config = read_json(path / "config.json")
     return family_of_hf(config.get("model_type")).config_from_hf(config)
 

@@ -194,5 +194,6 @@ class Admission:
                 [request.stop_token_ids for request in padded],
                 [request.bad_words for request in padded],
                 self._room,
+                [request.timestamps for request in padded],
             )
         )

@@ -123,7 +123,11 @@ class Engine:
         room = Room.of(
             [request.stop_token_ids for request in requests],
             words,
-            SamplingFeatures.of([request.sampling for request in requests], words),
+            SamplingFeatures.of(
+                [request.sampling for request in requests],
+                words,
+                [request.timestamps for request in requests],
+            ),
         )
         admission = Admission(self._reader, bucket, together, self._shards, room)
         rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy)

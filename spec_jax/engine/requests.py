@@ -29,6 +29,7 @@ class Request:
       grammar: the grammar of the output; it advances with the row, so requests never share it.
       source: what the target's encoder reads: int32 [tokens], or float32 [frames, bins] of a
         spectrum, always as many frames as the encoder takes; None without an encoder.
+      timestamps: the first timestamp token, if the output obeys Whisper's rules of timestamps.
     """
 
     prompt_token_ids: Sequence[int]
@@ -39,6 +40,7 @@ class Request:
     bad_words: Sequence[Sequence[int]] = ()
     grammar: Grammar | None = None
     source: np.ndarray | None = None
+    timestamps: int = -1
 
     @property
     def prompt_tokens(self) -> int:
@@ -75,15 +77,17 @@ def power_of_two(least: int, low: int = 1) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a request starts from; both as in `Request`."""
+    """What a request starts from; all as in `Request`."""
 
     prompt_token_ids: list[int]
     source: np.ndarray | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    timestamps: int = -1
 
     @classmethod
     def of(cls, config: TransformerConfig, token_ids: Sequence[int]) -> "Start":
         """From a prompt; an encoder reads it while the decoder starts from tokens of its own."""
-        if config.encoder is None:
+        if config.encoder is None or config.encoder.mel_bins:
             return cls(list(token_ids))
         return cls(list(config.decoder_start), np.array(token_ids, np.int32))
 

@@ -25,24 +25,31 @@ class SamplingFeatures:
       top_k: some random row keeps only the likeliest tokens.
       top_p: some random row has a top_p or min_p.
       history: some row penalises or forbids tokens by those that stand before them.
+      timestamps: some row obeys Whisper's rules of timestamps.
     """
 
     random: bool = False
     top_k: bool = False
     top_p: bool = False
     history: bool = False
+    timestamps: bool = False
 
     @classmethod
     def of(
-        cls, rows: Sequence[SamplingParams], bad_words: Sequence[Sequence[Sequence[int]]] = ()
+        cls,
+        rows: Sequence[SamplingParams],
+        bad_words: Sequence[Sequence[Sequence[int]]] = (),
+        timestamps: Sequence[int] = (),
     ) -> "SamplingFeatures":
-        """What these rows need, all together."""
+        """What these rows need, all together; arguments as for `BatchSampling.stack`."""
+        timed = any(first >= 0 for first in timestamps)
         random = [row for row in rows if _temperature(row) > 0]
         return cls(
             random=bool(random),
             top_k=any(row.top_k > 0 for row in random),
             top_p=any(row.top_p < 1 or row.min_p > 0 for row in random),
-            history=any(map(_needs_history, rows)) or any(map(len, bad_words)),
+            history=timed or any(map(_needs_history, rows)) or any(map(len, bad_words)),
+            timestamps=timed,
         )
 
     def __or__(self, other: "SamplingFeatures") -> "SamplingFeatures":
@@ -90,6 +97,8 @@ class BatchSampling:
       stop_token_ids: tokens that end the row, which `min_tokens` forbids; padded with -1.
       bad_words: the token sequences that must not stand in the row, each at the end of its
         entry; padded with -1.
+      timestamps: each row's first timestamp token, from which on its output obeys Whisper's rules;
+        -1 if there are none.
     """
 
     temperature: Float[Array, " batch"]
@@ -103,6 +112,7 @@ class BatchSampling:
     min_tokens: Int[Array, " batch"]
     stop_token_ids: Int[Array, "batch stops"]
     bad_words: Int[Array, "batch words longest"]
+    timestamps: Int[Array, " batch"]
     features: SamplingFeatures = static()
 
     @classmethod
@@ -113,6 +123,7 @@ class BatchSampling:
         stop_token_ids: Sequence[Sequence[int]] = (),
         bad_words: Sequence[Sequence[Sequence[int]]] = (),
         room: Room | None = None,
+        timestamps: Sequence[int] = (),
     ) -> "BatchSampling":
         """One array entry per request.
 
@@ -125,6 +136,7 @@ class BatchSampling:
           room: sizes of the arrays of both, at least those that these requests need, which are
             the default, and features of further rows. Rows that are to join one batch must have
             the same.
+          timestamps: the first timestamp token of each request, or -1; may be shorter, too.
         """
         room = room or Room.of(stop_token_ids, bad_words)
 
@@ -155,7 +167,10 @@ class BatchSampling:
             min_tokens=column("min_tokens", np.int32),
             stop_token_ids=jnp.asarray(stops),
             bad_words=jnp.asarray(banned),
-            features=room.features | SamplingFeatures.of(rows, bad_words),
+            timestamps=jnp.asarray(
+                np.array([*timestamps, *[-1] * (len(rows) - len(timestamps))], np.int32)
+            ),
+            features=room.features | SamplingFeatures.of(rows, bad_words, timestamps),
         )
 
     def repeat(self, times: int) -> "BatchSampling":

@@ -18,6 +18,9 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.pytree import pytree
 
+MOST_INITIAL_TIMESTAMP = 50
+"""Steps of 0.02 seconds: the latest begin of a text."""
+
 
 @pytree
 class History:
@@ -104,6 +107,9 @@ def process(
         ids = jnp.arange(logits.shape[2], dtype=jnp.int32)
         is_banned = (banned[:, :, :, None] == ids[None, None, None]).any(2)
         logits = jnp.where(is_banned, logits - jnp.inf, logits)
+        if sampling.features.timestamps:
+            forbidden = _mistimed(logits, sampling, history, following, before)
+            logits = jnp.where(forbidden, logits - jnp.inf, logits)
     if allowed is None:
         return logits
     return jnp.where(_unpack(allowed, logits.shape[2]), logits, logits - jnp.inf)
@@ -150,6 +156,44 @@ def _banned(
     begin, last = sampling.bad_words[:, None, :, :-1], sampling.bad_words[:, None, :, -1]
     begun = ((begin < 0) | (begin == recent[:, :, None])).all(-1)
     return jnp.concatenate([stops, jnp.where(begun, last, -1)], axis=-1)
+
+
+def _mistimed(
+    logits: Float[Array, "batch positions vocab"],
+    sampling: BatchSampling,
+    history: History,
+    following: Int[Array, "batch drafted"],
+    before: Bool[Array, "positions drafted"],
+) -> Bool[Array, "batch positions vocab"]:
+    """The tokens that Whisper's rules of timestamps forbid (OpenAI's `ApplyTimestampRules`).
+
+    A text begins with a timestamp of at most one second. Timestamps come in pairs, but for the last
+    one before the end, and never go back. If all timestamps together are likelier than the
+    likeliest other token, one of them is due.
+    """
+    ids = jnp.arange(logits.shape[2], dtype=jnp.int32)[None, None]
+    first = sampling.timestamps[:, None]
+    recent = _recent(history.recent, following, before)
+    count = history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]
+    timed = (count >= 1) & (recent[:, :, -1] >= first)
+    paired = timed & ((count < 2) | (recent[:, :, -2] >= first))
+    drafted = (following[:, None, :, None] == ids[:, :, None]) & before[None, :, :, None]
+    said = (history.generated[:, None] > 0) | drafted.any(2)
+    is_time = ids >= first[:, :, None]
+    latest = jnp.where(said & is_time, ids, -1).max(-1)
+    # A pair may be of one moment; a new one, or a single timestamp, is later than all before.
+    least = jnp.where(timed & ~paired, latest, latest + 1)
+    is_stop = (sampling.stop_token_ids[:, None, :, None] == ids[:, :, None]).any(2)
+    forbidden = paired[..., None] & is_time
+    forbidden = forbidden | ((timed & ~paired)[..., None] & ~is_time & ~is_stop)
+    forbidden = forbidden | (is_time & (ids < least[..., None]))
+    initial = ~is_time | (ids > first[:, :, None] + MOST_INITIAL_TIMESTAMP)
+    forbidden = forbidden | ((count == 0)[..., None] & initial)
+    masked = jnp.where(forbidden, -jnp.inf, logits)
+    times, others = (jnp.where(each, masked, -jnp.inf) for each in (is_time, ~is_time))
+    due = jax.nn.logsumexp(times, axis=-1) > others.max(-1)
+    forbidden = forbidden | (due[..., None] & ~is_time)
+    return forbidden & (sampling.timestamps >= 0)[:, None, None]
 
 
 def _recent(

@@ -1,0 +1,1 @@
+"""Sound: files, and the spectra that models of speech read."""

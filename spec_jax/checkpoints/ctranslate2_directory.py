@@ -1,0 +1,267 @@
+"""Whisper models as CTranslate2 keeps them: `model.bin`, `config.json` and `tokenizer.json`.
+
+The file's variables are shown under the names and in the shapes of Hugging Face's checkpoints, so
+that one table of weights serves both. The layout of model.bin is that of CTranslate2's
+`python/ctranslate2/specs/model_spec.py`: version, name, revision, count, then for each variable its
+name, rank, dimensions, type and bytes, and last the aliases.
+"""
+
+import dataclasses
+import mmap
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tokenizers
+
+from spec_jax.checkpoints.files import damaged
+from spec_jax.errors import CheckpointError
+from spec_jax.kernels import Quantized
+from spec_jax.models.family import Slices, Stored
+from spec_jax.text.tokenizer import Tokenizer
+
+MODEL = "model.bin"
+_VERSION, _SPEC = 6, "WhisperSpec"
+_DTYPES = [np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16]
+_STORED: dict[Any, Stored] = {np.float16: "float16", ml_dtypes.bfloat16: "bfloat16"}
+_MOST_NAME, _MOST_RANK = 512, 4
+
+_LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/(self_attention|attention|ffn)/(\w+)/(\w+)")
+_NORMS = {
+    "self_attention": "self_attn_layer_norm",
+    "attention": "encoder_attn_layer_norm",
+    "ffn": "final_layer_norm",
+}
+_LINEARS = {
+    ("self_attention", "linear_0"): ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attention", "linear_1"): ("self_attn.out_proj",),
+    ("attention", "linear_0"): ("encoder_attn.q_proj",),
+    ("attention", "linear_1"): ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    ("attention", "linear_2"): ("encoder_attn.out_proj",),
+    ("ffn", "linear_0"): ("fc1",),
+    ("ffn", "linear_1"): ("fc2",),
+}
+_OTHERS = {
+    "embeddings/weight": "embed_tokens.weight",
+    "position_encodings/encodings": "embed_positions.weight",
+}
+_LEAVES = {"gamma": "weight", "beta": "bias"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Variable:
+    """Where the file keeps a variable."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+    """A tensor under Hugging Face's name: rows of a variable."""
+
+    variable: str
+    rows: slice
+    shape: tuple[int, ...]
+
+
+class Ctranslate2Directory:
+    """The tensors of a Whisper model in CTranslate2's format.
+
+    Attributes:
+      path: the directory.
+      shapes: shape of every tensor by Hugging Face's name; matrices are [out, in].
+
+    Raises:
+      CheckpointError: model.bin is truncated or damaged, or holds another kind of model.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self._file = path, path / MODEL
+        try:
+            with self._file.open("rb") as file, _mapped(file) as data:
+                self._variables, settings = _read_header(data)
+        except (ValueError, struct.error, UnicodeDecodeError) as error:
+            raise damaged(
+                self._file, f"it does not read as a CTranslate2 model ({error})"
+            ) from None
+        self._tensors: dict[str, _Tensor] = {}
+        for name, variable in self._variables.items():
+            self._add(name, variable.shape)
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self._settings = settings
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The shape, in the words of a Hugging Face config.json."""
+        try:
+            embeddings = self.shapes["model.decoder.embed_tokens.weight"]
+            config: dict[str, Any] = {
+                "vocab_size": embeddings[0],
+                "d_model": embeddings[1],
+                "num_mel_bins": self.shapes["model.encoder.conv1.weight"][1],
+                "decoder_start_token_id": _start_token(self.path),
+            }
+            for stack, positions in (("encoder", "source"), ("decoder", "target")):
+                own = f"model.{stack}"
+                layers = {name.split(".")[3] for name in self.shapes if f"{own}.layers." in name}
+                config |= {
+                    f"{stack}_layers": len(layers),
+                    f"{stack}_attention_heads": self._settings[f"{stack}/num_heads"],
+                    f"{stack}_ffn_dim": self.shapes[f"{own}.layers.0.fc1.weight"][0],
+                    f"max_{positions}_positions": self.shapes[f"{own}.embed_positions.weight"][0],
+                }
+        except KeyError as error:
+            raise damaged(self._file, f"it has no {error}") from None
+        return config
+
+    @property
+    def stored(self) -> Stored:
+        """How the largest tensor is stored."""
+        largest = max(self._variables.values(), key=lambda each: np.prod(each.shape))
+        return "quantized" if largest.dtype == np.int8 else _STORED.get(largest.dtype, "float32")
+
+    def read(self, name: str, part: Slices = ()) -> np.ndarray:
+        """A tensor, or a part of it; 8-bit weights become float32."""
+        tensor = self._tensors[name]
+        found = self._whole(tensor.variable)[tensor.rows]
+        if found.dtype == np.int8:
+            scales = self._whole(tensor.variable + "_scale")
+            found = found.astype(np.float32) / np.broadcast_to(scales, found.shape[:1])[:, None]
+        return found[part]
+
+    def read_quantized(self, name: str) -> Quantized | None:
+        """None: nothing is kept as it is quantized in the file."""
+        return None
+
+    def _whole(self, name: str) -> np.ndarray:
+        variable = self._variables[name]
+        return np.memmap(self._file, variable.dtype, "r", variable.offset, variable.shape)
+
+    def _add(self, name: str, shape: tuple[int, ...]) -> None:
+        """Adds what one variable holds."""
+        if name.endswith("_scale"):
+            return
+        for theirs, rows in _parts(name, shape):
+            part = (rows.stop - rows.start, *shape[1:])
+            if theirs.endswith("k_proj.bias"):
+                # Whisper's keys have no bias; fused ones are zeros.
+                if np.any(np.asarray(self._whole(name)[rows], np.float32)):
+                    raise CheckpointError(
+                        f"{self._file}: {name} has a bias of keys, which is not 0."
+                    )
+                continue
+            self._tensors[theirs] = _Tensor(name, rows, part)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a directory.
+
+    Raises:
+      CheckpointError: there is no tokenizer.json, or it is damaged.
+    """
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{file} is missing; copy it from the Hugging Face repository of the same model."
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no type of its own
+        raise damaged(file, f"it is no tokenizer ({error})") from None
+    end = backend.token_to_id("<|endoftext|>")
+    return Tokenizer(backend, eos_token_ids=() if end is None else (end,))
+
+
+def _start_token(path: Path) -> int:
+    start = read_tokenizer(path).added_tokens
+    return next((i for i, token in start.items() if token == "<|startoftranscript|>"), 1)
+
+
+def _mapped(file: Any) -> mmap.mmap:
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, slice]]:
+    """Hugging Face's names of a variable's parts, and their rows."""
+    whole = slice(0, shape[0] if shape else 1)
+    if layer := _LAYER.fullmatch(name):
+        stack, number, module, kind, leaf = layer.groups()
+        prefix, leaf = f"model.{stack}.layers.{number}", _LEAVES.get(leaf, leaf)
+        if kind == "layer_norm":
+            return [(f"{prefix}.{_NORMS[module]}.{leaf}", whole)]
+        names = _LINEARS.get((module, kind))
+        if names is None or whole.stop % len(names):
+            raise CheckpointError(f"a CTranslate2 Whisper model has no variable {name!r} {shape}.")
+        size = whole.stop // len(names)
+        return [
+            (f"{prefix}.{each}.{leaf}", slice(i * size, (i + 1) * size))
+            for i, each in enumerate(names)
+        ]
+    stack, _, rest = name.partition("/")
+    if rest in _OTHERS:
+        return [(f"model.{stack}.{_OTHERS[rest]}", whole)]
+    *modules, leaf = rest.split("/")
+    return [(".".join(["model", stack, *modules, _LEAVES.get(leaf, leaf)]), whole)]
+
+
+def _read_header(data: mmap.mmap) -> tuple[dict[str, _Variable], dict[str, int]]:
+    """The variables of a file, and its small settings; all sizes are checked against the file."""
+    at = 0
+
+    def take(kind: str) -> int:
+        nonlocal at
+        (value,) = struct.unpack_from(f"<{kind}", data, at)
+        at += struct.calcsize(f"<{kind}")
+        return value
+
+    def text() -> str:
+        nonlocal at
+        size = take("H")
+        if not 0 < size <= _MOST_NAME or at + size > len(data):
+            raise ValueError(f"a name of {size} bytes")
+        found = data[at : at + size].rstrip(b"\0").decode()
+        at += size
+        return found
+
+    version = take("I")
+    if version != _VERSION:
+        raise ValueError(f"version {version}; this reads version {_VERSION}")
+    spec = text()
+    if spec != _SPEC:
+        raise ValueError(f"it is a {spec}; this reads {_SPEC}")
+    take("I")  # the specification's revision
+    count = take("I")
+    variables: dict[str, _Variable] = {}
+    settings: dict[str, int] = {}
+    for _ in range(count):  # each takes bytes, so that a wrong count ends with the file
+        name, rank = text(), take("B")
+        if rank > _MOST_RANK:
+            raise ValueError(f"{name!r} has {rank} dimensions")
+        shape = tuple(take("I") for _ in range(rank))
+        kind, size = take("B"), take("I")
+        if kind >= len(_DTYPES):
+            raise ValueError(f"{name!r} is of the unknown type {kind}")
+        dtype, number = _DTYPES[kind], 1
+        for each in shape:
+            number *= each
+        if number * np.dtype(dtype).itemsize != size or at + size > len(data):
+            raise ValueError(f"{name!r} of shape {shape} takes {size} bytes at {at}")
+        if name in variables or name in settings:
+            raise ValueError(f"{name!r} is there twice")
+        if shape or name.endswith("_scale"):
+            variables[name] = _Variable(shape, dtype, at)
+        else:
+            settings[name] = int(np.frombuffer(data[at : at + size], dtype)[0])
+        at += size
+    for _ in range(take("I")):  # other names of variables, such as the tied head's
+        text()
+        text()
+    if at != len(data):
+        raise ValueError(f"{len(data) - at} bytes follow its end")
+    variables.pop("decoder/alignment_heads", None)  # for timestamps of words
+    return variables, settings

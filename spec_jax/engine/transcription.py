@@ -1,0 +1,183 @@
+"""Speech to text: windows of 30 seconds, one after the other in each sound, sounds side by side.
+
+The order of windows is that of OpenAI's `transcribe` with temperature 0 alone, without text of the
+window before and without its checks for silence: with timestamps, a window starts where the last
+one's last whole segment ended.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from spec_jax.audio.features import FRAMES_PER_SECOND, HOP, log_mel
+from spec_jax.audio.wave import RATE, check_samples, read_sound
+from spec_jax.config import SamplingParams
+from spec_jax.engine.requests import Start
+from spec_jax.errors import ConfigError, did_you_mean
+from spec_jax.models.config import TransformerConfig
+from spec_jax.outputs import RequestOutput, Segment, Transcription
+from spec_jax.text.speech import SECONDS_PER_TIMESTAMP, TASKS, SpeechTokens
+from spec_jax.text.tokenizer import Tokenizer
+
+FRAMES_PER_TIMESTAMP = 2
+
+Generate = Callable[[Sequence[Start], Sequence[SamplingParams]], list[RequestOutput]]
+"""Completes the texts of windows."""
+
+
+class Sound:
+    """A sound that is being transcribed.
+
+    Args:
+      samples: at 16 kHz.
+      encoder: the shape of the encoder that reads it.
+      tokens: the special tokens.
+      timestamps: whether the text has them.
+    """
+
+    def __init__(
+        self,
+        samples: Float[np.ndarray, " samples"],
+        encoder: TransformerConfig,
+        tokens: SpeechTokens,
+        timestamps: bool,
+    ):
+        self._size = 2 * encoder.max_position
+        # Silence follows, as it did in training.
+        padded = np.pad(samples, (0, self._size * HOP))
+        self._features = log_mel(padded, encoder.mel_bins)
+        self._frames = max(1, len(samples) // HOP)
+        self._tokens, self._timestamps = tokens, timestamps
+        self._at = 0
+        self.segments: list[Segment] = []
+        self.outputs: list[RequestOutput] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it has been read."""
+        return self._at >= self._frames
+
+    @property
+    def window(self) -> Float[np.ndarray, "frames bins"]:
+        """The frames to read next; zeros follow the sound's end."""
+        found = self._features[self._at : min(self._at + self._size, self._frames)]
+        return np.pad(found, ((0, self._size - len(found)), (0, 0)))
+
+    def take(self, output: RequestOutput, tokenizer: Tokenizer) -> None:
+        """Adds the text of the window."""
+        self.outputs.append(output)
+        size = min(self._size, self._frames - self._at)
+        ids = [token for token in output.token_ids if token != self._tokens.end]
+        if not self._timestamps:
+            self._add(tokenizer, 0.0, size / FRAMES_PER_SECOND, ids)
+            self._at += size
+            return
+        first = self._tokens.first_timestamp
+        timed = [token >= first for token in ids]
+        ends = [i for i in range(1, len(ids)) if timed[i - 1] and timed[i]]
+        alone = timed[-2:] == [False, True]
+        if not ends:
+            last = (ids[-1] - first) * SECONDS_PER_TIMESTAMP if timed[-1:] == [True] else 0.0
+            begin = (ids[0] - first) * SECONDS_PER_TIMESTAMP if timed[:1] == [True] else 0.0
+            self._add(tokenizer, begin, last or size / FRAMES_PER_SECOND, ids)
+            self._at += size
+            return
+        begin = 0
+        for end in [*ends, len(ids)] if alone else ends:
+            start, stop = (at - first for at in (ids[begin], ids[end - 1]))
+            times = start * SECONDS_PER_TIMESTAMP, stop * SECONDS_PER_TIMESTAMP
+            self._add(tokenizer, *times, ids[begin:end])
+            begin = end
+        if alone:
+            self._at += size
+        else:
+            self._at += max(1, (ids[begin - 1] - first) * FRAMES_PER_TIMESTAMP)
+
+    def _add(self, tokenizer: Tokenizer, begin: float, end: float, ids: list[int]) -> None:
+        said = tokenizer.decode([token for token in ids if token < self._tokens.end])
+        if said.strip():
+            at = self._at / FRAMES_PER_SECOND
+            self.segments.append(Segment(at + begin, at + end, said, tuple(ids)))
+
+
+class Transcriber:
+    """Transcribes sounds with a model of speech.
+
+    Args:
+      config: the model's shape.
+      speech: its special tokens.
+      tokenizer: its tokenizer.
+      generate: completes windows.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        speech: SpeechTokens,
+        tokenizer: Tokenizer,
+        generate: Generate,
+    ):
+        assert config.encoder is not None
+        self._encoder, self._speech, self._tokenizer = config.encoder, speech, tokenizer
+        self._generate = generate
+        self._never = dict.fromkeys(speech.suppressed, float("-inf"))
+
+    def run(
+        self,
+        sounds: Sequence[str | os.PathLike[str] | np.ndarray],
+        language: str | None,
+        task: str,
+        timestamps: bool,
+        params: SamplingParams,
+    ) -> list[Transcription]:
+        """The sounds' texts; arguments and errors as of `LLM.transcribe`."""
+        if task not in TASKS:
+            raise ConfigError(f"task is {task!r}.{did_you_mean(task, TASKS)}")
+        self._speech.check(language, task)
+        params = dataclasses.replace(params, logit_bias={**params.logit_bias, **self._never})
+        samples = [
+            check_samples(each, f"sound {i}") if isinstance(each, np.ndarray) else read_sound(each)
+            for i, each in enumerate(sounds)
+        ]
+        texts = [Sound(each, self._encoder, self._speech, timestamps) for each in samples]
+        languages = [language or "en"] * len(texts)
+        if language is None and self._speech.languages:
+            languages = self._languages(texts)
+        while waiting := [i for i, text in enumerate(texts) if not text.over]:
+            starts = [self._start(texts[i], languages[i], task, timestamps) for i in waiting]
+            for i, output in zip(
+                waiting, self._generate(starts, [params] * len(starts)), strict=True
+            ):
+                texts[i].take(output, self._tokenizer)
+        return [
+            Transcription(
+                text="".join(segment.text for segment in text.segments).strip(),
+                language=code,
+                segments=tuple(text.segments),
+                seconds=len(each) / RATE,
+                windows=tuple(text.outputs),
+            )
+            for text, each, code in zip(texts, samples, languages, strict=True)
+        ]
+
+    def _languages(self, texts: Sequence[Sound]) -> list[str]:
+        """The likeliest language of each sound's first window."""
+        ids = self._speech.languages.values()
+        params = SamplingParams(max_tokens=1, logit_bias=dict.fromkeys(ids, _ALONE))
+        starts = [Start([self._speech.start], each.window) for each in texts]
+        outputs = self._generate(starts, [params] * len(starts))
+        codes = {i: code for code, i in self._speech.languages.items()}
+        return [codes[output.token_ids[0]] for output in outputs]
+
+    def _start(self, text: Sound, language: str, task: str, timestamps: bool) -> Start:
+        ids = self._speech.prompt(language, task, timestamps)
+        first = self._speech.first_timestamp if timestamps else -1
+        blank = tuple((ids[-1], token) for token in self._speech.suppressed_first)
+        return Start(ids, text.window, bad_words=() if timestamps else blank, timestamps=first)
+
+
+_ALONE = 1e4
+"""A bias that puts tokens above all others."""
