@@ -128,10 +128,12 @@ class Ctranslate2Directory:
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it; 8-bit weights become float32."""
         tensor = self._tensors[name]
-        found = self._whole(tensor.variable)[tensor.rows]
+        whole = self._whole(tensor.variable)
+        found = whole[tensor.rows]
         if found.dtype == np.int8:
-            scales = self._whole(tensor.variable + "_scale")
-            found = found.astype(np.float32) / np.broadcast_to(scales, found.shape[:1])[:, None]
+            scales = np.broadcast_to(self._whole(f"{tensor.variable}_scale"), whole.shape[:1])
+            scales = scales[tensor.rows].reshape(-1, *[1] * (found.ndim - 1))
+            found = found.astype(np.float32) / scales
         return found[part]
 
     def read_quantized(self, name: str) -> Quantized | None:

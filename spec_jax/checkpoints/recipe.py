@@ -51,13 +51,17 @@ class Published(Table):
 
 
 class _Source(Table):
-    """Where weights are; for wheels, one entry of each kind for each part of the file."""
+    """Where weights are; for wheels, one entry of each kind for each part of the file.
+
+    With `beside`, the model is a directory: further files of the first wheel stand beside the file.
+    """
 
     path: Text | None = None
     hub: Text | None = None
     pypi: Annotated[tuple[_Requirement, ...], _SEVERAL] | None = None
     sha256: Annotated[tuple[_Checksum, ...], _SEVERAL] = ()
     file: Annotated[tuple[Text, ...], _SEVERAL] = ()
+    beside: Annotated[tuple[Text, ...], _SEVERAL] = ()
 
 
 # Scaling extends contexts, which random weights do not need.
@@ -81,7 +85,7 @@ class _File(Table):
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel that carries a .gguf file, or a part of one.
+    """A wheel that carries a model's file, or a part of one.
 
     Attributes:
       pypi: a requirement `name==version`.
@@ -105,7 +109,8 @@ class Recipe:
       license: the weights' SPDX license expression; empty where there are none.
       path: a directory or .gguf file, relative to the recipe.
       hub: a hub id `org/name[@revision]`.
-      wheels: the wheels of a .gguf file, its parts in order.
+      wheels: the wheels of a .gguf file or a model.bin, its parts in order.
+      beside: further files of the first wheel, if the model is a directory.
       shape: the model's shape; the weights are random.
       published: published measurements of this shape.
     """
@@ -115,6 +120,7 @@ class Recipe:
     path: str = ""
     hub: str = ""
     wheels: tuple[Wheel, ...] = ()
+    beside: tuple[str, ...] = ()
     shape: TransformerConfig | None = None
     published: Published | None = None
 
@@ -144,8 +150,8 @@ def _of_source(found: _File) -> dict[str, Any]:
     if found.license is None:
         raise CheckpointError("license is missing; give the weights' SPDX license expression.")
     if source.pypi is None:
-        if source.sha256 or source.file:
-            raise CheckpointError("sha256 and file belong to a pypi source only.")
+        if source.sha256 or source.file or source.beside:
+            raise CheckpointError("sha256, file and beside belong to a pypi source only.")
         return {"license": found.license, given[0]: getattr(source, given[0])}
     columns = [source.pypi, source.sha256, source.file]
     counts = [len(each) for each in columns]
@@ -155,7 +161,7 @@ def _of_source(found: _File) -> dict[str, Any]:
             "them one text, or a list with one text for every part of the file."
         )
     wheels = tuple(Wheel(*row) for row in zip(*columns, strict=True))
-    return {"license": found.license, "wheels": wheels}
+    return {"license": found.license, "wheels": wheels, "beside": source.beside}
 
 
 def _of_shape(found: _File) -> dict[str, Any]:

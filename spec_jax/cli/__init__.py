@@ -13,6 +13,7 @@ from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
 from spec_jax.cli.train_arguments import parse_train
+from spec_jax.cli.transcribe_arguments import parse_transcribe
 from spec_jax.errors import (
     ConfigError,
     DisagreementError,
@@ -139,6 +140,11 @@ def _run(arguments: list[str]) -> int:
         from spec_jax.cli import train_draft
 
         return train_draft.run(train_options)
+    if command == "transcribe":
+        transcribe_options = parse_transcribe(rest)
+        from spec_jax.cli import transcribe
+
+        return transcribe.run(transcribe_options)
     if command == "convert":
         convert_options = parse_convert(rest)
         from spec_jax.cli import convert

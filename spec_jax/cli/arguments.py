@@ -26,7 +26,7 @@ from spec_jax.errors import ConfigError, did_you_mean
 LLM_OPTIONS = ("layout", "dtype", "quantization", "kv_cache_dtype", "max_model_len")
 """Arguments of `LLM` that are flags of every command that makes one."""
 
-COMMANDS = ("generate", "chat", "audit", "train-draft", "convert", "plan", "env")
+COMMANDS = ("generate", "chat", "transcribe", "audit", "train-draft", "convert", "plan", "env")
 
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
@@ -35,6 +35,7 @@ Decode language models faster without changing what they generate.
 
   spec-jax generate      complete prompts
   spec-jax chat          hold a conversation
+  spec-jax transcribe    write down what is said in sound files
   spec-jax audit         test on your own models that nothing is lost
   spec-jax train-draft   train a draft for your target
   spec-jax convert       write a model so that every process of a pod reads its own part

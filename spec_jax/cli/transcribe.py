@@ -1,0 +1,56 @@
+"""`spec-jax transcribe`: writes down what is said in sound files."""
+
+import dataclasses
+import time
+
+from spec_jax.cli.loading import load
+from spec_jax.cli.screen import Screen
+from spec_jax.cli.statistics import Run, table
+from spec_jax.cli.transcribe_arguments import TranscribeOptions
+
+
+def run(options: TranscribeOptions) -> int:
+    """Transcribes sounds and prints their texts; returns the exit code."""
+    with Screen(json_lines=options.json) as screen:
+        llm = load(options, screen)
+        screen.progress("listening")
+        longest = llm.max_model_len
+        begin, compiled = time.perf_counter(), llm.engine.compile_seconds
+        found = llm.transcribe(
+            list(options.sounds),
+            language=options.language,
+            task=options.task,
+            timestamps=options.timestamps,
+            sampling_params=dataclasses.replace(options.sampling, max_tokens=longest),
+        )
+        seconds = time.perf_counter() - begin - (llm.engine.compile_seconds - compiled)
+        for sound, text in zip(options.sounds, found, strict=True):
+            if options.json:
+                screen.record({"sound": sound, **text.as_dict()})
+                continue
+            if len(found) > 1:
+                screen.heading(f"==> {sound} ({text.language}) <==")
+            if options.timestamps:
+                for each in text.segments:
+                    screen.write(f"[{_clock(each.start)} - {_clock(each.end)}]{each.text}\n")
+            else:
+                screen.write(text.text)
+                screen.end_line()
+        outputs = [window for text in found for window in text.windows]
+        if not options.json:
+            screen.note("")
+            screen.note(table(Run(options.speculative.method, outputs, llm)))
+            heard = sum(text.seconds for text in found)
+            screen.note(
+                f"{heard:.1f} s of sound in {seconds:.1f} s without compilation "
+                f"(real-time factor {seconds / heard:.2f})"
+            )
+        errors = [output.error for output in outputs if output.error is not None]
+        for error in errors:
+            screen.error(error)
+    return 2 if errors else 0
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes):02d}:{rest:05.2f}"
