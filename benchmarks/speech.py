@@ -4,8 +4,8 @@
     python benchmarks/speech.py --rival VENV/bin/python      # of an environment with faster-whisper
 
 espeak-ng (on PATH) speaks the utterances below, which are resampled to 16 kHz once, so that both
-read the same samples. faster-whisper computes in float32 with beam 1, temperature 0 and no fallback,
-in a process of its own; the systems take turns within each repeat. Loading is not counted, nor is
+read the same samples. faster-whisper computes in float32, with beam 1, temperature 0, no fallback,
+in a process of its own; the systems take turns within each repeat. Loading does not count, nor does
 compilation.
 """
 
@@ -47,8 +47,8 @@ ENGLISH = [
     "We walked along the river until the sun went down.",
     "The committee will meet again on the fifth of November.",
     "Never put off till tomorrow what you can do today.",
-    "This is a longer utterance. It has several sentences. The speaker pauses now and then, and the "
-    "model has to find the right places. After that, the speaker says goodbye.",
+    "This is a longer utterance. It has several sentences. The speaker pauses now and then, and "
+    "the model has to find the right places. After that, the speaker says goodbye.",
     "Music is the universal language of mankind.",
 ]
 TINY, BASE = (f"checkpoints/whisper-{name}.toml" for name in ("tiny.en", "base"))
