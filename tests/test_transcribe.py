@@ -175,3 +175,14 @@ def test_where_the_next_window_begins(ids, segments, frames):
     text.take(output(*said, END), tokens)
     found = [(round(each.start, 2), round(each.end, 2)) for each in text.segments]
     assert found == segments and text._at == frames
+
+
+@pytest.mark.slow
+def test_the_audit(directories, capsys):
+    """Of sampled tokens, too, on noises of its own."""
+    command = ["audit", "--target", directories["target"], "--draft", directories["other"]]
+    options = ["--num-speculative-tokens", "2", "--samples", "256", "--max-tokens", "8"]
+    assert main([*command, *options]) == 0
+    assert "PASS: nothing is lost." in capsys.readouterr().out
+    assert main([*command, "--prompt", "Hello"]) == 2
+    assert "reads speech, not text; leave the prompts out" in capsys.readouterr().err

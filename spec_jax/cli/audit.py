@@ -1,14 +1,16 @@
 """`spec-jax audit`: is anything lost?"""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.table import Table
 
 from spec_jax.cli.audit_arguments import AuditOptions
 from spec_jax.cli.loading import load
 from spec_jax.cli.screen import Screen
+from spec_jax.errors import ConfigError
 from spec_jax.evaluation import Report, audit
-from spec_jax.evaluation.audit import PROMPTS
+from spec_jax.evaluation.audit import PROMPTS, noises
 from spec_jax.evaluation.report import FAIL, LEVEL, NOT_RUN, PASS
 from spec_jax.llm import LLM
 
@@ -26,7 +28,7 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
         llm = load(options, screen)
         report = audit(
             llm.engine,
-            [llm.tokenizer.encode(text) for text in texts or PROMPTS],
+            _prompts(llm, texts),
             settings=options.settings,
             samples=options.samples,
             max_tokens=options.max_tokens,
@@ -39,6 +41,18 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
             asked = ", ".join(f"{name} {value}" for name, value in _asked(options, llm).items())
             screen.show(asked, "", _table(report), "", *_verdict(report))
     return 0 if report.passed else 1
+
+
+def _prompts(llm: LLM, texts: Sequence[str] | None) -> list[Any]:
+    """Token ids, or what a model of speech starts from."""
+    config = llm.engine.target.config
+    if config.encoder is None or not config.encoder.mel_bins:
+        return [llm.tokenizer.encode(text) for text in texts or PROMPTS]
+    if texts:
+        raise ConfigError(
+            f"{llm.name} reads speech, not text; leave the prompts out, and the audit makes noises."
+        )
+    return noises(config)
 
 
 def _asked(options: AuditOptions, llm: LLM) -> dict[str, str | int | None]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
@@ -13,6 +14,7 @@ from spec_jax.evaluation.report import Check, Report, judge
 from spec_jax.evaluation.rows import check_rows
 from spec_jax.evaluation.sampled import DRAFTED, EMITTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import Sampler, width_of
+from spec_jax.models.config import TransformerConfig
 
 PROMPTS = (
     "The capital of France is",
@@ -83,11 +85,29 @@ def audit(
     return judge(checks, MEANINGS)
 
 
+def noises(config: TransformerConfig) -> list[Start]:
+    """What an audit of a model of speech starts from: frames of noise, and texts of few tokens."""
+    assert config.encoder is not None
+    random, shape = (
+        np.random.default_rng(0),
+        (2 * config.encoder.max_position, config.encoder.mel_bins),
+    )
+    return [
+        Start([*config.decoder_start, *range(count)], random.normal(size=shape).astype(np.float32))
+        for count in range(3)
+    ]
+
+
 def _check_prompts(engine: Engine, prompts: list[Start], max_tokens: int) -> None:
     """Checks that every prompt leaves room for its completion, and for a neighbour's text."""
     if not prompts:
         raise RequestError("there is no prompt; give at least one.")
     for i, prompt in enumerate(prompts):
+        if prompt.source is None and engine.target.config.encoder is not None:
+            raise RequestError(
+                f"prompt {i} is text, but the target reads speech; give a `Start` with frames, such as "
+                "those of `noises`."
+            )
         if not len(prompt) or (prompt.source is not None and not len(prompt.source)):
             raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")
         needed = len(prompt) + max(2 * max_tokens, width_of(engine))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import MIN_CAPACITY, Start, power_of_two
+from spec_jax.engine.requests import MIN_CAPACITY, Start, batch_of, power_of_two
 from spec_jax.evaluation.greedy import decode
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check
@@ -43,7 +44,7 @@ class Sampler:
     ):
         self._engine, self._prompts, self._on_progress = engine, prompts, on_progress
         self.width = width_of(engine)
-        at_once = _rows_at_once(engine, max(map(len, prompts)) + self.width)
+        at_once = _rows_at_once(engine, prompts, self.width)
         self._rows = min(at_once, power_of_two(samples))
         self._batches = -(-samples // self._rows)
         rows = -(-self._rows // len(prompts))
@@ -86,10 +87,18 @@ def width_of(engine: Engine) -> int:
     return 2 * engine.drafter.lookahead + 2
 
 
-def _rows_at_once(engine: Engine, length: int) -> int:
+def _rows_at_once(engine: Engine, prompts: Sequence[Start], width: int) -> int:
     """How many rows to decode together, a power of two."""
     model, lookahead = engine.target, engine.drafter.lookahead
-    cache = jax.eval_shape(lambda: model.new_cache(1, max(MIN_CAPACITY, power_of_two(length))))
+    length = max(map(len, prompts)) + width
+    source = batch_of([prompt.source for prompt in prompts], len(prompts))
+
+    def caches() -> tuple[Any, Any]:
+        one = jax.tree.map(lambda leaf: leaf[:1], source)
+        encoded = None if one is None else model.encode(jax.tree.map(jnp.asarray, one))
+        return model.new_cache(1, max(MIN_CAPACITY, power_of_two(length))), encoded
+
+    cache = jax.eval_shape(caches)
     cached = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
     # The draft's cache beside the target's; p, q, their intermediates and the rounds kept on host.
     distributions = 16 * (lookahead + 1) * model.config.vocab_size * 4
