@@ -105,8 +105,8 @@ def _check_prompts(engine: Engine, prompts: list[Start], max_tokens: int) -> Non
     for i, prompt in enumerate(prompts):
         if prompt.source is None and engine.target.config.encoder is not None:
             raise RequestError(
-                f"prompt {i} is text, but the target reads speech; give a `Start` with frames, such as "
-                "those of `noises`."
+                f"prompt {i} is text, but the target reads speech; give a `Start` with frames, "
+                "such as those of `noises`."
             )
         if not len(prompt) or (prompt.source is not None and not len(prompt.source)):
             raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")
