@@ -27,6 +27,7 @@ from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
+from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
 from spec_jax.errors import ConfigError, GenerationError, RequestError
@@ -74,6 +75,8 @@ class LLM:
         the devices in every call, for targets that do not fit; the devices hold two blocks at a
         time. Speculation divides the time of that by the tokens that a call keeps. The draft, and
         the layers that `early_exit` drafts with, stay on the devices.
+      resident_layers: with offload `host`, how many blocks, the first ones, stay on the devices all
+        the same: as many as fit.
       max_model_len: most tokens of prompt and completion together; the model's own by default.
       max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
       seed: seeds of requests without their own seed derive from it.
@@ -95,6 +98,7 @@ class LLM:
         quantization: str = AUTO,
         kv_cache_dtype: str = AUTO,
         offload: str = "none",
+        resident_layers: int = 0,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         seed: int = 0,
@@ -116,12 +120,12 @@ class LLM:
         if layout is not None and not isinstance(layout, Layout):
             layout = Layout.read(layout)
         if offload == "host":
-            layout = _ready_to_offload(layout)
+            layout = layout_to_offload(layout)
         if layout is not None:
             distributed.start(layout)
         keep_programs(cache_directory() / "xla")
         self.layout = layout
-        self.offload = offload
+        self._offload = offload, resident_layers
         self._dtype, self._quantization = dtype, quantization
         self._rounds_cache = kv_cache_dtype == "int8"
         self._on_progress = on_progress
@@ -167,11 +171,10 @@ class LLM:
     def _load(self, role: str, reference: str, quantization: str) -> checkpoints.Checkpoint:
         layout = self.layout
         on_cpu = layout is None and jax.default_backend() == "cpu"
-        offloaded = role == "target" and self.offload == "host"
 
         def place(config: TransformerConfig) -> Placement | None:
             found = layout and layout.place(role, config.axis_sizes)
-            return found and dataclasses.replace(found, offloaded=offloaded)
+            return found if role == "draft" else offloaded(found, config, *self._offload)
 
         checkpoint = checkpoints.load(
             reference,
@@ -294,7 +297,7 @@ class LLM:
         distributed.agree(
             {
                 "its models": (self._target, self._checkpoint.model.config, self.dtype),
-                "its offload": self.offload,
+                "its offload": self._offload,
                 "its speculation": self.speculative_config,
                 "its layout": self.layout,
                 "its limits": (self.max_model_len, self.max_num_seqs, rounds),
@@ -388,19 +391,6 @@ class LLM:
 
 def _digest(source: np.ndarray | None) -> str | None:
     return None if source is None else hashlib.sha256(source.tobytes()).hexdigest()
-
-
-def _ready_to_offload(layout: Layout | None) -> Layout:
-    """The layout, by default of one device; called before JAX has its devices."""
-    # XLA pins 64 GB of host memory at most for a GPU, unless it is told otherwise.
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(memory // 2**30))
-    if layout is None and jax.default_backend() == "cpu":
-        raise ConfigError(
-            "offload is 'host', but JAX computes on the CPU, whose memory is the host's; leave "
-            "offload out. With a layout of emulated devices it can be tried."
-        )
-    return layout or Layout.tensor_parallel(1)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

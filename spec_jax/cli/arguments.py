@@ -24,7 +24,10 @@ from spec_jax.config import (
 )
 from spec_jax.errors import ConfigError, did_you_mean
 
-LLM_OPTIONS = ("layout", "dtype", "quantization", "kv_cache_dtype", "offload", "max_model_len")
+LLM_OPTIONS = (
+    *("layout", "dtype", "quantization", "kv_cache_dtype"),
+    *("offload", "resident_layers", "max_model_len"),
+)
 """Arguments of `LLM` that are flags of every command that makes one."""
 
 COMMANDS = ("generate", "chat", "audit", "train-draft", "convert", "plan", "env")
@@ -283,6 +286,12 @@ def add_model(parser: Parser) -> Any:
         metavar="|".join(OFFLOADS),
         help="host keeps the target's layers in host memory and streams them in every call, for "
         "targets that do not fit in the devices' memory (default: none)",
+    )
+    group.add_argument(
+        "--resident-layers",
+        type=whole,
+        metavar="N",
+        help="with --offload host, layers that stay on the devices: as many as fit (default: 0)",
     )
     group.add_argument(
         "--max-model-len",

@@ -1,6 +1,7 @@
 """A model as the loop sees it: static structure, arrays, and the calls that decoding makes."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from spec_jax.models.streaming import resident
 from spec_jax.models.transformer import Transformer
 from spec_jax.sharding import HOST_MEMORY, Placement, platform_of
 from spec_jax.sharding.pytree import pytree, static
+
+_STREAMED = re.compile(r"blocks\.(\d+)\.(?!cross\.(?:key|value)\.)")
+"""Weights that every call reads; an encoder's output is made keys and values of once."""
 
 
 @pytree
@@ -120,7 +124,7 @@ class Model:
 
     def with_resident(self, layers: int) -> "Model":
         """The same model, with the weights of its first blocks in device memory as well."""
-        if self.placement is None or not self.placement.offloaded:
+        if self.placement is None or self.placement.streamed_from is None:
             return self
         blocks = tuple(f"blocks.{i}." for i in range(layers))
         wanted = {name: each for name, each in self.weights.items() if name.startswith(blocks)}
@@ -325,9 +329,11 @@ def param_sharding(placement: Placement, name: str, param: nnx.Variable) -> Name
     """The sharding of a weight; one without logical axes (a norm's) is replicated."""
     axes = param.get_metadata().get("axes", ())
     sharding = placement.sharding(*axes)
+    first, streamed = placement.streamed_from, _STREAMED.match(name)
     # A vector is not worth a copy of its own in every call.
-    streamed = placement.offloaded and name.startswith("blocks.") and len(axes) > 1
-    return sharding.with_memory_kind(HOST_MEMORY) if streamed else sharding
+    if first is None or streamed is None or int(streamed[1]) < first or len(axes) < 2:
+        return sharding
+    return sharding.with_memory_kind(HOST_MEMORY)
 
 
 def _each(params: Any, function: Callable[[str, nnx.Variable], Any]) -> Any:

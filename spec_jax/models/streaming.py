@@ -2,7 +2,7 @@
 
 While a block computes, the matrices of the next one are copied into the buffer that the block
 before has left. A call takes as long as its copies or its products, whichever is longer, and the
-device holds two blocks at a time, however many there are.
+device holds two such blocks at a time, however many there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,21 +42,29 @@ def run_blocks(
       The last block's output, and the updated carries.
     """
     stored, after = [_Stored.of(block) for block in blocks], list(carries)
-    buffers = [each.fetch() for each in stored[:2]]
+    streamed = [i for i, each in enumerate(stored) if each.matrices]
+    buffers = {i: stored[i].fetch() for i in streamed[:2]}
+    order = dict(zip(streamed[1:-1], zip(streamed, streamed[2:], strict=False), strict=True))
     for i, each in enumerate(stored):
-        block, following = each.with_matrices(buffers[i % 2]), stored[i + 1 : i + 2]
-        if i == 0 or not following or not following[0].matrices:
+        block = each.with_matrices(buffers.get(i, {}))
+        if i not in order:
             x, after[i] = run(i, block, x, after[i])
             continue
+        last, following = order[i]
 
         def step(carry: tuple[Array, T, Buffer], i=i, block=block, following=following):
-            # Both depend on this loop alone, so that the compiler runs them side by side.
-            return *run(i, block, *carry[:2]), following[0].fetch()
+            # Neither depends on the other, so that the compiler lets them overlap.
+            return *run(i, block, *carry[:2]), stored[following].fetch()
 
-        # XLA would start all copies before the first block, if memory allows; none leaves a loop.
-        spare = following[0].buffer(buffers[1 - i % 2])
-        x, after[i], buffers[1 - i % 2] = in_place_if(true, step, (x, after[i], spare))
+        # Without loops, which no copy leaves, XLA starts as many copies at once as memory allows.
+        spare = stored[following].buffer(buffers.pop(last))
+        x, after[i], buffers[following] = in_place_if(true, step, (x, after[i], spare))
     return x, after
+
+
+def resident(weights: Any) -> Any:
+    """A tree of weights, all of them in device memory."""
+    return jax.tree.map(lambda leaf: _copy(leaf) if _on_host(leaf) else leaf, weights)
 
 
 @dataclass(frozen=True)
@@ -80,26 +88,19 @@ class _Stored:
         return {k: _copy(matrix) for k, matrix in self.matrices.items()}
 
     def buffer(self, left: Buffer) -> Buffer:
-        """What `fetch` writes to: what another block has left, if it has the same form."""
+        """What `fetch` writes to: what another block has left, where it has the same form."""
 
         def like(k: int, matrix: Array) -> Array:
-            old = left.get(k)
-            fits = old is not None and (old.shape, old.dtype) == (matrix.shape, matrix.dtype)
-            return old if fits else jnp.empty(matrix.shape, matrix.dtype)
+            if k in left and (left[k].shape, left[k].dtype) == (matrix.shape, matrix.dtype):
+                return left[k]
+            return jnp.empty(matrix.shape, matrix.dtype)
 
         return {k: like(k, matrix) for k, matrix in self.matrices.items()}
 
     def with_matrices(self, buffer: Buffer) -> Any:
         """The block, with these matrices in place of its own."""
-        leaves = list(self.leaves)
-        for k, matrix in buffer.items():
-            leaves[k] = matrix
+        leaves = [buffer.get(k, leaf) for k, leaf in enumerate(self.leaves)]
         return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
-
-
-def resident(weights: Any) -> Any:
-    """A tree of weights that all lie in device memory."""
-    return jax.tree.map(lambda leaf: _copy(leaf) if _on_host(leaf) else leaf, weights)
 
 
 def _on_host(leaf: Array) -> bool:

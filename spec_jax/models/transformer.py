@@ -425,6 +425,7 @@ class Transformer(nnx.Module):
             return block(x, layer, own, source)
 
         some = slice(first, last)
+        # Where it is false nothing that a block gives out matters.
         true = jnp.isfinite(self.final_norm.weight[0])
         x, layers[some] = run_blocks(self.blocks[some], x, layers[some], run, true)
         return x, dataclasses.replace(cache, layers=tuple(layers))

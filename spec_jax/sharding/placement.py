@@ -18,13 +18,13 @@ class Placement:
     Attributes:
       mesh: the devices.
       axes: logical axis -> the mesh axes it is sharded over; others are replicated.
-      offloaded: whether the matrices of the model's blocks lie in host memory, each device's part
-        in that of its own host.
+      streamed_from: the first of the model's blocks whose matrices lie in host memory, each
+        device's part in that of its own host; None if all lie on the devices.
     """
 
     mesh: Mesh
     axes: tuple[tuple[str, tuple[str, ...]], ...]
-    offloaded: bool = False
+    streamed_from: int | None = None
 
     def spec(self, *logical: str | None) -> PartitionSpec:
         """The partition of an array with these logical axes; None is a dimension of no name."""
