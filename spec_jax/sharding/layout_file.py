@@ -21,8 +21,8 @@ class Chip:
       bandwidth: bytes per second between memory and compute.
       flops: bfloat16 floating-point operations per second.
       link: bytes per second and direction to the neighbouring device.
-      host: bytes per second from host memory, or None if it is not known.
       topology: the name of the whole topology for ahead-of-time compilation, or None.
+      host: bytes per second from host memory, or None if that is not known.
     """
 
     name: str
@@ -30,8 +30,8 @@ class Chip:
     bandwidth: float
     flops: float
     link: float
-    host: float | None = None
     topology: str | None = None
+    host: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
