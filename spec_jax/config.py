@@ -176,6 +176,7 @@ QUANTIZATIONS = (AUTO, "none", "int8", "int4", "gguf")
 PLAN_QUANTIZATIONS = ("none", "int8", "int4")
 KV_CACHE_DTYPES = (AUTO, "int8")
 """Those that a model's shape alone determines."""
+OFFLOADS = ("none", "host")
 
 Options = Mapping[str, tuple[str, ...] | None]
 """Options of `SpeculativeConfig`, each with the values it may take; None stands for all of them."""

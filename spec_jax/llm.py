@@ -17,6 +17,7 @@ from spec_jax.config import (
     AUTO,
     KV_CACHE_DTYPES,
     LLM_DTYPES,
+    OFFLOADS,
     QUANTIZATIONS,
     SamplingParams,
     SpeculativeConfig,
@@ -26,13 +27,15 @@ from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
+from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
 from spec_jax.engine.transcription import Transcriber
 from spec_jax.errors import ConfigError, GenerationError, RequestError
 from spec_jax.kernels import native
+from spec_jax.models.config import TransformerConfig
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
-from spec_jax.sharding import Layout
+from spec_jax.sharding import Layout, Placement
 from spec_jax.text.grammar import GrammarCompiler
 from spec_jax.text.tokenizer import Tokenizer
 
@@ -70,6 +73,12 @@ class LLM:
       kv_cache_dtype: `int8` keeps keys and values of target and draft in 8 bits, with a scale for
         each head of each token; the output is exactly that of the target with such a cache. `auto`
         keeps them in `dtype`, or on CPU in float32.
+      offload: `host` keeps the matrices of the target's blocks in host memory and streams them to
+        the devices in every call, for targets that do not fit; the devices hold two blocks at a
+        time. Speculation divides the time of that by the tokens that a call keeps. The draft, and
+        the layers that `early_exit` drafts with, stay on the devices.
+      resident_layers: with offload `host`, how many blocks, the first ones, stay on the devices all
+        the same: as many as fit.
       max_model_len: most tokens of prompt and completion together; the model's own by default.
       max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
       seed: seeds of requests without their own seed derive from it.
@@ -90,21 +99,21 @@ class LLM:
         dtype: str = AUTO,
         quantization: str = AUTO,
         kv_cache_dtype: str = AUTO,
+        offload: str = "none",
+        resident_layers: int = 0,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         seed: int = 0,
         on_progress: Callable[[str], None] | None = None,
     ):
-        if dtype not in LLM_DTYPES:
-            raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(LLM_DTYPES)}.")
-        if quantization not in QUANTIZATIONS:
-            raise ConfigError(
-                f"quantization is {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}."
-            )
-        if kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise ConfigError(
-                f"kv_cache_dtype is {kv_cache_dtype!r}; choose one of {', '.join(KV_CACHE_DTYPES)}."
-            )
+        for name, choice, known in (
+            ("dtype", dtype, LLM_DTYPES),
+            ("quantization", quantization, QUANTIZATIONS),
+            ("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES),
+            ("offload", offload, OFFLOADS),
+        ):
+            if choice not in known:
+                raise ConfigError(f"{name} is {choice!r}; choose one of {', '.join(known)}.")
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give at least 1.")
@@ -112,10 +121,13 @@ class LLM:
             raise ConfigError(f"seed is {seed}; give a whole number in [0, 2**64).")
         if layout is not None and not isinstance(layout, Layout):
             layout = Layout.read(layout)
+        if offload == "host":
+            layout = layout_to_offload(layout)
         if layout is not None:
             distributed.start(layout)
         keep_programs(cache_directory() / "xla")
         self.layout = layout
+        self._offload = offload, resident_layers
         self._dtype, self._quantization = dtype, quantization
         self._rounds_cache = kv_cache_dtype == "int8"
         self._on_progress = on_progress
@@ -161,11 +173,16 @@ class LLM:
     def _load(self, role: str, reference: str, quantization: str) -> checkpoints.Checkpoint:
         layout = self.layout
         on_cpu = layout is None and jax.default_backend() == "cpu"
+
+        def place(config: TransformerConfig) -> Placement | None:
+            found = layout and layout.place(role, config.axis_sizes)
+            return found if role == "draft" else offloaded(found, config, *self._offload)
+
         checkpoint = checkpoints.load(
             reference,
             dtype=self._dtype,
             packing=Packing(quantization, native=on_cpu and native.available(self._on_progress)),
-            place=layout and (lambda config: layout.place(role, config.axis_sizes)),
+            place=place,
             target=self._checkpoint if role == "draft" else None,
             on_progress=self._on_progress,
         )
@@ -325,6 +342,7 @@ class LLM:
         distributed.agree(
             {
                 "its models": (self._target, self._checkpoint.model.config, self.dtype),
+                "its offload": self._offload,
                 "its speculation": self.speculative_config,
                 "its layout": self.layout,
                 "its limits": (self.max_model_len, self.max_num_seqs, rounds),

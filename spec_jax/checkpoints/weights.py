@@ -72,7 +72,12 @@ def pack_model(model: Model, packing: Packing) -> Model:
     for name, weight in model.weights.items():
         if weight.ndim == 2 and not _is_table(name):
             rows = np.asarray(distributed.to_host(weight)).T
-            model = model.with_weights({name: packing.pack(rows, jax.typeof(weight))})
+            wanted = jax.ShapeDtypeStruct(
+                weight.shape,
+                weight.dtype,
+                sharding=None if model.placement is None else weight.sharding,
+            )
+            model = model.with_weights({name: packing.pack(rows, wanted)})
     return model
 
 

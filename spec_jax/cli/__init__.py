@@ -83,7 +83,7 @@ def _guarded(arguments: list[str]) -> int:
             print(
                 f"spec-jax: error: a device's memory is full ({reason}); decode fewer prompts at "
                 "once (--max-num-seqs, or --sample-batch of train-draft), lower --max-model-len, "
-                "or use --dtype bfloat16 or a --layout of more devices.",
+                "or use --dtype bfloat16, --offload host or a --layout of more devices.",
                 file=sys.stderr,
             )
             return 2

@@ -14,6 +14,7 @@ from spec_jax.config import (
     LLM_DTYPES,
     METHODS,
     MOST_SPECULATIVE_TOKENS,
+    OFFLOADS,
     PROMPT_LOOKUP_MAX,
     QUANTIZATIONS,
     SCORINGS,
@@ -23,7 +24,10 @@ from spec_jax.config import (
 )
 from spec_jax.errors import ConfigError, did_you_mean
 
-LLM_OPTIONS = ("layout", "dtype", "quantization", "kv_cache_dtype", "max_model_len")
+LLM_OPTIONS = (
+    *("layout", "dtype", "quantization", "kv_cache_dtype"),
+    *("offload", "resident_layers", "max_model_len"),
+)
 """Arguments of `LLM` that are flags of every command that makes one."""
 
 COMMANDS = ("generate", "chat", "transcribe", "audit", "train-draft", "convert", "plan", "env")
@@ -202,6 +206,7 @@ def require_target(given: dict[str, Any], dtypes: Sequence[str] = DTYPES) -> Non
         ("dtype", dtypes),
         ("quantization", QUANTIZATIONS),
         ("kv_cache_dtype", KV_CACHE_DTYPES),
+        ("offload", OFFLOADS),
     ):
         if (name := given.get(field)) is not None and name not in known:
             raise ConfigError(f"{field} is {name!r}.{did_you_mean(name, known)}")
@@ -276,6 +281,18 @@ def add_model(parser: Parser) -> Any:
         "--kv-cache-dtype",
         metavar="|".join(KV_CACHE_DTYPES),
         help="int8 keeps keys and values in 8 bits (default: auto, not rounded)",
+    )
+    group.add_argument(
+        "--offload",
+        metavar="|".join(OFFLOADS),
+        help="host keeps the target's layers in host memory and streams them in every call, for "
+        "targets that do not fit in the devices' memory (default: none)",
+    )
+    group.add_argument(
+        "--resident-layers",
+        type=whole,
+        metavar="N",
+        help="with --offload host, layers that stay on the devices: as many as fit (default: 0)",
     )
     group.add_argument(
         "--max-model-len",

@@ -36,6 +36,8 @@ def run(options: PlanOptions) -> int:
             context=options.context,
             dtype=options.dtype,
             quantization=options.quantization,
+            offload=options.offload,
+            resident_layers=options.resident_layers,
             compile=options.compile,
             on_progress=screen.progress,
         )
@@ -62,9 +64,13 @@ def _print(plan: Plan) -> None:
         console = Console(highlight=False, width=WIDTH)
     chip = f" of {plan.layout.chip.name}" if plan.layout.chip else ""
     weights = "" if plan.quantization == "none" else f" and {plan.quantization}"
+    offloaded = ""
+    if plan.offload == "host":
+        away = plan.target.config.num_layers - plan.resident_layers
+        offloaded = f", {away} layers in host memory"
     console.print(
         f"{plan.target.name} with {plan.draft.name} on {plan.layout.name}: "
-        f"{plan.layout.size} devices{chip}, {plan.dtype}{weights}, batch {plan.batch}, "
+        f"{plan.layout.size} devices{chip}, {plan.dtype}{weights}{offloaded}, batch {plan.batch}, "
         f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}",
         style="bold",
         markup=False,
@@ -104,6 +110,8 @@ def _sections(plan: Plan) -> Table:
             table.add_row(label, *cells[: len(table.columns) - 1])
 
     row("weights, GiB", lambda s: _gib(s.weight_bytes))
+    if plan.offload == "host":
+        row("weights in host memory, GiB", lambda s: _gib(s.host_bytes))
     row("caches, GiB", lambda s: _gib(s.cache_bytes))
     row("memory, computed, GiB", lambda s: _gib(s.weight_bytes + s.cache_bytes))
     compiled_row("memory, compiled, GiB", _compiled_memory)
@@ -118,7 +126,8 @@ def _sections(plan: Plan) -> Table:
         return table
     table.add_section()
     for name, label in _TERMS.items():
-        row(label, lambda s, name=name: _ms(getattr(s.terms, name)))
+        if name != "stream" or plan.offload == "host":
+            row(label, lambda s, name=name: _ms(getattr(s.terms, name)))
     row("projection, ms", lambda s: _ms(s.seconds))
     published = {id(section): each for _, each, section in plan.published}
 
@@ -136,6 +145,7 @@ _TERMS = {
     "compute": "arithmetic meanwhile, ms",
     "latency": "all-reduces, hops, ms",
     "transfer": "all-reduces, bytes, ms",
+    "stream": "host memory meanwhile, ms",
 }
 
 

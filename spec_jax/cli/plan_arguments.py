@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from spec_jax.cli.parser import Parser, add_debug, number, whole
-from spec_jax.config import DTYPES, PLAN_QUANTIZATIONS
+from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS
 from spec_jax.errors import ConfigError, did_you_mean
 
 DTYPE, ACCEPTANCE, LOOKAHEAD = "bfloat16", 0.8, 4
@@ -30,6 +30,8 @@ class PlanOptions:
       context: longest prompt and completion together; None is the target's own.
       dtype: of weights and caches.
       quantization: of matrices.
+      offload: `host` streams the target's blocks from host memory.
+      resident_layers: how many of them stay on the chips.
     """
 
     target: str
@@ -43,6 +45,8 @@ class PlanOptions:
     context: int | None = None
     dtype: str = DTYPE
     quantization: str = "none"
+    offload: str = "none"
+    resident_layers: int = 0
 
 
 def parse_plan(arguments: Sequence[str]) -> PlanOptions:
@@ -75,6 +79,18 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         "--quantization",
         metavar="|".join(PLAN_QUANTIZATIONS),
         help="of the matrices of both (default: none)",
+    )
+    group.add_argument(
+        "--offload",
+        metavar="|".join(OFFLOADS),
+        help="host keeps the target's layers in host memory and streams them in every call "
+        "(default: none)",
+    )
+    group.add_argument(
+        "--resident-layers",
+        type=whole,
+        metavar="N",
+        help="with --offload host, layers that stay on the chips (default: 0)",
     )
     group = parser.add_argument_group("what to plan for")
     group.add_argument("--layout", metavar="FILE", help="topology and sharding (sharding/*.toml)")
@@ -120,7 +136,11 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
             raise ConfigError(f"{name} is {value}; give at least 1.")
     if not 0 <= options.acceptance <= 1:
         raise ConfigError(f"acceptance is {options.acceptance}; give a probability in [0, 1].")
-    for name, known in (("dtype", DTYPES), ("quantization", PLAN_QUANTIZATIONS)):
+    for name, known in (
+        ("dtype", DTYPES),
+        ("quantization", PLAN_QUANTIZATIONS),
+        ("offload", OFFLOADS),
+    ):
         if (value := getattr(options, name)) not in known:
             raise ConfigError(f"{name} is {value!r}.{did_you_mean(value, known)}")
     return options

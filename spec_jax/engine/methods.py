@@ -277,7 +277,7 @@ def _early_exit(setting: Setting) -> Drafting:
             f"early_exit_layers is {layers}, but {setting.target.name} has {all_layers} layers; "
             "give fewer."
         )
-    return Drafting(EarlyExit(model, setting.lookahead, layers))
+    return Drafting(EarlyExit(model.with_resident(layers), setting.lookahead, layers))
 
 
 _METHODS: dict[str, Callable[[Setting], Drafting]] = {

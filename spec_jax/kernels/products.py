@@ -43,7 +43,7 @@ def products(x: Float[Array, "*lead in"], weights: Sequence[Weight]) -> list[Arr
     if weight.minima is None and len(weight.scales) == 1 and weight.values.dtype == jnp.int8:
         # Scales after the product: the numbers themselves are exact in bfloat16.
         scales = weight.scales.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
-        return [_dot(x, weight.values.astype(weight.dtype)) * scales]
+        return [_dot(x, weight.values.astype(weight.dtype).reshape(weight.shape)) * scales]
     return [_dot_in_groups(x, weight)]
 
 
@@ -92,12 +92,14 @@ def _dot_in_groups(x: Float[Array, "*lead in"], weight: QuantizedWeight) -> Arra
         inputs, parts = jnp.split(x, 2, axis=-1), [values & 15, values >> 4]
     else:
         inputs, parts = [x], [values]
-    shape = groups, len(values) // groups, outputs
+    rows = values.size // outputs
+    shape = groups, rows // groups, outputs
     scales = jnp.broadcast_to(weight.scales[:, None], shape).reshape(values.shape)
     out = jnp.zeros((), jnp.float32)
     for some, part in zip(inputs, parts, strict=True):
         widened = part.astype(jnp.float32) * scales.astype(jnp.float32)
-        out += _dot(some.reshape(*lead, -1), widened.astype(weight.dtype))
+        widened = widened.astype(weight.dtype).reshape(rows, outputs)
+        out += _dot(some.reshape(*lead, -1), widened)
     if weight.minima is not None:
         out += _dot(x.astype(jnp.float32).sum(-1), weight.minima.astype(jnp.float32))
     return out

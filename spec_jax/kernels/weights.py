@@ -1,5 +1,6 @@
 """Weights on a device in other forms than a plain array: quantized, or packed for native code."""
 
+import math
 from typing import Any
 
 import jax
@@ -11,12 +12,19 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels.quantize import GROUP, Quantized
+from spec_jax.sharding import HOST_MEMORY
 from spec_jax.sharding.pytree import pytree, static
 
 LANES = 16
 """Outputs of a panel."""
 STEPS = {"float32": 1, "bfloat16": 2, "int8": 4, "int4": 8}
 """Inputs that native code reads at once; a packed weight has zeros up to a multiple of them."""
+HOST_ROWS = 8
+"""Rows of bytes that lie together in host memory.
+
+libtpu 0.0.42 tiles bytes by 32 rows on the device and by 8 on the host, and cannot copy from one
+to the other. Of eight rows both make one tile.
+"""
 
 
 @pytree
@@ -26,7 +34,8 @@ class QuantizedWeight:
     Attributes:
       values: int8 [in, out], or bytes [in / 2, out] of two inputs each: in their low half the first
         inputs of a group, in their high half the others. JAX's own numbers of 4 bits cannot be
-        passed to a program that was compiled ahead for a mesh (jax 0.10.2).
+        passed to a program that was compiled ahead for a mesh (jax 0.10.2). Those of a weight for
+        host memory are [rows / 8, 8, out].
       scales: [groups, out], float32 or float16; neighbouring inputs share one.
       minima: likewise, or None for 0.
       dtype: what the inputs of its products are rounded to; static.
@@ -47,8 +56,9 @@ class QuantizedWeight:
             part = np.ascontiguousarray(rows.T)
             if sharding is None:
                 return jnp.asarray(part)
-            own = _part_sharding(sharding, part.shape[0])
-            return jax.make_array_from_callback(part.shape, own, lambda index: part[index])
+            shape, own = _placed(part.shape, part.dtype, sharding)
+            part = part.reshape(shape)
+            return jax.make_array_from_callback(shape, own, lambda index: part[index])
 
         values, (outputs, groups) = weight.values, weight.scales.shape
         if weight.bits == 4 and values.shape[1] // groups % 2 == 0:
@@ -65,8 +75,10 @@ class QuantizedWeight:
         inputs, outputs = wanted.shape
 
         def part(rows: int, dtype: DTypeLike) -> Any:
-            own = wanted.sharding and _part_sharding(wanted.sharding, rows)
-            return jax.ShapeDtypeStruct((rows, outputs), dtype, sharding=own)
+            shape, own = (rows, outputs), None
+            if wanted.sharding is not None:
+                shape, own = _placed(shape, dtype, wanted.sharding)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=own)
 
         name = jnp.dtype(wanted.dtype).name
         if bits == 8:
@@ -77,8 +89,8 @@ class QuantizedWeight:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the matrix, [in, out]."""
-        inputs, outputs = self.values.shape
-        return (2 * inputs if self.values.dtype == jnp.uint8 else inputs), outputs
+        *rows, outputs = self.values.shape
+        return math.prod(rows) * (2 if self.values.dtype == jnp.uint8 else 1), outputs
 
     def columns(self, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
         """Columns of the matrix, in float32."""
@@ -88,7 +100,7 @@ class QuantizedWeight:
 
     def take_outputs(self, ids: Int[Array, " some"]) -> "QuantizedWeight":
         """The matrix with these columns alone."""
-        return jax.tree.map(lambda part: jnp.take(part, ids, axis=1), self)
+        return jax.tree.map(lambda part: jnp.take(part, ids, axis=-1), self)
 
     def dequantize(self) -> Float[Array, "in out"]:
         """The matrix in float32."""
@@ -102,12 +114,26 @@ class QuantizedWeight:
         return values.reshape(-1, outputs)
 
 
-def _part_sharding(sharding: NamedSharding, rows: int) -> NamedSharding:
-    """As the matrix is sharded; along the inputs only if that divides the rows."""
-    axes = (*sharding.spec, None, None)[:2]
-    if rows % NamedSharding(sharding.mesh, P(axes[0])).num_devices:
-        axes = None, axes[1]
-    return NamedSharding(sharding.mesh, P(*axes))
+def _placed(
+    shape: tuple[int, ...], dtype: DTypeLike, sharding: NamedSharding
+) -> tuple[tuple[int, ...], NamedSharding]:
+    """The shape of a part [rows, out], and its sharding: as the matrix's where that fits.
+
+    Along the inputs it is sharded only if that divides the rows. A single row stays on the device,
+    and so do bytes that are not whole groups of rows.
+    """
+    (rows, outputs), memory = shape, sharding.memory_kind
+    inputs_axes, outputs_axes = (*sharding.spec, None, None)[:2]
+    bytes_ = jnp.dtype(dtype).itemsize == 1
+    if memory == HOST_MEMORY and (rows == 1 or (bytes_ and rows % HOST_ROWS)):
+        memory = None
+    if memory == HOST_MEMORY and bytes_:
+        shape = rows // HOST_ROWS, HOST_ROWS, outputs
+    names = (inputs_axes,) if isinstance(inputs_axes, str) else inputs_axes or ()
+    if shape[0] % math.prod(sharding.mesh.shape[name] for name in names):
+        inputs_axes = None
+    spec = P(inputs_axes, *(None,) * (len(shape) - 2), outputs_axes)
+    return shape, NamedSharding(sharding.mesh, spec, memory_kind=memory)
 
 
 @pytree

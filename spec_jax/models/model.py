@@ -1,6 +1,7 @@
 """A model as the loop sees it: static structure, arrays, and the calls that decoding makes."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,13 @@ from spec_jax.models.cache import Encoded, KVCache
 from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.source import Source
+from spec_jax.models.streaming import resident
 from spec_jax.models.transformer import Transformer
-from spec_jax.sharding import Placement, platform_of
+from spec_jax.sharding import HOST_MEMORY, Placement, platform_of
 from spec_jax.sharding.pytree import pytree, static
+
+_STREAMED = re.compile(r"blocks\.(\d+)\.(?!cross\.(?:key|value)\.)")
+"""Weights that every call reads; an encoder's output is made keys and values of once."""
 
 
 @pytree
@@ -64,10 +69,10 @@ class Model:
         if placement is not None:
             params = _each(
                 params,
-                lambda leaf: jax.ShapeDtypeStruct(
+                lambda name, leaf: jax.ShapeDtypeStruct(
                     leaf.get_value().shape,
                     leaf.get_value().dtype,
-                    sharding=param_sharding(placement, leaf),
+                    sharding=param_sharding(placement, name, leaf),
                 ),
             )
         return cls(graphdef=graphdef, params=params, config=config, placement=placement)
@@ -95,7 +100,9 @@ class Model:
         """The same weights, moved to the devices of the placement."""
         params = _each(
             self.params,
-            lambda leaf: jax.device_put(leaf.get_value(), param_sharding(placement, leaf)),
+            lambda name, leaf: jax.device_put(
+                leaf.get_value(), param_sharding(placement, name, leaf)
+            ),
         )
         return dataclasses.replace(self, params=params, placement=placement)
 
@@ -108,18 +115,20 @@ class Model:
     def weights(self) -> dict[str, Any]:
         """Its arrays by name, such as `blocks.0.mlp.up.weight`."""
         leaves = nnx.to_flat_state(self.params)
-        return {".".join(map(str, path)): leaf.get_value() for path, leaf in leaves}
+        return {_name(path): leaf.get_value() for path, leaf in leaves}
 
     def with_weights(self, weights: Mapping[str, Any]) -> "Model":
         """The same model with the named arrays replaced."""
-
-        def value(path: tuple, leaf: nnx.Variable) -> nnx.Variable:
-            name = ".".join(map(str, path))
-            return leaf.replace(weights[name]) if name in weights else leaf
-
-        leaves = nnx.to_flat_state(self.params)
-        params = nnx.from_flat_state([(path, value(path, leaf)) for path, leaf in leaves])
+        params = _each(self.params, lambda name, leaf: weights.get(name, leaf.get_value()))
         return dataclasses.replace(self, params=params)
+
+    def with_resident(self, layers: int) -> "Model":
+        """The same model, with the weights of its first blocks in device memory as well."""
+        if self.placement is None or self.placement.streamed_from is None:
+            return self
+        blocks = tuple(f"blocks.{i}." for i in range(layers))
+        wanted = {name: each for name, each in self.weights.items() if name.startswith(blocks)}
+        return self.with_weights(self.jit(resident)(wanted))
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -316,12 +325,24 @@ class Model:
         return x
 
 
-def param_sharding(placement: Placement, param: nnx.Variable) -> NamedSharding:
+def param_sharding(placement: Placement, name: str, param: nnx.Variable) -> NamedSharding:
     """The sharding of a weight; one without logical axes (a norm's) is replicated."""
-    return placement.sharding(*param.get_metadata().get("axes", ()))
+    axes = param.get_metadata().get("axes", ())
+    sharding = placement.sharding(*axes)
+    first, streamed = placement.streamed_from, _STREAMED.match(name)
+    # A vector is not worth a copy of its own in every call.
+    if first is None or streamed is None or int(streamed[1]) < first or len(axes) < 2:
+        return sharding
+    return sharding.with_memory_kind(HOST_MEMORY)
 
 
-def _each(params: Any, function: Callable[[nnx.Variable], Any]) -> Any:
-    """The same variables with other values."""
+def _each(params: Any, function: Callable[[str, nnx.Variable], Any]) -> Any:
+    """The same variables with other values, of their names and themselves."""
     leaves = nnx.to_flat_state(params)
-    return nnx.from_flat_state([(path, leaf.replace(function(leaf))) for path, leaf in leaves])
+    return nnx.from_flat_state(
+        [(path, leaf.replace(function(_name(path), leaf))) for path, leaf in leaves]
+    )
+
+
+def _name(path: tuple) -> str:
+    return ".".join(map(str, path))

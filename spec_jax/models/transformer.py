@@ -25,6 +25,7 @@ from spec_jax.models.layers import (
     rope_frequencies,
     rotate,
 )
+from spec_jax.models.streaming import run_blocks
 from spec_jax.sharding import Placement, platform_of
 
 
@@ -414,12 +415,19 @@ class Transformer(nnx.Module):
         if encoded is not None:
             seen = Pattern(pattern.positions, encoded.lengths, encoded.lengths, causal=False)
             across = _Call(seen, None, scores, None, placement, backend)
-        for i, block in list(enumerate(self.blocks))[first:last]:
+
+        def run(at: int, block: Block, x: Array, layer: LayerCache) -> tuple[Array, LayerCache]:
+            i = first + at
             own = local if config.is_local(i) else call
             if not config.is_rotated(i):
                 own = dataclasses.replace(own, rotation=None)
             source = (encoded.layers[i], across) if encoded and across else None
-            x, layers[i] = block(x, layers[i], own, source)
+            return block(x, layer, own, source)
+
+        some = slice(first, last)
+        # Where it is false nothing that a block gives out matters.
+        true = jnp.isfinite(self.final_norm.weight[0])
+        x, layers[some] = run_blocks(self.blocks[some], x, layers[some], run, true)
         return x, dataclasses.replace(cache, layers=tuple(layers))
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:

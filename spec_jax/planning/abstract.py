@@ -22,7 +22,7 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding import Layout, Placement
+from spec_jax.sharding import HOST_MEMORY, Layout, Placement
 
 
 def stand_ins(layout: Layout) -> Sequence[Any]:
@@ -132,6 +132,12 @@ def abstract_tokens(model: Model, batch: int, tokens: int) -> jax.ShapeDtypeStru
 def bytes_per_chip(tree: Any) -> int:
     """Bytes of a tree's arrays on one device; replicated arrays count on each device."""
     return sum(_per_chip(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def host_bytes_per_chip(tree: Any) -> int:
+    """Those of them that lie in host memory."""
+    leaves = jax.tree.leaves(tree)
+    return bytes_per_chip([leaf for leaf in leaves if leaf.sharding.memory_kind == HOST_MEMORY])
 
 
 def _per_chip(leaf: Any) -> int:

@@ -44,6 +44,7 @@ class Program:
       memory_bytes: arguments, results that do not reuse an argument's buffer, temporaries and code;
         None if the compiler refuses the program because it does not fit.
       argument_bytes: the weights, the caches and small arguments.
+      host_bytes: arguments in host memory, which `memory_bytes` does not count.
       temporary_bytes: temporaries.
       aliased_bytes: arguments whose buffers the results reuse.
       collectives: how often each runs, with the branch that has the most in every conditional; for
@@ -62,6 +63,7 @@ class Program:
     collectives: Counter[Collective]
     least_collectives: Counter[Collective]
     compile_seconds: float
+    host_bytes: int = 0
     refusal: str = ""
     text: str = field(default="", repr=False)
 
@@ -70,6 +72,7 @@ class Program:
         return {
             "memory_bytes_per_chip": self.memory_bytes,
             "argument_bytes": self.argument_bytes,
+            "host_bytes_per_chip": self.host_bytes,
             "temporary_bytes": self.temporary_bytes,
             "aliased_bytes": self.aliased_bytes,
             "collectives": by_kind(self.collectives),
@@ -197,5 +200,6 @@ def _compile(jitted: Any, *args: Any) -> Program:
         collectives=collectives(text),
         least_collectives=collectives(text, branch=min),
         compile_seconds=seconds,
+        host_bytes=size.host_argument_size_in_bytes,
         text=text,
     )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
-from spec_jax.planning.abstract import bytes_per_chip, parameters_per_chip
+from spec_jax.planning.abstract import bytes_per_chip, host_bytes_per_chip, parameters_per_chip
 from spec_jax.sharding import Chip
 
 TPU_HOP_SECONDS = 1e-6
@@ -53,6 +53,7 @@ class Terms:
       compute: arithmetic, which overlaps with reading memory.
       latency: the all-reduces' latency, independent of their size.
       transfer: bytes of the all-reduces over one link.
+      stream: copying weights from host memory, which overlaps with all of the others.
     """
 
     weights: float
@@ -60,11 +61,13 @@ class Terms:
     compute: float
     latency: float
     transfer: float
+    stream: float = 0.0
 
     @property
     def total(self) -> float:
-        """Memory or arithmetic, whichever takes longer, plus the all-reduces."""
-        return max(self.weights + self.cache, self.compute) + self.latency + self.transfer
+        """Memory or arithmetic, whichever takes longer, plus the all-reduces; or the copies."""
+        memory = self.weights + self.cache
+        return max(max(memory, self.compute) + self.latency + self.transfer, self.stream)
 
     def __add__(self, other: "Terms") -> "Terms":
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -76,7 +79,9 @@ class Call:
     """One call of a model, on each chip.
 
     Attributes:
-      weight_bytes: the weights that a chip holds.
+      weight_bytes: the weights that a chip holds in its memory; of those in host memory, the two
+        largest blocks' worth that it holds at a time.
+      host_bytes: the weights that it copies from host memory.
       cache_bytes: its part of the cache.
       weight_bytes_read: the weights it reads; of the embedding only the tokens' rows.
       flops: floating-point operations.
@@ -85,6 +90,7 @@ class Call:
     """
 
     weight_bytes: int
+    host_bytes: int
     cache_bytes: int
     weight_bytes_read: int
     flops: int
@@ -98,10 +104,10 @@ class Call:
         assert placement is not None  # plans are made for layouts
         rows = cache.lengths.shape[0] // placement.num_shards("batch") * tokens
         itemsize = model.dtype.itemsize
-        held = bytes_per_chip(model.params)
+        whole = bytes_per_chip(model.params)
         table = bytes_per_chip(model.params["embed"])
         looked_up = rows * config.embed_size * itemsize
-        read = held if config.tied_head else held - table + looked_up
+        read = whole if config.tied_head else whole - table + looked_up
         multiplied = parameters_per_chip(model.params)
         if not config.tied_head:
             multiplied -= parameters_per_chip(model.params["embed"])
@@ -116,8 +122,10 @@ class Call:
             Exchange("attention", layers, summed, placement.num_shards("heads")),
             Exchange("MLP", layers, summed, placement.num_shards("mlp")),
         )
+        streamed = [host_bytes_per_chip(model.params["blocks"][i]) for i in range(layers)]
         return cls(
-            weight_bytes=held,
+            weight_bytes=whole - sum(streamed) + sum(sorted(streamed)[-2:]),
+            host_bytes=sum(streamed),
             cache_bytes=bytes_per_chip(cache),
             weight_bytes_read=read,
             # A multiplication and an addition for each weight; queries with keys, and values.
@@ -152,6 +160,7 @@ class Call:
             compute=passes * self.flops / chip.flops,
             latency=latency,
             transfer=transfer,
+            stream=self.host_bytes / (chip.host or math.inf),
         )
 
 

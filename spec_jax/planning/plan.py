@@ -8,8 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from spec_jax.checkpoints.shape import Shape
-from spec_jax.config import DTYPES, PLAN_QUANTIZATIONS
+from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS
 from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
+from spec_jax.engine.offloading import offloaded
 from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
@@ -49,6 +50,8 @@ def make_plan(
     context: int | None = None,
     dtype: str = "bfloat16",
     quantization: str = "none",
+    offload: str = "none",
+    resident_layers: int = 0,
     compile: bool = False,
     on_progress: Callable[[str], object] | None = None,
 ) -> Plan:
@@ -64,6 +67,8 @@ def make_plan(
       context: most tokens of prompt and completion together; the target's own by default.
       dtype: `float32` or `bfloat16`.
       quantization: of the matrices of both models: `none`, `int8` or `int4`.
+      offload: `host` plans the target's blocks in host memory, from where every call streams them.
+      resident_layers: how many of them, the first ones, stay on the chips all the same.
       compile: ask the compiler for memory and collectives; minutes for a large model.
       on_progress: called with a line of text before each step that takes time.
 
@@ -73,7 +78,19 @@ def make_plan(
     """
     most = target.config.max_position
     context = most if context is None else context
-    _check(num_speculative_tokens, acceptance, batch, context, dtype, quantization)
+    _check(num_speculative_tokens, acceptance, batch, context)
+    for name, value, known in (
+        ("dtype", dtype, DTYPES),
+        ("quantization", quantization, PLAN_QUANTIZATIONS),
+        ("offload", offload, OFFLOADS),
+    ):
+        if value not in known:
+            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(known)}.")
+    if offload == "host" and layout.chip and layout.chip.host is None:
+        raise ConfigError(
+            f"offload is 'host', but layout {layout.name} does not say how fast a device reads "
+            "host memory; add host_gb_per_s under [chip], such as 32 for PCIe 4.0 x16."
+        )
     if context > most:
         raise ConfigError(
             f"context is {context}, but {target.name} was made for {most} tokens; give at most "
@@ -86,6 +103,8 @@ def make_plan(
         placed = []
         for role, shape in shapes.items():
             placement = layout.place(role, shape.config.axis_sizes, devices)
+            if role == "target":
+                placement = offloaded(placement, shape.config, offload, resident_layers)
             placed.append(abstract_model(shape.config, dtype, quantization, placement))
         return placed[0], placed[1]
 
@@ -139,6 +158,8 @@ def make_plan(
         layout=layout,
         dtype=dtype,
         quantization=quantization,
+        offload=offload,
+        resident_layers=resident_layers,
         batch=static.batch,
         capacity=static.capacity,
         num_speculative_tokens=lookahead,
@@ -182,27 +203,20 @@ def _compile(
     return programs
 
 
-def _check(
-    lookahead: int, acceptance: float, batch: int, context: int, dtype: str, quantization: str
-) -> None:
+def _check(lookahead: int, acceptance: float, batch: int, context: int) -> None:
     counts = {"num_speculative_tokens": lookahead, "batch": batch, "context": context}
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; give at least 1.")
     if not 0 <= acceptance <= 1:
         raise ConfigError(f"acceptance is {acceptance}; give a probability, such as 0.8.")
-    for name, value, known in (
-        ("dtype", dtype, DTYPES),
-        ("quantization", quantization, PLAN_QUANTIZATIONS),
-    ):
-        if value not in known:
-            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(known)}.")
 
 
 def _section(call: Call, layout: Layout) -> Section:
     terms = call.terms(layout.platform, layout.chip) if layout.chip else None
     return Section(
         weight_bytes=call.weight_bytes,
+        host_bytes=call.host_bytes,
         cache_bytes=call.cache_bytes,
         collectives=call.collectives,
         collective_bytes=call.collective_bytes,
@@ -218,6 +232,7 @@ def _together(scoring: Section, drafted: Sequence[Section]) -> Section:
     terms = [each.terms for each in calls if each.terms]
     return Section(
         weight_bytes=scoring.weight_bytes + drafted[0].weight_bytes,
+        host_bytes=scoring.host_bytes + drafted[0].host_bytes,
         cache_bytes=scoring.cache_bytes + drafted[0].cache_bytes,
         collectives={"all-reduce": sum(counts)} if any(counts) else {},
         collective_bytes=sum(each.collective_bytes for each in calls),

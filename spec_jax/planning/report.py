@@ -35,7 +35,8 @@ class Section:
     """One program of a plan, on each chip.
 
     Attributes:
-      weight_bytes: the weights that a chip holds.
+      weight_bytes: the weights that a chip holds; of those in host memory, two blocks.
+      host_bytes: the weights in host memory that a chip copies.
       cache_bytes: its part of the caches.
       collectives: kind -> count, computed.
       collective_bytes: bytes that these exchange.
@@ -45,6 +46,7 @@ class Section:
     """
 
     weight_bytes: int
+    host_bytes: int
     cache_bytes: int
     collectives: dict[str, int]
     collective_bytes: int
@@ -68,6 +70,7 @@ class Section:
             "projected_seconds": self.seconds,
             "computed": {
                 "weight_bytes": self.weight_bytes,
+                "host_bytes": self.host_bytes,
                 "cache_bytes": self.cache_bytes,
                 "collectives": self.collectives,
                 "collective_bytes": self.collective_bytes,
@@ -87,6 +90,8 @@ class Plan:
       layout: the layout.
       dtype: of weights and, but on CPU, caches.
       quantization: of matrices.
+      offload: where the matrices of the target's blocks lie: `host`, or `none` for on the chips.
+      resident_layers: how many of its blocks, the first ones, lie on the chips all the same.
       batch: rows, as they are padded.
       capacity: KV slots of a row: the context and the room that a round needs.
       num_speculative_tokens: draft tokens of a round (K).
@@ -109,6 +114,8 @@ class Plan:
     layout: Layout
     dtype: str
     quantization: str
+    offload: str
+    resident_layers: int
     batch: int
     capacity: int
     num_speculative_tokens: int
@@ -171,6 +178,8 @@ class Plan:
             "chip": dataclasses.asdict(chip) if chip else None,
             "dtype": self.dtype,
             "quantization": self.quantization,
+            "offload": self.offload,
+            "resident_layers": self.resident_layers,
             "batch": self.batch,
             "capacity": self.capacity,
             "num_speculative_tokens": self.num_speculative_tokens,

@@ -2,6 +2,6 @@
 
 from spec_jax.sharding.layout import Layout
 from spec_jax.sharding.layout_file import Chip, Rule
-from spec_jax.sharding.placement import Placement, platform_of
+from spec_jax.sharding.placement import HOST_MEMORY, Placement, platform_of
 
-__all__ = ["Chip", "Layout", "Placement", "Rule", "platform_of"]
+__all__ = ["HOST_MEMORY", "Chip", "Layout", "Placement", "Rule", "platform_of"]

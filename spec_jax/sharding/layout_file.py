@@ -22,6 +22,7 @@ class Chip:
       flops: bfloat16 floating-point operations per second.
       link: bytes per second and direction to the neighbouring device.
       topology: the name of the whole topology for ahead-of-time compilation, or None.
+      host: bytes per second from host memory, or None if that is not known.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Chip:
     flops: float
     link: float
     topology: str | None = None
+    host: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,7 @@ class _Chip(Table):
     memory_gb_per_s: Positive
     bf16_tflops: Positive
     link_gb_per_s: Positive
+    host_gb_per_s: Positive | None = None
     topology: Text | None = None
 
 
@@ -112,6 +115,7 @@ def read_fields(file: Path) -> dict[str, Any]:
             bandwidth=chip.memory_gb_per_s * 1e9,
             flops=chip.bf16_tflops * 1e12,
             link=chip.link_gb_per_s * 1e9,
+            host=chip.host_gb_per_s and chip.host_gb_per_s * 1e9,
             topology=chip.topology,
         ),
     }

@@ -7,6 +7,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+HOST_MEMORY = "pinned_host"
+"""JAX's name of the host memory that devices read by themselves."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
@@ -15,10 +18,13 @@ class Placement:
     Attributes:
       mesh: the devices.
       axes: logical axis -> the mesh axes it is sharded over; others are replicated.
+      streamed_from: the first of the model's blocks whose matrices lie in host memory, each
+        device's part in that of its own host; None if all lie on the devices.
     """
 
     mesh: Mesh
     axes: tuple[tuple[str, tuple[str, ...]], ...]
+    streamed_from: int | None = None
 
     def spec(self, *logical: str | None) -> PartitionSpec:
         """The partition of an array with these logical axes; None is a dimension of no name."""

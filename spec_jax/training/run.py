@@ -108,6 +108,12 @@ class TrainingRun:
         data_dir: Path | None = None,
         on_progress: Callable[[str], object] | None = None,
     ):
+        placement = llm.engine.target.placement
+        if placement is not None and placement.streamed_from is not None:
+            raise ConfigError(
+                "offload is 'host', but training reads the target's layers from device memory; "
+                "leave offload out, or use a layout of more devices."
+            )
         self._target, self._config, self._path = llm.engine.target.unpacked(), config, path
         self._sampler, self._examples = Sampler(llm, config.sequence_length), examples
         self._on_progress = on_progress or (lambda line: None)
