@@ -54,15 +54,24 @@ class Packing:
         """Whether a matrix that is quantized in its file stays as it is."""
         return self.quantization == "gguf"
 
+    @property
+    def exact(self) -> "Packing":
+        """The same without quantization."""
+        return dataclasses.replace(self, quantization="none")
+
     def pack(self, rows: np.ndarray | Quantized, wanted: jax.ShapeDtypeStruct) -> Weight:
-        """A matrix [out, in] in its final form.
+        """A matrix [out, in], or a stack of them, in its final form.
 
         Args:
           rows: the matrix.
           wanted: dtype and sharding of the plain array [in, out] that it stands for.
         """
         if isinstance(rows, np.ndarray) and self.rounds:
-            rows = quantize(rows, 8 if self.quantization == "int8" else 4)
+            bits = 8 if self.quantization == "int8" else 4
+            if rows.ndim > 2:  # one at a time, since rounding takes several copies
+                rows = Quantized.stack([quantize(each, bits) for each in rows])
+            else:
+                rows = quantize(rows, bits)
         if isinstance(rows, np.ndarray):
             rows = rows.astype(wanted.dtype, copy=False)
         if self.native:
@@ -70,7 +79,7 @@ class Packing:
         if isinstance(rows, Quantized):
             if wanted.sharding is None and jax.default_backend() == "cpu":
                 # XLA:CPU would write the whole matrix out at every call.
-                return jnp.asarray(np.ascontiguousarray(rows.dequantize().T))
+                return jnp.asarray(np.ascontiguousarray(rows.dequantize().swapaxes(-1, -2)))
             return QuantizedWeight.of(rows, wanted.dtype, wanted.sharding)
-        array = np.ascontiguousarray(rows.T)
+        array = np.ascontiguousarray(rows.swapaxes(-1, -2))
         return jax.device_put(array, wanted.sharding) if wanted.sharding else jnp.asarray(array)

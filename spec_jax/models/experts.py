@@ -49,14 +49,14 @@ class SparseMlp(nnx.Module):
         def linear(sizes: tuple[int, int, int], axes: Names) -> ExpertLinear:
             return ExpertLinear(sizes, axes, dtype=dtype, rngs=rngs)
 
-        self.gate = linear(inward, ("experts", "embed", "mlp"))
-        self.up = linear(inward, ("experts", "embed", "mlp"))
-        self.down = linear(outward, ("experts", "mlp", "embed"))
+        self.expert_gate = linear(inward, ("experts", "embed", "mlp"))
+        self.expert_up = linear(inward, ("experts", "embed", "mlp"))
+        self.expert_down = linear(outward, ("experts", "mlp", "embed"))
 
     def __call__(
         self, x: Float[Array, "batch tokens embed"], placement: Placement | None
     ) -> Float[Array, "batch tokens embed"]:
-        layers = (self.router, self.gate, self.up, self.down)
+        layers = (self.router, self.expert_gate, self.expert_up, self.expert_down)
         weights = tuple(layer.weight.get_value() for layer in layers)
         skip = platform_of(placement) != "gpu"
         if placement is None:
