@@ -105,7 +105,9 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
 
 def _shape(found: dict[str, Any]) -> TransformerConfig:
     """The shape that `dataclasses.asdict` and JSON made this of."""
-    shape = {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
+    shape: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in found.items()
+    }
     if scaling := shape["rope_scaling"]:
         shape["rope_scaling"] = (YarnScaling if "amplitude" in scaling else RopeScaling)(**scaling)
     if experts := shape.get("experts"):

@@ -1,6 +1,7 @@
 """How a model's matrices are kept on their devices: plain, quantized, packed for native code."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,16 @@ import numpy as np
 from spec_jax.config import AUTO, QUANTIZATIONS
 from spec_jax.kernels import PackedWeight, Quantized, QuantizedWeight, Weight, quantize
 from spec_jax.models.family import Stored
+
+
+def is_multiplied(name: str, shape: Sequence[int]) -> bool:
+    """Whether a weight is a matrix, or a stack of them, and no table that positions look up."""
+    return len(shape) > 1 and name.split(".")[-2] not in ("positions", "relative")
+
+
+def is_quantized(name: str, shape: Sequence[int]) -> bool:
+    """Whether a weight is rounded where its model is; a router of experts would choose others."""
+    return is_multiplied(name, shape) and name.split(".")[-2] != "router"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +65,11 @@ class Packing:
         """Whether a matrix that is quantized in its file stays as it is."""
         return self.quantization == "gguf"
 
-    @property
-    def exact(self) -> "Packing":
-        """The same without quantization."""
-        return dataclasses.replace(self, quantization="none")
+    def of(self, name: str, shape: Sequence[int]) -> "Packing":
+        """How the weight of this name is kept."""
+        if not is_multiplied(name, shape):
+            return Packing()
+        return self if is_quantized(name, shape) else dataclasses.replace(self, quantization="none")
 
     def pack(self, rows: np.ndarray | Quantized, wanted: jax.ShapeDtypeStruct) -> Weight:
         """A matrix [out, in], or a stack of them, in its final form.

@@ -59,7 +59,9 @@ def build_model(
     # The largest first: its temporary copy is freed before the other tensors take memory.
     order = sorted(wanted, key=lambda name: -wanted[name].size)
     arrays = {
-        name: places[name].load(tensors, config, wanted[name], packing or Packing())
+        name: places[name].load(
+            tensors, config, wanted[name], (packing or Packing()).of(name, wanted[name].shape)
+        )
         for name in order
     }
     return model.with_weights({**arrays, **(borrowed or {})})
@@ -70,23 +72,12 @@ def pack_model(model: Model, packing: Packing) -> Model:
     if not packing:
         return model
     for name, weight in model.weights.items():
-        if weight.ndim > 1 and not _is_table(name):
-            kept = packing.exact if _is_router(name) else packing
+        if kept := packing.of(name, weight.shape):
             rows = np.asarray(distributed.to_host(weight)).swapaxes(-1, -2)
             cut = weight.sharding if model.placement else None
             wanted = jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=cut)
             model = model.with_weights({name: kept.pack(rows, wanted)})
     return model
-
-
-def _is_table(name: str) -> bool:
-    """Whether a weight is looked up by position and never multiplied."""
-    return name.split(".")[-2] in ("positions", "relative")
-
-
-def _is_router(name: str) -> bool:
-    """Whether a weight chooses experts; rounding it would make other choices."""
-    return name.split(".")[-2] == "router"
 
 
 class _Place:
@@ -96,7 +87,6 @@ class _Place:
         self, table: WeightTable, name: str, shape: tuple[int, ...], config: TransformerConfig
     ):
         self.part, tensor = stored_as(table, name)
-        self.is_table, self.is_router = _is_table(name), _is_router(name)
         self.names = [tensor]
         stored = self.part.stored_shape(_turned(shape), config)
         if self.part.each:
@@ -112,9 +102,7 @@ class _Place:
         packing: Packing,
     ) -> Weight:
         """The weight, with each part on its devices."""
-        if self.is_router:
-            packing = packing.exact
-        if len(wanted.shape) > 1 and packing and not self.is_table:
+        if packing:
             return packing.pack(self._rows(tensors, config, packing), wanted)
         whole = None
         if self.part.rearranges:

@@ -106,12 +106,14 @@ class Tiles:
 
 
 def expert_products(
-    x: Float[Array, "rows in"], chosen: Int[Array, " rows"], stacks: Sequence[PackedWeight]
+    x: Float[Array, "rows in"], chosen: Int[Array, " rows"], stacks: Sequence[Weight]
 ) -> list[Float[Array, "rows _"]]:
     """Each row times its expert's matrix of each packed stack; those of one format in one call."""
-    if len({stack.signature for stack in stacks}) > 1:
-        return [expert_products(x, chosen, [stack])[0] for stack in stacks]
-    return native.expert_products(x.astype(jnp.float32), chosen, stacks)
+    packed = [stack for stack in stacks if isinstance(stack, PackedWeight)]
+    assert len(packed) == len(stacks), "native code multiplies all matrices of a model or none"
+    if len({stack.signature for stack in packed}) > 1:
+        return [expert_products(x, chosen, [stack])[0] for stack in packed]
+    return native.expert_products(x.astype(jnp.float32), chosen, packed)
 
 
 def take_expert(stack: Weight, expert: Int[Array, ""]) -> Weight:

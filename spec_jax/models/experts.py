@@ -42,7 +42,7 @@ class SparseMlp(nnx.Module):
         self.experts, self.activation = experts, config.activation
         embed, size = config.embed_size, experts.size
         self.router = Linear(
-            embed, experts.count, axes=("embed", None), bias=False, dtype=dtype, rngs=rngs
+            embed, experts.count, axes=("embed", "choices"), bias=False, dtype=dtype, rngs=rngs
         )
         inward, outward = (experts.count, embed, size), (experts.count, size, embed)
 

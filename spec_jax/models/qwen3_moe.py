@@ -72,7 +72,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
 
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
-    """Translates the metadata of a GGUF file of architecture `qwen3moe`, whose layers are sparse."""
+    """Translates the metadata of a GGUF file of architecture `qwen3moe`; no layer is dense."""
     shape = gguf_full_shape(metadata, tensors, "qwen3moe")
     experts = gguf_experts(metadata, "qwen3moe", shape)
     return TransformerConfig(**shape, qk_norm="head", experts=experts)

@@ -53,9 +53,7 @@ FALCON = dict(
     ffn_hidden_size=48,
     max_position_embeddings=128,
 )
-QWEN3_MOE = dict(
-    GQA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20
-)
+QWEN3_MOE = dict(GQA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20)
 GEMMA = dict(GQA, head_dim=16, num_hidden_layers=4, sliding_window=5, query_pre_attn_scalar=20)
 GEMMA_ROPE = dict(
     full_attention=dict(rope_type="linear", rope_theta=5000.0, factor=4.0),
