@@ -56,7 +56,7 @@ class QuantizedWeight:
             return jax.make_array_from_callback(part.shape, own, lambda index: part[index])
 
         values, (*lead, inputs) = weight.values, weight.values.shape
-        groups = _groups(weight.scales.shape[-1], sharding)
+        groups = _groups(weight.scales.shape[-1], weight.bits, sharding)
 
         def spread(numbers: np.ndarray) -> np.ndarray:
             return np.repeat(numbers, groups // numbers.shape[-1], axis=-1)
@@ -82,7 +82,7 @@ class QuantizedWeight:
         name = jnp.dtype(wanted.dtype).name
         if bits == 8:
             return cls(part(inputs, jnp.int8), part(1, jnp.float32), None, name)
-        groups = _groups(1 if inputs % GROUP else inputs // GROUP, wanted.sharding)
+        groups = _groups(1 if inputs % GROUP else inputs // GROUP, bits, wanted.sharding)
         halved = inputs // groups % 2 == 0
         values = part(inputs // 2, jnp.uint8) if halved else part(inputs, jnp.int8)
         return cls(values, part(groups, jnp.float16), part(groups, jnp.float16), name)
@@ -117,9 +117,12 @@ class QuantizedWeight:
         return values.reshape(-1, outputs)
 
 
-def _groups(groups: int, sharding: NamedSharding | None) -> int:
-    """The least number of groups that holds these and that the shards of the inputs divide."""
-    if groups == 1 or sharding is None:
+def _groups(groups: int, bits: int, sharding: NamedSharding | None) -> int:
+    """The fewest groups that hold these and are not cut where a layout cuts inputs.
+
+    One scale for all inputs is every shard's, but two inputs of a byte are a half group apart.
+    """
+    if sharding is None or (groups == 1 and bits == 8):
         return groups
     return math.lcm(groups, _shards(sharding, sharding.spec[-2]))
 
