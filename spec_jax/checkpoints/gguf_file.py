@@ -70,7 +70,8 @@ class GgufFile:
         return found.reshape(-1, *self.shapes[name][1:])[(slice(None), *rest)]
 
     def read_quantized(self, name: str) -> Quantized | None:
-        """A matrix with its blocks' own numbers, or None if they are not of few bits."""
+        """A matrix, or a stack, with its blocks' own numbers; None if they are not of few bits."""
         tensor = self._tensors[name]
         data = np.memmap(self.path, tensor.dtype, "r", tensor.offset, tensor.stored_shape)
-        return unpack(data, tensor.kind)
+        rows = unpack(data.reshape(-1, data.shape[-1]), tensor.kind)
+        return rows and rows.map(lambda part: part.reshape(*data.shape[:-1], -1))

@@ -36,8 +36,11 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
     tensors: dict[str, np.ndarray] = {}
     for name, value in distributed.to_host(arrays).items():
         part, tensor = stored_as(table, name)
-        ours = np.asarray(value).T
-        tensors[tensor] = part.give(ours, model.config, tensors.get(tensor))
+        ours = np.asarray(value)
+        matrices = [each.T for each in ours] if part.each else [ours.T]
+        for number, each in enumerate(matrices):
+            own = tensor.format(number)
+            tensors[own] = part.give(each, model.config, tensors.get(own))
     if jax.process_index() > 0:
         return
     tensors = {

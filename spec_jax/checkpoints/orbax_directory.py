@@ -21,7 +21,7 @@ from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import pack_model
 from spec_jax.errors import CheckpointError
-from spec_jax.models.config import RopeScaling, TransformerConfig, YarnScaling
+from spec_jax.models.config import Experts, RopeScaling, TransformerConfig, YarnScaling
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
 from spec_jax.text.tokenizer import ChatTemplate, Tokenizer
@@ -98,13 +98,24 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
             f"{_VERSION}. Update spec-jax, or save the model again."
         )
     try:
-        shape = dict(manifest["config"])
-        if scaling := shape["rope_scaling"]:
-            kind = YarnScaling if "amplitude" in scaling else RopeScaling
-            shape["rope_scaling"] = kind(**scaling)
-        return TransformerConfig(**shape), manifest
-    except (KeyError, TypeError) as error:
+        return _shape(manifest["config"]), manifest
+    except (AttributeError, KeyError, TypeError) as error:
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
+
+
+def _shape(found: dict[str, Any]) -> TransformerConfig:
+    """The shape that `dataclasses.asdict` and JSON made this of."""
+    shape: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in found.items()
+    }
+    if scaling := shape["rope_scaling"]:
+        shape["rope_scaling"] = (YarnScaling if "amplitude" in scaling else RopeScaling)(**scaling)
+    if experts := shape.get("experts"):
+        dense = tuple(experts["dense_layers"])
+        shape["experts"] = Experts(**experts | {"dense_layers": dense})
+    if encoder := shape.get("encoder"):
+        shape["encoder"] = _shape(encoder)
+    return TransformerConfig(**shape)
 
 
 def _restore(

@@ -1,6 +1,7 @@
 """How a model's matrices are kept on their devices: plain, quantized, packed for native code."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,16 @@ import numpy as np
 from spec_jax.config import AUTO, QUANTIZATIONS
 from spec_jax.kernels import PackedWeight, Quantized, QuantizedWeight, Weight, quantize
 from spec_jax.models.family import Stored
+
+
+def is_multiplied(name: str, shape: Sequence[int]) -> bool:
+    """Whether a weight is a matrix, or a stack of them, and no table that positions look up."""
+    return len(shape) > 1 and name.split(".")[-2] not in ("positions", "relative")
+
+
+def is_quantized(name: str, shape: Sequence[int]) -> bool:
+    """Whether a weight is rounded where its model is; a router of experts would choose others."""
+    return is_multiplied(name, shape) and name.split(".")[-2] != "router"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +65,25 @@ class Packing:
         """Whether a matrix that is quantized in its file stays as it is."""
         return self.quantization == "gguf"
 
+    def of(self, name: str, shape: Sequence[int]) -> "Packing":
+        """How the weight of this name is kept."""
+        if not is_multiplied(name, shape):
+            return Packing()
+        return self if is_quantized(name, shape) else dataclasses.replace(self, quantization="none")
+
     def pack(self, rows: np.ndarray | Quantized, wanted: jax.ShapeDtypeStruct) -> Weight:
-        """A matrix [out, in] in its final form.
+        """A matrix [out, in], or a stack of them, in its final form.
 
         Args:
           rows: the matrix.
           wanted: dtype and sharding of the plain array [in, out] that it stands for.
         """
         if isinstance(rows, np.ndarray) and self.rounds:
-            rows = quantize(rows, 8 if self.quantization == "int8" else 4)
+            bits = 8 if self.quantization == "int8" else 4
+            if rows.ndim > 2:  # one at a time, since rounding takes several copies
+                rows = Quantized.stack([quantize(each, bits) for each in rows])
+            else:
+                rows = quantize(rows, bits)
         if isinstance(rows, np.ndarray):
             rows = rows.astype(wanted.dtype, copy=False)
         if self.native:
@@ -70,7 +91,7 @@ class Packing:
         if isinstance(rows, Quantized):
             if wanted.sharding is None and jax.default_backend() == "cpu":
                 # XLA:CPU would write the whole matrix out at every call.
-                return jnp.asarray(np.ascontiguousarray(rows.dequantize().T))
+                return jnp.asarray(np.ascontiguousarray(rows.dequantize().swapaxes(-1, -2)))
             return QuantizedWeight.of(rows, wanted.dtype, wanted.sharding)
-        array = np.ascontiguousarray(rows.T)
+        array = np.ascontiguousarray(rows.swapaxes(-1, -2))
         return jax.device_put(array, wanted.sharding) if wanted.sharding else jnp.asarray(array)

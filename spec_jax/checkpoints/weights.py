@@ -54,12 +54,14 @@ def build_model(
     # A checkpoint with a tied head may carry a copy of it.
     entry = table["head"]
     skipped = (*buffers, f"{entry.name if isinstance(entry, Part) else entry}.weight")
-    expected = {place.tensor: place.stored_shape for place in places.values()}
+    expected = {name: shape for place in places.values() for name, shape in place.expected.items()}
     _check_names(tensors, expected, skipped)
     # The largest first: its temporary copy is freed before the other tensors take memory.
     order = sorted(wanted, key=lambda name: -wanted[name].size)
     arrays = {
-        name: places[name].load(tensors, config, wanted[name], packing or Packing())
+        name: places[name].load(
+            tensors, config, wanted[name], (packing or Packing()).of(name, wanted[name].shape)
+        )
         for name in order
     }
     return model.with_weights({**arrays, **(borrowed or {})})
@@ -70,20 +72,12 @@ def pack_model(model: Model, packing: Packing) -> Model:
     if not packing:
         return model
     for name, weight in model.weights.items():
-        if weight.ndim == 2 and not _is_table(name):
-            rows = np.asarray(distributed.to_host(weight)).T
-            wanted = jax.ShapeDtypeStruct(
-                weight.shape,
-                weight.dtype,
-                sharding=None if model.placement is None else weight.sharding,
-            )
-            model = model.with_weights({name: packing.pack(rows, wanted)})
+        if kept := packing.of(name, weight.shape):
+            rows = np.asarray(distributed.to_host(weight)).swapaxes(-1, -2)
+            cut = weight.sharding if model.placement else None
+            wanted = jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=cut)
+            model = model.with_weights({name: kept.pack(rows, wanted)})
     return model
-
-
-def _is_table(name: str) -> bool:
-    """Whether a weight is looked up by position and never multiplied."""
-    return name.split(".")[-2] in ("positions", "relative")
 
 
 class _Place:
@@ -92,10 +86,13 @@ class _Place:
     def __init__(
         self, table: WeightTable, name: str, shape: tuple[int, ...], config: TransformerConfig
     ):
-        part, self.tensor = stored_as(table, name)
-        self.part = None if part == Part(part.name) else part
-        self.is_table = _is_table(name)
-        self.stored_shape = part.stored_shape(shape[::-1], config)
+        self.part, tensor = stored_as(table, name)
+        self.names = [tensor]
+        stored = self.part.stored_shape(_turned(shape), config)
+        if self.part.each:
+            self.names = [tensor.format(number) for number in range(shape[0])]
+            stored = stored[1:]
+        self.expected = dict.fromkeys(self.names, stored)
 
     def load(
         self,
@@ -105,15 +102,17 @@ class _Place:
         packing: Packing,
     ) -> Weight:
         """The weight, with each part on its devices."""
-        if len(wanted.shape) == 2 and packing and not self.is_table:
+        if packing:
             return packing.pack(self._rows(tensors, config, packing), wanted)
-        whole = self.part.take(tensors.read(self.tensor), config) if self.part else None
+        whole = None
+        if self.part.rearranges:
+            whole = self.part.take(self._read(tensors), config)
         parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading
 
         def read(index: Slices | None) -> np.ndarray:
             if str(index) not in parts:  # slices can be keys in Python 3.12 only
-                stored = (index or ())[::-1]
-                found = tensors.read(self.tensor, stored) if whole is None else whole[stored]
+                stored = _turned(index or ())
+                found = self._read(tensors, stored) if whole is None else whole[stored]
                 parts[str(index)] = _transposed(found, wanted.dtype)
             return parts[str(index)]
 
@@ -121,23 +120,35 @@ class _Place:
             return jax.device_put(read(None))
         return jax.make_array_from_callback(wanted.shape, wanted.sharding, read, dtype=wanted.dtype)
 
+    def _read(self, tensors: TensorStore, part: Slices = ()) -> np.ndarray:
+        """What is stored, or a part of it; a stack whose matrices are stored apart as a whole."""
+        if not self.part.each:
+            return tensors.read(self.names[0], part)
+        names = self.names[part[0]] if part else self.names
+        return np.stack([tensors.read(name, part[1:]) for name in names])
+
     def _rows(
         self, tensors: TensorStore, config: TransformerConfig, packing: Packing
     ) -> np.ndarray | Quantized:
-        """The whole weight [out, in], as quantized in the file where that is wanted."""
-        take = self.part.take if self.part else lambda stored, config: stored
-        if packing.as_stored:
-            found = tensors.read_quantized(self.tensor)
+        """The whole weight [*stack, out, in], as quantized in the file where that is wanted."""
+        if packing.as_stored and not self.part.each:
+            found = tensors.read_quantized(self.names[0])
             if found is not None:
-                return found.map(lambda part: take(part, config))
-        return take(tensors.read(self.tensor), config)
+                return found.map(lambda part: self.part.take(part, config))
+        return self.part.take(self._read(tensors), config)
+
+
+def _turned(each: tuple) -> tuple:
+    """A shape, or a part, of an array whose last two axes are exchanged."""
+    return (*each[:-2], *each[-2:][::-1])
 
 
 def _transposed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A copy of another dtype and layout, detached from the file."""
     # As whole numbers: NumPy transposes its own dtypes only fast, and bfloat16 is none.
     converted = array.astype(dtype, copy=False)
-    return np.array(converted.view(f"u{converted.itemsize}").T, order="C").view(dtype)
+    whole = converted.view(f"u{converted.itemsize}")
+    return np.array(whole.swapaxes(-1, -2) if whole.ndim > 1 else whole, order="C").view(dtype)
 
 
 def _check_names(

@@ -1,15 +1,19 @@
 """Products of activations with weights: plain arrays, quantized, or packed for native code."""
 
+from spec_jax.kernels.experts import Tiles, expert_products
 from spec_jax.kernels.products import Weight, columns, precision_of, products, take_outputs
 from spec_jax.kernels.quantize import Quantized, quantize
-from spec_jax.kernels.weights import PackedWeight, QuantizedWeight
+from spec_jax.kernels.weights import PackedWeight, QuantizedWeight, part_specs
 
 __all__ = [
     "PackedWeight",
     "Quantized",
     "QuantizedWeight",
+    "Tiles",
     "Weight",
     "columns",
+    "expert_products",
+    "part_specs",
     "precision_of",
     "products",
     "quantize",

@@ -37,6 +37,7 @@ SWITCH = "SPEC_JAX_NATIVE"
 """Environment variable: 0 turns native code off, a variant's name such as avx2 chooses that one."""
 _SOURCES = Path(__file__).with_name("cpu")
 _PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
+_EXPERT_PRODUCT = "spec_jax_expert_product"
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
 _BUILD_SECONDS = 300
@@ -87,17 +88,38 @@ def products(
       x: float32. Products with bfloat16 weights round it to bfloat16.
       weights: packed weights; all have scales and minima, or none has.
     """
+    return _products(_PRODUCT, [x], weights)
+
+
+def expert_products(
+    x: Float[Array, "rows in"],
+    experts: Int[Array, " rows"],
+    weights: Sequence["PackedWeight"],
+) -> list[Float[Array, "rows _"]]:
+    """Each row times the matrix of its own expert, of stacks of one format.
+
+    Each chosen expert's matrices are read once, and those that no row chose are not read.
+
+    Args:
+      x: as of `products`.
+      experts: each row's expert.
+      weights: packed stacks of as many matrices; all have scales and minima, or none has.
+    """
+    return _products(_EXPERT_PRODUCT, [x, experts], weights)
+
+
+def _products(target: str, given: list[Array], weights: Sequence["PackedWeight"]) -> list[Array]:
     parts = [
         [part for part in (weight.values, weight.scales, weight.minima) if part is not None]
         for weight in weights
     ]
-    scales = weights[0].scales
+    rows, scales = given[0].shape[0], weights[0].scales
     call = _call(
-        _PRODUCT,
-        [jax.ShapeDtypeStruct((x.shape[0], weight.shape[1]), jnp.float32) for weight in weights],
+        target,
+        [jax.ShapeDtypeStruct((rows, weight.shape[1]), jnp.float32) for weight in weights],
     )
     found = call(
-        x,
+        *given,
         *(part for each in parts for part in each),
         format=_FORMATS[weights[0].format],
         arrays=len(parts[0]),
@@ -199,7 +221,11 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
         return f"off ({SWITCH} is 0)"
     try:
         library = ctypes.CDLL(str(_built(on_progress)))
-        handlers = {_PRODUCT: library.SpecJaxProduct, _ATTENTION: library.SpecJaxAttention}
+        handlers = {
+            _PRODUCT: library.SpecJaxProduct,
+            _EXPERT_PRODUCT: library.SpecJaxExpertProduct,
+            _ATTENTION: library.SpecJaxAttention,
+        }
     except (_Unavailable, OSError, AttributeError) as error:
         warnings.warn(
             f"products on this CPU are XLA's, which are slower than native ones: {error}",

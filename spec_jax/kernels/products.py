@@ -30,7 +30,7 @@ def products(x: Float[Array, "*lead in"], weights: Sequence[Weight]) -> list[Arr
     float32. Sums are float32. Packed weights of one format are one call of native code.
     """
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
-    if len(packed) == len(weights) and len({_signature(weight) for weight in packed}) == 1:
+    if len(packed) == len(weights) and len({weight.signature for weight in packed}) == 1:
         rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
         found = native.products(rows, packed)
         return [each.reshape(*x.shape[:-1], -1) for each in found]
@@ -62,11 +62,6 @@ def take_outputs(weight: Weight, ids: Int[Array, " some"]) -> Weight:
     return (
         jnp.take(weight, ids, axis=1) if isinstance(weight, jax.Array) else weight.take_outputs(ids)
     )
-
-
-def _signature(weight: PackedWeight) -> tuple:
-    """What the weights of one call have in common."""
-    return weight.format, weight.minima is None, weight.scales is None or weight.scales.dtype
 
 
 def _dot(x: Array, weight: Array) -> Array:

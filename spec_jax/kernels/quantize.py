@@ -1,7 +1,7 @@
 """Rounds matrices to few bits."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ GROUP = 32
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A matrix of few bits in host memory: `scales * values + minima`.
+    """A matrix of few bits in host memory, or a stack of them: `scales * values + minima`.
 
     Attributes:
       values: int8; or uint8 of 0 to 15, if `bits` is 4.
@@ -22,23 +22,33 @@ class Quantized:
       bits: 8 or 4.
     """
 
-    values: Shaped[np.ndarray, "out in"]
-    scales: Shaped[np.ndarray, "out groups"]
-    minima: Shaped[np.ndarray, "out groups"] | None
+    values: Shaped[np.ndarray, "*stack out in"]
+    scales: Shaped[np.ndarray, "*stack out groups"]
+    minima: Shaped[np.ndarray, "*stack out groups"] | None
     bits: Literal[8, 4]
+
+    @classmethod
+    def stack(cls, matrices: Sequence["Quantized"]) -> "Quantized":
+        """Matrices of one shape and as many bits, one after another."""
+        least = [each.minima for each in matrices if each.minima is not None]
+        return cls(
+            np.stack([each.values for each in matrices]),
+            np.stack([each.scales for each in matrices]),
+            np.stack(least) if least else None,
+            matrices[0].bits,
+        )
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Quantized":
         """The same matrix with its rows changed, all parts alike."""
         minima = None if self.minima is None else change(self.minima)
         return Quantized(change(self.values), change(self.scales), minima, self.bits)
 
-    def dequantize(self) -> Float[np.ndarray, "out in"]:
+    def dequantize(self) -> Float[np.ndarray, "*stack out in"]:
         """The matrix in float32."""
-        outputs, groups = self.scales.shape
-        values = self.values.reshape(outputs, groups, -1).astype(np.float32)
-        values *= self.scales[:, :, None].astype(np.float32)
+        values = self.values.reshape(*self.scales.shape, -1).astype(np.float32)
+        values *= self.scales[..., None].astype(np.float32)
         if self.minima is not None:
-            values += self.minima[:, :, None].astype(np.float32)
+            values += self.minima[..., None].astype(np.float32)
         return values.reshape(self.values.shape)
 
 

@@ -1,4 +1,8 @@
-"""Weights on a device in other forms than a plain array: quantized, or packed for native code."""
+"""Weights on a device in other forms than a plain array: quantized, or packed for native code.
+
+A stack of matrices of one shape, such as those of experts, is the same pytree with one more axis in
+front of each of its arrays.
+"""
 
 import math
 from typing import Any
@@ -50,32 +54,37 @@ class QuantizedWeight:
     def of(
         cls, weight: Quantized, dtype: DTypeLike, sharding: NamedSharding | None = None
     ) -> "QuantizedWeight":
-        """The same matrix on devices; groups are sharded as inputs are, if that divides them."""
+        """The same matrix on devices; groups are cut where a layout cuts inputs."""
 
         def put(rows: np.ndarray) -> Array:
-            part = np.ascontiguousarray(rows.T)
+            part = np.ascontiguousarray(rows.swapaxes(-1, -2))
             if sharding is None:
                 return jnp.asarray(part)
             shape, own = _placed(part.shape, part.dtype, sharding)
             part = part.reshape(shape)
             return jax.make_array_from_callback(shape, own, lambda index: part[index])
 
-        values, (outputs, groups) = weight.values, weight.scales.shape
-        if weight.bits == 4 and values.shape[1] // groups % 2 == 0:
-            low, high = np.split(values.reshape(outputs, groups, -1), 2, axis=2)
-            values = (low | high << 4).reshape(outputs, -1)
+        values, (*lead, inputs) = weight.values, weight.values.shape
+        groups = _groups(weight.scales.shape[-1], weight.bits, sharding)
+
+        def spread(numbers: np.ndarray) -> np.ndarray:
+            return np.repeat(numbers, groups // numbers.shape[-1], axis=-1)
+
+        if weight.bits == 4 and inputs // groups % 2 == 0:
+            low, high = np.split(values.reshape(*lead, groups, -1), 2, axis=-1)
+            values = (low | high << 4).reshape(*lead, -1)
         else:
             values = values.astype(np.int8)
-        minima = None if weight.minima is None else put(weight.minima)
-        return cls(put(values), put(weight.scales), minima, jnp.dtype(dtype).name)
+        minima = None if weight.minima is None else put(spread(weight.minima))
+        return cls(put(values), put(spread(weight.scales)), minima, jnp.dtype(dtype).name)
 
     @classmethod
     def abstract(cls, wanted: jax.ShapeDtypeStruct, bits: int) -> "QuantizedWeight":
-        """Shapes and shardings of what `quantize` makes of a matrix [in, out]."""
-        inputs, outputs = wanted.shape
+        """Shapes and shardings of what `quantize` makes of a matrix [in, out], or of a stack."""
+        *stack, inputs, outputs = wanted.shape
 
         def part(rows: int, dtype: DTypeLike) -> Any:
-            shape, own = (rows, outputs), None
+            shape, own = (*stack, rows, outputs), None
             if wanted.sharding is not None:
                 shape, own = _placed(shape, dtype, wanted.sharding)
             return jax.ShapeDtypeStruct(shape, dtype, sharding=own)
@@ -83,14 +92,18 @@ class QuantizedWeight:
         name = jnp.dtype(wanted.dtype).name
         if bits == 8:
             return cls(part(inputs, jnp.int8), part(1, jnp.float32), None, name)
-        groups = part(inputs // GROUP if inputs % GROUP == 0 else 1, jnp.float16)
-        return cls(part(inputs // 2, jnp.uint8), groups, groups, name)
+        groups = _groups(1 if inputs % GROUP else inputs // GROUP, bits, wanted.sharding)
+        halved = inputs // groups % 2 == 0
+        values = part(inputs // 2, jnp.uint8) if halved else part(inputs, jnp.int8)
+        return cls(values, part(groups, jnp.float16), part(groups, jnp.float16), name)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the matrix, [in, out]."""
-        *rows, outputs = self.values.shape
-        return math.prod(rows) * (2 if self.values.dtype == jnp.uint8 else 1), outputs
+        """Sizes of the matrix, [in, out], or of the stack."""
+        stack = self.scales.shape[:-2]
+        *rows, outputs = self.values.shape[len(stack) :]
+        inputs = math.prod(rows) * (2 if self.values.dtype == jnp.uint8 else 1)
+        return *stack, inputs, outputs
 
     def columns(self, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
         """Columns of the matrix, in float32."""
@@ -102,8 +115,10 @@ class QuantizedWeight:
         """The matrix with these columns alone."""
         return jax.tree.map(lambda part: jnp.take(part, ids, axis=-1), self)
 
-    def dequantize(self) -> Float[Array, "in out"]:
+    def dequantize(self) -> Float[Array, "*stack in out"]:
         """The matrix in float32."""
+        if self.scales.ndim > 2:
+            return jax.vmap(QuantizedWeight.dequantize)(self)
         groups, outputs = self.scales.shape
         values = self.values.reshape(groups, -1, outputs)
         if values.dtype == jnp.uint8:
@@ -114,26 +129,54 @@ class QuantizedWeight:
         return values.reshape(-1, outputs)
 
 
+def _groups(groups: int, bits: int, sharding: NamedSharding | None) -> int:
+    """The fewest groups that hold these and are not cut where a layout cuts inputs.
+
+    One scale for all inputs is every shard's, but two inputs of a byte are a half group apart.
+    """
+    if sharding is None or (groups == 1 and bits == 8):
+        return groups
+    return math.lcm(groups, _shards(sharding, sharding.spec[-2]))
+
+
+def _shards(sharding: NamedSharding, axes: Any) -> int:
+    names = axes if isinstance(axes, tuple) else (axes,)
+    return math.prod(sharding.mesh.shape[name] for name in names if name is not None)
+
+
 def _placed(
     shape: tuple[int, ...], dtype: DTypeLike, sharding: NamedSharding
 ) -> tuple[tuple[int, ...], NamedSharding]:
-    """The shape of a part [rows, out], and its sharding: as the matrix's where that fits.
+    """The shape of a part [*stack, rows, out], and its sharding: as the matrix's where that fits.
 
     Along the inputs it is sharded only if that divides the rows. A single row stays on the device,
     and so do bytes that are not whole groups of rows.
     """
-    (rows, outputs), memory = shape, sharding.memory_kind
-    inputs_axes, outputs_axes = (*sharding.spec, None, None)[:2]
+    (*stack, rows, outputs), memory = shape, sharding.memory_kind
+    axes = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
+    *stack_axes, inputs_axes, outputs_axes = axes
     bytes_ = jnp.dtype(dtype).itemsize == 1
     if memory == HOST_MEMORY and (rows == 1 or (bytes_ and rows % HOST_ROWS)):
         memory = None
-    if memory == HOST_MEMORY and bytes_:
-        shape = rows // HOST_ROWS, HOST_ROWS, outputs
-    names = (inputs_axes,) if isinstance(inputs_axes, str) else inputs_axes or ()
-    if shape[0] % math.prod(sharding.mesh.shape[name] for name in names):
+    tiles = (rows // HOST_ROWS, HOST_ROWS) if memory == HOST_MEMORY and bytes_ else (rows,)
+    if tiles[0] % _shards(sharding, inputs_axes):
         inputs_axes = None
-    spec = P(inputs_axes, *(None,) * (len(shape) - 2), outputs_axes)
-    return shape, NamedSharding(sharding.mesh, spec, memory_kind=memory)
+    spec = P(*stack_axes, inputs_axes, *(None,) * (len(tiles) - 1), outputs_axes)
+    placed = NamedSharding(sharding.mesh, spec, memory_kind=memory)
+    return (*stack, *tiles, outputs), placed
+
+
+def part_specs(weight: Any, spec: P) -> Any:
+    """How the arrays of a weight are cut, if the whole is cut so."""
+    if not isinstance(weight, QuantizedWeight):
+        return spec
+    *stack, inputs, outputs = spec
+
+    def of(part: Array) -> P:
+        rows = None if part.shape[len(stack)] == 1 else inputs
+        return P(*stack, rows, *(None,) * (part.ndim - len(spec)), outputs)
+
+    return jax.tree.map(of, weight)
 
 
 @pytree
@@ -147,7 +190,7 @@ class PackedWeight:
       scales: [panels, groups, 16], float32 or float16, or None for 1; as in `QuantizedWeight`.
       minima: likewise, or None for 0.
       format: what the values are, a key of `STEPS`; static.
-      shape: sizes of the matrix, [in, out]; static.
+      shape: sizes of the matrix, or of each one of a stack, [in, out]; static.
     """
 
     values: Array
@@ -158,12 +201,12 @@ class PackedWeight:
 
     @classmethod
     def of(cls, weight: np.ndarray | Quantized) -> "PackedWeight":
-        """Packs a matrix [out, in] of float32 or bfloat16, or a quantized one."""
+        """Packs a matrix [out, in] of float32 or bfloat16, or a quantized one, or a stack."""
         if not isinstance(weight, Quantized):
-            kind, (outputs, inputs) = weight.dtype.name, weight.shape
+            kind, (*_, outputs, inputs) = weight.dtype.name, weight.shape
             return cls(_packed(weight, kind), None, None, kind, (inputs, outputs))
-        kind, (outputs, inputs) = f"int{weight.bits}", weight.values.shape
-        groups = weight.scales.shape[1]
+        kind, (*_, outputs, inputs) = f"int{weight.bits}", weight.values.shape
+        groups = weight.scales.shape[-1]
         if groups > 1 and inputs % (groups * STEPS[kind]):
             raise ValueError(f"{inputs} inputs in {groups} groups are not whole steps")
         return cls(
@@ -205,21 +248,35 @@ class PackedWeight:
         values, scales, minima = jax.tree.map(take, (self.values, self.scales, self.minima))
         return PackedWeight(values, scales, minima, self.format, (self.shape[0], len(ids)))
 
-    def dequantize(self) -> Float[Array, "in out"]:
+    @property
+    def signature(self) -> tuple:
+        """What the weights of one call of native code have in common."""
+        return self.format, self.minima is None, self.scales is None or self.scales.dtype
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether it stands for several matrices."""
+        return self.values.ndim > (4 if self.format == "bfloat16" else 3)
+
+    def dequantize(self) -> Float[Array, "*stack in out"]:
         """The matrix in float32."""
+        if self.is_stack:
+            return jax.vmap(PackedWeight.dequantize)(self)
         return self.columns(jnp.arange(self.shape[1])).T
 
 
 def _packed(rows: np.ndarray, kind: str = "float32") -> Array:
-    """Rows [out, in] as panels; numbers of no format are kept as they are."""
-    outputs, inputs = rows.shape
+    """Rows [*stack, out, in] as panels; numbers of no format are kept as they are."""
+    *stack, outputs, inputs = rows.shape
     step = 2 if kind == "bfloat16" else 1
-    padded = np.pad(rows, ((0, -outputs % LANES), (0, -inputs % STEPS[kind])))
+    beyond = [*((0, 0) for _ in stack), (0, -outputs % LANES), (0, -inputs % STEPS[kind])]
+    padded = np.pad(rows, beyond)
     if kind == "int4":
-        nibbles = padded.reshape(len(padded), -1, 8).astype(np.uint32)
-        padded = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(2, dtype=np.uint32)
+        nibbles = padded.reshape(*padded.shape[:-1], -1, 8).astype(np.uint32)
+        padded = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(-1, dtype=np.uint32)
     # As whole numbers: NumPy transposes only its own dtypes fast, and bfloat16 is none.
     whole = padded.view(f"u{padded.itemsize}")
-    panels = whole.reshape(len(padded) // LANES, LANES, -1, step).swapaxes(1, 2)
+    *_, outputs, inputs = whole.shape
+    panels = whole.reshape(*stack, outputs // LANES, LANES, inputs // step, step).swapaxes(-3, -2)
     packed = np.ascontiguousarray(panels).view(padded.dtype)
     return jnp.asarray(packed if step == 2 else packed[..., 0])

@@ -39,6 +39,39 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Sparse MLPs: each token runs through a few of many experts (arXiv 1701.06538, 2401.04088).
+
+    Attributes:
+      count: experts of a layer.
+      per_token: how many of them a token chooses, the most probable ones.
+      size: hidden width of an expert.
+      normed: the weights of a token's experts are divided by their sum; otherwise they are its
+        probabilities among all experts.
+      dense_layers: layers, counted from 0, that have a dense MLP of `mlp_size` all the same.
+    """
+
+    count: int
+    per_token: int
+    size: int
+    normed: bool = True
+    dense_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("count", "per_token", "size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise CheckpointError(
+                    f"model config: experts.{name} is {value!r}; expected an int >= 1."
+                )
+        if self.per_token > self.count:
+            raise CheckpointError(
+                f"model config: a token chooses {self.per_token} of {self.count} experts; it can "
+                "choose no more than there are."
+            )
+
+
+@dataclass(frozen=True)
 class TransformerConfig:
     """Everything that decides a decoder's computation; static under jit.
 
@@ -72,6 +105,7 @@ class TransformerConfig:
       key_bias: with them, also on that of the keys, which Whisper's lacks.
       output_bias: bias on the attention's output projection.
       mlp_bias: biases in the MLP.
+      experts: the sparse MLPs, which are gated and without biases; None if all are dense.
       qk_norm: an RMS norm over each query and key `head`, or over the whole `projection`, before
         the rotation.
       query_pre_attn_scalar: scores are divided by its square root; `head_dim` by default.
@@ -124,6 +158,7 @@ class TransformerConfig:
     key_bias: bool = True
     output_bias: bool = False
     mlp_bias: bool = False
+    experts: Experts | None = None
     qk_norm: Literal["none", "head", "projection"] = "none"
     query_pre_attn_scalar: float | None = None
     score_cap: float | None = None
@@ -170,6 +205,11 @@ class TransformerConfig:
                 f"model config: {self.num_kv_heads} KV heads do not divide {self.num_heads} "
                 "query heads."
             )
+        if self.experts is not None and (self.mlp_bias or not self.gated_mlp):
+            raise CheckpointError(
+                "model config: experts are gated and have no biases, but mlp_bias is "
+                f"{self.mlp_bias} and gated_mlp {self.gated_mlp}."
+            )
         if self.rotary_size % 2:
             raise CheckpointError(
                 f"model config: {self.rotary_size} rotated dimensions per head; expected an "
@@ -186,9 +226,16 @@ class TransformerConfig:
             "kv_heads": self.num_kv_heads,
             "mlp": self.mlp_size,
         }
+        if self.experts is not None:
+            dense = self.mlp_size if len(self.experts.dense_layers) else 0
+            own |= {"mlp": math.gcd(self.experts.size, dense), "experts": self.experts.count}
         # A layout shards both stacks alike.
         others = own if self.encoder is None else self.encoder.axis_sizes
-        return {axis: math.gcd(size, others[axis]) for axis, size in own.items()}
+        return {axis: math.gcd(size, others.get(axis, size)) for axis, size in own.items()}
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer, counted from 0, sees only the sliding window."""

@@ -70,7 +70,8 @@ class Part:
     """Where a checkpoint keeps a weight that is not simply there under a name of its own.
 
     Attributes:
-      name: the module in the checkpoint, with `{}` for the layer's number.
+      name: the module in the checkpoint, with `{}` for the layer's number, and a second one for the
+        number of an expert.
       rows: which rows of the stored tensor (its output features) are ours, in our order; by
         default all.
       total: rows of the stored tensor, where it has more than ours.
@@ -78,6 +79,8 @@ class Part:
       minus_one: stored is the weight minus one.
       taps: matrices are stored as convolutions over so many steps, [out, in, taps]; ours have the
         inputs of one channel side by side.
+      each: a stack is stored as one tensor for each expert.
+      bare: the tensor has the module's name, without `.weight`.
     """
 
     name: str
@@ -86,9 +89,18 @@ class Part:
     turned: bool = False
     minus_one: bool = False
     taps: int = 1
+    each: bool = False
+    bare: bool = False
+
+    @property
+    def rearranges(self) -> bool:
+        """Whether what is stored is more than the weight under another name."""
+        return replace(self, each=False, bare=False) != Part(self.name)
 
     def stored_shape(self, shape: tuple[int, ...], config: TransformerConfig) -> tuple[int, ...]:
         """The shape of the stored tensor, if ours has this one with outputs first."""
+        if len(shape) == 3:
+            return shape[0], *self.stored_shape(shape[1:], config)
         outputs = self.total(config) if self.total else shape[0]
         if self.taps > 1 and len(shape) == 2:
             return outputs, shape[1] // self.taps, self.taps
@@ -96,6 +108,8 @@ class Part:
 
     def take(self, stored: np.ndarray, config: TransformerConfig) -> np.ndarray:
         """Our weight, outputs first, of the stored tensor."""
+        if stored.ndim == 3 and self.taps == 1 and self.rearranges:
+            return np.stack([self.take(each, config) for each in stored])
         ours = stored.T if self.turned else stored
         if stored.ndim == 3:
             ours = stored.reshape(len(stored), -1)
@@ -123,6 +137,7 @@ def fused(
     which: int,
     *,
     turned: bool = False,
+    bare: bool = False,
 ) -> Part:
     """One of several weights that are stored as one, one after another.
 
@@ -131,13 +146,14 @@ def fused(
       sizes: output features of each.
       which: the weight's place among them.
       turned: as of `Part`.
+      bare: as of `Part`.
     """
 
     def rows(config: TransformerConfig) -> np.ndarray:
         ends = np.cumsum(sizes(config))
         return np.arange(ends[which] - sizes(config)[which], ends[which])
 
-    return Part(name, rows, lambda config: sum(sizes(config)), turned)
+    return Part(name, rows, lambda config: sum(sizes(config)), turned, bare=bare)
 
 
 def qkv_sizes(config: TransformerConfig) -> tuple[int, int, int]:
@@ -160,7 +176,8 @@ def stored_as(table: WeightTable, name: str) -> tuple[Part, str]:
     layer = next((part for part in module.split(".") if part.isdigit()), "")
     entry = table[re.sub(r"\.\d+\.", ".{}.", module)]
     part = entry if isinstance(entry, Part) else Part(entry)
-    return part, f"{part.name.format(layer)}.{leaf}"
+    # The number of an expert stays open.
+    return part, part.name.format(layer, "{}") + ("" if part.bare else f".{leaf}")
 
 
 @dataclass(frozen=True)
@@ -176,6 +193,8 @@ class Family:
       gguf_architecture: `general.architecture` in GGUF files, if this family reads them.
       config_from_gguf: translates GGUF metadata; the tensors tell what metadata leaves out.
       gguf_weights: modules in GGUF files.
+      fused_experts: where modules lie in safetensors files that keep all experts of a layer in one
+        tensor, if some do.
       buffers: endings of tensors that hold no weights and are skipped.
       prefix: what some checkpoints leave out at the beginning of all names.
     """
@@ -187,6 +206,7 @@ class Family:
     gguf_architecture: str | None = None
     config_from_gguf: Callable[[Config, TensorStore], TransformerConfig] | None = None
     gguf_weights: WeightTable | None = None
+    fused_experts: WeightTable | None = None
     buffers: tuple[str, ...] = ("rotary_emb.inv_freq", "rope_freqs.weight")
     prefix: str = ""
 
@@ -196,6 +216,8 @@ class Family:
         """`hf_weights` of a shape, as the names of these tensors have them."""
         table = self.hf_weights if isinstance(self.hf_weights, Mapping) else self.hf_weights(config)
         names = [] if tensors is None else tensors.shapes
+        if self.fused_experts and any(name.endswith(".experts.gate_up_proj") for name in names):
+            table = {**table, **self.fused_experts}
         if not names or not self.prefix or any(name.startswith(self.prefix) for name in names):
             return table
 

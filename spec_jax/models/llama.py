@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spec_jax.errors import CheckpointError
-from spec_jax.models.config import RopeScaling, TransformerConfig
+from spec_jax.models.config import Experts, RopeScaling, TransformerConfig
 from spec_jax.models.family import (
     Config,
     Family,
@@ -52,6 +52,13 @@ GGUF_WEIGHTS: WeightTable = {
     "blocks.{}.mlp.down": "blk.{}.ffn_down",
     "final_norm": "output_norm",
     "head": "output",
+}
+
+EXPERTS_OF_GGUF: WeightTable = {
+    "blocks.{}.mlp.router": "blk.{}.ffn_gate_inp",
+    "blocks.{}.mlp.expert_gate": "blk.{}.ffn_gate_exps",
+    "blocks.{}.mlp.expert_up": "blk.{}.ffn_up_exps",
+    "blocks.{}.mlp.expert_down": "blk.{}.ffn_down_exps",
 }
 
 
@@ -117,8 +124,7 @@ def shape_to_hf(config: TransformerConfig) -> dict[str, Any]:
 
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
-    """Translates the metadata of a GGUF file of architecture `llama`."""
-    require(metadata, "llama.expert_count", 0, default=0)
+    """Translates the metadata of a GGUF file of architecture `llama`; Mixtral has experts."""
     shape = gguf_shape(metadata, tensors, "llama")
     rotary_size = integer(metadata, "llama.rope.dimension_count", shape["head_dim"])
     if rotary_size != shape["head_dim"]:
@@ -132,6 +138,18 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
         qkv_bias="blk.0.attn_q.bias" in tensors.shapes,
         output_bias="blk.0.attn_output.bias" in tensors.shapes,
         mlp_bias="blk.0.ffn_down.bias" in tensors.shapes,
+        experts=gguf_experts(metadata, "llama", shape),
+    )
+
+
+def gguf_experts(metadata: Config, architecture: str, shape: Mapping[str, Any]) -> Experts | None:
+    """The experts that GGUF metadata describe, in every layer."""
+    if not metadata.get(f"{architecture}.expert_count"):
+        return None
+    return Experts(
+        count=integer(metadata, f"{architecture}.expert_count"),
+        per_token=integer(metadata, f"{architecture}.expert_used_count"),
+        size=integer(metadata, f"{architecture}.expert_feed_forward_length", shape["mlp_size"]),
     )
 
 
@@ -217,6 +235,7 @@ FAMILY = Family(
     config_from_gguf=config_from_gguf,
     gguf_weights={
         **GGUF_WEIGHTS,
+        **EXPERTS_OF_GGUF,
         "blocks.{}.attention.query": Part(
             "blk.{}.attn_q",
             lambda config: halves(config.num_heads, config.head_dim, config.head_dim),

@@ -1,6 +1,7 @@
 """A model as the loop sees it: static structure, arrays, and the calls that decoding makes."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.source import Source
 from spec_jax.models.streaming import resident
-from spec_jax.models.transformer import Transformer
+from spec_jax.models.transformer import Block, Transformer
 from spec_jax.sharding import HOST_MEMORY, Placement, platform_of
 from spec_jax.sharding.pytree import pytree, static
 
@@ -55,16 +56,15 @@ class Model:
     ) -> "Model":
         """A model's shapes and shardings: its params are `jax.ShapeDtypeStruct`.
 
-        One block is traced and repeated, since tracing takes time that grows with the square of
-        the layers: seconds for eighty.
+        One block of each kind is traced and repeated, since tracing takes time that grows with the
+        square of the layers: seconds for eighty.
         """
         encoder = config.encoder and dataclasses.replace(config.encoder, num_layers=1)
         one = dataclasses.replace(config, num_layers=1, encoder=encoder)
         module = nnx.eval_shape(lambda: Transformer(one, dtype=dtype, rngs=nnx.Rngs(0)))
         for part, shape in ((module, config), (module.encoder, config.encoder)):
             if part is not None and shape is not None:
-                copies = [nnx.clone(part.blocks[0]) for _ in range(shape.num_layers)]
-                part.blocks, part.config = nnx.List(copies), shape
+                part.blocks, part.config = nnx.List(_abstract_blocks(shape, dtype)), shape
         graphdef, params = nnx.split(module)
         if placement is not None:
             params = _each(
@@ -323,6 +323,15 @@ class Model:
         if alone and self.platform == "cpu" and not self.is_packed:
             return jnp.pad(x, ((0, 0), (0, 1), (0, 0)))
         return x
+
+
+def _abstract_blocks(config: TransformerConfig, dtype: DTypeLike) -> list[Block]:
+    def made(is_sparse: bool) -> Block:
+        return Block(config, dtype=dtype, rngs=nnx.Rngs(0), is_sparse=is_sparse)
+
+    kinds = [config.is_sparse(i) for i in range(config.num_layers)]
+    shapes = {kind: nnx.eval_shape(functools.partial(made, kind)) for kind in set(kinds)}
+    return [nnx.clone(shapes[kind]) for kind in kinds]
 
 
 def param_sharding(placement: Placement, name: str, param: nnx.Variable) -> NamedSharding:

@@ -2,9 +2,18 @@
 
 from typing import Any
 
+from spec_jax.models import llama
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, TensorStore, get, hf_rope, rope_to_hf
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, hf_shape, shape_to_hf
+from spec_jax.models.family import (
+    Config,
+    Family,
+    TensorStore,
+    WeightTable,
+    get,
+    hf_rope,
+    rope_to_hf,
+)
+from spec_jax.models.llama import hf_shape, shape_to_hf
 from spec_jax.models.qwen2 import gguf_full_shape, refuse_sliding_window
 
 
@@ -34,20 +43,24 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen3"), qk_norm="head")
 
 
+HF_WEIGHTS: WeightTable = {
+    **llama.HF_WEIGHTS,
+    "blocks.{}.attention.query_norm": "model.layers.{}.self_attn.q_norm",
+    "blocks.{}.attention.key_norm": "model.layers.{}.self_attn.k_norm",
+}
+
+GGUF_WEIGHTS: WeightTable = {
+    **llama.GGUF_WEIGHTS,
+    "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
+    "blocks.{}.attention.key_norm": "blk.{}.attn_k_norm",
+}
+
 FAMILY = Family(
     model_type="qwen3",
     config_from_hf=config_from_hf,
-    hf_weights={
-        **HF_WEIGHTS,
-        "blocks.{}.attention.query_norm": "model.layers.{}.self_attn.q_norm",
-        "blocks.{}.attention.key_norm": "model.layers.{}.self_attn.k_norm",
-    },
+    hf_weights=HF_WEIGHTS,
     config_to_hf=config_to_hf,
     gguf_architecture="qwen3",
     config_from_gguf=config_from_gguf,
-    gguf_weights={
-        **GGUF_WEIGHTS,
-        "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
-        "blocks.{}.attention.key_norm": "blk.{}.attn_k_norm",
-    },
+    gguf_weights=GGUF_WEIGHTS,
 )

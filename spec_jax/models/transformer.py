@@ -13,6 +13,7 @@ from spec_jax.kernels import products
 from spec_jax.models.attention import Pattern, Scores, attend, attention, remember
 from spec_jax.models.cache import Encoded, KVCache, LayerCache
 from spec_jax.models.config import TransformerConfig, YarnScaling
+from spec_jax.models.experts import SparseMlp
 from spec_jax.models.layers import (
     ACTIVATIONS,
     Embedding,
@@ -154,7 +155,10 @@ class Mlp(nnx.Module):
         self.up = linear(embed_size, mlp_size, ("embed", "mlp"))
         self.down = linear(mlp_size, embed_size, ("mlp", "embed"))
 
-    def __call__(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens embed"]:
+    def __call__(
+        self, x: Float[Array, "batch tokens embed"], placement: Placement | None
+    ) -> Float[Array, "batch tokens embed"]:
+        # Its partition follows from that of its weights.
         activate = ACTIVATIONS[self.activation]
         if self.gate is None:
             return self.down(activate(self.up(x)))
@@ -166,10 +170,17 @@ class Block(nnx.Module):
     """Norm, attention, norm, MLP; in sequence, or both reading the block's input.
 
     A decoder's block with an encoder attends to the encoder's output between the two. The caller
-    decides what a layer sees, so that all blocks of a model are alike.
+    decides what a layer sees, so that all blocks of a model are alike but for their MLPs.
     """
 
-    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+        is_sparse: bool = False,
+    ):
         self.parallel_residual = config.parallel_residual
         self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
 
@@ -185,7 +196,7 @@ class Block(nnx.Module):
         self.cross_norm = norm(has_source)
         self.cross = Attention(config, dtype=dtype, rngs=rngs) if has_source else None
         self.mlp_norm = norm(config.pre_norms and not config.shared_norm)
-        self.mlp = Mlp(config, dtype=dtype, rngs=rngs)
+        self.mlp = (SparseMlp if is_sparse else Mlp)(config, dtype=dtype, rngs=rngs)
         self.mlp_post_norm = norm(config.post_norms)
 
     def __call__(
@@ -208,7 +219,7 @@ class Block(nnx.Module):
             mlp_input = normed
         elif self.mlp_norm is not None:
             mlp_input = self.mlp_norm(mlp_input)
-        out = call.residual(self.mlp(mlp_input))
+        out = call.residual(self.mlp(mlp_input, call.placement))
         return x + attended + added(self.mlp_post_norm, out), cache
 
 
@@ -323,7 +334,10 @@ class Transformer(nnx.Module):
         self.positions = _positions(config, dtype, rngs)
         self.relative = _relative(config, True, dtype, rngs)
         self.blocks = nnx.List(
-            [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
+            [
+                Block(config, dtype=dtype, rngs=rngs, is_sparse=config.is_sparse(i))
+                for i in range(config.num_layers)
+            ]
         )
         self.final_norm = Norm(
             config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from spec_jax.checkpoints.packing import is_quantized
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.draft_length import Constant
@@ -42,7 +43,7 @@ def abstract_model(
         {
             name: QuantizedWeight.abstract(weight, bits)
             for name, weight in model.weights.items()
-            if weight.ndim == 2
+            if is_quantized(name, weight.shape)
         }
     )
 

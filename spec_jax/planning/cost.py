@@ -83,7 +83,8 @@ class Call:
         largest blocks' worth that it holds at a time.
       host_bytes: the weights that it copies from host memory.
       cache_bytes: its part of the cache.
-      weight_bytes_read: the weights it reads; of the embedding only the tokens' rows.
+      weight_bytes_read: the weights it reads; of the embedding only the tokens' rows, and of
+        experts as many as the tokens choose, if no two choose the same.
       flops: floating-point operations.
       exchanges: its all-reduces.
       dtype: of the weights.
@@ -111,6 +112,18 @@ class Call:
         multiplied = parameters_per_chip(model.params)
         if not config.tied_head:
             multiplied -= parameters_per_chip(model.params["embed"])
+        sparse = [i for i in range(config.num_layers) if config.is_sparse(i)]
+        if config.experts is not None:
+            stacks = [weight for name, weight in model.weights.items() if ".expert_" in name]
+            here = config.experts.count // placement.num_shards("experts")
+            # The rows of chips beside which the experts lie are gathered for them.
+            gathered = set(placement.mesh_axes("experts")) & set(placement.mesh_axes("batch"))
+            chosen = config.experts.per_token * rows
+            chosen *= math.prod(placement.mesh.shape[axis] for axis in gathered)
+            # No chip reads more than its own experts, and none of them twice.
+            read -= bytes_per_chip(stacks) * max(0, here - chosen) // here
+            left_out = config.experts.count - config.experts.per_token
+            multiplied -= parameters_per_chip(stacks) * left_out // config.experts.count
         slots = sum(layer.slots for layer in cache.layers)
         heads = config.num_heads // placement.num_shards("heads")
         scores = rows * heads * config.head_dim * slots
@@ -120,7 +133,13 @@ class Call:
         exchanges = (
             Exchange("embedding", 1, looked_up, placement.num_shards("vocab")),
             Exchange("attention", layers, summed, placement.num_shards("heads")),
-            Exchange("MLP", layers, summed, placement.num_shards("mlp")),
+            Exchange("MLP", layers - len(sparse), summed, placement.num_shards("mlp")),
+            Exchange(
+                "experts",
+                len(sparse),
+                summed,
+                placement.num_shards("experts") * placement.num_shards("mlp"),
+            ),
         )
         streamed = [host_bytes_per_chip(model.params["blocks"][i]) for i in range(layers)]
         return cls(
@@ -130,7 +149,7 @@ class Call:
             weight_bytes_read=read,
             # A multiplication and an addition for each weight; queries with keys, and values.
             flops=2 * rows * multiplied + 4 * scores,
-            exchanges=tuple(each for each in exchanges if each.num_chips > 1),
+            exchanges=tuple(each for each in exchanges if each.count and each.num_chips > 1),
             dtype=model.dtype,
         )
 

@@ -132,7 +132,7 @@ def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
             return branch((count(name) for name in each.callees), key=Counter.total)
         found = sum((count(name) for name in each.callees), Counter())
         if each.opcode == "while" and found:
-            turns = _turns(computations, each)
+            turns = iterations(computations, each)
             found = Counter({key: turns * number for key, number in found.items()})
         return found
 
@@ -147,7 +147,7 @@ def by_kind(counts: Counter[Collective]) -> dict[str, int]:
     return dict(sorted(kinds.items()))
 
 
-def _turns(computations: dict[str, Computation], loop: Instruction) -> int:
+def iterations(computations: dict[str, Computation], loop: Instruction) -> int:
     """The number of a loop's iterations; 1 if the program decides at run time.
 
     A loop with a known number either states it, or counts from one constant to another.

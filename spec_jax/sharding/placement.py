@@ -49,9 +49,13 @@ class Placement:
         """Holds an array inside a compiled program to the sharding of its logical axes."""
         return jax.lax.with_sharding_constraint(x, self.sharding(*logical))
 
+    def mesh_axes(self, logical: str) -> tuple[str, ...]:
+        """The mesh axes over which a logical axis is sharded."""
+        return dict(self.axes).get(logical, ())
+
     def num_shards(self, logical: str) -> int:
         """The number of shards of a logical axis; 1 if it is replicated."""
-        return math.prod(self.mesh.shape[axis] for axis in dict(self.axes).get(logical, ()))
+        return math.prod(self.mesh.shape[axis] for axis in self.mesh_axes(logical))
 
 
 def platform_of(placement: Placement | None) -> str:

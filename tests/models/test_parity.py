@@ -53,6 +53,7 @@ FALCON = dict(
     ffn_hidden_size=48,
     max_position_embeddings=128,
 )
+QWEN3_MOE = dict(GQA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20)
 GEMMA = dict(GQA, head_dim=16, num_hidden_layers=4, sliding_window=5, query_pre_attn_scalar=20)
 GEMMA_ROPE = dict(
     full_attention=dict(rope_type="linear", rope_theta=5000.0, factor=4.0),
@@ -77,8 +78,25 @@ MODELS: dict[str, tuple[str, dict]] = {
     ),
     "mistral": ("Mistral", dict(GQA, sliding_window=None, head_dim=12)),
     "mistral, a window": ("Mistral", dict(GQA, sliding_window=5)),
+    "mixtral": ("Mixtral", dict(GQA, num_local_experts=5)),
+    "mixtral, a window, one of three": (
+        "Mixtral",
+        dict(GQA, sliding_window=5, num_local_experts=3, num_experts_per_tok=1),
+    ),
     "qwen2": ("Qwen2", dict(GQA, tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(GQA, head_dim=16)),
+    "qwen3_moe": ("Qwen3Moe", QWEN3_MOE),
+    "qwen3_moe, dense layers, other weights": (
+        "Qwen3Moe",
+        dict(
+            QWEN3_MOE,
+            decoder_sparse_step=2,
+            mlp_only_layers=[3],
+            num_hidden_layers=6,
+            norm_topk_prob=True,
+            attention_bias=True,
+        ),
+    ),
     "gemma3_text": ("Gemma3", dict(GEMMA, sliding_window_pattern=2, rope_parameters=GEMMA_ROPE)),
     "gemma3_text, no global layer, own head": (
         "Gemma3",

@@ -69,3 +69,48 @@ def moved_in_loops(program: str) -> Counter[tuple[int, ...]]:
         for result in results(each)
         if result.opcode in MOVES and not re.search(r"S\([1-9]", result.laid_out + each.laid_out)
     )
+
+
+def elements_read(program: str, stack: tuple[int, ...]) -> int:
+    """Elements that one run reads of all arrays of this shape, a loop's in each iteration.
+
+    A slice reads what it gives out, everything else the whole array; of a conditional the branch
+    that reads more counts.
+    """
+    computations, entry = hlo.parse(program)
+    shape = f"[{','.join(map(str, stack))}]"
+    passes = ("get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "fusion")
+    fused = {
+        name
+        for computation in computations.values()
+        for each in computation.instructions.values()
+        if each.opcode == "fusion"
+        for name in each.callees
+    }
+
+    def count(name: str) -> int:
+        computation = computations[name]
+        return sum(
+            of(each, computation, name in fused) for each in computation.instructions.values()
+        )
+
+    def of(each: hlo.Instruction, computation: hlo.Computation, is_fused: bool) -> int:
+        if each.opcode == "while":
+            return hlo.iterations(computations, each) * count(each.callee("body"))
+        if each.opcode == "conditional":
+            return max(count(name) for name in each.callees)
+        inside = sum(count(name) for name in each.callees)
+        # Inside a fusion only the elements that its result needs are computed.
+        if each.opcode in passes or (is_fused and each.opcode == "convert"):
+            return inside
+        stacks = [
+            name
+            for name in each.operands
+            if name in computation.instructions
+            and computation.instructions[name].shape.endswith(shape)
+        ]
+        if stacks and each.opcode == "dynamic-slice":
+            return inside + math.prod(dimensions(each.shape))
+        return inside + len(stacks) * math.prod(stack)
+
+    return count(entry)

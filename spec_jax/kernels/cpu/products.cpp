@@ -277,54 +277,119 @@ struct Activations {
 
 constexpr int64_t kTaskBytes = 1 << 15;  // of weights: less is not worth a task of its own
 
+// All calls at once, of one or of several experts.
 template <class Pool>
-void run(Pool& pool, const Call& call) {
-  int64_t panels_in_all = 0;
-  for (const Matrix& matrix : call.matrices) panels_in_all += matrix.panels;
+void run(Pool& pool, const std::vector<Call>& calls) {
   // A row adds to a panel's work what some bytes of weights do.
-  int64_t cost = call.panel_bytes() + call.rows * call.inputs * 4;
+  auto cost = [](const Call& call) { return call.panel_bytes() + call.rows * call.inputs * 4; };
+  int64_t total = 0;
+  for (const Call& call : calls) {
+    for (const Matrix& matrix : call.matrices) total += matrix.panels * cost(call);
+  }
   int64_t threads = std::max<int64_t>(1, pool.num_threads());
   // Neighbouring panels in a task, in whole tiles; several tasks a thread, so that none waits long.
-  int64_t size = std::max(kTaskBytes / cost, panels_in_all / (8 * threads));
-  size = std::max<int64_t>(1, size / kTilePanels) * kTilePanels;
-  std::vector<std::pair<const Matrix*, int64_t>> tasks;
-  for (const Matrix& matrix : call.matrices) {
-    for (int64_t panel = 0; panel < matrix.panels; panel += size) tasks.push_back({&matrix, panel});
+  const int64_t share = std::max(kTaskBytes, total / (8 * threads));
+  struct Task {
+    const Call* call;
+    const Matrix* matrix;
+    int64_t begin, end;
+  };
+  std::vector<Task> tasks;
+  for (const Call& call : calls) {
+    const int64_t size = std::max<int64_t>(1, share / cost(call) / kTilePanels) * kTilePanels;
+    for (const Matrix& matrix : call.matrices) {
+      for (int64_t panel = 0; panel < matrix.panels; panel += size) {
+        tasks.push_back({&call, &matrix, panel, std::min(panel + size, matrix.panels)});
+      }
+    }
   }
   parallel(pool, (int64_t)tasks.size(), [&](int64_t i) {
-    auto [matrix, begin] = tasks[i];
-    panels(call, *matrix, begin, std::min(begin + size, matrix->panels));
+    panels(*tasks[i].call, *tasks[i].matrix, tasks[i].begin, tasks[i].end);
   });
+}
+
+// The rows in the order of their experts.
+std::vector<int64_t> by_expert(const int32_t* experts, int64_t rows) {
+  std::vector<int64_t> order(rows);
+  for (int64_t r = 0; r < rows; ++r) order[r] = r;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return experts[a] < experts[b]; });
+  return order;
+}
+
+// A call for each expert that some row chose. `whole` has the rows in their experts' order, and the
+// matrices of expert 0, which the others follow at equal distances.
+std::vector<Call> calls_of_experts(const Call& whole, const int32_t* experts,
+                                   const std::vector<int64_t>& order) {
+  std::vector<Call> calls;
+  for (int64_t begin = 0, end; begin < whole.rows; begin = end) {
+    const int64_t expert = experts[order[begin]];
+    for (end = begin + 1; end < whole.rows && experts[order[end]] == expert;) ++end;
+    Call call = whole;
+    call.rows = end - begin;
+    call.x += begin * call.inputs;
+    if (call.pairs) call.pairs += begin * call.inputs / 2;
+    if (call.group_sums) call.group_sums += begin * call.groups;
+    const int64_t scale_bytes = call.groups * kLanes * (call.half ? 2 : 4);
+    for (Matrix& matrix : call.matrices) {
+      matrix.values += expert * matrix.panels * call.panel_bytes();
+      if (matrix.scales) matrix.scales += expert * matrix.panels * scale_bytes;
+      if (matrix.minima) matrix.minima += expert * matrix.panels * scale_bytes;
+      matrix.out += begin * matrix.outputs;
+    }
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
+// Each row of x [rows, width] times the matrices of its own expert. What no row chose is not read.
+template <class Pool>
+void run_experts(Pool& pool, Call call, const float* given, int64_t width, bool minima,
+                 const int32_t* experts) {
+  const std::vector<int64_t> order = by_expert(experts, call.rows);
+  std::vector<float> x(call.rows * width);
+  for (int64_t r = 0; r < call.rows; ++r) {
+    std::memcpy(&x[r * width], given + order[r] * width, width * sizeof(float));
+  }
+  Activations activations;
+  activations.prepare(call, x.data(), width, minima);
+  std::vector<std::vector<float>> sorted;
+  std::vector<float*> outs;
+  for (Matrix& matrix : call.matrices) {
+    sorted.emplace_back(call.rows * matrix.outputs);
+    outs.push_back(matrix.out);
+    matrix.out = sorted.back().data();
+  }
+  run(pool, calls_of_experts(call, experts, order));
+  for (size_t k = 0; k < outs.size(); ++k) {
+    const int64_t outputs = call.matrices[k].outputs;
+    for (int64_t r = 0; r < call.rows; ++r) {
+      std::memcpy(outs[k] + order[r] * outputs, &sorted[k][r * outputs], outputs * sizeof(float));
+    }
+  }
 }
 
 namespace ffi = xla::ffi;
 
-// x [rows, inputs], then for each weight its values and, by the format, scales and minima; the
-// results are the products [rows, outputs].
-ffi::Error Product(ffi::ThreadPool pool, int64_t format, int64_t arrays, bool half,
-                   ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  auto given = args.get<ffi::Buffer<ffi::F32>>(0);
-  if (!given || args.size() != 1 + arrays * rets.size()) {
+// Reads the weights and the results of a call; `axes` stand before the panels in their shapes.
+ffi::Error read(Call& call, int64_t axes, int64_t first, int64_t arrays, ffi::RemainingArgs& args,
+                ffi::RemainingRets& rets) {
+  static constexpr int64_t kInputsOfWord[] = {1, 2, 1, 8};  // of the second dimension of values
+  if ((int64_t)args.size() != first + arrays * (int64_t)rets.size()) {
     return ffi::Error::InvalidArgument("spec_jax_product: arguments do not match");
   }
-  static constexpr int64_t kInputsOfWord[] = {1, 2, 1, 8};  // of the second dimension of values
-  Call call{};
-  call.format = (Format)format;
-  call.half = half;
   call.groups = 1;
-  call.rows = given->dimensions()[0];
-  int64_t width = given->dimensions()[1];
   for (size_t k = 0; k < rets.size(); ++k) {
     auto out = rets.get<ffi::Buffer<ffi::F32>>(k);
     if (!out) return ffi::Error::InvalidArgument("spec_jax_product: a result is not float32");
     Matrix matrix{};
     const uint8_t** parts[] = {&matrix.values, &matrix.scales, &matrix.minima};
     for (int64_t a = 0; a < arrays; ++a) {
-      auto part = args.get<ffi::AnyBuffer>(1 + k * arrays + a);
+      auto part = args.get<ffi::AnyBuffer>(first + k * arrays + a);
       if (!part) return ffi::Error::InvalidArgument("spec_jax_product: an argument is missing");
-      if (a == 0) matrix.panels = part->dimensions()[0];
-      if (a == 0) call.inputs = part->dimensions()[1] * kInputsOfWord[format];
-      if (a == 1) call.groups = part->dimensions()[1];
+      if (a == 0) matrix.panels = part->dimensions()[axes];
+      if (a == 0) call.inputs = part->dimensions()[axes + 1] * kInputsOfWord[call.format];
+      if (a == 1) call.groups = part->dimensions()[axes + 1];
       *parts[a] = (const uint8_t*)part->untyped_data();
     }
     matrix.out = (*out)->typed_data();
@@ -336,16 +401,66 @@ ffi::Error Product(ffi::ThreadPool pool, int64_t format, int64_t arrays, bool ha
     call.matrices.push_back(matrix);
   }
   call.group = call.inputs / call.groups;
-  if (!call.rows) return ffi::Error::Success();
-  Activations activations;
-  activations.prepare(call, given->typed_data(), width, arrays == 3);
-  run(pool, call);
   return ffi::Error::Success();
+}
+
+// x [rows, inputs], then for each weight its values and, by the format, scales and minima; the
+// results are the products [rows, outputs].
+ffi::Error Product(ffi::ThreadPool pool, int64_t format, int64_t arrays, bool half,
+                   ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  auto given = args.get<ffi::Buffer<ffi::F32>>(0);
+  if (!given) return ffi::Error::InvalidArgument("spec_jax_product: x is not float32");
+  std::vector<Call> calls(1);
+  Call& call = calls[0];
+  call.format = (Format)format;
+  call.half = half;
+  call.rows = given->dimensions()[0];
+  ffi::Error error = read(call, 0, 1, arrays, args, rets);
+  if (error.failure() || !call.rows) return error;
+  Activations activations;
+  activations.prepare(call, given->typed_data(), given->dimensions()[1], arrays == 3);
+  run(pool, calls);
+  return error;
+}
+
+// The same with stacks of weights: each row meets the matrices of its own expert, and what no row
+// chose is not read. The second argument is the rows' experts.
+ffi::Error ExpertProduct(ffi::ThreadPool pool, int64_t format, int64_t arrays, bool half,
+                         ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  auto given = args.get<ffi::Buffer<ffi::F32>>(0);
+  auto experts = args.get<ffi::Buffer<ffi::S32>>(1);
+  auto values = args.get<ffi::AnyBuffer>(2);
+  if (!given || !experts || !values || experts->dimensions()[0] != given->dimensions()[0]) {
+    return ffi::Error::InvalidArgument("spec_jax_expert_product: arguments do not match");
+  }
+  Call call{};
+  call.format = (Format)format;
+  call.half = half;
+  call.rows = given->dimensions()[0];
+  const int32_t* chosen = experts->typed_data();
+  for (int64_t r = 0; r < call.rows; ++r) {
+    if (chosen[r] < 0 || chosen[r] >= values->dimensions()[0]) {
+      return ffi::Error::InvalidArgument("spec_jax_expert_product: there is no such expert");
+    }
+  }
+  ffi::Error error = read(call, 1, 2, arrays, args, rets);
+  if (error.failure() || !call.rows) return error;
+  run_experts(pool, call, given->typed_data(), given->dimensions()[1], arrays == 3, chosen);
+  return error;
 }
 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxProduct, Product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("format")
+                                  .Attr<int64_t>("arrays")
+                                  .Attr<bool>("half")
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxExpertProduct, ExpertProduct,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("format")

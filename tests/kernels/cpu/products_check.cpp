@@ -1,6 +1,9 @@
-// Products of random sizes and formats, against sums in double precision. Run by sanitize.sh.
+// Products of random sizes and formats, with one weight or with a stack of them for experts, against
+// sums in double precision. Run by sanitize.sh. An expert that no row chose must not be read.
 
 #include "../../../spec_jax/kernels/cpu/products.cpp"
+
+#include <sanitizer/asan_interface.h>
 
 #include "pool.h"
 
@@ -26,6 +29,13 @@ void check(Pool& pool, uint32_t seed) {
   std::vector<float> x(call.rows * width);
   for (float& each : x) each = normal();
 
+  const int64_t experts = 1 + below(2) * below(6);
+  std::vector<int32_t> chosen(call.rows);
+  for (int32_t& each : chosen) each = below(experts);
+  auto is_chosen = [&](int64_t expert) {
+    return std::count(chosen.begin(), chosen.end(), expert) > 0;
+  };
+
   struct Arrays {
     std::vector<uint8_t> values;
     std::vector<float> scales, minima, out;
@@ -35,7 +45,7 @@ void check(Pool& pool, uint32_t seed) {
     Matrix matrix{};
     matrix.outputs = 1 + below(70);
     matrix.panels = (matrix.outputs + kLanes - 1) / kLanes;
-    arrays.values.resize(matrix.panels * call.panel_bytes());
+    arrays.values.resize(experts * matrix.panels * call.panel_bytes());
     for (uint8_t& each : arrays.values) each = (uint8_t)random();
     if (!quantized) {  // numbers, not any bits
       for (size_t i = 0; i < arrays.values.size(); i += call.format == kFloat32 ? 4 : 2) {
@@ -45,7 +55,7 @@ void check(Pool& pool, uint32_t seed) {
         if (call.format == kBfloat16) std::memcpy(&arrays.values[i], &high, 2);
       }
     }
-    arrays.scales.resize(matrix.panels * call.groups * kLanes);
+    arrays.scales.resize(experts * matrix.panels * call.groups * kLanes);
     arrays.minima.resize(arrays.scales.size());
     for (float& each : arrays.scales) each = normal();
     for (float& each : arrays.minima) each = normal();
@@ -56,15 +66,33 @@ void check(Pool& pool, uint32_t seed) {
     matrix.out = arrays.out.data();
     call.matrices.push_back(matrix);
   }
-  Activations activations;
-  activations.prepare(call, x.data(), width, minima);
-  run(pool, call);
+  auto each_unchosen = [&](auto apply) {
+    for (size_t k = 0; k < all.size(); ++k) {
+      const int64_t panels = call.matrices[k].panels;
+      for (int64_t e = 0; e < experts; ++e) {
+        if (is_chosen(e)) continue;
+        apply(&all[k].values[e * panels * call.panel_bytes()], panels * call.panel_bytes());
+        const int64_t scales = panels * call.groups * kLanes;
+        apply(&all[k].scales[e * scales], scales * sizeof(float));
+        apply(&all[k].minima[e * scales], scales * sizeof(float));
+      }
+    }
+  };
+  each_unchosen([](void* begin, size_t size) { ASAN_POISON_MEMORY_REGION(begin, size); });
+  if (experts > 1) {
+    run_experts(pool, call, x.data(), width, minima, chosen.data());
+  } else {
+    Activations activations;
+    activations.prepare(call, x.data(), width, minima);
+    run(pool, {call});
+  }
+  each_unchosen([](void* begin, size_t size) { ASAN_UNPOISON_MEMORY_REGION(begin, size); });
 
   for (size_t k = 0; k < all.size(); ++k) {
     const Matrix& matrix = call.matrices[k];
     for (int64_t r = 0; r < call.rows; ++r) {
       for (int64_t o = 0; o < matrix.outputs; ++o) {
-        const int64_t panel = o / kLanes, lane = o % kLanes;
+        const int64_t panel = chosen[r] * matrix.panels + o / kLanes, lane = o % kLanes;
         const uint8_t* values = matrix.values + panel * call.panel_bytes();
         double sum = 0, size = 0;
         for (int64_t i = 0; i < width; ++i) {
