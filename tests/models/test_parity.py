@@ -18,6 +18,7 @@ from spec_jax.models.layers import relative_buckets
 from spec_jax.models.model import Model
 from spec_jax.models.registry import FAMILIES
 from spec_jax.models.source import Source
+from tests import speech
 from tests.checkpoints.tiny import write_tokenizer
 from tests.prompts import COPY_PROMPTS
 
@@ -197,6 +198,8 @@ def _saved(architecture: Any, options: dict, path: Path) -> tuple["torch.nn.Modu
             reference.decoder.final_layer_norm.weight.mul_(6)
     reference.save_pretrained(path)
     write_tokenizer(path)
+    if architecture.__name__.startswith("Whisper"):  # whose tokenizer needs its special tokens
+        speech.tokenizer().save(str(path / "tokenizer.json"))
     return reference, checkpoints.load(path).model
 
 
