@@ -23,6 +23,14 @@ kv_heads = "model"
 mlp = "model"
 vocab = { axes = ["model"], on_indivisible = "replicate" }
 """
+CHIP = """
+[chip]
+name = "mine"
+memory_gib = 1
+memory_gb_per_s = 1
+bf16_tflops = 1
+link_gb_per_s = 1
+"""
 
 
 @pytest.fixture
@@ -87,6 +95,7 @@ def test_shipped_files_are_read(file):
         (("model = 4", "model = 2.5"), "mesh.model is 2.5; it should be a whole number"),
         (("[mesh]\ndata = 2\nmodel = 4", ""), "mesh is missing; add it"),
         (("[target]", "[chip]\nname = 1\n[target]"), "chip.name is 1; it should be text"),
+        (("[target]", CHIP + "host_gb_per_s = 0\n[target]"), "chip.host_gb_per_s is 0; it should"),
     ],
 )
 def test_mistakes_are_named(written, change, message):

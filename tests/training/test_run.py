@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_jax import LLM, Layout
 from spec_jax.errors import ConfigError, TrainingError
 from spec_jax.training import memory
 from spec_jax.training import run as module
@@ -246,6 +247,13 @@ def test_a_full_disk_stops_with_the_last_checkpoint_intact(llm, data_file, tmp_p
 def test_what_does_not_fit_is_refused_with_the_remedy(llm, data_file, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         trained(llm, tmp_path / "run", data_file, dataclasses.replace(CONFIG, **changes))
+
+
+def test_an_offloaded_target_is_refused(target, data_file, tmp_path):
+    offloaded = LLM(target, layout=Layout.tensor_parallel(1), offload="host")
+    with pytest.raises(ConfigError, match="offload is 'host', but training reads the target's"):
+        trained(offloaded, tmp_path / "run", data_file)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
