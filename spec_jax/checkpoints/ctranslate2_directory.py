@@ -26,8 +26,17 @@ from spec_jax.text.tokenizer import Tokenizer
 MODEL = "model.bin"
 _VERSION, _SPEC = 6, "WhisperSpec"
 _DTYPES = [np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16]
+_INTEGERS = (np.int8, np.int16, np.int32)
 _STORED: dict[Any, Stored] = {np.float16: "float16", ml_dtypes.bfloat16: "bfloat16"}
-_MOST_NAME, _MOST_RANK = 512, 4
+_MOST_NAME, _MOST_RANK, _MOST_VARIABLES = 512, 4, 1 << 14
+_SETTINGS = {
+    "decoder/pre_norm": 1,
+    "decoder/activation": 3,  # the exact GELU
+    "decoder/alibi": 0,
+    "decoder/scale_embeddings": 0,
+    "decoder/start_from_zero_embedding": 0,
+}
+"""What the files of all Whisper models say, and our block stack computes."""
 
 _LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/(self_attention|attention|ffn)/(\w+)/(\w+)")
 _NORMS = {
@@ -85,10 +94,15 @@ class Ctranslate2Directory:
         try:
             with self._file.open("rb") as file, _mapped(file) as data:
                 self._variables, settings = _read_header(data)
-        except (ValueError, struct.error, UnicodeDecodeError) as error:
+        except (ValueError, OverflowError, struct.error) as error:
             raise damaged(
                 self._file, f"it does not read as a CTranslate2 model ({error})"
             ) from None
+        for name, value in _SETTINGS.items():
+            if settings.get(name, value) != value:
+                raise CheckpointError(
+                    f"{self._file}: {name} is {settings[name]}; spec-jax supports {value} only."
+                )
         self._tensors: dict[str, _Tensor] = {}
         for name, variable in self._variables.items():
             self._add(name, variable.shape)
@@ -99,11 +113,12 @@ class Ctranslate2Directory:
     def config(self) -> dict[str, Any]:
         """The shape, in the words of a Hugging Face config.json."""
         try:
-            embeddings = self.shapes["model.decoder.embed_tokens.weight"]
+            vocab_size, d_model = self.shapes["model.decoder.embed_tokens.weight"]
+            _, bins, _ = self.shapes["model.encoder.conv1.weight"]
             config: dict[str, Any] = {
-                "vocab_size": embeddings[0],
-                "d_model": embeddings[1],
-                "num_mel_bins": self.shapes["model.encoder.conv1.weight"][1],
+                "vocab_size": vocab_size,
+                "d_model": d_model,
+                "num_mel_bins": bins,
                 "decoder_start_token_id": _start_token(self.path),
             }
             for stack, positions in (("encoder", "source"), ("decoder", "target")):
@@ -117,6 +132,8 @@ class Ctranslate2Directory:
                 }
         except KeyError as error:
             raise damaged(self._file, f"it has no {error}") from None
+        except ValueError:
+            raise damaged(self._file, "a weight has another number of dimensions") from None
         return config
 
     @property
@@ -128,12 +145,10 @@ class Ctranslate2Directory:
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it; 8-bit weights become float32."""
         tensor = self._tensors[name]
-        whole = self._whole(tensor.variable)
-        found = whole[tensor.rows]
+        found = self._whole(tensor.variable)[tensor.rows]
         if found.dtype == np.int8:
-            scales = np.broadcast_to(self._whole(f"{tensor.variable}_scale"), whole.shape[:1])
-            scales = scales[tensor.rows].reshape(-1, *[1] * (found.ndim - 1))
-            found = found.astype(np.float32) / scales
+            scales = self._whole(f"{tensor.variable}_scale")[tensor.rows].astype(np.float32)
+            found = found.astype(np.float32) / scales.reshape(-1, *[1] * (found.ndim - 1))
         return found[part]
 
     def read_quantized(self, name: str) -> Quantized | None:
@@ -148,7 +163,10 @@ class Ctranslate2Directory:
         """Adds what one variable holds."""
         if name.endswith("_scale"):
             return
+        self._check_numbers(name)
         for theirs, rows in _parts(name, shape):
+            if theirs in self._tensors:
+                raise damaged(self._file, f"it holds {theirs} twice")
             part = (rows.stop - rows.start, *shape[1:])
             if theirs.endswith("k_proj.bias"):
                 # Whisper's keys have no bias; fused ones are zeros.
@@ -158,6 +176,22 @@ class Ctranslate2Directory:
                     )
                 continue
             self._tensors[theirs] = _Tensor(name, rows, part)
+
+    def _check_numbers(self, name: str) -> None:
+        """Refuses integers that are no weights, or weights without what they are multiples of."""
+        variable = self._variables[name]
+        if variable.dtype in _INTEGERS[1:]:
+            raise CheckpointError(
+                f"{self._file}: {name} is kept as {variable.dtype.__name__}; convert the model "
+                "with `--quantization float16` or `int8`."
+            )
+        if variable.dtype == np.int8:
+            scale = self._variables.get(f"{name}_scale")
+            if scale is None or scale.shape != variable.shape[:1] or scale.dtype in _INTEGERS:
+                raise damaged(self._file, f"{name} has no scale for each of its rows")
+            scales = self._whole(f"{name}_scale").astype(np.float32)
+            if not (np.isfinite(scales) & (scales > 0)).all():
+                raise damaged(self._file, f"the scales of {name} are not all positive numbers")
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -230,6 +264,12 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, _Variable], dict[str, int]]
         at += size
         return found
 
+    def count() -> int:
+        found = take("I")
+        if found > _MOST_VARIABLES:
+            raise ValueError(f"{found} entries are declared; the most are {_MOST_VARIABLES}")
+        return found
+
     version = take("I")
     if version != _VERSION:
         raise ValueError(f"version {version}; this reads version {_VERSION}")
@@ -237,10 +277,9 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, _Variable], dict[str, int]]
     if spec != _SPEC:
         raise ValueError(f"it is a {spec}; this reads {_SPEC}")
     take("I")  # the specification's revision
-    count = take("I")
     variables: dict[str, _Variable] = {}
     settings: dict[str, int] = {}
-    for _ in range(count):  # each takes bytes, so that a wrong count ends with the file
+    for _ in range(count()):
         name, rank = text(), take("B")
         if rank > _MOST_RANK:
             raise ValueError(f"{name!r} has {rank} dimensions")
@@ -251,16 +290,16 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, _Variable], dict[str, int]]
         dtype, number = _DTYPES[kind], 1
         for each in shape:
             number *= each
-        if number * np.dtype(dtype).itemsize != size or at + size > len(data):
+        if not number or number * np.dtype(dtype).itemsize != size or at + size > len(data):
             raise ValueError(f"{name!r} of shape {shape} takes {size} bytes at {at}")
         if name in variables or name in settings:
             raise ValueError(f"{name!r} is there twice")
-        if shape or name.endswith("_scale"):
+        if shape:
             variables[name] = _Variable(shape, dtype, at)
         else:
             settings[name] = int(np.frombuffer(data[at : at + size], dtype)[0])
         at += size
-    for _ in range(take("I")):  # other names of variables, such as the tied head's
+    for _ in range(count()):  # other names of variables, such as the tied head's
         text()
         text()
     if at != len(data):

@@ -33,7 +33,7 @@ def fingerprint(path: Path) -> str:
     """
     files = [path]
     if path.is_dir():
-        patterns = ("*.json", "*.jinja", "*.safetensors", "weights/**/*")
+        patterns = ("*.json", "*.jinja", "*.safetensors", "model.bin", "weights/**/*")
         files = sorted(file for each in patterns for file in path.glob(each) if file.is_file())
     found = hashlib.sha256()
     for each in files:

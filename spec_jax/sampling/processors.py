@@ -184,7 +184,8 @@ def _mistimed(
     # A pair may be of one moment; a new one, or a single timestamp, is later than all before.
     least = jnp.where(timed & ~paired, latest, latest + 1)
     is_stop = (sampling.stop_token_ids[:, None, :, None] == ids[:, :, None]).any(2)
-    forbidden = paired[..., None] & is_time
+    # The token before the first timestamp asks for none.
+    forbidden = (ids == first[:, :, None] - 1) | (paired[..., None] & is_time)
     forbidden = forbidden | ((timed & ~paired)[..., None] & ~is_time & ~is_stop)
     forbidden = forbidden | (is_time & (ids < least[..., None]))
     initial = ~is_time | (ids > first[:, :, None] + MOST_INITIAL_TIMESTAMP)

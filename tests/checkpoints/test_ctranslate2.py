@@ -7,6 +7,7 @@ import pytest
 
 from spec_jax import checkpoints
 from spec_jax.checkpoints.ctranslate2_directory import Ctranslate2Directory
+from spec_jax.checkpoints.files import fingerprint
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import CheckpointError
 from tests.speech import as_ctranslate2, packed, tokenizer, write_speech_model
@@ -48,6 +49,8 @@ def test_what_is_suppressed(directory, tmp_path):
 
 
 ONE = {"decoder/num_heads": np.array(2, np.int16), "decoder/a": np.ones((2, 3), np.float16)}
+LINEAR, SCALE = (f"encoder/layer_0/ffn/linear_0/weight{each}" for each in ("", "_scale"))
+EIGHT = {LINEAR: np.ones((2, 3), np.int8)}
 
 
 @pytest.mark.parametrize(
@@ -61,11 +64,38 @@ ONE = {"decoder/num_heads": np.array(2, np.int16), "decoder/a": np.ones((2, 3), 
         (packed(ONE).replace(b"\2\0\0\0\3\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\xff"), "takes 12"),
         (b"", "cannot mmap an empty file"),
         (packed(ONE), "it has no 'model.decoder.embed_tokens.weight'"),
+        (packed({"decoder/embeddings/weight": np.ones(4, np.float16)}), "number of dimensions"),
+        (packed({"decoder/num_heads": np.array(np.inf, np.float32)}), "infinity"),
+        (packed({"decoder/a": np.ones((0, 3), np.float16)}), "takes 0 bytes"),
+        (packed({"decoder/pre_norm": np.array(0, np.int8)}), "decoder/pre_norm is 0"),
+        (packed({"decoder/activation": np.array(1, np.int8)}), "decoder/activation is 1"),
+        (packed({LINEAR: np.ones((2, 3), np.int16)}), "is kept as int16; convert the model"),
+        (packed(EIGHT), "has no scale for each of its rows"),
+        (packed(EIGHT | {SCALE: np.ones(5, np.float32)}), "has no scale for each of its rows"),
+        (packed(EIGHT | {SCALE: np.zeros(2, np.float32)}), "are not all positive numbers"),
+        (
+            packed({f"decoder/{each}": np.ones(3, np.float16) for each in ("a/beta", "a/bias")}),
+            "it holds model.decoder.a.bias twice",
+        ),
     ],
 )
 def test_damage_is_named(tmp_path, content, said):
     with pytest.raises(CheckpointError, match=said):
         checkpoints.load(write(tmp_path / "model", content))
+
+
+def test_a_count_is_refused_before_its_entries_are_kept(tmp_path):
+    many = packed({f"decoder/{i}": np.ones(1, np.float16) for i in range(20_000)})
+    with pytest.raises(CheckpointError, match="20000 entries are declared; the most are 16384"):
+        Ctranslate2Directory(write(tmp_path / "model", many))
+
+
+def test_the_fingerprint_is_of_the_weights(directory, tmp_path):
+    """Processes of a run agree by it that they load the same model."""
+    content = bytearray(as_ctranslate2(directory))
+    before = fingerprint(write(tmp_path / "model", bytes(content)))
+    content[len(content) // 2 :: 64] = bytes(len(content[len(content) // 2 :: 64]))
+    assert fingerprint(write(tmp_path / "model", bytes(content))) != before
 
 
 def test_keys_with_a_bias_are_refused(directory, tmp_path):
@@ -88,18 +118,33 @@ def test_a_missing_tokenizer(directory, tmp_path):
         checkpoints.load(path)
 
 
-def test_mutants_load_or_are_refused(tmp_path):
-    """Headers only: bytes of the weights may be anything."""
+@pytest.mark.parametrize("kind", [np.float16, np.int8], ids=lambda kind: kind.__name__)
+def test_mutants_of_all_but_the_weights_are_refused_or_the_same(directory, tmp_path, kind):
+    """`build_model` refuses what has other names or shapes than the model that a file describes."""
     random = np.random.default_rng(0)
-    header = packed(dict(ONE, **{f"encoder/x{i}": np.ones(3, np.int8) for i in range(9)}))
-    refused = 0
+    content = as_ctranslate2(directory, kind)
+    path = write(tmp_path / "model", content)
+    whole = Ctranslate2Directory(path)
+    expected = {name: np.array(whole.read(name)) for name in whole.shapes}
+    header = np.ones(len(content), bool)
+    for each in whole._variables.values():
+        size = np.prod(each.shape) * np.dtype(each.dtype).itemsize
+        header[each.offset : each.offset + size] = False
+    places, refused = np.flatnonzero(header), 0
     for _ in range(500):
-        mutant = bytearray(header)
-        for _ in range(random.integers(1, 4)):
-            mutant[random.integers(len(mutant))] = random.integers(256)
-        path = write(tmp_path / "model", bytes(mutant[: random.integers(1, 2 * len(mutant))]))
+        mutant = bytearray(content)
+        for _ in range(random.integers(1, 3)):
+            mutant[random.choice(places)] = random.choice([0, 1, 255, random.integers(256)])
+        if random.random() < 0.1:
+            mutant = mutant[: random.integers(len(mutant))]
+        (path / "model.bin").write_bytes(mutant)
         try:
-            Ctranslate2Directory(path)
+            found = Ctranslate2Directory(path)
+            shapes = {name: found.read(name).shape for name in found.shapes}
+            assert shapes == found.shapes
+            if shapes == whole.shapes:
+                for name, tensor in expected.items():
+                    np.testing.assert_array_equal(found.read(name), tensor, err_msg=name)
         except CheckpointError:
             refused += 1
     assert refused > 300
