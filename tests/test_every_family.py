@@ -1,17 +1,19 @@
 """Models of every kind decode the same with and without speculation, on one device and on four."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from spec_jax import LLM, Layout, SamplingParams, SpeculativeConfig
 from spec_jax.checkpoints.hf_writer import write_model
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
 from tests.checkpoints.tiny import CONFIG, write_tokenizer
 from tests.often import often
 
+ROOT = Path(__file__).parents[1]
 BASE = TransformerConfig(
     vocab_size=CONFIG["vocab_size"] - CONFIG["vocab_size"] % 4,
     embed_size=32,
@@ -68,8 +70,13 @@ SHAPES = {
         "residual_scale": 0.5,
         "logit_scale": 0.25,
     },
+    "mixtral": {"experts": Experts(count=8, per_token=2, size=48), "sliding_window": 9},
     "olmo2": {"qk_norm": "projection", "pre_norms": False, "post_norms": True},
     "opt": LEARNED | {"activation": "relu"},
+    "qwen3_moe": {
+        "qk_norm": "head",
+        "experts": Experts(count=8, per_token=3, size=20, normed=False, dense_layers=(1,)),
+    },
     "smollm3": {"unrotated_every": 2, "rope_theta": 2e6},
 }
 PROMPTS = ["the inn in the inn in the", "a thin thing", "in"]
@@ -79,10 +86,14 @@ CALLS = {
     "early exit": (None, SpeculativeConfig(method="early_exit", early_exit_layers=1)),
     "four devices": (Layout.tensor_parallel(4), SpeculativeConfig()),
     "lookup on four": (Layout.tensor_parallel(4), SpeculativeConfig(method="prompt_lookup")),
+    "experts over eight": (
+        Layout.read(ROOT / "sharding" / "cpu-8-experts.toml"),
+        SpeculativeConfig(method="prompt_lookup", verification="block"),
+    ),
 }
 
 
-@pytest.fixture(scope="module", params=often(SHAPES, ["gemma2", "gpt_bigcode"]))
+@pytest.fixture(scope="module", params=often(SHAPES, ["gemma2", "gpt_bigcode", "qwen3_moe"]))
 def model(request, tmp_path_factory):
     """The directory of a random model, whose biases and norms matter too, and what it says."""
     path = tmp_path_factory.mktemp("model")

@@ -52,7 +52,7 @@ class Tiles:
         size = min(tokens, max(LEAST_TILE, min(LARGEST_TILE, _next_power(rows // count))))
         # Each expert that is chosen has one tile that may be partly filled.
         most = min(here, rows)
-        tiles = most + (rows - most) // size
+        tiles = min(most + (rows - most) // size, here * -(-tokens // size))
         chose = (chosen[:, None] == jnp.arange(here)[None]).astype(jnp.int32)
         held, own = chose.any(1), jnp.clip(chosen, 0, here - 1)
         ranks = ((jnp.cumsum(chose, 0) - chose) * chose).sum(1)

@@ -111,7 +111,7 @@ class Part:
         if stored.ndim == 3 and self.taps == 1 and self.rearranges:
             return np.stack([self.take(each, config) for each in stored])
         ours = stored.T if self.turned else stored
-        if stored.ndim == 3:
+        if stored.ndim == 3 and self.taps > 1:
             ours = stored.reshape(len(stored), -1)
         if self.rows is not None:
             ours = ours[self.rows(config)]

@@ -19,7 +19,7 @@ def parameter_count(config: TransformerConfig) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class WideShallow:
-    """Derives a draft's shape from its target's: far fewer layers, hardly narrower.
+    """Derives a draft's shape from its target's: far fewer layers, hardly narrower, no experts.
 
     On many devices a step runs two collectives per layer one after another, so a draft is fast if
     it is shallow, and it can be wide enough to be sharded like the target
@@ -46,7 +46,12 @@ class WideShallow:
             )
 
     def __call__(self, target: TransformerConfig) -> TransformerConfig:
-        """The draft's shape: heads as wide as the target's, everything else in proportion."""
+        """The draft's shape: heads as wide as the target's, everything else in proportion.
+
+        Its MLPs are dense, and as wide as the experts that a token of the target runs through.
+        """
+        experts = target.experts
+        mlp_size = experts.per_token * experts.size if experts else target.mlp_size
         grouped = target.num_kv_heads < target.num_heads
         # Fewer key/value heads than query heads stay as many, since these are what a layout shards.
         step = math.lcm(self.num_shards, target.num_kv_heads if grouped else 1)
@@ -61,5 +66,6 @@ class WideShallow:
             num_layers=max(1, round(target.num_layers * self.depth_ratio)),
             num_heads=heads,
             num_kv_heads=target.num_kv_heads if grouped else heads,
-            mlp_size=narrowed(target.mlp_size, self.num_shards),
+            mlp_size=narrowed(mlp_size, self.num_shards),
+            experts=None,
         )

@@ -37,13 +37,15 @@ def untrained_draft(
     """
     target, placement = target.unpacked(), placement or target.placement
     if config.width is not None and config.width != target.config.embed_size:
-        shape = dataclasses.replace(_resized(target.config, config.width), num_layers=config.layers)
+        shape = _with_layers(
+            _resized(target.config, config.width), chosen_layers(target.config, config)
+        )
         draft = Model.random(shape, seed=config.seed, dtype=jnp.float32, placement=placement)
         return draft if outputs is None else draft.with_outputs(outputs.tolist())
     source = target if outputs is None else target.with_outputs(outputs.tolist())
     layers = chosen_layers(target.config, config)
     shape = Model.abstract(
-        dataclasses.replace(source.config, num_layers=config.layers),
+        _with_layers(source.config, layers),
         dtype=target.dtype,
         placement=placement,
     )
@@ -77,6 +79,15 @@ def chosen_layers(target: TransformerConfig, config: TrainingConfig) -> tuple[in
     return config.from_layers
 
 
+def _with_layers(target: TransformerConfig, layers: tuple[int, ...]) -> TransformerConfig:
+    """The shape of some of the target's layers."""
+    experts = target.experts
+    if experts is not None:
+        dense = tuple(i for i, layer in enumerate(layers) if layer in experts.dense_layers)
+        experts = dataclasses.replace(experts, dense_layers=dense)
+    return dataclasses.replace(target, num_layers=len(layers), experts=experts)
+
+
 def trained_names(model: Model, config: TrainingConfig) -> list[str]:
     """Names of the weights that training changes."""
     frozen = BORROWED if config.embedding == "shared" else ()
@@ -92,10 +103,16 @@ def _resized(target: TransformerConfig, width: int) -> TransformerConfig:
             f"{target.head_dim}; give a multiple of {target.embed_size // target.num_heads}."
         )
     kv_heads = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)
+
+    def narrowed(size: int) -> int:
+        return max(1, size * width // target.embed_size)
+
+    experts = target.experts
     return dataclasses.replace(
         target,
         embed_size=width,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        mlp_size=max(1, target.mlp_size * width // target.embed_size),
+        mlp_size=narrowed(target.mlp_size),
+        experts=experts and dataclasses.replace(experts, size=narrowed(experts.size)),
     )

@@ -13,6 +13,7 @@ import pytest
 
 from spec_jax import checkpoints
 from spec_jax.checkpoints.hf_writer import write_model
+from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.models.cache import Encoded, KVCache
 from spec_jax.models.layers import relative_buckets
 from spec_jax.models.model import Model
@@ -316,6 +317,20 @@ def test_prompt_and_steps(name, tmp_path):
     reference, model = make(name, tmp_path)
     rows = np.random.default_rng(1).integers(0, model.config.vocab_size, (3, 17))
     assert_parity(model, reference, rows, lengths=(5, 9, 1))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe, dense layers, other weights"])
+def test_experts_in_one_tensor(name, tmp_path):
+    """transformers 5 splits the experts when it saves, unless it is told to keep its own format."""
+    reference, model = make(name, tmp_path / "apart")
+    reference.save_pretrained(tmp_path / "together", save_original_format=False)
+    write_tokenizer(tmp_path / "together")
+    names = SafetensorsFiles(tmp_path / "together").shapes
+    assert any(name.endswith("experts.gate_up_proj") for name in names)
+    found = checkpoints.load(tmp_path / "together").model
+    assert found.config == model.config
+    for name, weight in found.weights.items():
+        np.testing.assert_array_equal(weight, model.weights[name])
 
 
 @pytest.mark.parametrize("name", MODELS)

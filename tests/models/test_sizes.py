@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from spec_jax.errors import ConfigError
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.sizes import WideShallow, parameter_count
 from spec_jax.models.transformer import Transformer
@@ -42,6 +42,7 @@ VARIANTS = (
     {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     {"qk_norm": "head"},
     {"norm": "layer", "parallel_residual": True, "activation": "gelu"},
+    {"experts": Experts(count=4, per_token=2, size=10, dense_layers=(1,))},
     {"post_norms": True, "embedding_scale": 4.0, "sliding_window": 8, "global_every": 2},
 )
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from spec_jax.models.config import Experts
 from spec_jax.models.model import Model
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import abstract_cache, abstract_model, stand_ins
@@ -63,6 +64,56 @@ def test_replicated_pieces_count_on_every_chip():
     assert call(1, num_chips=32).cache_bytes == call(1, num_chips=1).cache_bytes
     # 4 key/value heads over 8 chips lie on two chips each.
     assert call(1, num_kv_heads=4).cache_bytes == 2 * (2 * 2 * 1 * 64 * 128) + 4
+
+
+SPARSE = Experts(count=16, per_token=2, size=128, dense_layers=(1,))
+
+
+def test_only_the_chosen_experts_are_read():
+    """By the experts' hidden width, of which every chip has an eighth."""
+    stack, matrix = 16 * 3 * EMBED * 128 // 8, 3 * EMBED * 128 // 8
+    one, three, all_of_them = (call(tokens, experts=SPARSE) for tokens in (1, 3, 20))
+    dense = call(1, num_layers=1).weight_bytes
+    attention = 2 * 4 * EMBED * WIDTH // 8
+    norms, router = 2 * 2 * EMBED, 2 * EMBED * 16
+    assert one.weight_bytes == dense + attention + norms + router + 2 * stack
+    assert one.weight_bytes - all_of_them.weight_bytes_read == 2 * (VOCAB // 8 - 20) * EMBED
+    for found, tokens in ((one, 1), (three, 3)):
+        looked_up = 2 * (VOCAB // 8 - tokens) * EMBED
+        read = found.weight_bytes_read + looked_up
+        assert found.weight_bytes - read == 2 * (stack - 2 * tokens * matrix)
+    # Every token is multiplied with two experts, whoever else wants them.
+    assert three.flops == 3 * one.flops
+
+
+def test_experts_that_are_cut_apart():
+    mesh = (("data", 2), ("model", 4))
+
+    def found(**rules: str) -> Call:
+        target = tuple((name, Rule((axis,))) for name, axis in rules.items())
+        layout = Layout("mine", mesh, "tpu", target=target)
+        config = shape(experts=SPARSE).config
+        placement = layout.place("target", config.axis_sizes, stand_ins(layout))
+        model = abstract_model(config, jnp.bfloat16, "none", placement)
+        return Call.of(model, abstract_cache(model, 4, 64, jnp.bfloat16), 1)
+
+    matrix = 2 * 3 * EMBED * 128
+    table = 2 * (VOCAB - 2) * EMBED  # of two rows on each half of the chips
+    apart = found(batch="data", experts="model")
+    assert apart.weight_bytes_read == apart.weight_bytes - table  # two rows may want all four
+    assert apart.exchanges == (Exchange("experts", 1, 2 * EMBED * 4, 4),)
+    # Beside the rows, all four of which are brought together: eight choices, and eight experts.
+    beside = found(batch="data", experts="data", mlp="model")
+    assert beside.weight_bytes_read == beside.weight_bytes - table
+    assert beside.exchanges == (
+        Exchange("MLP", 1, 2 * EMBED * 4, 4),
+        Exchange("experts", 1, 2 * EMBED * 4, 8),
+    )
+    alone = found(experts="model")
+    table = 2 * (VOCAB - 4) * EMBED
+    assert alone.weight_bytes_read == alone.weight_bytes - table
+    whole = found()
+    assert whole.weight_bytes_read == whole.weight_bytes - table - 8 * matrix
 
 
 def test_exchanges():

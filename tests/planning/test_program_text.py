@@ -7,12 +7,14 @@ import pytest
 
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.requests import Bucket
+from spec_jax.models.config import Experts
 from spec_jax.models.model import Model
-from spec_jax.planning.abstract import abstract_state
-from spec_jax.planning.compiled import compile_prefill, compile_round, devices_for
+from spec_jax.planning.abstract import abstract_cache, abstract_state
+from spec_jax.planning.compiled import compile_call, compile_prefill, compile_round, devices_for
+from spec_jax.planning.cost import Call
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout
-from tests.planning.program_text import held, moved_in_loops
+from tests.planning.program_text import elements_read, held, moved_in_loops
 from tests.planning.shapes import shape
 from tests.planning.test_hlo import loop
 
@@ -61,6 +63,30 @@ def test_no_loop_copies_a_cache_or_a_weight(layout, dtype, compile):
     assert lasting
     program = compile(target, drafter, shapes)
     assert not lasting & set(moved_in_loops(program.text))
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("layout", ["cpu-8", "cpu-8-experts"])
+def test_a_call_reads_the_chosen_experts_alone(layout, tokens):
+    """Each chip reads no more of its experts than tokens choose: as planned, by one exchange."""
+    layers, embed, per_token = 2, 256, 2
+    experts = Experts(count=16, per_token=per_token, size=1024)
+    config = shape(num_layers=layers, experts=experts).config
+    read = Layout.read(ROOT / f"sharding/{layout}.toml")
+    placement = read.place("target", config.axis_sizes, devices_for(read))
+    model = Model.abstract(config, dtype=jnp.float32, placement=placement)
+    program = compile_call(model, Bucket(1, 256, 32, 4), tokens, jnp.float32)
+    here = 16 // placement.num_shards("experts")
+    size = 1024 // placement.num_shards("mlp")
+    found = elements_read(program.text, (here, embed, size))
+    found += elements_read(program.text, (here, size, embed))
+    assert found == layers * 3 * min(here, per_token * tokens) * embed * size
+    whole = layers * 3 * here * embed * size
+    call = Call.of(model, abstract_cache(model, 1, 256, jnp.float32), tokens)
+    table = 2560 // placement.num_shards("vocab") - tokens
+    assert call.weight_bytes - call.weight_bytes_read == 4 * (whole - found + table * embed)
+    assert by_kind(program.collectives) == call.collectives == {"all-reduce": 2 * layers + 1}
+    assert program.temporary_bytes < 0.1 * call.weight_bytes
 
 
 @pytest.mark.slow
