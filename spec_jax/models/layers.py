@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import columns, products
-from spec_jax.models.config import RopeScaling, YarnScaling
+from spec_jax.models.config import RopeScaling, TransformerConfig, YarnScaling
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -125,6 +125,29 @@ class RelativeBias(nnx.Module):
     def __call__(self) -> Float[Array, "heads distances"]:
         """The bias by distance, as `attention.attend` takes it."""
         return self.weight[...].astype(jnp.float32)[:, np.array(self.buckets)]
+
+
+def positions_of(config: TransformerConfig, dtype: DTypeLike, rngs: nnx.Rngs) -> Positions | None:
+    """The table of positions of a stack that has one."""
+    if not config.learned_positions:
+        return None
+    return Positions(config.max_position, config.embed_size, dtype=dtype, rngs=rngs)
+
+
+def relative_bias_of(
+    config: TransformerConfig, causal: bool, dtype: DTypeLike, rngs: nnx.Rngs
+) -> RelativeBias | None:
+    """The biases by distance of a stack that has them."""
+    if not config.relative_buckets:
+        return None
+    return RelativeBias(
+        config.relative_buckets,
+        config.relative_distance,
+        config.num_heads,
+        causal=causal,
+        dtype=dtype,
+        rngs=rngs,
+    )
 
 
 def relative_buckets(buckets: int, distance: int, *, causal: bool) -> tuple[int, ...]:

@@ -16,12 +16,13 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import PackedWeight, take_outputs
 from spec_jax.models.attention import Pattern
+from spec_jax.models.blocks import Block
 from spec_jax.models.cache import Encoded, KVCache
 from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.source import Source
 from spec_jax.models.streaming import resident
-from spec_jax.models.transformer import Block, Transformer
+from spec_jax.models.transformer import Transformer
 from spec_jax.sharding import HOST_MEMORY, Placement, platform_of
 from spec_jax.sharding.pytree import pytree, static
 
