@@ -2,7 +2,8 @@
 
 While a block computes, the matrices of the next one are copied into the buffer that the block
 before has left. A call takes as long as its copies or its products, whichever is longer, and the
-device holds two such blocks at a time, however many there are.
+device holds two such blocks at a time, however many there are. Of a block with sparse experts all
+are copied.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from spec_jax.kernels import QuantizedWeight, quantize
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.source import Source
 from spec_jax.sharding import HOST_MEMORY, Layout
@@ -145,6 +145,16 @@ def test_quantized_weights(bits, devices):
     for name, weight in found.weights.items():
         assert weight.shape == expected.weights[name].shape
     mine, theirs = (jax.jit(call)(model, WORDS)[0] for model in (found, expected))
+    np.testing.assert_array_equal(mine, theirs)
+
+
+def test_experts_among_dense_blocks():
+    """All of a block's experts are copied; a buffer that the block before cannot leave is new."""
+    experts = Experts(count=4, per_token=2, size=64, dense_layers=(1, 2))
+    model = Model.random(dataclasses.replace(CONFIG, num_layers=5, experts=experts))
+    found = streamed(model, 2)
+    assert "blocks.3.mlp.expert_down.weight" in in_host_memory(found)
+    mine, theirs = (jax.jit(call)(each, WORDS)[0] for each in (found, on_devices(model, 2)))
     np.testing.assert_array_equal(mine, theirs)
 
 
