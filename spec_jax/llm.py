@@ -6,7 +6,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,20 +25,19 @@ from spec_jax.config import (
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
+from spec_jax.engine.intake import Intake, Prompt, as_list, match_params
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
 from spec_jax.engine.transcription import Transcriber
-from spec_jax.errors import ConfigError, GenerationError, RequestError
+from spec_jax.errors import ConfigError, GenerationError
 from spec_jax.kernels import native
 from spec_jax.models.config import TransformerConfig
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
 from spec_jax.sharding import Layout, Placement
-from spec_jax.text.grammar import GrammarCompiler
 from spec_jax.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
 Sound = str | os.PathLike[str] | np.ndarray
 Message = Mapping[str, str]
 
@@ -143,8 +141,7 @@ class LLM:
             )
         self.max_model_len = max_model_len or context
         self.max_num_seqs = max_num_seqs
-        self._grammars = GrammarCompiler(self.tokenizer, checkpoint.model.config.vocab_size)
-        self._seed, self._unseeded_requests = seed, 0
+        self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._lock = threading.RLock()
         self._checkpoint = checkpoint
         self._speculate(speculative_config or SpeculativeConfig())
@@ -167,6 +164,7 @@ class LLM:
     def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
         """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
         sibling = copy.copy(self)
+        sibling._intake = copy.copy(self._intake)  # which counts its own requests
         sibling._speculate(speculative_config)
         return sibling
 
@@ -234,8 +232,8 @@ class LLM:
             process of this run was called with others.
           GenerationError: a later failure; its `outputs` are the results up to it.
         """
-        several = _as_list(prompts)
-        return self._generate(several, _match_params(sampling_params, len(several)))
+        several = as_list(prompts)
+        return self._generate(several, match_params(sampling_params, len(several)))
 
     def _generate(
         self, prompts: Sequence[Prompt | Start], params: Sequence[SamplingParams]
@@ -267,8 +265,8 @@ class LLM:
         carries the output. Yielded chunks stay valid after a later error of the device, which is
         raised unchanged. Closing or dropping the iterator frees the memory of its requests.
         """
-        several = _as_list(prompts)
-        params = _match_params(sampling_params, len(several))
+        several = as_list(prompts)
+        params = match_params(sampling_params, len(several))
         with self._lock:
             rows = self._rows(several, params, ROUNDS_PER_CHUNK)
         return self._decode(rows, ROUNDS_PER_CHUNK)
@@ -379,85 +377,8 @@ class LLM:
                 f"verification 'greedy' is exact at temperature 0 only, but prompt {index} asks "
                 f"for temperature {sampling.temperature}; use verification 'token'."
             )
-        given = prompt if isinstance(prompt, Start) else self._token_ids(index, prompt)
-        start = given if isinstance(given, Start) else Start.of(self.engine.target.config, given)
-        if len(given) >= self.max_model_len:
-            raise RequestError(
-                f"prompt {index} has {len(given)} tokens, which leaves no room in a context of "
-                f"{self.max_model_len}; shorten it or raise max_model_len."
-            )
-        vocab = self.engine.target.config.vocab_size
-        if start.source is None and self.engine.target.config.encoder is not None:
-            raise RequestError(f"{self.name} reads speech, not text; use `transcribe`.")
-        for name in ("logit_bias", "stop_token_ids"):
-            for token in getattr(sampling, name):
-                if token >= vocab:
-                    raise ConfigError(
-                        f"{name} names token {token}; the vocabulary's ids end at {vocab - 1}."
-                    )
-        if sampling.seed is not None:
-            key = np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
-        else:
-            entropy = (self._seed, self._unseeded_requests)
-            key = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
-            self._unseeded_requests += 1
-        eos = () if sampling.ignore_eos else self.eos_token_ids
-        stop_token_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
-        return Request(
-            prompt_token_ids=start.prompt_token_ids,
-            sampling=sampling,
-            key=key,
-            stop_token_ids=stop_token_ids,
-            max_length=min(len(start) + sampling.max_tokens, self.max_model_len),
-            bad_words=[*self._bad_words(sampling), *start.bad_words],
-            grammar=self._grammars.compile(sampling, stop_token_ids),
-            source=start.source,
-            timestamps=start.timestamps,
-        )
-
-    def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
-        """The token sequences of `bad_words`."""
-        found = [ids for text in sampling.bad_words for ids in self.tokenizer.spellings(text)]
-        return list(dict.fromkeys(found))
-
-    def _token_ids(self, index: int, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt:
-                raise RequestError(f"prompt {index} is empty; give at least one character.")
-            return self.tokenizer.encode(prompt)
-        ids = list(prompt)
-        if not ids:
-            raise RequestError(f"prompt {index} is empty; give at least one token id.")
-        vocab = self.engine.target.config.vocab_size
-        for token in ids:
-            if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
-                raise RequestError(
-                    f"prompt {index} holds {token!r}; token ids are whole numbers in [0, {vocab})."
-                )
-        return [int(token) for token in ids]
+        return self._intake.request(prompt, sampling, index)
 
 
 def _digest(source: np.ndarray | None) -> str | None:
     return None if source is None else hashlib.sha256(source.tobytes()).hexdigest()
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    several: list[Any] = list(prompts)
-    if several and all(isinstance(each, int | np.integer) for each in several):
-        return [several]
-    for i, prompt in enumerate(several):
-        if not isinstance(prompt, str | Sequence | np.ndarray):
-            raise RequestError(f"prompt {i} is {prompt!r}; give text or a list of token ids.")
-    return several
-
-
-def _match_params(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ConfigError(f"{len(params)} sampling_params for {count} prompts; give one for each.")
-    return list(params)

@@ -1,0 +1,132 @@
+"""From prompts and parameters to requests: everything that a user can get wrong is found here."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spec_jax.checkpoints import Checkpoint
+from spec_jax.config import SamplingParams
+from spec_jax.engine.requests import Request, Start
+from spec_jax.errors import ConfigError, RequestError
+from spec_jax.text.grammar import GrammarCompiler
+
+Prompt = str | Sequence[int]
+
+
+class Intake:
+    """Makes requests for one target.
+
+    Args:
+      checkpoint: the target.
+      max_model_len: most tokens of prompt and completion together.
+      seed: seeds of requests without their own seed derive from it.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, max_model_len: int, seed: int):
+        self._name, self._tokenizer = checkpoint.name, checkpoint.tokenizer
+        self._eos_token_ids, self._config = checkpoint.eos_token_ids, checkpoint.model.config
+        self._max_model_len, self._seed, self._unseeded = max_model_len, seed, 0
+        self._grammars = GrammarCompiler(checkpoint.tokenizer, self._config.vocab_size)
+
+    def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int) -> Request:
+        """Checks a prompt and its parameters, and makes a request of them.
+
+        Args:
+          prompt: text, token ids or what else a request starts from.
+          sampling: how to sample.
+          index: names the prompt in messages.
+
+        Raises:
+          RequestError: the prompt is empty, too long, or not of the target's kind.
+          ConfigError: a parameter does not fit the target.
+        """
+        given = prompt if isinstance(prompt, Start) else self._token_ids(index, prompt)
+        start = given if isinstance(given, Start) else Start.of(self._config, given)
+        if len(given) >= self._max_model_len:
+            raise RequestError(
+                f"prompt {index} has {len(given)} tokens, which leaves no room in a context of "
+                f"{self._max_model_len}; shorten it or raise max_model_len."
+            )
+        if start.source is None and self._config.encoder is not None:
+            raise RequestError(f"{self._name} reads speech, not text; use `transcribe`.")
+        vocab = self._config.vocab_size
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(sampling, name):
+                if token >= vocab:
+                    raise ConfigError(
+                        f"{name} names token {token}; the vocabulary's ids end at {vocab - 1}."
+                    )
+        eos = () if sampling.ignore_eos else self._eos_token_ids
+        stop_token_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
+        return Request(
+            prompt_token_ids=start.prompt_token_ids,
+            sampling=sampling,
+            key=self._key(sampling),
+            stop_token_ids=stop_token_ids,
+            max_length=min(len(start) + sampling.max_tokens, self._max_model_len),
+            bad_words=[*self._bad_words(sampling), *start.bad_words],
+            grammar=self._grammars.compile(sampling, stop_token_ids),
+            source=start.source,
+            timestamps=start.timestamps,
+        )
+
+    def _key(self, sampling: SamplingParams) -> np.ndarray:
+        if sampling.seed is not None:
+            return np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
+        entropy = (self._seed, self._unseeded)
+        self._unseeded += 1
+        return np.random.SeedSequence(entropy).generate_state(2, np.uint32)
+
+    def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
+        """The token sequences of `bad_words`."""
+        found = [ids for text in sampling.bad_words for ids in self._tokenizer.spellings(text)]
+        return list(dict.fromkeys(found))
+
+    def _token_ids(self, index: int, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError(f"prompt {index} is empty; give at least one character.")
+            return self._tokenizer.encode(prompt)
+        ids = list(prompt)
+        if not ids:
+            raise RequestError(f"prompt {index} is empty; give at least one token id.")
+        vocab = self._config.vocab_size
+        for token in ids:
+            if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
+                raise RequestError(
+                    f"prompt {index} holds {token!r}; token ids are whole numbers in [0, {vocab})."
+                )
+        return [int(token) for token in ids]
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list of them.
+
+    Raises:
+      RequestError: one is neither text nor token ids.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    several: list[Any] = list(prompts)
+    if several and all(isinstance(each, int | np.integer) for each in several):
+        return [several]
+    for i, prompt in enumerate(several):
+        if not isinstance(prompt, str | Sequence | np.ndarray):
+            raise RequestError(f"prompt {i} is {prompt!r}; give text or a list of token ids.")
+    return several
+
+
+def match_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """The parameters of each of `count` prompts.
+
+    Raises:
+      ConfigError: their number is neither one nor that of the prompts.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(f"{len(params)} sampling_params for {count} prompts; give one for each.")
+    return list(params)
