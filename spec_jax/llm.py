@@ -308,7 +308,8 @@ class LLM:
           language: that is spoken, such as `de`; by default the model tells it from the begin.
           task: `transcribe`, or `translate` into English.
           timestamps: whether segments have begins and ends; otherwise each window is one.
-          sampling_params: greedy by default.
+          sampling_params: greedy by default. `max_tokens` is for each window, at most half of the
+            decoder's context.
 
         Returns:
           One result per sound, in order.

@@ -41,7 +41,7 @@ def config(vocab_size=ENGLISH, layers=2, bins=8, positions=100):
             **{f"{each}_attention_heads": 2 for each in ("encoder", "decoder")},
             **{f"{each}_ffn_dim": 32 for each in ("encoder", "decoder")},
             "max_source_positions": positions,
-            "max_target_positions": 96,
+            "max_target_positions": 192,
             "decoder_start_token_id": 257,
         }
     )

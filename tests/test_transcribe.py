@@ -1,10 +1,12 @@
 """Speech to text through `LLM` and the command line: every method says what plain decoding says."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import soundfile
+from safetensors.numpy import load_file, save_file
 
 from spec_jax import LLM, ConfigError, RequestError, SamplingParams, SpeculativeConfig
 from spec_jax.cli import main
@@ -13,7 +15,7 @@ from spec_jax.outputs import RequestOutput, SpeculativeMetrics, Usage
 from spec_jax.text.speech import SpeechTokens
 from spec_jax.text.tokenizer import Tokenizer
 from tests.often import often
-from tests.speech import MULTILINGUAL, config, sound, tokenizer, write_speech_model
+from tests.speech import LANGUAGES, MULTILINGUAL, config, sound, tokenizer, write_speech_model
 
 SOUNDS = [sound(1.5, 0), sound(0.4, 1), sound(5.0, 2), sound(2.0, 3)]
 METHODS = {
@@ -81,6 +83,14 @@ def test_every_method_says_what_plain_decoding_says(directories, llm, plain, met
         assert metrics.draft_acceptance_rate > 0.9
 
 
+def test_a_window_has_at_most_half_of_the_context(llm, plain):
+    half = config().max_position // 2
+    windows = [ids for kind in ("greedy", "timestamps") for each in plain[kind] for ids in each]
+    assert max(map(len, windows)) == half
+    few = SamplingParams(max_tokens=3)
+    assert max(len(ids) for each in said(llm, sampling_params=few) for ids in each) == 3
+
+
 def test_what_is_suppressed_is_not_said(plain):
     windows = [ids for kind in plain.values() for windows in kind for ids in windows]
     assert not any({257, 264} & set(ids) for ids in windows)
@@ -114,6 +124,22 @@ def test_languages(directories):
         llm.transcribe(SOUNDS[0], task="sing")
 
 
+def test_the_likelier_of_two_close_languages(directories, tmp_path):
+    """Their logits are multiples of one, so that either the last or the first is the largest."""
+    path = tmp_path / "model"
+    shutil.copytree(directories["several"], path)
+    tensors = load_file(path / "model.safetensors")
+    rows = tensors["model.decoder.embed_tokens.weight"]
+    en, de, fr = (tokenizer().token_to_id(f"<|{code}|>") for code in LANGUAGES)
+    found = []
+    for sign in (1, -1):
+        rows[en] = sign * rows[fr]
+        rows[de], rows[fr] = rows[en] * (1 + 1e-5), rows[en] * (1 + 2e-5)
+        save_file(tensors, path / "model.safetensors")
+        found.append(LLM(str(path)).transcribe(SOUNDS[0])[0].language)
+    assert sorted(found) == ["en", "fr"]
+
+
 def test_what_is_refused(directories, llm, tmp_path):
     with pytest.raises(ConfigError, match="the model transcribes English alone"):
         llm.transcribe(SOUNDS[0], language="de")
@@ -121,6 +147,8 @@ def test_what_is_refused(directories, llm, tmp_path):
         llm.generate("Hello")
     with pytest.raises(RequestError, match="sound 1 is an array of shape"):
         llm.transcribe([SOUNDS[0], np.zeros((2, 2))])
+    with pytest.raises(RequestError, match="sound 1 is of type int; give the path"):
+        llm.transcribe([SOUNDS[0], 5])
     several = SpeculativeConfig(
         method="universal_text", draft=directories["other"], num_speculative_tokens=2
     )

@@ -10,6 +10,8 @@ from spec_jax.audio.wave import RATE
 WINDOW, HOP = 400, 160
 """Samples of a frame, and from one frame to the next: 25 and 10 milliseconds."""
 FRAMES_PER_SECOND = RATE // HOP
+_AT_ONCE = 4096
+"""Frames: long sounds take little more memory than their spectra."""
 
 
 def log_mel(samples: Float[np.ndarray, " samples"], bins: int) -> Float[np.ndarray, "frames bins"]:
@@ -23,14 +25,17 @@ def log_mel(samples: Float[np.ndarray, " samples"], bins: int) -> Float[np.ndarr
       samples: at 16 kHz.
       bins: mel filters, 80 or 128.
     """
-    padded = np.pad(samples.astype(np.float64), WINDOW // 2, mode="reflect")
-    count = len(samples) // HOP
-    starts = np.arange(count)[:, None] * HOP
+    padded = np.pad(samples, WINDOW // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][: len(samples) // HOP]
     hann = np.hanning(WINDOW + 1)[:-1]
-    power = np.abs(np.fft.rfft(padded[starts + np.arange(WINDOW)] * hann, axis=1)) ** 2
-    logs = np.log10(np.maximum(power @ _filters(bins), 1e-10))
-    logs = np.maximum(logs, logs.max() - 8.0)
-    return ((logs + 4.0) / 4.0).astype(np.float32)
+    pieces = []
+    for begin in range(0, len(frames), _AT_ONCE):
+        windowed = frames[begin : begin + _AT_ONCE] * hann  # in float64, as `hann` is
+        power = np.abs(np.fft.rfft(windowed, axis=1)) ** 2
+        pieces.append(np.log10(np.maximum(power @ _filters(bins), 1e-10)).astype(np.float32))
+    logs = np.concatenate(pieces)
+    np.maximum(logs, logs.max() - 8.0, out=logs)
+    return (logs + 4.0) / 4.0
 
 
 @functools.cache

@@ -12,6 +12,10 @@ from spec_jax.errors import RequestError
 RATE = 16_000
 """Samples a second."""
 MOST_SECONDS = 24 * 3600
+LEAST_RATE, MOST_RATE = 4_000, 384_000
+"""Of files. A header that says less or more would ask for any amount of memory."""
+_AT_ONCE = 1 << 14
+"""Frames: the channels of no more are in memory at a time."""
 
 
 def read_sound(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
@@ -21,7 +25,8 @@ def read_sound(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
       path: a file that libsndfile reads, such as WAV, FLAC, OGG or MP3.
 
     Raises:
-      RequestError: it is missing, damaged, of another kind, or longer than a day.
+      RequestError: it is missing, damaged, of another kind, longer than a day, or of a rate that
+        is not between `LEAST_RATE` and `MOST_RATE`.
     """
     import soundfile
     from scipy.signal import resample_poly
@@ -32,11 +37,18 @@ def read_sound(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
     try:
         with soundfile.SoundFile(file) as sound:
             rate, frames = sound.samplerate, sound.frames
+            if not LEAST_RATE <= rate <= MOST_RATE:
+                raise RequestError(
+                    f"{file} has {rate} samples a second; give {LEAST_RATE} to {MOST_RATE}."
+                )
             if not 0 < frames <= MOST_SECONDS * rate:
                 raise RequestError(
                     f"{file} lasts {frames / rate:.0f} s; give between one sample and a day."
                 )
-            samples = sound.read(dtype="float32", always_2d=True).mean(1)
+            blocks = sound.blocks(_AT_ONCE, dtype="float32", always_2d=True)
+            samples = np.concatenate([block.mean(1) for block in blocks])
+    except RequestError:
+        raise
     except (soundfile.SoundFileError, OSError, ValueError) as error:
         raise RequestError(f"{file} cannot be read as sound ({error}).") from None
     if rate != RATE:
@@ -46,12 +58,18 @@ def read_sound(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
 
 
 def check_samples(samples: np.ndarray, name: str) -> Float[np.ndarray, " samples"]:
-    """The samples in float32, if they are some finite numbers.
+    """The samples in float32, if they are some finite floating-point numbers.
 
     Raises:
       RequestError: they are not; `name` stands for them in the message.
     """
-    found = np.asarray(samples, np.float32)
+    if not np.issubdtype(samples.dtype, np.floating):
+        raise RequestError(
+            f"{name} is an array of {samples.dtype}; give floating-point samples in [-1, 1], such "
+            "as those of 16-bit integers divided by 32768."
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+        found = samples.astype(np.float32)
     if found.ndim != 1 or not found.size or not np.isfinite(found).all():
         raise RequestError(
             f"{name} is an array of shape {found.shape}; give the finite samples of one channel at "

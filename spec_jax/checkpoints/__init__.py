@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -136,9 +137,21 @@ def _speech(name: str, path: Path, model: Model, tokenizer: Tokenizer) -> Speech
     for file, keys in _SUPPRESSED.items():
         said = read_json(path / file) if (path / file).is_file() else {}
         if keys[0] in said:
-            never = [list(said.get(key) or []) for key in keys]
+            never = [_token_ids(path / file, said, key, model.config.vocab_size) for key in keys]
             break
     return SpeechTokens.of(tokenizer, name, model.config.vocab_size, *(never or [[], []]))
+
+
+def _token_ids(file: Path, said: dict[str, Any], key: str, vocab_size: int) -> list[int]:
+    ids = said.get(key) or []
+    if not isinstance(ids, list) or any(
+        type(each) is not int or not 0 <= each < vocab_size for each in ids
+    ):
+        raise CheckpointError(
+            f"{file}: {key} is {str(ids)[:100]}; it should be a list of token ids below "
+            f"{vocab_size}."
+        )
+    return ids
 
 
 _SUPPRESSED = {

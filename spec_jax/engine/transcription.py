@@ -2,7 +2,8 @@
 
 The order of windows is that of OpenAI's `transcribe` with temperature 0 alone, without text of the
 window before and without its checks for silence: with timestamps, a window starts where the last
-one's last whole segment ended.
+one's last whole segment ended. The text of a window has at most half as many tokens as the decoder
+takes.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from spec_jax.audio.features import FRAMES_PER_SECOND, HOP, log_mel
 from spec_jax.audio.wave import RATE, check_samples, read_sound
 from spec_jax.config import SamplingParams
 from spec_jax.engine.requests import Start
-from spec_jax.errors import ConfigError, did_you_mean
+from spec_jax.errors import ConfigError, RequestError, did_you_mean
 from spec_jax.models.config import TransformerConfig
 from spec_jax.outputs import RequestOutput, Segment, Transcription
 from spec_jax.text.speech import SECONDS_PER_TIMESTAMP, TASKS, SpeechTokens
@@ -124,6 +125,11 @@ class Transcriber:
         self._encoder, self._speech, self._tokenizer = config.encoder, speech, tokenizer
         self._generate = generate
         self._never = dict.fromkeys(speech.suppressed, float("-inf"))
+        self._others = dict.fromkeys(range(config.vocab_size), float("-inf"))
+        for language in speech.languages.values():
+            del self._others[language]
+        # The rest of the context was for the text of the window before.
+        self._most_tokens = config.max_position // 2
 
     def run(
         self,
@@ -137,11 +143,13 @@ class Transcriber:
         if task not in TASKS:
             raise ConfigError(f"task is {task!r}.{did_you_mean(task, TASKS)}")
         self._speech.check(language, task)
-        params = dataclasses.replace(params, logit_bias={**params.logit_bias, **self._never})
-        samples = [
-            check_samples(each, f"sound {i}") if isinstance(each, np.ndarray) else read_sound(each)
-            for i, each in enumerate(sounds)
-        ]
+        params = dataclasses.replace(
+            params,
+            max_tokens=min(params.max_tokens, self._most_tokens),
+            min_tokens=min(params.min_tokens, self._most_tokens),
+            logit_bias={**params.logit_bias, **self._never},
+        )
+        samples = [_samples(i, each) for i, each in enumerate(sounds)]
         texts = [Sound(each, self._encoder, self._speech, timestamps) for each in samples]
         languages = [language or "en"] * len(texts)
         if language is None and self._speech.languages:
@@ -165,8 +173,7 @@ class Transcriber:
 
     def _languages(self, texts: Sequence[Sound]) -> list[str]:
         """The likeliest language of each sound's first window."""
-        ids = self._speech.languages.values()
-        params = SamplingParams(max_tokens=1, logit_bias=dict.fromkeys(ids, _ALONE))
+        params = SamplingParams(max_tokens=1, logit_bias=self._others)
         starts = [Start([self._speech.start], each.window) for each in texts]
         outputs = self._generate(starts, [params] * len(starts))
         codes = {i: code for code, i in self._speech.languages.items()}
@@ -179,5 +186,12 @@ class Transcriber:
         return Start(ids, text.window, bad_words=() if timestamps else blank, timestamps=first)
 
 
-_ALONE = 1e4
-"""A bias that puts tokens above all others."""
+def _samples(number: int, sound: object) -> Float[np.ndarray, " samples"]:
+    if isinstance(sound, np.ndarray):
+        return check_samples(sound, f"sound {number}")
+    if isinstance(sound, str | os.PathLike):
+        return read_sound(sound)
+    raise RequestError(
+        f"sound {number} is of type {type(sound).__name__}; give the path of a file, or a NumPy "
+        f"array of samples at {RATE} Hz."
+    )

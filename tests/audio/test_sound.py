@@ -1,10 +1,13 @@
 """Sound files and Whisper's spectra."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import soundfile
 import transformers
 
+from spec_jax.audio import features, wave
 from spec_jax.audio.features import HOP, log_mel
 from spec_jax.audio.wave import RATE, check_samples, read_sound
 from spec_jax.errors import RequestError
@@ -29,7 +32,15 @@ def test_spectra_are_those_of_transformers(kind, bins, length):
     )[0].T
     found = log_mel(np.pad(samples, (0, SECONDS * RATE - length)), bins)
     assert found.shape == (100 * SECONDS, bins) and found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_a_long_sound_is_read_in_pieces(monkeypatch):
+    samples = SOUNDS["noise"](RATE).astype(np.float32)
+    samples[:HOP] *= 1e4  # the loudest frame of all sets the least of each piece
+    whole = log_mel(samples, 80)
+    monkeypatch.setattr(features, "_AT_ONCE", 7)
+    np.testing.assert_allclose(log_mel(samples, 80), whole, rtol=0, atol=1e-6)
 
 
 def test_a_spectrum_is_what_its_definition_says():
@@ -78,13 +89,58 @@ def test_files_that_hold_no_sound(tmp_path):
     with pytest.raises(RequestError, match="cannot be read as sound"):
         read_sound(file)
     soundfile.write(file, np.zeros(0), RATE)
-    with pytest.raises(RequestError, match="lasts 0 s"):
+    with pytest.raises(RequestError, match=f"^{file} lasts 0 s"):
         read_sound(file)
     with pytest.raises(RequestError, match="no such file"):
         read_sound(tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((2, 5)), np.zeros(0), np.array([1.0, np.nan])])
+def test_a_long_file_is_read_in_pieces(tmp_path, monkeypatch):
+    file, samples = tmp_path / "sound.wav", SOUNDS["noise"](5000)
+    soundfile.write(file, np.stack([samples, samples * 0.5], 1), RATE)
+    whole = read_sound(file)
+    monkeypatch.setattr(wave, "_AT_ONCE", 999)
+    np.testing.assert_array_equal(read_sound(file), whole)
+    assert len(whole) == 5000
+
+
+@pytest.mark.parametrize("rate", [1, 3999, 384_001, 2**31 - 1])
+def test_rates_that_no_sound_has(tmp_path, rate):
+    """A second of one sample would become 16,000, and a filter has as many taps as the rate."""
+    file = tmp_path / "sound.wav"
+    soundfile.write(file, np.zeros(1000), RATE)
+    content = file.read_bytes()
+    said = np.array([RATE], "<u4").tobytes()
+    assert content.count(said) == 1
+    file.write_bytes(content.replace(said, np.array([rate], "<u4").tobytes()))
+    with pytest.raises(RequestError, match=rf"^{file} has {rate} samples a second; give 4000"):
+        read_sound(file)
+
+
+def test_mutants_of_a_file_are_read_or_refused(tmp_path):
+    random = np.random.default_rng(0)
+    file, read = tmp_path / "sound.wav", 0
+    soundfile.write(file, SOUNDS["noise"](2000), RATE)
+    content = file.read_bytes()
+    for _ in range(1000):
+        mutant = bytearray(content)
+        for _ in range(random.integers(1, 4)):
+            mutant[random.integers(44)] = random.choice([0, 1, 255, random.integers(256)])
+        file.write_bytes(mutant)
+        with contextlib.suppress(RequestError):
+            read += bool(len(read_sound(file)))
+    assert 0 < read < 1000
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(5, np.int16), np.array(["a"]), np.zeros(5, complex)])
+def test_samples_that_are_no_floating_point_numbers(wrong):
+    with pytest.raises(RequestError, match=f"is an array of {wrong.dtype}; give floating-point"):
+        check_samples(wrong, "sound 0")
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 5)), np.zeros(0), np.array([1.0, np.nan]), np.array([1e300])]
+)
 def test_samples_are_one_channel_of_finite_numbers(wrong):
     with pytest.raises(RequestError, match=r"sound 0 is an array of shape .*; give the finite"):
         check_samples(wrong, "sound 0")

@@ -1,5 +1,6 @@
 """Whisper models in CTranslate2's format: the same weights, and no damage unseen."""
 
+import json
 import shutil
 
 import numpy as np
@@ -46,6 +47,16 @@ def test_what_is_suppressed(directory, tmp_path):
     (path / "config.json").write_text('{"suppress_ids": [1, 2], "suppress_ids_begin": [220]}')
     speech = checkpoints.load(path).speech
     assert (speech.suppressed, speech.suppressed_first) == ((1, 2), (220,))
+
+
+@pytest.mark.parametrize("ids", [5, ["a"], [-1], [2000], [1.5], [True]])
+def test_suppressed_ids_that_are_none(directory, tmp_path, ids):
+    path = write(tmp_path / "model", as_ctranslate2(directory))
+    (path / "config.json").write_text(json.dumps({"suppress_ids": ids}))
+    with pytest.raises(
+        CheckpointError, match=r"config.json: suppress_ids is .*; it should be a list"
+    ):
+        checkpoints.load(path)
 
 
 ONE = {"decoder/num_heads": np.array(2, np.int16), "decoder/a": np.ones((2, 3), np.float16)}
