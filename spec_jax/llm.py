@@ -77,7 +77,9 @@ class LLM:
         the layers that `early_exit` drafts with, stay on the devices.
       resident_layers: with offload `host`, how many blocks, the first ones, stay on the devices all
         the same: as many as fit.
-      max_model_len: most tokens of prompt and completion together; the model's own by default.
+      max_model_len: most tokens of prompt and completion together; the model's own by default. With
+        LongRoPE (Phi-3 of 128k tokens) it chooses the rotary frequencies of all texts: at most the
+        original context (4,096) for those of short ones.
       max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
       seed: seeds of requests without their own seed derive from it.
       on_progress: called with a line of text while loading and compiling.
@@ -140,10 +142,11 @@ class LLM:
                 f"of {context} tokens; give at most {context}."
             )
         self.max_model_len = max_model_len or context
+        model = checkpoint.model.within(self.max_model_len)
         self.max_num_seqs = max_num_seqs
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._lock = threading.RLock()
-        self._checkpoint = checkpoint
+        self._checkpoint = dataclasses.replace(checkpoint, model=model)
         self._speculate(speculative_config or SpeculativeConfig())
 
     @property
@@ -194,7 +197,8 @@ class LLM:
             quantization = config.draft_quantization or asked
             if config.draft == self._target and quantization in (asked, found):
                 return self._checkpoint
-            return self._load("draft", config.draft, quantization)
+            draft = self._load("draft", config.draft, quantization)
+            return dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
 
         self.speculative_config = config
         drafting = make_drafting(Setting(config, self._checkpoint, load_draft))

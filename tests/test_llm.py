@@ -303,3 +303,23 @@ def test_a_draft_of_another_tokenizer_is_refused(plain, directories, tmp_path):
     message = str(caught.value)
     assert repr(tiny.TOKENS[5]) in message and repr(tiny.TOKENS[6]) in message
     assert "2 of" in message and "prompt_lookup" in message
+
+
+def test_the_context_chooses_the_frequencies_of_longrope(tmp_path):
+    """Of target and draft, for short texts too, and so that speculation changes nothing."""
+    factors = {"short_factor": [1.0, 1.2, 1.5], "long_factor": [1.5, 4.0, 20.0]}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 48, **factors}
+    config = tiny.CONFIG | {"rope_parameters": rope | {"rope_theta": 100.0}}
+    path = str(tiny.write_directory(tmp_path / "model", config))
+    found = {}
+    for context in (48, None):
+        llm = LLM(path, max_model_len=context)
+        assert llm.engine.target.config.max_position == (context or 128)
+        config = SpeculativeConfig(method="draft_model", draft=path, draft_quantization="int8")
+        speculating = llm.with_speculation(config)
+        assert speculating.engine.drafter.model.config.max_position == (context or 128)
+        params = SamplingParams(max_tokens=16, ignore_eos=True)
+        outputs = [each.generate(PROMPTS, params) for each in (llm, speculating)]
+        found[context], again = ([out.token_ids for out in each] for each in outputs)
+        assert again == found[context]
+    assert found[None] != found[48]

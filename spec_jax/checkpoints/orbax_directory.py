@@ -21,7 +21,13 @@ from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import pack_model
 from spec_jax.errors import CheckpointError
-from spec_jax.models.config import Experts, RopeScaling, TransformerConfig, YarnScaling
+from spec_jax.models.config import (
+    Experts,
+    LongRopeScaling,
+    RopeScaling,
+    TransformerConfig,
+    YarnScaling,
+)
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
 from spec_jax.text.tokenizer import ChatTemplate, Tokenizer
@@ -99,23 +105,29 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
         )
     try:
         return _shape(manifest["config"]), manifest
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
 
 
 def _shape(found: dict[str, Any]) -> TransformerConfig:
     """The shape that `dataclasses.asdict` and JSON made this of."""
-    shape: dict[str, Any] = {
-        name: tuple(each) if isinstance(each, list) else each for name, each in found.items()
-    }
+    shape = _tuples(found)
     if scaling := shape["rope_scaling"]:
-        shape["rope_scaling"] = (YarnScaling if "amplitude" in scaling else RopeScaling)(**scaling)
+        (kind,) = (
+            kind
+            for kind in (RopeScaling, YarnScaling, LongRopeScaling)
+            if {field.name for field in dataclasses.fields(kind)} == set(scaling)
+        )
+        shape["rope_scaling"] = kind(**_tuples(scaling))
     if experts := shape.get("experts"):
-        dense = tuple(experts["dense_layers"])
-        shape["experts"] = Experts(**experts | {"dense_layers": dense})
+        shape["experts"] = Experts(**_tuples(experts))
     if encoder := shape.get("encoder"):
         shape["encoder"] = _shape(encoder)
     return TransformerConfig(**shape)
+
+
+def _tuples(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
 
 
 def _restore(

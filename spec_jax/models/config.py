@@ -39,6 +39,33 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753, `rope_type: longrope`): a divisor for each rotary frequency.
+
+    The longest context that a model is used with, `max_position`, chooses between two lists of
+    divisors for all positions, as in vLLM and llama.cpp. transformers chooses by the length that a
+    text has so far, and computes all of it again when it grows past the original context: until
+    then it agrees with a model whose context ends there, afterwards with one of a longer context.
+    Keys in a cache are rotated once, so no model does both.
+
+    Attributes:
+      short: divisors in contexts of up to `original_max_position` tokens.
+      long: divisors in longer ones.
+      original_max_position: the context before.
+      amplitude: rotated queries and keys are multiplied by it, in both.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_position: int
+    amplitude: float
+
+    def divisors(self, context: int) -> tuple[float, ...]:
+        """Those of a context of so many tokens."""
+        return self.long if context > self.original_max_position else self.short
+
+
+@dataclass(frozen=True)
 class Experts:
     """Sparse MLPs: each token runs through a few of many experts (arXiv 1701.06538, 2401.04088).
 
@@ -83,7 +110,7 @@ class TransformerConfig:
       num_kv_heads: key and value heads; divides `num_heads` (GQA).
       head_dim: width of one head.
       mlp_size: hidden width of the MLP.
-      max_position: longest context the weights were trained for.
+      max_position: longest context the weights were trained for, or the model is used with.
       norm: root-mean-square norm, or layer norm with a bias.
       norm_eps: the norm's epsilon.
       pre_norms: attention and MLP read normed inputs; OLMo 2 norms only what they give out.
@@ -149,7 +176,7 @@ class TransformerConfig:
     rope_theta: float = 10000.0
     rope_fraction: float = 1.0
     rope_factor: float = 1.0
-    rope_scaling: RopeScaling | YarnScaling | None = None
+    rope_scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None
     sliding_window: int | None = None
     global_every: int | None = None
     local_rope_theta: float | None = None
@@ -215,6 +242,14 @@ class TransformerConfig:
                 f"model config: {self.rotary_size} rotated dimensions per head; expected an "
                 "even number."
             )
+        if isinstance(self.rope_scaling, LongRopeScaling):
+            for name in ("short", "long"):
+                divisors = getattr(self.rope_scaling, name)
+                if 2 * len(divisors) != self.rotary_size or not all(each > 0 for each in divisors):
+                    raise CheckpointError(
+                        f"model config: LongRoPE's {name} factors are {divisors!r}; expected "
+                        f"{self.rotary_size // 2} numbers > 0."
+                    )
 
     @property
     def axis_sizes(self) -> dict[str, int]:

@@ -11,7 +11,12 @@ import numpy as np
 
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Quantized
-from spec_jax.models.config import RopeScaling, TransformerConfig, YarnScaling
+from spec_jax.models.config import (
+    LongRopeScaling,
+    RopeScaling,
+    TransformerConfig,
+    YarnScaling,
+)
 
 Config = Mapping[str, Any]
 """A checkpoint's own description of its shape: config.json, or the metadata of a GGUF file."""
@@ -307,6 +312,14 @@ def rope_to_hf(config: TransformerConfig) -> dict[str, Any]:
             "truncate": scaling.whole,
             "attention_factor": scaling.amplitude,
         }
+    elif isinstance(scaling, LongRopeScaling):
+        rope |= {
+            "rope_type": "longrope",
+            "short_factor": list(scaling.short),
+            "long_factor": list(scaling.long),
+            "original_max_position_embeddings": scaling.original_max_position,
+            "attention_factor": scaling.amplitude,
+        }
     elif scaling is not None:
         rope |= {
             "rope_type": "llama3",
@@ -318,6 +331,17 @@ def rope_to_hf(config: TransformerConfig) -> dict[str, Any]:
     elif config.rope_factor != 1.0:
         rope |= {"rope_type": "linear", "factor": config.rope_factor}
     return {"rope_theta": config.rope_theta, "rope_parameters": rope}
+
+
+ORIGINAL = "original_max_position_embeddings"
+"""Hugging Face's name of the context before it was extended."""
+
+HF_ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+"""Hugging Face's names of the ways to scale rotary positions that are read.
+
+`dynamic` changes the frequencies at every length past `max_position_embeddings`, and none before.
+Keys in a cache are rotated once, so contexts end there.
+"""
 
 
 def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
@@ -337,13 +361,13 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     own = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = own.get("rope_type", own.get("type", "default"))
     differ_by_layer = any(isinstance(value, Mapping) for value in own.values())
-    if kind not in ("default", "linear", "llama3", "yarn") or differ_by_layer:
+    if kind not in HF_ROPES or differ_by_layer:
         raise CheckpointError(
             f"the checkpoint's config scales rotary positions by {dict(own)!r}; supported "
-            "rope types: default, linear, llama3 and yarn, the same in every layer."
+            f"rope types: {', '.join(HF_ROPES)}, the same in every layer."
         )
     rope = {**config, **own}
-    scaling: RopeScaling | YarnScaling | None = None
+    scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None
     if kind == "llama3":
         scaling = RopeScaling(
             factor=number(rope, "factor"),
@@ -353,12 +377,36 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
         )
     elif kind == "yarn":
         scaling = _yarn(rope)
+    elif kind == "longrope":
+        # Phi-3 has it beside the other settings.
+        scaling = _longrope({**rope, ORIGINAL: config.get(ORIGINAL) or own.get(ORIGINAL)})
     return {
         "rope_theta": number(rope, "rope_theta", theta),
         "rope_fraction": number(rope, "partial_rotary_factor", fraction),
         "rope_factor": number(rope, "factor") if kind == "linear" else 1.0,
         "rope_scaling": scaling,
     }
+
+
+def _longrope(rope: Config) -> LongRopeScaling:
+    def divisors(name: str) -> tuple[float, ...]:
+        found = rope.get(name)
+        if not isinstance(found, list):
+            raise CheckpointError(
+                f"the checkpoint's config has {name} = {found!r}; expected a list of numbers."
+            )
+        return tuple(number({name: each}, name) for each in found)
+
+    context = integer(rope, "max_position_embeddings")
+    original = integer(rope, ORIGINAL, context)
+    factor = number(rope, "factor", context / original)
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return LongRopeScaling(
+        short=divisors("short_factor"),
+        long=divisors("long_factor"),
+        original_max_position=original,
+        amplitude=number(rope, "attention_factor", default),
+    )
 
 
 def _yarn(rope: Config) -> YarnScaling:

@@ -16,7 +16,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import columns, products
-from spec_jax.models.config import RopeScaling, TransformerConfig, YarnScaling
+from spec_jax.models.config import (
+    LongRopeScaling,
+    RopeScaling,
+    TransformerConfig,
+    YarnScaling,
+)
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -171,16 +176,23 @@ def relative_buckets(buckets: int, distance: int, *, causal: bool) -> tuple[int,
 
 
 def rope_frequencies(
-    rotary_size: int, theta: float, factor: float, scaling: RopeScaling | YarnScaling | None
+    rotary_size: int,
+    theta: float,
+    factor: float,
+    scaling: RopeScaling | YarnScaling | LongRopeScaling | None,
+    context: int,
 ) -> Float[Array, " half"]:
     """Rotary frequencies in radians per position (Su et al. 2021, arXiv 2104.09864).
 
-    `factor` divides all of them; `scaling` stretches long wavelengths as Llama 3.1 or YaRN does.
+    `factor` divides all of them; `scaling` stretches long wavelengths as Llama 3.1, YaRN or
+    LongRoPE does, the last by the longest context.
     """
     exponents = jnp.arange(0, rotary_size, 2, dtype=jnp.float32) / rotary_size
     frequencies = 1.0 / (theta**exponents) / factor
     if scaling is None:
         return frequencies
+    if isinstance(scaling, LongRopeScaling):
+        return frequencies / np.array(scaling.divisors(context), np.float32)
     if isinstance(scaling, YarnScaling):
 
         def index(turns: float) -> float:

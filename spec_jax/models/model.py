@@ -19,7 +19,7 @@ from spec_jax.models.attention import Pattern
 from spec_jax.models.blocks import Block
 from spec_jax.models.cache import Encoded, KVCache
 from spec_jax.models.compiling import CompilerOptions, compiler_options
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import LongRopeScaling, TransformerConfig
 from spec_jax.models.source import Source
 from spec_jax.models.streaming import resident
 from spec_jax.models.transformer import Transformer
@@ -130,6 +130,15 @@ class Model:
         blocks = tuple(f"blocks.{i}." for i in range(layers))
         wanted = {name: each for name, each in self.weights.items() if name.startswith(blocks)}
         return self.with_weights(self.jit(resident)(wanted))
+
+    def within(self, context: int) -> "Model":
+        """The same model for contexts of at most so many tokens, which LongRoPE depends on."""
+        if not isinstance(self.config.rope_scaling, LongRopeScaling):
+            return self
+        context = min(context, self.config.max_position)
+        config = dataclasses.replace(self.config, max_position=context)
+        shape = Model.abstract(config, dtype=self.dtype, placement=self.placement)
+        return dataclasses.replace(self, graphdef=shape.graphdef, config=config)
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -19,6 +19,7 @@ from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `Phi3ForCausalLM`."""
     require(config, "attention_bias", False, default=False)
+    config = _with_its_rope(config)
     own = {name: value for name, value in config.items() if name != "partial_rotary_factor"}
     shape = hf_shape({"rms_norm_eps": 1e-5, **own})
     return TransformerConfig(
@@ -26,6 +27,15 @@ def config_from_hf(config: Config) -> TransformerConfig:
         **hf_rope(config),
         sliding_window=window(config, "sliding_window", shape["max_position"]),
     )
+
+
+def _with_its_rope(config: Config) -> Config:
+    """The same config with the name that LongRoPE has by now; Phi-3 called it su, and yarn."""
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    own = config.get(key) or {}
+    if own.get("rope_type", own.get("type")) not in ("su", "yarn"):
+        return config
+    return {**config, key: {**own, "rope_type": "longrope"}}
 
 
 def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
@@ -38,6 +48,9 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "partial_rotary_factor": config.rope_fraction,
         "sliding_window": config.sliding_window,
         "pad_token_id": None,
+        "original_max_position_embeddings": getattr(
+            config.rope_scaling, "original_max_position", config.max_position
+        ),
     }
 
 

@@ -12,7 +12,7 @@ from spec_jax.kernels import products
 from spec_jax.models.attention import Pattern
 from spec_jax.models.blocks import Block, Call, scores_of
 from spec_jax.models.cache import Encoded, KVCache, LayerCache
-from spec_jax.models.config import TransformerConfig, YarnScaling
+from spec_jax.models.config import LongRopeScaling, TransformerConfig, YarnScaling
 from spec_jax.models.encoder import Encoder
 from spec_jax.models.layers import (
     Embedding,
@@ -170,15 +170,17 @@ def _rotation(
     """Cosines and sines by which layers of a kind rotate heads at these positions."""
     if config.rotary_size == 0:
         return None
-    amplitude = 1.0
+    amplitude, factor, scaling, theta = (
+        1.0,
+        config.rope_factor,
+        config.rope_scaling,
+        config.rope_theta,
+    )
     if local and config.local_rope_theta is not None:
-        frequencies = rope_frequencies(config.rotary_size, config.local_rope_theta, 1.0, None)
-    else:
-        frequencies = rope_frequencies(
-            config.rotary_size, config.rope_theta, config.rope_factor, config.rope_scaling
-        )
-        if isinstance(config.rope_scaling, YarnScaling):
-            amplitude = config.rope_scaling.amplitude
+        factor, scaling, theta = 1.0, None, config.local_rope_theta
+    if isinstance(scaling, YarnScaling | LongRopeScaling):
+        amplitude = scaling.amplitude
+    frequencies = rope_frequencies(config.rotary_size, theta, factor, scaling, config.max_position)
     angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
     # Otherwise XLA computes them anew for each head of each layer.
     return jax.lax.optimization_barrier(amplitude * jnp.stack([jnp.cos(angles), jnp.sin(angles)]))

@@ -1,6 +1,7 @@
 """Every family's translation of configs, and what it refuses to misread."""
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from spec_jax.models import (
     smollm3,
     stablelm,
 )
-from spec_jax.models.config import RopeScaling
+from spec_jax.models.config import LongRopeScaling, RopeScaling
 from spec_jax.models.family import Part
 from spec_jax.models.registry import FAMILIES, family_of_gguf, family_of_hf
 
@@ -174,7 +175,7 @@ def test_defaults_of_gemma3():
         ({"layer_types": ["sliding_attention"]}, "one for each layer"),
         ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
         ({"rope_parameters": {"sliding_attention": LINEAR}}, "must not be scaled"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor = None"),
         ({"sliding_window": 0}, "sliding_window = 0"),
     ],
 )
@@ -200,13 +201,48 @@ def test_gpt_neox():
     assert gpt_neox.config_from_hf(dict(LLAMA, rope_parameters=rope)) == old
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}
+
+
+def test_longrope_as_phi3_has_it():
+    own = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
+    scaling = {**LONGROPE, "original_max_position_embeddings": 4}
+    found = phi3.config_from_hf(LLAMA | own | {"rope_parameters": scaling}).rope_scaling
+    assert found == LongRopeScaling(
+        short=(1.0, 1.5, 2.0, 2.5),
+        long=(2.0, 3.0, 4.0, 5.0),
+        original_max_position=16,
+        amplitude=math.sqrt(1 + math.log(4) / math.log(16)),
+    )
+    assert (found.divisors(16), found.divisors(17)) == (found.short, found.long)
+    for older in ("su", "yarn"):
+        names = {"type": older} | {key: LONGROPE[key] for key in ("short_factor", "long_factor")}
+        old = phi3.config_from_hf(LLAMA | own | {"rope_scaling": names, "rope_theta": 500.0})
+        assert old.rope_scaling == found and old.rope_theta == 500.0
+    louder = phi3.config_from_hf(LLAMA | own | {"rope_parameters": scaling | {"factor": 1.0}})
+    assert louder.rope_scaling.amplitude == 1.0
+
+
+def test_dynamic_scaling_begins_past_the_context():
+    scaled = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    assert llama.config_from_hf(LLAMA | scaled) == llama.config_from_hf(LLAMA)
+
+
 @pytest.mark.parametrize("family", FOLLOWERS, ids=lambda family: family.FAMILY.model_type)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"hidden_act": "mish"}, "hidden_act = 'mish'; supported: silu"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope'"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "'ntk'"),
+        ({"rope_parameters": LONGROPE | {"long_factor": None}}, "long_factor = None; expected a l"),
+        ({"rope_parameters": LONGROPE | {"short_factor": [1.0, "2"]}}, "short_factor = '2'"),
+        ({"rope_parameters": LONGROPE | {"short_factor": [1.0] * 3}}, "short factors are (1.0, 1."),
+        ({"rope_parameters": LONGROPE | {"long_factor": [0.0] * 4}}, "numbers > 0"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "same in every layer"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "no 'factor'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
@@ -337,7 +373,7 @@ def test_layers_without_positions_are_at_regular_intervals():
         (gpt2, {"scale_attn_weights": False}, "scale_attn_weights = False"),
         (opt, {"do_layer_norm_before": False}, "do_layer_norm_before = False"),
         (opt, {"word_embed_proj_dim": 16}, "word_embed_proj_dim = 16"),
-        (phi3, {"rope_scaling": {"type": "longrope"}}, "supported rope types"),
+        (phi3, {"rope_scaling": {"type": "su"}}, "short_factor = None"),
         (stablelm, {"qk_layernorm": True}, "qk_layernorm = True"),
     ],
 )

@@ -46,6 +46,12 @@ LLAMA3_ROPE = dict(
     original_max_position_embeddings=32,
 )
 YARN = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=32)
+LONGROPE = dict(
+    rope_type="longrope",
+    rope_theta=500.0,
+    short_factor=[1.0, 1.2, 1.7, 2.0],
+    long_factor=[1.3, 2.0, 4.0, 9.0],
+)
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=3, n_head=4, n_positions=128)
 FALCON = dict(
     vocab_size=300,
@@ -73,6 +79,14 @@ MODELS: dict[str, tuple[str, dict]] = {
     "llama, YaRN with an amplitude of its own": (
         "Llama",
         dict(GQA, rope_parameters=dict(YARN, attention_factor=1.3, truncate=False, beta_fast=8)),
+    ),
+    "llama, LongRoPE": (
+        "Llama",
+        dict(GQA, rope_parameters=dict(LONGROPE, original_max_position_embeddings=8)),
+    ),
+    "llama, scaled past the context": (
+        "Llama",
+        dict(GQA, rope_parameters=dict(rope_type="dynamic", rope_theta=500.0, factor=4.0)),
     ),
     "llama, biases and wide heads": (
         "Llama",
@@ -164,6 +178,10 @@ MODELS |= {
         dict(SHAPE, ffn_dim=40, word_embed_proj_dim=32, activation_function="gelu"),
     ),
     "phi3": ("Phi3", dict(GQA, pad_token_id=0)),
+    "phi3, LongRoPE": (
+        "Phi3",
+        dict(GQA, pad_token_id=0, original_max_position_embeddings=16, rope_parameters=LONGROPE),
+    ),
     "phi3, a window, half rotated": (
         "Phi3",
         dict(GQA, pad_token_id=0, sliding_window=5, partial_rotary_factor=0.5),
@@ -317,6 +335,23 @@ def test_prompt_and_steps(name, tmp_path):
     reference, model = make(name, tmp_path)
     rows = np.random.default_rng(1).integers(0, model.config.vocab_size, (3, 17))
     assert_parity(model, reference, rows, lengths=(5, 9, 1))
+
+
+@pytest.mark.parametrize("context", [32, 33, 128])
+def test_longrope_chooses_by_the_context(context, tmp_path):
+    """transformers chooses by the text: ours is the same where text and context are on one side."""
+    options = dict(GQA, pad_token_id=0, original_max_position_embeddings=32)
+    reference, model = _saved(
+        transformers.Phi3ForCausalLM, dict(options, rope_parameters=LONGROPE), tmp_path
+    )
+    model, length = model.within(context), 32 if context == 32 else 40
+    rows = np.random.default_rng(1).integers(0, model.config.vocab_size, (3, length))
+    assert_parity(model, reference, rows, lengths=(30, 9, 31))
+    with torch.no_grad():  # what the other factors say
+        longer = np.concatenate([rows, rows], axis=1)
+        others = reference(torch.tensor(longer if context == 32 else rows[:, :32]))
+    found, _ = score(model, jnp.asarray(rows[:, :32], jnp.int32), model.new_cache(3, 32))
+    assert np.abs(found - others.logits.numpy()[:, :32]).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe, dense layers, other weights"])
