@@ -254,13 +254,13 @@ def _load_ctranslate2(path: Path, dtype: str, packing: Packing, place: _Place) -
 def _load_gguf(path: Path, dtype: str, packing: Packing, place: _Place) -> _Read:
     file = GgufFile(path)
     family = family_of_gguf(file.metadata.get("general.architecture"))
-    assert family.config_from_gguf and family.gguf_weights  # it has an architecture's name
+    assert family.config_from_gguf  # it has an architecture's name
     tokenizer = tokenizer_from_gguf(file.metadata)
     shape = family.config_from_gguf(file.metadata, file)
     dtype, packing = packing.settled(dtype, file.stored)
     model = build_model(
         shape,
-        family.gguf_weights,
+        family.gguf_weights_of(shape),
         file,
         buffers=family.buffers,
         dtype=dtype,

@@ -43,14 +43,15 @@ class _Split:
     """How a byte-level BPE splits text into words before it merges.
 
     Attributes:
-      pattern: matches one word; None is GPT-2's pattern, which `tokenizers` has built in.
+      patterns: what matches is a piece, and so is what stands between; each splits the pieces of
+        the one before. None is GPT-2's pattern, which `tokenizers` has built in.
       single_digits: every digit is a word.
       nfc: text is first normalised to Unicode's composed form (NFC).
       ignore_merges: a word that is a token needs no merges.
       add_bos: texts begin with the first token unless the metadata says otherwise.
     """
 
-    pattern: str | None = None
+    patterns: tuple[str, ...] = ()
     single_digits: bool = False
     nfc: bool = False
     ignore_merges: bool = False
@@ -64,18 +65,32 @@ def _tiktoken_pattern(digits: str) -> str:
     )
 
 
-_LLAMA3 = _Split(_tiktoken_pattern(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
-_QWEN2 = _Split(_tiktoken_pattern(r"\p{N}"), nfc=True)
+_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_GPT2 = _Split()
+_STARCODER = _Split(single_digits=True)
+_LLAMA3_PATTERN = _tiktoken_pattern(r"\p{N}{1,3}")
+_LLAMA3 = _Split((_LLAMA3_PATTERN,), ignore_merges=True, add_bos=True)
+_QWEN2 = _Split((_tiktoken_pattern(r"\p{N}"),), nfc=True)
 
 _SPLITS = {
-    "default": _Split(),
-    "gpt-2": _Split(),
-    "smollm": _Split(single_digits=True),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
+    "bloom": _Split((" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",)),
+    "dbrx": _Split((_LLAMA3_PATTERN,)),
     "deepseek-r1-qwen": _QWEN2,
+    "default": _GPT2,
+    "falcon": _Split((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_PATTERN, r"[0-9][0-9][0-9]")),
+    "gpt-2": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "mpt": _GPT2,
+    "olmo": _GPT2,
+    "phi-2": _GPT2,
+    "qwen2": _QWEN2,
+    "refact": _STARCODER,
+    "smaug-bpe": _Split((_LLAMA3_PATTERN,)),
+    "smollm": _STARCODER,
+    "stablelm2": _Split((_tiktoken_pattern(r"\p{N}"),)),
+    "starcoder": _STARCODER,
 }
 """`tokenizer.ggml.pre`, llama.cpp's names -> how to split."""
 
@@ -158,9 +173,8 @@ def _byte_level_bpe(
     steps: list[pre_tokenizers.PreTokenizer] = []
     if split.single_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if split.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(split.pattern), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None))
+    steps += [pre_tokenizers.Split(Regex(each), "isolated") for each in split.patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split.patterns))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend, split.add_bos

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, Part, integer, number, require
+from spec_jax.models.family import Config, Family, Part, TensorStore, integer, number, require
+from spec_jax.models.gguf_metadata import FUSED_QKV, GGUF_WEIGHTS, gguf_shape
 from spec_jax.models.gpt2 import hf_tied
 
 _MAX_POSITION = 2048
@@ -70,6 +71,22 @@ def grouped(name: str, which: int) -> Part:
 
 _QKV = "transformer.h.{}.self_attention.query_key_value"
 
+
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `bloom`."""
+    shape = gguf_shape(metadata, tensors, "bloom", norm="layer")
+    return TransformerConfig(
+        **shape
+        | {
+            "activation": "gelu_tanh",
+            "gated_mlp": False,
+            "rope_fraction": 0.0,
+            "alibi_scale": 1.0,
+            "embedding_norm": True,
+        }
+    )
+
+
 FAMILY = Family(
     model_type="bloom",
     config_from_hf=config_from_hf,
@@ -88,5 +105,8 @@ FAMILY = Family(
         "head": "lm_head",
     },
     config_to_hf=config_to_hf,
+    gguf_architecture="bloom",
+    config_from_gguf=config_from_gguf,
+    gguf_weights={**GGUF_WEIGHTS, **FUSED_QKV, "embedding_norm": "token_embd_norm"},
     prefix="transformer.",
 )

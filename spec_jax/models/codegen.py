@@ -11,11 +11,11 @@ from spec_jax.models.family import (
     Part,
     activation_to_hf,
     get,
+    halves,
     hf_activation,
     integer,
     number,
 )
-from spec_jax.models.llama import halves
 
 _SHARDS = 4
 """Parts of the fused projection, one for each core of the TPUs that it was trained on."""

@@ -7,16 +7,18 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import (
     Config,
     Family,
+    TensorStore,
     WeightTable,
     activation_to_hf,
     get,
     hf_activation,
-    hf_rope,
     integer,
     number,
-    rope_to_hf,
+    require,
 )
+from spec_jax.models.gguf_metadata import FUSED_QKV, GGUF_WEIGHTS, gguf_shape
 from spec_jax.models.gpt2 import hf_tied
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -107,10 +109,40 @@ def hf_weights(config: TransformerConfig) -> WeightTable:
     }
 
 
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `falcon`, whose block is parallel."""
+    require(metadata, "falcon.tensor_data_layout", "jploski", default="jploski")
+    shape = gguf_shape(metadata, tensors, "falcon", norm="layer")
+    # Some files count as many key/value heads as config.json of Falcon 7B, which has but one.
+    if rows := tensors.shapes.get("blk.0.attn_qkv.weight", ())[:1]:
+        shape["num_kv_heads"] = (rows[0] // shape["head_dim"] - shape["num_heads"]) // 2
+    return TransformerConfig(
+        **shape,
+        activation="gelu",
+        gated_mlp=False,
+        parallel_residual=True,
+        shared_norm="blk.0.attn_norm_2.weight" not in tensors.shapes,
+    )
+
+
+def gguf_weights(config: TransformerConfig) -> WeightTable:
+    """Where weights lie in GGUF files: of two norms the second is the attention's."""
+    norms: WeightTable = {}
+    if not config.shared_norm:
+        norms = {
+            "blocks.{}.attention_norm": "blk.{}.attn_norm_2",
+            "blocks.{}.mlp_norm": "blk.{}.attn_norm",
+        }
+    return {**GGUF_WEIGHTS, **FUSED_QKV, **norms}
+
+
 FAMILY = Family(
     model_type="falcon",
     config_from_hf=config_from_hf,
     hf_weights=hf_weights,
     config_to_hf=config_to_hf,
+    gguf_architecture="falcon",
+    config_from_gguf=config_from_gguf,
+    gguf_weights=gguf_weights,
     prefix="transformer.",
 )

@@ -14,12 +14,12 @@ from spec_jax.models.family import (
     activation_to_hf,
     get,
     hf_activation,
-    hf_rope,
     integer,
     require,
-    rope_to_hf,
 )
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape, shape_to_hf
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, gguf_shape
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
+from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
 def config_from_hf(config: Config) -> TransformerConfig:

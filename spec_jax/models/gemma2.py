@@ -7,7 +7,8 @@ from spec_jax.models import gemma
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Config, Family, TensorStore, integer, number, require
 from spec_jax.models.gemma import GGUF_NORMS, HF_NORMS, global_every
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, gguf_shape
+from spec_jax.models.llama import HF_WEIGHTS
 
 _GLOBAL_EVERY = 2
 _SCORE_CAP, _LOGIT_CAP = 50.0, 30.0

@@ -12,14 +12,14 @@ from spec_jax.models.family import (
     TensorStore,
     activation_to_hf,
     hf_activation,
-    hf_rope,
     integer,
     number,
     require,
-    rope_to_hf,
 )
 from spec_jax.models.gemma import GGUF_NORMS, HF_NORMS, global_every, plus_one
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape, shape_to_hf
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, QK_NORMS, gguf_shape
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
+from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 _GLOBAL_EVERY = 6
 _ROPE_THETA, _LOCAL_ROPE_THETA = 1e6, 1e4
@@ -120,10 +120,5 @@ FAMILY = Family(
     config_to_hf=config_to_hf,
     gguf_architecture="gemma3",
     config_from_gguf=config_from_gguf,
-    gguf_weights={
-        **GGUF_WEIGHTS,
-        "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
-        "blocks.{}.attention.key_norm": "blk.{}.attn_k_norm",
-        **GGUF_NORMS,
-    },
+    gguf_weights={**GGUF_WEIGHTS, **QK_NORMS, **GGUF_NORMS},
 )

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from spec_jax.models import gguf_metadata
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import (
     Config,
     Family,
     Part,
+    TensorStore,
     WeightTable,
     activation_to_hf,
     fused,
@@ -17,6 +19,7 @@ from spec_jax.models.family import (
     qkv_sizes,
     require,
 )
+from spec_jax.models.gguf_metadata import FUSED_QKV, gguf_shape
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -93,11 +96,37 @@ HF_WEIGHTS: WeightTable = {
     "head": "lm_head",
 }
 
+
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `gpt2`."""
+    return TransformerConfig(**gguf_shape_of(metadata, tensors, "gpt2"))
+
+
+def gguf_shape_of(metadata: Config, tensors: TensorStore, architecture: str) -> dict[str, Any]:
+    """What GPT-2 and GPT-BigCode have in common."""
+    return gguf_shape(metadata, tensors, architecture, norm="layer") | {
+        "activation": "gelu_tanh",
+        "gated_mlp": False,
+        "learned_positions": True,
+        "rope_fraction": 0.0,
+    }
+
+
+GGUF_WEIGHTS: WeightTable = {
+    **gguf_metadata.GGUF_WEIGHTS,
+    **FUSED_QKV,
+    "positions": "position_embd",
+}
+
+
 FAMILY = Family(
     model_type="gpt2",
     config_from_hf=config_from_hf,
     hf_weights=HF_WEIGHTS,
     config_to_hf=config_to_hf,
+    gguf_architecture="gpt2",
+    config_from_gguf=config_from_gguf,
+    gguf_weights=GGUF_WEIGHTS,
     buffers=(".attn.bias", ".attn.masked_bias"),
     prefix="transformer.",
 )

@@ -6,8 +6,15 @@ from typing import Any
 import numpy as np
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, Part, get
-from spec_jax.models.gpt2 import HF_WEIGHTS, hf_shape, hf_tied, shape_to_hf
+from spec_jax.models.family import Config, Family, Part, TensorStore, get
+from spec_jax.models.gpt2 import (
+    GGUF_WEIGHTS,
+    HF_WEIGHTS,
+    gguf_shape_of,
+    hf_shape,
+    hf_tied,
+    shape_to_hf,
+)
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -43,6 +50,11 @@ def _fused(which: int) -> Part:
     return Part("transformer.h.{}.attn.c_attn", rows, total)
 
 
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `starcoder`."""
+    return TransformerConfig(**gguf_shape_of(metadata, tensors, "starcoder"))
+
+
 FAMILY = Family(
     model_type="gpt_bigcode",
     config_from_hf=config_from_hf,
@@ -56,6 +68,9 @@ FAMILY = Family(
         "blocks.{}.mlp.down": "transformer.h.{}.mlp.c_proj",
     },
     config_to_hf=config_to_hf,
+    gguf_architecture="starcoder",
+    config_from_gguf=config_from_gguf,
+    gguf_weights=GGUF_WEIGHTS,
     buffers=(".attn.bias", ".attn.masked_bias"),
     prefix="transformer.",
 )

@@ -9,14 +9,15 @@ from spec_jax.models.family import (
     Config,
     Family,
     Part,
+    TensorStore,
     activation_to_hf,
     get,
     hf_activation,
-    hf_rope,
     integer,
     number,
-    rope_to_hf,
 )
+from spec_jax.models.gguf_metadata import FUSED_QKV, GGUF_WEIGHTS, gguf_shape
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -86,10 +87,24 @@ def _fused(which: int) -> Part:
     return Part("gpt_neox.layers.{}.attention.query_key_value", rows, total)
 
 
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `gptneox`."""
+    shape = gguf_shape(metadata, tensors, "gptneox", norm="layer", partial=True)
+    return TransformerConfig(
+        **shape,
+        activation="gelu",
+        gated_mlp=False,
+        parallel_residual=bool(get(metadata, "gptneox.use_parallel_residual", True)),
+    )
+
+
 FAMILY = Family(
     model_type="gpt_neox",
     config_from_hf=config_from_hf,
     config_to_hf=config_to_hf,
+    gguf_architecture="gptneox",
+    config_from_gguf=config_from_gguf,
+    gguf_weights={**GGUF_WEIGHTS, **FUSED_QKV},
     hf_weights={
         "embed": "gpt_neox.embed_in",
         "blocks.{}.attention_norm": "gpt_neox.layers.{}.input_layernorm",

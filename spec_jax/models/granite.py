@@ -3,7 +3,9 @@
 from typing import Any
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, get, hf_rope, number, rope_to_hf
+from spec_jax.models.family import Config, Family, TensorStore, get, number, require
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, PAIRED_QK, gguf_shape
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
@@ -39,9 +41,27 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `granite`."""
+    require(metadata, "granite.expert_count", 0, default=0)
+    require(metadata, "granite.rope.scaling.finetuned", True, default=True)
+    shape = gguf_shape(metadata, tensors, "granite")
+    scale = number(metadata, "granite.attention.scale", shape["head_dim"] ** -0.5)
+    return TransformerConfig(
+        **shape,
+        query_pre_attn_scalar=scale**-2,
+        embedding_scale=number(metadata, "granite.embedding_scale", 1.0),
+        residual_scale=number(metadata, "granite.residual_scale", 1.0),
+        logit_scale=1 / number(metadata, "granite.logit_scale"),
+    )
+
+
 FAMILY = Family(
     model_type="granite",
     config_from_hf=config_from_hf,
     hf_weights=HF_WEIGHTS,
     config_to_hf=config_to_hf,
+    gguf_architecture="granite",
+    config_from_gguf=config_from_gguf,
+    gguf_weights={**GGUF_WEIGHTS, **PAIRED_QK},
 )

@@ -1,28 +1,27 @@
 """Llama (1 to 3.3) and what shares its shape, such as SmolLM2 (arXiv 2302.13971, 2407.21783)."""
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from spec_jax.errors import CheckpointError
-from spec_jax.models.config import Experts, RopeScaling, TransformerConfig
+from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import (
     Config,
     Family,
-    Part,
     TensorStore,
     WeightTable,
     get,
     hf_activation,
-    hf_rope,
     integer,
     number,
     require,
-    rope_to_hf,
-    window,
 )
+from spec_jax.models.gguf_metadata import (
+    EXPERTS_OF_GGUF,
+    GGUF_WEIGHTS,
+    PAIRED_QK,
+    gguf_experts,
+    gguf_shape,
+)
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 
 HF_WEIGHTS: WeightTable = {
     "embed": "model.embed_tokens",
@@ -37,28 +36,6 @@ HF_WEIGHTS: WeightTable = {
     "blocks.{}.mlp.down": "model.layers.{}.mlp.down_proj",
     "final_norm": "model.norm",
     "head": "lm_head",
-}
-
-GGUF_WEIGHTS: WeightTable = {
-    "embed": "token_embd",
-    "blocks.{}.attention_norm": "blk.{}.attn_norm",
-    "blocks.{}.attention.query": "blk.{}.attn_q",
-    "blocks.{}.attention.key": "blk.{}.attn_k",
-    "blocks.{}.attention.value": "blk.{}.attn_v",
-    "blocks.{}.attention.output": "blk.{}.attn_output",
-    "blocks.{}.mlp_norm": "blk.{}.ffn_norm",
-    "blocks.{}.mlp.gate": "blk.{}.ffn_gate",
-    "blocks.{}.mlp.up": "blk.{}.ffn_up",
-    "blocks.{}.mlp.down": "blk.{}.ffn_down",
-    "final_norm": "output_norm",
-    "head": "output",
-}
-
-EXPERTS_OF_GGUF: WeightTable = {
-    "blocks.{}.mlp.router": "blk.{}.ffn_gate_inp",
-    "blocks.{}.mlp.expert_gate": "blk.{}.ffn_gate_exps",
-    "blocks.{}.mlp.expert_up": "blk.{}.ffn_up_exps",
-    "blocks.{}.mlp.expert_down": "blk.{}.ffn_down_exps",
 }
 
 
@@ -126,104 +103,7 @@ def shape_to_hf(config: TransformerConfig) -> dict[str, Any]:
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `llama`; Mixtral has experts."""
     shape = gguf_shape(metadata, tensors, "llama")
-    rotary_size = integer(metadata, "llama.rope.dimension_count", shape["head_dim"])
-    if rotary_size != shape["head_dim"]:
-        raise CheckpointError(
-            f"llama.rope.dimension_count is {rotary_size}; expected the head's whole width, "
-            f"{shape['head_dim']}."
-        )
-    return TransformerConfig(
-        **shape,
-        rope_scaling=_gguf_rope_scaling(tensors, shape),
-        qkv_bias="blk.0.attn_q.bias" in tensors.shapes,
-        output_bias="blk.0.attn_output.bias" in tensors.shapes,
-        mlp_bias="blk.0.ffn_down.bias" in tensors.shapes,
-        experts=gguf_experts(metadata, "llama", shape),
-    )
-
-
-def gguf_experts(metadata: Config, architecture: str, shape: Mapping[str, Any]) -> Experts | None:
-    """The experts that GGUF metadata describe, in every layer."""
-    if not metadata.get(f"{architecture}.expert_count"):
-        return None
-    return Experts(
-        count=integer(metadata, f"{architecture}.expert_count"),
-        per_token=integer(metadata, f"{architecture}.expert_used_count"),
-        size=integer(metadata, f"{architecture}.expert_feed_forward_length", shape["mlp_size"]),
-    )
-
-
-def gguf_shape(metadata: Config, tensors: TensorStore, architecture: str) -> dict[str, Any]:
-    """What GGUF metadata says in the same words for Llama and the families that follow it."""
-
-    def size(name: str, default: int | None = None) -> int:
-        return integer(metadata, f"{architecture}.{name}", default)
-
-    max_position = size("context_length")
-    embed_size, num_heads = size("embedding_length"), size("attention.head_count")
-    if "token_embd.weight" not in tensors.shapes:
-        raise CheckpointError("the GGUF file has no tensor 'token_embd.weight'.")
-    return {
-        "vocab_size": tensors.shapes["token_embd.weight"][0],
-        "embed_size": embed_size,
-        "num_layers": size("block_count"),
-        "num_heads": num_heads,
-        "num_kv_heads": size("attention.head_count_kv", num_heads),
-        "head_dim": size("attention.key_length", embed_size // num_heads),
-        "mlp_size": size("feed_forward_length"),
-        "max_position": max_position,
-        "norm_eps": number(metadata, f"{architecture}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": number(metadata, f"{architecture}.rope.freq_base", 10000.0),
-        "rope_factor": _gguf_rope_factor(metadata, architecture),
-        "sliding_window": window(
-            metadata, f"{architecture}.attention.sliding_window", max_position
-        ),
-        "tied_head": "output.weight" not in tensors.shapes,
-    }
-
-
-def _gguf_rope_factor(metadata: Config, architecture: str) -> float:
-    kind = get(metadata, f"{architecture}.rope.scaling.type", "none")
-    if kind == "linear":
-        return number(metadata, f"{architecture}.rope.scaling.factor")
-    require(metadata, f"{architecture}.rope.scaling.type", "none", default="none")
-    return 1.0
-
-
-def _gguf_rope_scaling(tensors: TensorStore, shape: Mapping[str, Any]) -> RopeScaling | None:
-    """Llama 3's scaling, which GGUF stores as one divisor per rotary frequency.
-
-    All Llama 3 models share three of the four numbers; the fourth is the largest divisor.
-    """
-    if "rope_freqs.weight" not in tensors.shapes:
-        return None
-    divisors = tensors.read("rope_freqs.weight")
-    scaling = RopeScaling(
-        factor=float(divisors.max()),
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position=8192,
-    )
-    exponents = np.arange(0, shape["head_dim"], 2) / shape["head_dim"]
-    wavelengths = 2 * math.pi * shape["rope_theta"] ** exponents
-    keep = np.clip((scaling.original_max_position / wavelengths - 1.0) / (4.0 - 1.0), 0.0, 1.0)
-    expected = 1.0 / ((1 - keep) / scaling.factor + keep)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
-        raise CheckpointError(
-            "tensor 'rope_freqs.weight' scales the rotary frequencies in another way than "
-            "Llama 3, which is the only one supported."
-        )
-    return scaling
-
-
-def halves(num_heads: int, head_dim: int, rotary_size: int) -> np.ndarray:
-    """Rows of a projection whose heads have the features that are rotated together side by side.
-
-    In the order of the rows they are half a rotation apart, as in our heads.
-    """
-    rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim)
-    pairs = rows[:, :rotary_size].reshape(num_heads, -1, 2).swapaxes(1, 2)
-    return np.concatenate([pairs.reshape(num_heads, -1), rows[:, rotary_size:]], axis=1).ravel()
+    return TransformerConfig(**shape, experts=gguf_experts(metadata, "llama", shape))
 
 
 FAMILY = Family(
@@ -233,16 +113,5 @@ FAMILY = Family(
     config_to_hf=config_to_hf,
     gguf_architecture="llama",
     config_from_gguf=config_from_gguf,
-    gguf_weights={
-        **GGUF_WEIGHTS,
-        **EXPERTS_OF_GGUF,
-        "blocks.{}.attention.query": Part(
-            "blk.{}.attn_q",
-            lambda config: halves(config.num_heads, config.head_dim, config.head_dim),
-        ),
-        "blocks.{}.attention.key": Part(
-            "blk.{}.attn_k",
-            lambda config: halves(config.num_kv_heads, config.head_dim, config.head_dim),
-        ),
-    },
+    gguf_weights={**GGUF_WEIGHTS, **PAIRED_QK, **EXPERTS_OF_GGUF},
 )

@@ -3,7 +3,8 @@
 from typing import Any
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, hf_rope, rope_to_hf, window
+from spec_jax.models.family import Config, Family, window
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 

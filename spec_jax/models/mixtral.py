@@ -4,17 +4,8 @@ from typing import Any
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import Experts, TransformerConfig
-from spec_jax.models.family import (
-    Config,
-    Family,
-    Part,
-    WeightTable,
-    fused,
-    hf_rope,
-    integer,
-    rope_to_hf,
-    window,
-)
+from spec_jax.models.family import Config, Family, Part, WeightTable, fused, integer, window
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 

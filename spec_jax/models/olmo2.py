@@ -3,8 +3,12 @@
 from typing import Any
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, get, hf_rope, rope_to_hf
+from spec_jax.models.family import Config, Family, TensorStore, get
+from spec_jax.models.gemma import GGUF_NORMS
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, QK_NORMS
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
+from spec_jax.models.qwen2 import gguf_full_shape
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -34,6 +38,16 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
 
 _PRE_NORMS = ("blocks.{}.attention_norm", "blocks.{}.mlp_norm")
 
+
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `olmo2`.
+
+    OLMo 3 is of the same architecture, and has windows in some layers.
+    """
+    shape = gguf_full_shape(metadata, tensors, "olmo2")
+    return TransformerConfig(**shape, qk_norm="projection", pre_norms=False, post_norms=True)
+
+
 FAMILY = Family(
     model_type="olmo2",
     config_from_hf=config_from_hf,
@@ -45,4 +59,11 @@ FAMILY = Family(
         "blocks.{}.mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
     },
     config_to_hf=config_to_hf,
+    gguf_architecture="olmo2",
+    config_from_gguf=config_from_gguf,
+    gguf_weights={
+        **GGUF_WEIGHTS,
+        **QK_NORMS,
+        **GGUF_NORMS,
+    },
 )

@@ -3,16 +3,9 @@
 from typing import Any
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import (
-    Config,
-    Family,
-    fused,
-    hf_rope,
-    qkv_sizes,
-    require,
-    rope_to_hf,
-    window,
-)
+from spec_jax.models.family import Config, Family, TensorStore, fused, qkv_sizes, require, window
+from spec_jax.models.gguf_metadata import FUSED_QKV, GGUF_WEIGHTS, gguf_shape
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
@@ -62,6 +55,11 @@ def _mlp_sizes(config: TransformerConfig) -> tuple[int, int]:
     return config.mlp_size, config.mlp_size
 
 
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `phi3`."""
+    return TransformerConfig(**gguf_shape(metadata, tensors, "phi3", partial=True))
+
+
 FAMILY = Family(
     model_type="phi3",
     config_from_hf=config_from_hf,
@@ -74,4 +72,13 @@ FAMILY = Family(
         "blocks.{}.mlp.up": fused(_GATE_UP, _mlp_sizes, 1),
     },
     config_to_hf=config_to_hf,
+    gguf_architecture="phi3",
+    config_from_gguf=config_from_gguf,
+    gguf_weights={
+        **GGUF_WEIGHTS,
+        **FUSED_QKV,
+        "blocks.{}.mlp.gate": fused("blk.{}.ffn_up", _mlp_sizes, 0),
+        "blocks.{}.mlp.up": fused("blk.{}.ffn_up", _mlp_sizes, 1),
+    },
+    buffers=("rotary_emb.inv_freq", "rope_factors_long.weight", "rope_factors_short.weight"),
 )

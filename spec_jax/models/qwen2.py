@@ -4,8 +4,10 @@ from typing import Any
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, TensorStore, hf_rope, require, rope_to_hf
-from spec_jax.models.llama import GGUF_WEIGHTS, HF_WEIGHTS, gguf_shape, hf_shape, shape_to_hf
+from spec_jax.models.family import Config, Family, TensorStore, require
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, gguf_shape
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
+from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -37,7 +39,7 @@ def refuse_sliding_window(config: Config) -> None:
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `qwen2`."""
-    return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen2"), qkv_bias=True)
+    return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen2") | {"qkv_bias": True})
 
 
 def gguf_full_shape(metadata: Config, tensors: TensorStore, architecture: str) -> dict[str, Any]:

@@ -4,15 +4,9 @@ from typing import Any
 
 from spec_jax.models import llama
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import (
-    Config,
-    Family,
-    TensorStore,
-    WeightTable,
-    get,
-    hf_rope,
-    rope_to_hf,
-)
+from spec_jax.models.family import Config, Family, TensorStore, WeightTable, get
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, QK_NORMS
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import hf_shape, shape_to_hf
 from spec_jax.models.qwen2 import gguf_full_shape, refuse_sliding_window
 
@@ -49,12 +43,6 @@ HF_WEIGHTS: WeightTable = {
     "blocks.{}.attention.key_norm": "model.layers.{}.self_attn.k_norm",
 }
 
-GGUF_WEIGHTS: WeightTable = {
-    **llama.GGUF_WEIGHTS,
-    "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
-    "blocks.{}.attention.key_norm": "blk.{}.attn_k_norm",
-}
-
 FAMILY = Family(
     model_type="qwen3",
     config_from_hf=config_from_hf,
@@ -62,5 +50,5 @@ FAMILY = Family(
     config_to_hf=config_to_hf,
     gguf_architecture="qwen3",
     config_from_gguf=config_from_gguf,
-    gguf_weights=GGUF_WEIGHTS,
+    gguf_weights={**GGUF_WEIGHTS, **QK_NORMS},
 )

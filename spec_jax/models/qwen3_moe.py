@@ -4,20 +4,13 @@ from typing import Any
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import Experts, TransformerConfig
-from spec_jax.models.family import (
-    Config,
-    Family,
-    Part,
-    TensorStore,
-    get,
-    hf_rope,
-    integer,
-    rope_to_hf,
-)
-from spec_jax.models.llama import EXPERTS_OF_GGUF, gguf_experts, hf_shape, shape_to_hf
+from spec_jax.models.family import Config, Family, Part, TensorStore, get, integer
+from spec_jax.models.gguf_metadata import EXPERTS_OF_GGUF, GGUF_WEIGHTS, QK_NORMS, gguf_experts
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
+from spec_jax.models.llama import hf_shape, shape_to_hf
 from spec_jax.models.mixtral import FUSED_EXPERTS, experts_of
 from spec_jax.models.qwen2 import gguf_full_shape, refuse_sliding_window
-from spec_jax.models.qwen3 import GGUF_WEIGHTS, HF_WEIGHTS
+from spec_jax.models.qwen3 import HF_WEIGHTS
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -93,6 +86,6 @@ FAMILY = Family(
     config_to_hf=config_to_hf,
     gguf_architecture="qwen3moe",
     config_from_gguf=config_from_gguf,
-    gguf_weights={**GGUF_WEIGHTS, **EXPERTS_OF_GGUF},
+    gguf_weights={**GGUF_WEIGHTS, **QK_NORMS, **EXPERTS_OF_GGUF},
     fused_experts=FUSED_EXPERTS,
 )

@@ -4,7 +4,9 @@ from typing import Any
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, get, hf_rope, integer, rope_to_hf
+from spec_jax.models.family import Config, Family, TensorStore, get, integer
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, PAIRED_QK, gguf_shape
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 from spec_jax.models.qwen2 import refuse_sliding_window
 
@@ -53,9 +55,17 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `smollm3`."""
+    return TransformerConfig(**gguf_shape(metadata, tensors, "smollm3"), unrotated_every=4)
+
+
 FAMILY = Family(
     model_type="smollm3",
     config_from_hf=config_from_hf,
     hf_weights=HF_WEIGHTS,
     config_to_hf=config_to_hf,
+    gguf_architecture="smollm3",
+    config_from_gguf=config_from_gguf,
+    gguf_weights={**GGUF_WEIGHTS, **PAIRED_QK},
 )

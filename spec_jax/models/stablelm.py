@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, get, hf_rope, number, require, rope_to_hf
+from spec_jax.models.family import Config, Family, TensorStore, get, number, require
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, gguf_shape
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
@@ -39,9 +42,24 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `stablelm`."""
+    if "blk.0.attn_q_norm.weight" in tensors.shapes:
+        raise CheckpointError(
+            "the GGUF file has a tensor 'blk.0.attn_q_norm.weight', as that of StableLM 2 12B; "
+            "spec-jax supports stablelm without norms of queries and keys only."
+        )
+    shape = gguf_shape(metadata, tensors, "stablelm", norm="layer", partial=True)
+    parallel = "blk.0.ffn_norm.weight" not in tensors.shapes
+    return TransformerConfig(**shape, parallel_residual=parallel, shared_norm=parallel)
+
+
 FAMILY = Family(
     model_type="stablelm",
     config_from_hf=config_from_hf,
     hf_weights=HF_WEIGHTS,
     config_to_hf=config_to_hf,
+    gguf_architecture="stablelm",
+    config_from_gguf=config_from_gguf,
+    gguf_weights=GGUF_WEIGHTS,
 )

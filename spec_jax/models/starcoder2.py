@@ -6,14 +6,15 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import (
     Config,
     Family,
+    TensorStore,
     activation_to_hf,
     get,
-    hf_rope,
     number,
-    rope_to_hf,
     window,
 )
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, gguf_shape
 from spec_jax.models.gpt2 import hf_tied
+from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
@@ -51,6 +52,12 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+    """Translates the metadata of a GGUF file of architecture `starcoder2`."""
+    shape = gguf_shape(metadata, tensors, "starcoder2", norm="layer")
+    return TransformerConfig(**shape | {"activation": "gelu_tanh", "gated_mlp": False})
+
+
 FAMILY = Family(
     model_type="starcoder2",
     config_from_hf=config_from_hf,
@@ -60,4 +67,7 @@ FAMILY = Family(
         "blocks.{}.mlp.down": "model.layers.{}.mlp.c_proj",
     },
     config_to_hf=config_to_hf,
+    gguf_architecture="starcoder2",
+    config_from_gguf=config_from_gguf,
+    gguf_weights=GGUF_WEIGHTS,
 )

@@ -99,12 +99,36 @@ def test_user_defined_tokens_are_kept_in_the_text():
         ("smollm", ["It", "'s", "Ġ", "2", "0", "2", "4", "'", "S", "ĊĊ"]),
         ("llama-bpe", ["It", "'s", "Ġ", "202", "4", "'S", "ĊĊ"]),
         ("qwen2", ["It", "'s", "Ġ", "2", "0", "2", "4", "'S", "ĊĊ"]),
+        ("falcon", ["It", "'", "s", "Ġ", "202", "4", "'", "S", "ĊĊ"]),
+        ("bloom", ["It's", "Ġ2024'S", "ĊĊ"]),
     ],
 )
 def test_words(pre, words):
     backend = tokenizer_from_gguf(metadata(pre=pre))._backend
     found = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("It's 2024'S\n\n")]
     assert found == words
+
+
+@pytest.mark.parametrize(
+    ("pre", "other"),
+    [
+        ("starcoder", "smollm"),
+        ("refact", "smollm"),
+        ("olmo", "gpt-2"),
+        ("dbrx", "llama-bpe"),
+        ("smaug-bpe", "llama-bpe"),
+        ("stablelm2", "qwen2"),
+    ],
+)
+def test_names_of_the_same_words(pre, other):
+    found, expected = (
+        tokenizer_from_gguf(metadata(pre=name))._backend.pre_tokenizer for name in (pre, other)
+    )
+    for text in HARD_TEXTS:
+        assert found.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
+    # Llama 3 alone takes words that are tokens as they are, and begins with a token unasked.
+    assert not tokenizer_from_gguf(metadata(pre=pre))._backend.model.ignore_merges
+    assert tokenizer_from_gguf(metadata(pre=pre)).encode("a") == [TOKENS.index("a")]
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])
@@ -263,7 +287,7 @@ def test_sentencepiece_without_a_first_space():
     [
         ({"tokens": None}, "no tokenizer"),
         ({"model": "bert"}, "'bert'; supported: gpt2, llama"),
-        ({"pre": "tekken"}, "'tekken'; supported: deepseek-r1-qwen, default, gpt-2"),
+        ({"pre": "tekken"}, "'tekken'; supported: bloom, dbrx, deepseek-r1-qwen"),
         ({"token_type": [1]}, "265 tokens but 1 token types"),
         ({"merges": ["no such"]}, "makes no sense"),
         ({"merges": ["nospace"]}, "makes no sense"),

@@ -151,6 +151,19 @@ def interleave(tensor: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 
 
+def add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """The same tokenizer as `write_tokenizer`, with names for the padding rows."""
+    padding = [f"[PAD{i}]" for i in range(len(TOKENS), vocab_size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*TOKENS, *padding])
+    kinds = [3] * len(SPECIALS) + [1] * (len(TOKENS) - len(SPECIALS)) + [5] * len(padding)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(merge) for merge in MERGES])
+    writer.add_eos_token_id(TOKENS.index("<|im_end|>"))
+    writer.add_chat_template(TEMPLATE)
+
+
 def write_gguf(
     path: Path,
     config: Mapping = CONFIG,
@@ -172,15 +185,7 @@ def write_gguf(
     writer.add_key_length(config["head_dim"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    padding = [f"[PAD{i}]" for i in range(len(TOKENS), config["vocab_size"])]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*TOKENS, *padding])
-    kinds = [3] * len(SPECIALS) + [1] * (len(TOKENS) - len(SPECIALS)) + [5] * len(padding)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([" ".join(merge) for merge in MERGES])
-    writer.add_eos_token_id(TOKENS.index("<|im_end|>"))
-    writer.add_chat_template(TEMPLATE)
+    add_tokenizer(writer, config["vocab_size"])
     for key, value in (extra or {}).items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         add[type(value)](key, value)
