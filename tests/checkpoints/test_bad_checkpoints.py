@@ -222,7 +222,7 @@ def test_unknown_architecture(tmp_path):
     message = error_of(write_directory(tmp_path / "tiny", dict(CONFIG, model_type="mamba")))
     assert_names(message, "'mamba'", "gpt_neox, granite, llama, mistral")
     file = write_gguf(tmp_path / "tiny.gguf", architecture="rwkv")
-    assert_names(error_of(file), "'rwkv'", "llama, qwen2, qwen3")
+    assert_names(error_of(file), "'rwkv'", "llama, olmo2, phi3, qwen2")
     config = {key: value for key, value in CONFIG.items() if key != "model_type"}
     assert_names(error_of(write_directory(tmp_path / "none", config)), "model_type is None")
 
@@ -240,9 +240,9 @@ def test_unknown_dtype(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("llama.expert_count", 8, "expert_count"),
+        ("llama.expert_count", 8, "no 'llama.expert_used_count'"),
         ("llama.rope.dimension_count", 4, "llama.rope.dimension_count is 4"),
-        ("llama.rope.scaling.type", "yarn", "'yarn'"),
+        ("llama.rope.scaling.type", "mine", "'mine'; supported: none, linear, yarn"),
         ("tokenizer.ggml.pre", "no-such", "smollm"),
     ],
 )
