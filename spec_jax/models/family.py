@@ -201,6 +201,7 @@ class Family:
       config_to_hf: the inverse of `config_from_hf`, for shapes of this family, if spec-jax can
         write it.
       gguf_architecture: `general.architecture` in GGUF files, if this family reads them.
+      gguf_as: the family that GGUF files count these models to, if that is another one.
       config_from_gguf: translates GGUF metadata; the tensors tell what metadata leaves out.
       gguf_weights: modules in GGUF files, or what tells them by the shape.
       fused_experts: where modules lie in safetensors files that keep all experts of a layer in one
@@ -214,6 +215,7 @@ class Family:
     hf_weights: WeightTable | Callable[[TransformerConfig], WeightTable]
     config_to_hf: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf_architecture: str | None = None
+    gguf_as: str | None = None
     config_from_gguf: Callable[[Config, TensorStore], TransformerConfig] | None = None
     gguf_weights: WeightTable | Callable[[TransformerConfig], WeightTable] | None = None
     fused_experts: WeightTable | None = None

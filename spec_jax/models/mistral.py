@@ -35,4 +35,5 @@ FAMILY = Family(
     config_from_hf=config_from_hf,
     hf_weights=HF_WEIGHTS,
     config_to_hf=config_to_hf,
+    gguf_as="llama",
 )

@@ -76,5 +76,6 @@ FAMILY = Family(
         "blocks.{}.mlp.expert_down": Part(_SPARSE + ".experts.{}.w2", each=True),
     },
     config_to_hf=config_to_hf,
+    gguf_as="llama",
     fused_experts=FUSED_EXPERTS,
 )
