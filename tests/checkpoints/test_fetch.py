@@ -259,7 +259,7 @@ def test_command_line(recipe, tmp_path, capsys):
         ('file = "tiny_weights/tiny.gguf"', "", "pypi, sha256, file have 1, 1, 0 entries"),
         ('file = "tiny_weights/tiny.gguf"', 'hub = "a/b"', "has hub, pypi of"),
         ("[source]", "source = 1\n[other]", "source"),
-        ("pypi =", "path =", "sha256 and file belong to a pypi source"),
+        ("pypi =", "path =", "sha256, file and beside belong to a pypi source"),
         ("[source]", "[source", "is not a TOML file"),
     ],
 )
