@@ -134,6 +134,9 @@ class Ctranslate2Directory:
             raise damaged(self._file, f"it has no {error}") from None
         except ValueError:
             raise damaged(self._file, "a weight has another number of dimensions") from None
+        heads = [config[f"{stack}_attention_heads"] for stack in ("encoder", "decoder")]
+        if heads[0] != heads[1]:  # a wrong number changes no shape, but every text
+            raise damaged(self._file, f"encoder and decoder have {heads} heads")
         return config
 
     @property

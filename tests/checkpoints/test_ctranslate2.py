@@ -109,6 +109,16 @@ def test_the_fingerprint_is_of_the_weights(directory, tmp_path):
     assert fingerprint(write(tmp_path / "model", bytes(content))) != before
 
 
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_wrong_number_of_heads(directory, tmp_path, stack):
+    """It changes no shape."""
+    content = as_ctranslate2(directory)
+    two, one = (f"{stack}/num_heads".encode() + b"\0\0\2\2\0\0\0" + each for each in (b"\2", b"\1"))
+    assert content.count(two) == 1
+    with pytest.raises(CheckpointError, match="encoder and decoder have"):
+        checkpoints.load(write(tmp_path / "model", content.replace(two, one)))
+
+
 def test_keys_with_a_bias_are_refused(directory, tmp_path):
     path = write(tmp_path / "model", as_ctranslate2(directory, np.float32))
     whole = Ctranslate2Directory(path)
