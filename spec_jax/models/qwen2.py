@@ -39,7 +39,9 @@ def refuse_sliding_window(config: Config) -> None:
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `qwen2`."""
-    return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen2") | {"qkv_bias": True})
+    shape = gguf_full_shape(metadata, tensors, "qwen2")
+    shape["qkv_bias"] = True
+    return TransformerConfig(**shape)
 
 
 def gguf_full_shape(metadata: Config, tensors: TensorStore, architecture: str) -> dict[str, Any]:
