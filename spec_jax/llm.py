@@ -92,7 +92,7 @@ class LLM:
 
     def __init__(
         self,
-        target: str,
+        target: str | os.PathLike[str],
         *,
         speculative_config: SpeculativeConfig | None = None,
         layout: str | os.PathLike[str] | Layout | None = None,
@@ -131,7 +131,8 @@ class LLM:
         self._dtype, self._quantization = dtype, quantization
         self._rounds_cache = kv_cache_dtype == "int8"
         self._on_progress = on_progress
-        self._target, checkpoint = target, self._load("target", target, quantization)
+        self._target = os.fspath(target)
+        checkpoint = self._load("target", self._target, quantization)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
         context = checkpoint.model.config.max_position

@@ -1,5 +1,6 @@
 """What an encoder reads."""
 
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from spec_jax.sharding.pytree import pytree
@@ -15,6 +16,6 @@ class Source:
       hidden: the output of the target's encoder, for drafters that share it.
     """
 
-    values: Int[Array, "batch source"] | Float[Array, "batch frames bins"]
-    lengths: Int[Array, " batch"]
+    values: Int[Array | np.ndarray, "batch source"] | Float[Array | np.ndarray, "batch frames bins"]
+    lengths: Int[Array | np.ndarray, " batch"]
     hidden: Float[Array, "batch positions embed"] | None = None

@@ -149,7 +149,7 @@ def layout(mesh, **rules):
         "experts",
         mesh,
         "cpu",
-        target=tuple((name, Rule(axes.split())) for name, axes in rules.items()),
+        target=tuple((name, Rule(tuple(axes.split()))) for name, axes in rules.items()),
     )
 
 
