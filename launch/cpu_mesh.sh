@@ -23,7 +23,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
 layout="$(layout cpu- "${1-}")"
 shift
 model=(--target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --layout "$layout")
-case "${1-}" in generate | chat | convert | plan) set -- "$1" "${model[@]}" "${@:2}" ;; esac
+case "${1-}" in
+  generate | chat | plan) set -- "$1" "${model[@]}" "${@:2}" ;;
+  convert) set -- "$1" --layout "$layout" "${@:2}" ;;
+esac
 
 ensure_env
 finish env JAX_PLATFORMS=cpu "$CACHE" "$VENV/bin/spec-jax" "$@"

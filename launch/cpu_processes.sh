@@ -25,7 +25,10 @@ layout="$(layout cpu- "${1-}" x2)"
 processes=$1
 shift
 model=(--target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --layout "$layout")
-case "${1-}" in generate | chat | convert | plan) set -- "$1" "${model[@]}" "${@:2}" ;; esac
+case "${1-}" in
+  generate | chat | plan) set -- "$1" "${model[@]}" "${@:2}" ;;
+  convert) set -- "$1" --layout "$layout" "${@:2}" ;;
+esac
 
 # A port that nobody listens on, below those that the system assigns.
 while port=$((20000 + RANDOM % 10000)) && (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done

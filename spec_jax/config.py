@@ -172,10 +172,12 @@ SCORING_ALIASES = {"stairs": "prefix_batch"}
 DTYPES = ("float32", "bfloat16")
 AUTO = "auto"
 LLM_DTYPES = (AUTO, *DTYPES)
+CHECKPOINT_FORMATS = ("orbax", "safetensors")
+"""What a model can be converted to."""
 QUANTIZATIONS = (AUTO, "none", "int8", "int4", "gguf")
 PLAN_QUANTIZATIONS = ("none", "int8", "int4")
-KV_CACHE_DTYPES = (AUTO, "int8")
 """Those that a model's shape alone determines."""
+KV_CACHE_DTYPES = (AUTO, "int8")
 OFFLOADS = ("none", "host")
 
 Options = Mapping[str, tuple[str, ...] | None]

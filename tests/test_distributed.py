@@ -110,7 +110,7 @@ def test_two_processes_do_what_one_does(capsys, model, prompts, tmp_path):
     text = (*text, "--regex", REGEX, "--max-num-seqs", "20", "--draft-length-policy", "heuristic")
     text = (*text, "--num-speculative-tokens", "3")
     saved = str(tmp_path / "saved")
-    write = ("convert", "--target", model, "--output", saved, "--layout", LAYOUT)
+    write = ("convert", model, saved, "--layout", LAYOUT)
     commands = json.dumps([generate(model, *lookup), generate(model, *text), write])
     port = free_port()
     command = (sys.executable, "-c", COMMANDS, commands)

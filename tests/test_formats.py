@@ -26,11 +26,12 @@ def tokens(path, config=None, **options):
 def test_formats_say_the_same(name, tmp_path):
     directory = write_directory(name, tmp_path / "directory")
     file = convert(directory, tmp_path / "model.gguf")
-    checkpoints.save(checkpoints.load(directory), tmp_path / "orbax")
+    checkpoints.convert(directory, tmp_path / "orbax")
+    checkpoints.convert(tmp_path / "orbax", tmp_path / "back", format="safetensors")
     expected = tokens(directory)
     assert len(set(map(tuple, expected))) == len(PROMPTS)
     assert tokens(file) == tokens(file, LOOKUP) == expected
-    assert tokens(tmp_path / "orbax", LOOKUP) == expected
+    assert tokens(tmp_path / "orbax", LOOKUP) == tokens(tmp_path / "back") == expected
 
 
 @pytest.mark.native
@@ -55,9 +56,11 @@ def test_rounded_experts_say_what_their_numbers_say(quantization, tmp_path):
     plain = llm.with_speculation(SpeculativeConfig())
     plain.engine.target = plain.engine.target.unpacked()
     assert [out.token_ids for out in plain.generate(PROMPTS, PARAMS)] == found
-    # An Orbax directory of the same, rounded when it is loaded.
-    checkpoints.save(checkpoints.load(path), tmp_path / "orbax")
+    # An Orbax directory of the same, rounded when it is loaded, and another when it is written.
+    checkpoints.convert(path, tmp_path / "orbax")
     assert tokens(tmp_path / "orbax", quantization=quantization) == found
+    checkpoints.convert(path, tmp_path / quantization, quantization=quantization)
+    assert tokens(tmp_path / quantization) == found
     model = dataclasses.replace(checkpoints.load(path).model, attention=None)
     whole = np.asarray(model.weights["blocks.0.mlp.expert_up.weight"])
     step = np.ptp(whole) / (100 if quantization == "int8" else 10)

@@ -19,7 +19,7 @@ from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.hf_writer import write_json, write_model, write_tokenizer
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
-from spec_jax.checkpoints.weights import build_model
+from spec_jax.checkpoints.weights import TensorWeights
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Weight, columns
 from spec_jax.models.config import TransformerConfig
@@ -116,7 +116,7 @@ def load_draft(
     weights = {}
     if borrowed:
         weights = _borrow(path, manifest, lender, dtype, placement)
-    model = build_model(
+    stored = TensorWeights(
         shape,
         family.hf_weights_of(shape),
         tensors,
@@ -127,7 +127,8 @@ def load_draft(
         packing=packing,
         outputs=None if ids is None else len(ids),
     )
-    return model, packing, ids
+    model = Model.abstract(shape, dtype=dtype, placement=placement)
+    return model.with_weights({**stored.read(stored.wanted), **weights}), packing, ids
 
 
 def _borrow(

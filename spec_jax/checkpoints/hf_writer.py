@@ -1,7 +1,8 @@
 """Writes Hugging Face directories, whole models and drafts that borrow from their target."""
 
 import json
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,22 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from spec_jax import distributed
-from spec_jax.models.family import stored_as
+from spec_jax.kernels import Weight
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import WeightTable, stored_as
 from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_shape
 from spec_jax.text.tokenizer import Tokenizer
 
+GENERATION = "generation_config.json"
+SHARD_BYTES = 2 << 30
+"""Bytes of weights in one safetensors file, all of which are in memory while it is written."""
+
+_Read = Callable[[Collection[str]], Mapping[str, Weight]]
+
 
 def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[str] = ()) -> None:
-    """Writes config.json and model.safetensors; all processes call it, and the first writes.
+    """Writes config.json and safetensors files; all processes call it, and the first writes.
 
     Args:
       path: a directory, which is created.
@@ -29,28 +38,98 @@ def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[s
     Raises:
       CheckpointError: spec-jax cannot write models of its family.
     """
-    family = family_of_shape(model.config)
+    weights = {name: leaf for name, leaf in model.weights.items() if name not in leave_out}
+    shapes = {name: leaf.shape for name, leaf in weights.items()}
+    write_weights(
+        path, model.config, shapes, lambda names: {name: weights[name] for name in names}, dtype
+    )
+
+
+def write_weights(
+    path: Path,
+    config: TransformerConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: _Read,
+    dtype: str,
+) -> None:
+    """Writes config.json and safetensors files; all processes call it, and the first writes.
+
+    One file is in memory at a time.
+
+    Args:
+      path: a directory, which is created.
+      config: the model's shape.
+      shapes: the shapes [in, out] of the weights that are written, by our names.
+      read: returns weights as plain arrays [in, out], by our names.
+      dtype: the dtype of the written weights.
+
+    Raises:
+      CheckpointError: spec-jax cannot write models of its family.
+    """
+    family = family_of_shape(config)
     assert family.config_to_hf is not None
-    table = family.hf_weights_of(model.config)
-    arrays = {name: leaf for name, leaf in model.weights.items() if name not in leave_out}
+    table, kind = family.hf_weights_of(config), jnp.dtype(dtype)
+    sizes = {name: math.prod(shape) * kind.itemsize for name, shape in shapes.items()}
+    files = _files(table, sizes)
+    first = jax.process_index() == 0
+    if first:
+        path.mkdir(parents=True, exist_ok=True)
+    places: dict[str, str] = {}
+    for number, names in enumerate(files, 1):
+        file = "model.safetensors"
+        if len(files) > 1:
+            file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        tensors = _tensors(table, config, read(names), kind, keep=first)
+        places |= dict.fromkeys(tensors, file)
+        if first:
+            save_file(tensors, path / file, metadata={"format": "pt"})
+    if len(files) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+        write_json(path / "model.safetensors.index.json", index)
+    written = {**family.config_to_hf(config), "dtype": dtype, "torch_dtype": dtype}
+    write_json(path / "config.json", written)
+
+
+def _files(table: WeightTable, sizes: Mapping[str, int]) -> list[list[str]]:
+    """Which weights lie in one file; those that share a tensor do."""
+    together: dict[str, list[str]] = {}
+    for name in sizes:
+        together.setdefault(stored_as(table, name)[1], []).append(name)
+    files: list[list[str]] = [[]]
+    size = 0
+    for names in together.values():
+        own = sum(sizes[name] for name in names)
+        if files[-1] and size + own > SHARD_BYTES:
+            files.append([])
+            size = 0
+        files[-1] += names
+        size += own
+    return files
+
+
+def _tensors(
+    table: WeightTable,
+    config: TransformerConfig,
+    weights: Mapping[str, Weight],
+    dtype: np.dtype,
+    *,
+    keep: bool,
+) -> dict[str, np.ndarray]:
+    """Weights as a checkpoint stores them; only their exchange if they are not kept."""
     tensors: dict[str, np.ndarray] = {}
-    for name, value in distributed.to_host(arrays).items():
+    for name, weight in weights.items():
+        ours = np.asarray(distributed.to_host(weight))
+        if not keep:
+            continue
         part, tensor = stored_as(table, name)
-        ours = np.asarray(value)
         matrices = [each.T for each in ours] if part.each else [ours.T]
         for number, each in enumerate(matrices):
             own = tensor.format(number)
-            tensors[own] = part.give(each, model.config, tensors.get(own))
-    if jax.process_index() > 0:
-        return
-    tensors = {
-        name: np.ascontiguousarray(tensor.astype(jnp.dtype(dtype)))
+            tensors[own] = part.give(each, config, tensors.get(own))
+    return {
+        name: np.ascontiguousarray(tensor.astype(dtype, copy=False))
         for name, tensor in tensors.items()
     }
-    path.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = {**family.config_to_hf(model.config), "dtype": dtype, "torch_dtype": dtype}
-    write_json(path / "config.json", config)
 
 
 def write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
@@ -62,12 +141,23 @@ def write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if eos:
         config["eos_token"] = tokenizer.token(eos[0])
-        write_json(path / "generation_config.json", {"eos_token_id": eos})
+        write_generation(path, tokenizer)
     if tokenizer.bos_token_id is not None:
         config["bos_token"] = tokenizer.token(tokenizer.bos_token_id)
     if tokenizer.chat_template is not None:
         config["chat_template"] = tokenizer.chat_template.source
     write_json(path / "tokenizer_config.json", config)
+
+
+def write_generation(path: Path, tokenizer: Tokenizer, **more: Any) -> None:
+    """Writes generation_config.json; only the first process writes.
+
+    Args:
+      path: the directory.
+      tokenizer: says what ends a text.
+      more: further settings.
+    """
+    write_json(path / GENERATION, {"eos_token_id": list(tokenizer.eos_token_ids), **more})
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -1,26 +1,31 @@
 """spec-jax's own directories: weights that Orbax writes and reads in parts, on any mesh.
 
 `spec_jax.json` holds the model's shape and the settings that a tokenizer.json lacks,
-`tokenizer.json` the tokenizer, and `weights/` an Orbax checkpoint of the parameters by name.
+`tokenizer.json` the tokenizer, and `weights/` an Orbax checkpoint of the parameters by name. A
+matrix that was written in few bits is there as its values, scales and minima, outputs first.
 """
 
+import contextlib
 import dataclasses
 import json
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tokenizers
 from jax.sharding import SingleDeviceSharding
 
-from spec_jax import distributed
 from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.packing import Packing
-from spec_jax.checkpoints.weights import pack_model
-from spec_jax.errors import CheckpointError
+from spec_jax.checkpoints.weights import StoredModel, to_rows
+from spec_jax.config import AUTO
+from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import (
     Experts,
     LongRopeScaling,
@@ -33,48 +38,66 @@ from spec_jax.sharding import Placement
 from spec_jax.text.tokenizer import ChatTemplate, Tokenizer
 
 MANIFEST = "spec_jax.json"
-_VERSION = 1
+_VERSION = 2
+_READ_AT_ONCE = 1 << 30
+"""Bytes of weights that are read, and written, together."""
 
 
-def save_directory(path: Path, model: Model, tokenizer: Tokenizer) -> None:
-    """Writes a model and its tokenizer; all processes of a run call it, and each writes its part.
+def write_directory(path: Path, model: StoredModel) -> None:
+    """Writes a model; all processes of a run call it, and each writes its part.
+
+    Weights in few bits are written by the first process, since their groups depend on the mesh.
+
+    Args:
+      path: an empty directory.
+      model: the model, read while it is written.
 
     Raises:
-      CheckpointError: the path exists already.
+      OSError: Orbax cannot write it.
     """
-    taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    # All processes have checked the path before any of them writes.
-    distributed.agree({"what it finds at the output": taken})
-    if taken:
-        raise CheckpointError(f"{path} exists; choose a new directory, nothing is overwritten.")
     from orbax.checkpoint import v1 as ocp  # takes a second to import
 
-    ocp.save(str(path.absolute() / "weights"), model.weights)
+    weights, target = model.weights, str(path.absolute() / "weights")
+    for names in _batches(weights.wanted):
+        few = [name for name in names if model.packing.of(name, weights.wanted[name].shape)]
+        found: dict[str, Any] = weights.read([name for name in names if name not in few])
+        for name in few:
+            rows = weights.read_rows(name)
+            if isinstance(rows, Quantized):
+                parts = {"values": rows.values, "scales": rows.scales, "minima": rows.minima}
+                found[name] = {key: part for key, part in parts.items() if part is not None}
+            else:  # a GGUF file may hold some matrices as plain numbers
+                found[name] = np.ascontiguousarray(rows.swapaxes(-1, -2))
+        with _orbax_errors(OSError):
+            ocp.partial.save(target, found)
+    with _orbax_errors(OSError):
+        ocp.partial.finalize(target)
     if jax.process_index() > 0:
         return
-    tokenizer.save(path / "tokenizer.json")
-    template = tokenizer.chat_template
+    model.tokenizer.save(path / "tokenizer.json")
+    template = model.tokenizer.chat_template
     manifest = {
         "version": _VERSION,
         "config": dataclasses.asdict(model.config),
-        "eos_token_ids": list(tokenizer.eos_token_ids),
-        "bos_token_id": tokenizer.bos_token_id,
+        "quantization": model.packing.quantization,
+        "eos_token_ids": list(model.tokenizer.eos_token_ids),
+        "bos_token_id": model.tokenizer.bos_token_id,
         "chat_template": template and dataclasses.asdict(template),
     }
-    # Written last, so that a directory that has it is complete.
     (path / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def load_directory(
+def open_directory(
     path: Path,
     dtype: str,
     packing: Packing,
     place: Callable[[TransformerConfig], Placement | None],
-) -> tuple[Model, Tokenizer, Packing]:
-    """Reads a directory that `save_directory` wrote on any mesh; each device reads its own part.
+) -> StoredModel:
+    """Opens a directory that `write_directory` wrote on any mesh.
 
     Raises:
-      CheckpointError: it is damaged, or written by a newer spec-jax.
+      CheckpointError: it is damaged, or written by another version of spec-jax.
+      ConfigError: its weights are in few bits, and others are asked for.
     """
     config, manifest = read_manifest(path)
     try:
@@ -85,23 +108,39 @@ def load_directory(
             bos_token_id=manifest["bos_token_id"],
             chat_template=template and ChatTemplate(**template),
         )
+        kept = Packing(manifest["quantization"]).quantization
     except Exception as error:  # tokenizers raises plain Exceptions
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
-    model, packing = _restore(path / "weights", config, dtype, packing, place(config))
-    return model, tokenizer, packing
+    if kept != "none" and packing.quantization not in (AUTO, "none", kept):
+        raise ConfigError(
+            f"quantization is {packing.quantization!r}, but {path} holds weights of {kept}; use "
+            f"{kept}, none, or what it was made from, since rounding twice loses more."
+        )
+    placement = place(config)
+    from orbax.checkpoint import v1 as ocp
+
+    with _orbax_errors(CheckpointError, _CANNOT_RESTORE.format(path)):
+        stored = ocp.metadata(str(path.absolute() / "weights")).metadata
+        plain = [each for each in stored.values() if not isinstance(each, Mapping)]
+        kind = jnp.dtype(max(plain, key=lambda array: math.prod(array.shape)).dtype)
+        if packing.quantization == AUTO and kept != "none":
+            packing = dataclasses.replace(packing, quantization=kept)
+        dtype, packing = packing.settled(dtype, "bfloat16" if kind == jnp.bfloat16 else "float32")
+        weights = _OrbaxWeights(path, config, dtype, packing, placement, stored)
+    return StoredModel(config, tokenizer, dtype, packing, weights, placement)
 
 
 def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
     """The model's shape, and the contents of a directory's `spec_jax.json`.
 
     Raises:
-      CheckpointError: it is damaged, or written by a newer spec-jax.
+      CheckpointError: it is damaged, or written by another version of spec-jax.
     """
     manifest = read_json(path / MANIFEST)
     if manifest.get("version") != _VERSION:
         raise CheckpointError(
             f"{path / MANIFEST} is of version {manifest.get('version')!r}; this spec-jax reads "
-            f"{_VERSION}. Update spec-jax, or save the model again."
+            f"{_VERSION}. Update spec-jax, or convert the model again."
         )
     try:
         return _shape(manifest["config"]), manifest
@@ -130,28 +169,113 @@ def _tuples(found: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
 
 
-def _restore(
-    path: Path,
-    config: TransformerConfig,
-    dtype: str,
-    packing: Packing,
-    placement: Placement | None,
-) -> tuple[Model, Packing]:
-    from orbax.checkpoint import v1 as ocp
+class _OrbaxWeights:
+    """The weights of a directory; each device reads its own part of what is no few bits."""
 
-    try:
-        stored = ocp.metadata(str(path.absolute())).metadata
-        kind = jnp.dtype(max(stored.values(), key=lambda array: math.prod(array.shape)).dtype)
-        dtype, packing = packing.settled(dtype, "bfloat16" if kind == jnp.bfloat16 else "float32")
-        model = Model.abstract(config, dtype=dtype, placement=placement)
-        wanted = model.weights
-        if placement is None:  # not on the devices that saved it
-            here = SingleDeviceSharding(jax.devices()[0])
-            wanted = {name: leaf.update(sharding=here) for name, leaf in wanted.items()}
-        shapes = {name: tuple(array.shape) for name, array in stored.items()}
-        if shapes != {name: leaf.shape for name, leaf in wanted.items()}:
+    def __init__(
+        self,
+        path: Path,
+        config: TransformerConfig,
+        dtype: str,
+        packing: Packing,
+        placement: Placement | None,
+        stored: Mapping[str, Any],
+    ):
+        self._path, self._packing, self._stored = path, packing, stored
+        self.wanted = Model.abstract(config, dtype=dtype, placement=placement).weights
+        shapes = {
+            name: tuple(each["values"].shape[:-2]) + tuple(each["values"].shape[:-3:-1])
+            if isinstance(each, Mapping)
+            else tuple(each.shape)
+            for name, each in stored.items()
+        }
+        if shapes != {name: leaf.shape for name, leaf in self.wanted.items()}:
             raise ValueError(f"its arrays are not those of {MANIFEST}")
-        found = ocp.load(str(path.absolute()), wanted)
-    except Exception as error:  # what TensorStore raises has no common type
-        raise CheckpointError(f"{path} is damaged: Orbax cannot restore it ({error}).") from error
-    return pack_model(model.with_weights(found), packing), packing
+
+    def read(self, names: Collection[str]) -> dict[str, Weight]:
+        """Weights on their devices."""
+        found: dict[str, Weight] = {}
+        for some in _batches({name: self.wanted[name] for name in names}):
+            plain = [name for name in some if not self._is_packed(name)]
+            found |= self._restore(plain)
+            for name in some:
+                if name not in found:
+                    packing = self._packing.of(name, self.wanted[name].shape)
+                    found[name] = packing.pack(self.read_rows(name), self.wanted[name])
+        return found
+
+    def _is_packed(self, name: str) -> bool:
+        """Whether a weight is, or will be, something else than a plain array."""
+        kept = self._packing.of(name, self.wanted[name].shape)
+        return bool(kept) or isinstance(self._stored[name], Mapping)
+
+    def read_rows(self, name: str) -> np.ndarray | Quantized:
+        """A whole weight in host memory, [out, in]."""
+        wanted = self.wanted[name]
+        packing = self._packing.of(name, wanted.shape)
+        found = self._restore([name])[name]
+        if isinstance(found, Mapping):
+            bits = 4 if found["values"].dtype == np.uint8 else 8
+            rows = Quantized(found["values"], found["scales"], found.get("minima"), bits)
+            if packing.quantization != "none":
+                return rows
+            return packing.rounded(rows.dequantize(), wanted.dtype)
+        return packing.rounded(to_rows(found), wanted.dtype)
+
+    def _restore(self, names: Collection[str]) -> dict[str, Any]:
+        """What is stored under these names: arrays on devices, few bits in host memory."""
+        from orbax.checkpoint import v1 as ocp
+
+        if not names:
+            return {}
+        here = SingleDeviceSharding(jax.devices()[0])  # not the devices that wrote it
+        wanted: dict[str, Any] = {}
+        for name in names:
+            stored, leaf = self._stored[name], self.wanted[name]
+            wanted[name] = (
+                {key: np.empty(part.shape, part.dtype) for key, part in stored.items()}
+                if isinstance(stored, Mapping)
+                else leaf.update(sharding=leaf.sharding or here)
+            )
+        context = ocp.Context()
+        context.pytree.loading.partial_load = True
+        with context, _orbax_errors(CheckpointError, _CANNOT_RESTORE.format(self._path)):
+            return ocp.load(str(self._path.absolute() / "weights"), wanted)
+
+
+_CANNOT_RESTORE = "{} is damaged: Orbax cannot restore its weights: "
+
+
+@contextlib.contextmanager
+def _orbax_errors(kind: type[Exception], saying: str = "") -> Iterator[None]:
+    """Raises errors of Orbax and TensorStore, which have no common type, as one of ours.
+
+    Orbax logs them with a traceback besides, which is not shown.
+    """
+    log = logging.getLogger("absl")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:
+        raise kind(f"{saying}{error}") from error
+    finally:
+        log.setLevel(before)
+
+
+def _batches(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:
+    """Names whose weights are `_READ_AT_ONCE` bytes together, or a single one; the largest first.
+
+    Temporary copies of the largest are then freed before the others take memory.
+    """
+    batch: list[str] = []
+    size = 0
+    for name in sorted(wanted, key=lambda name: -wanted[name].size):
+        own = wanted[name].size * wanted[name].dtype.itemsize
+        if batch and size + own > _READ_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += own
+    if batch:
+        yield batch

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from spec_jax.config import AUTO, QUANTIZATIONS
 from spec_jax.kernels import PackedWeight, Quantized, QuantizedWeight, Weight, quantize
 from spec_jax.models.family import Stored
+
+STORED = "stored"
+"""The dtype that keeps every number of a checkpoint, for files rather than for computing."""
 
 
 def is_multiplied(name: str, shape: Sequence[int]) -> bool:
@@ -49,7 +53,9 @@ class Packing:
         quantization = self.quantization
         if quantization == AUTO:
             quantization = "gguf" if self.native and stored == "quantized" else "none"
-        if dtype == AUTO and jax.default_backend() != "cpu":
+        if dtype == STORED:
+            dtype = "bfloat16" if stored == "bfloat16" else "float32"
+        elif dtype == AUTO and jax.default_backend() != "cpu":
             dtype = "float32" if stored == "float32" else "bfloat16"
         elif dtype == AUTO:
             dtype = "bfloat16" if self.native and stored == "bfloat16" else "float32"
@@ -71,21 +77,27 @@ class Packing:
             return Packing()
         return self if is_quantized(name, shape) else dataclasses.replace(self, quantization="none")
 
-    def pack(self, rows: np.ndarray | Quantized, wanted: jax.ShapeDtypeStruct) -> Weight:
-        """A matrix [out, in], or a stack of them, in its final form.
+    def rounded(self, rows: np.ndarray | Quantized, dtype: DTypeLike) -> np.ndarray | Quantized:
+        """A matrix [out, in], or a stack of them, with the numbers that it will have.
 
         Args:
           rows: the matrix.
-          wanted: dtype and sharding of the plain array [in, out] that it stands for.
+          dtype: what numbers are converted to that stay such.
         """
         if isinstance(rows, np.ndarray) and self.rounds:
             bits = 8 if self.quantization == "int8" else 4
             if rows.ndim > 2:  # one at a time, since rounding takes several copies
-                rows = Quantized.stack([quantize(each, bits) for each in rows])
-            else:
-                rows = quantize(rows, bits)
-        if isinstance(rows, np.ndarray):
-            rows = rows.astype(wanted.dtype, copy=False)
+                return Quantized.stack([quantize(each, bits) for each in rows])
+            return quantize(rows, bits)
+        return rows if isinstance(rows, Quantized) else rows.astype(dtype, copy=False)
+
+    def pack(self, rows: np.ndarray | Quantized, wanted: jax.ShapeDtypeStruct) -> Weight:
+        """A matrix [out, in], or a stack of them, in its final form on its devices.
+
+        Args:
+          rows: what `rounded` returned.
+          wanted: dtype and sharding of the plain array [in, out] that it stands for.
+        """
         if self.native:
             return PackedWeight.of(rows)
         if isinstance(rows, Quantized):

@@ -1,6 +1,8 @@
 """Fills a model with a checkpoint's tensors, one at a time, each device with its own part."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -13,21 +15,54 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Part, Slices, TensorStore, WeightTable, stored_as
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
+from spec_jax.text.tokenizer import Tokenizer
 
 
-def build_model(
-    config: TransformerConfig,
-    table: WeightTable,
-    tensors: TensorStore,
-    *,
-    buffers: tuple[str, ...],
-    dtype: str,
-    placement: Placement | None = None,
-    borrowed: Mapping[str, Weight] | None = None,
-    outputs: int | None = None,
-    packing: Packing | None = None,
-) -> Model:
-    """Makes a model from a checkpoint's tensors; every tensor must be used.
+class StoredWeights(Protocol):
+    """A model's weights in files, by our names."""
+
+    @property
+    def wanted(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """Shape [in, out], dtype and sharding of every weight as a plain array."""
+        ...
+
+    def read(self, names: Collection[str]) -> dict[str, Weight]:
+        """Weights on their devices; each process reads what its own devices hold."""
+        ...
+
+    def read_rows(self, name: str) -> np.ndarray | Quantized:
+        """A whole weight in host memory, [out, in], as numbers or as its few bits."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredModel:
+    """A model in files, all of it known but its weights.
+
+    Attributes:
+      config: its shape.
+      tokenizer: its tokenizer.
+      dtype: the dtype of its weights once they are read.
+      packing: how its matrices are kept then.
+      weights: reads them.
+      placement: how they are sharded over a mesh; None keeps them on one device.
+    """
+
+    config: TransformerConfig
+    tokenizer: Tokenizer
+    dtype: str
+    packing: Packing
+    weights: StoredWeights
+    placement: Placement | None = None
+
+    def load(self) -> Model:
+        """The model with all of its weights."""
+        model = Model.abstract(self.config, dtype=self.dtype, placement=self.placement)
+        return model.with_weights(self.weights.read(self.weights.wanted))
+
+
+class TensorWeights:
+    """Weights that a table finds among a checkpoint's tensors; every tensor must be used.
 
     A process reads only the part of a tensor that its own devices hold, except for quantized and
     fused tensors, and it reads one tensor at a time.
@@ -39,45 +74,99 @@ def build_model(
       buffers: suffixes of tensor names that are skipped.
       dtype: every weight is converted to it.
       placement: how the model is sharded over a mesh; None keeps it on one device.
-      borrowed: weights that the checkpoint leaves out, by our names.
+      borrowed: names of weights that the checkpoint leaves out.
       outputs: number of outputs of the head; by default the size of the vocabulary.
       packing: how matrices are kept; by default as plain arrays.
 
     Raises:
       CheckpointError: a tensor is missing, unexpected, or of the wrong shape.
     """
-    model = Model.abstract(config, dtype=dtype, placement=placement)
-    wanted = {name: leaf for name, leaf in model.weights.items() if name not in (borrowed or {})}
-    if outputs is not None and (head := wanted.get("head.weight")) is not None:
-        wanted["head.weight"] = head.update(shape=(head.shape[0], outputs))
-    places = {name: _Place(table, name, leaf.shape, config) for name, leaf in wanted.items()}
-    # A checkpoint with a tied head may carry a copy of it.
-    entry = table["head"]
-    skipped = (*buffers, f"{entry.name if isinstance(entry, Part) else entry}.weight")
-    expected = {name: shape for place in places.values() for name, shape in place.expected.items()}
-    _check_names(tensors, expected, skipped)
-    # The largest first: its temporary copy is freed before the other tensors take memory.
-    order = sorted(wanted, key=lambda name: -wanted[name].size)
-    arrays = {
-        name: places[name].load(
-            tensors, config, wanted[name], (packing or Packing()).of(name, wanted[name].shape)
-        )
-        for name in order
-    }
-    return model.with_weights({**arrays, **(borrowed or {})})
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        table: WeightTable,
+        tensors: TensorStore,
+        *,
+        buffers: tuple[str, ...],
+        dtype: str,
+        placement: Placement | None = None,
+        borrowed: Collection[str] = (),
+        outputs: int | None = None,
+        packing: Packing | None = None,
+    ):
+        abstract = Model.abstract(config, dtype=dtype, placement=placement)
+        self.wanted = {
+            name: leaf for name, leaf in abstract.weights.items() if name not in borrowed
+        }
+        if outputs is not None and (head := self.wanted.get("head.weight")) is not None:
+            self.wanted["head.weight"] = head.update(shape=(head.shape[0], outputs))
+        self._config, self._tensors, self._packing = config, tensors, packing or Packing()
+        self._places = {
+            name: _Place(table, name, leaf.shape, config) for name, leaf in self.wanted.items()
+        }
+        # A checkpoint with a tied head may carry a copy of it.
+        entry = table["head"]
+        skipped = (*buffers, f"{entry.name if isinstance(entry, Part) else entry}.weight")
+        expected = {
+            name: shape for place in self._places.values() for name, shape in place.expected.items()
+        }
+        _check_names(tensors, expected, skipped)
+
+    def read(self, names: Collection[str]) -> dict[str, Weight]:
+        """Weights on their devices."""
+        # The largest first: its temporary copy is freed before the other tensors take memory.
+        order = sorted(names, key=lambda name: -self.wanted[name].size)
+        return {name: self._read(name) for name in order}
+
+    def _read(self, name: str) -> Weight:
+        wanted = self.wanted[name]
+        packing = self._packing.of(name, wanted.shape)
+        if packing:
+            return packing.pack(self.read_rows(name), wanted)
+        return self._places[name].load(self._tensors, self._config, wanted)
+
+    def read_rows(self, name: str) -> np.ndarray | Quantized:
+        """A whole weight in host memory, [out, in]."""
+        wanted = self.wanted[name]
+        packing = self._packing.of(name, wanted.shape)
+        rows = self._places[name].rows(self._tensors, self._config, packing)
+        return packing.rounded(rows, wanted.dtype)
 
 
-def pack_model(model: Model, packing: Packing) -> Model:
-    """A model whose matrices are kept otherwise, one after the other."""
-    if not packing:
-        return model
-    for name, weight in model.weights.items():
-        if kept := packing.of(name, weight.shape):
-            rows = np.asarray(distributed.to_host(weight)).swapaxes(-1, -2)
-            cut = weight.sharding if model.placement else None
-            wanted = jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=cut)
-            model = model.with_weights({name: kept.pack(rows, wanted)})
-    return model
+class ArrayWeights:
+    """Weights that are arrays already, those of a model with random ones."""
+
+    def __init__(self, model: Model, packing: Packing):
+        self._weights, self._packing = model.weights, packing
+        cut = model.placement is not None
+        self.wanted = {
+            name: jax.ShapeDtypeStruct(
+                weight.shape, weight.dtype, sharding=weight.sharding if cut else None
+            )
+            for name, weight in self._weights.items()
+        }
+
+    def read(self, names: Collection[str]) -> dict[str, Weight]:
+        """Weights on their devices."""
+        return {name: self._read(name) for name in names}
+
+    def _read(self, name: str) -> Weight:
+        wanted = self.wanted[name]
+        packing = self._packing.of(name, wanted.shape)
+        return packing.pack(self.read_rows(name), wanted) if packing else self._weights[name]
+
+    def read_rows(self, name: str) -> np.ndarray | Quantized:
+        """A whole weight in host memory, [out, in]."""
+        wanted = self.wanted[name]
+        packing = self._packing.of(name, wanted.shape)
+        return packing.rounded(to_rows(self._weights[name]), wanted.dtype)
+
+
+def to_rows(weight: jax.Array) -> np.ndarray:
+    """A plain array [in, out], or a stack of them, in host memory with its outputs first."""
+    rows = np.asarray(distributed.to_host(weight))
+    return rows.swapaxes(-1, -2) if rows.ndim > 1 else rows
 
 
 class _Place:
@@ -95,15 +184,9 @@ class _Place:
         self.expected = dict.fromkeys(self.names, stored)
 
     def load(
-        self,
-        tensors: TensorStore,
-        config: TransformerConfig,
-        wanted: jax.ShapeDtypeStruct,
-        packing: Packing,
-    ) -> Weight:
-        """The weight, with each part on its devices."""
-        if packing:
-            return packing.pack(self._rows(tensors, config, packing), wanted)
+        self, tensors: TensorStore, config: TransformerConfig, wanted: jax.ShapeDtypeStruct
+    ) -> jax.Array:
+        """The weight as a plain array, with each part on its devices."""
         whole = None
         if self.part.rearranges:
             whole = self.part.take(self._read(tensors), config)
@@ -127,7 +210,7 @@ class _Place:
         names = self.names[part[0]] if part else self.names
         return np.stack([tensors.read(name, part[1:]) for name in names])
 
-    def _rows(
+    def rows(
         self, tensors: TensorStore, config: TransformerConfig, packing: Packing
     ) -> np.ndarray | Quantized:
         """The whole weight [*stack, out, in], as quantized in the file where that is wanted."""

@@ -7,8 +7,9 @@ import traceback
 from collections.abc import Sequence
 
 from spec_jax import __version__
-from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_convert, parse_env, parse_model_command
+from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
 from spec_jax.cli.audit_arguments import parse_audit
+from spec_jax.cli.convert_arguments import parse_convert
 from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts

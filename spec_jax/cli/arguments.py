@@ -42,7 +42,7 @@ Decode language models faster without changing what they generate.
   spec-jax transcribe    write down what is said in sound files
   spec-jax audit         test on your own models that nothing is lost
   spec-jax train-draft   train a draft for your target
-  spec-jax convert       write a model so that every process of a pod reads its own part
+  spec-jax convert       write a model in another format
   spec-jax plan          project memory and speed on other machines
   spec-jax env           show versions and devices, for bug reports
 
@@ -146,45 +146,6 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
     )
     refuse_greedy_sampling(options)
     return options
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvertOptions:
-    """What `convert` was asked to do.
-
-    Attributes:
-      target: the model's reference.
-      output: the directory to write.
-      load: further arguments of loading: a layout file, a dtype.
-    """
-
-    target: str
-    output: str
-    load: dict[str, Any]
-
-
-def parse_convert(arguments: Sequence[str]) -> ConvertOptions:
-    """Parses and checks the arguments of `convert`.
-
-    Raises:
-      ConfigError: an argument is missing, unknown or malformed.
-    """
-    parser = Parser(
-        "convert",
-        "--target REF --output DIR",
-        "Each process writes the part that its devices hold, with Orbax, and any layout reads it.\n"
-        "DIR must be storage that all processes share.",
-    )
-    group = parser.add_argument_group("model")
-    add_reference(group)
-    group.add_argument("--output", metavar="DIR", help="a directory that does not exist yet")
-    add_debug(group)
-    given = parser.parse(arguments)
-    require_target(given)
-    if not given.get("output"):
-        raise ConfigError("no output given; name a new directory with --output.")
-    load = {name: given[name] for name in ("layout", "dtype") if name in given}
-    return ConvertOptions(given["target"], given["output"], load)
 
 
 def parse_env(arguments: Sequence[str]) -> EnvOptions:

@@ -202,11 +202,12 @@ class Model:
           It, and the source with the encoder's output.
         """
         module, hidden = self._module, source.hidden if shared else None
+        lengths = jnp.asarray(source.lengths)
         if hidden is None:
             hidden = module.encode(
-                source.values, source.lengths, backend=self._backend, placement=self.placement
+                jnp.asarray(source.values), lengths, backend=self._backend, placement=self.placement
             )
-        found = module.remember(hidden, source.lengths, placement=self.placement)
+        found = module.remember(hidden, lengths, placement=self.placement)
         layers = jax.tree.map(lambda each: each.astype(self._wide_dtype), found.layers)
         encoded = dataclasses.replace(found, layers=layers)
         return encoded, dataclasses.replace(source, hidden=hidden)

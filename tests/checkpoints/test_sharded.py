@@ -72,9 +72,9 @@ def test_no_more_of_a_tensor_is_read_than_a_device_holds(source, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_orbax_moves_a_model_from_mesh_to_mesh(source, dtype, tmp_path):
     before = checkpoints.load(source, dtype=dtype, place=on(8))
-    checkpoints.save(before, tmp_path / "eight")
+    checkpoints.convert(source, tmp_path / "eight", dtype=dtype, place=on(8))
     four = checkpoints.load(tmp_path / "eight", dtype=dtype, place=on(4))
-    checkpoints.save(four, tmp_path / "four")
+    checkpoints.convert(tmp_path / "eight", tmp_path / "four", dtype=dtype, place=on(4))
     one = checkpoints.load(tmp_path / "four", dtype=dtype)
     assert same(before.model, four.model) and same(before.model, one.model)
     assert one.model.config == before.model.config == read_shape(tmp_path / "four").config
@@ -89,27 +89,27 @@ def test_orbax_moves_a_model_from_mesh_to_mesh(source, dtype, tmp_path):
 
 def test_orbax_converts_the_dtype(source, tmp_path):
     before = checkpoints.load(source)
-    checkpoints.save(before, tmp_path / "saved")
+    checkpoints.convert(source, tmp_path / "saved")
     after = checkpoints.load(tmp_path / "saved", dtype="bfloat16", place=on(2)).model
     for one, other in zip(arrays(before.model), arrays(after), strict=True):
         assert np.array_equal(one.astype(ml_dtypes.bfloat16), other)
 
 
 def test_nothing_is_overwritten(source, tmp_path):
-    checkpoint = checkpoints.load(source)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "notes.txt").write_text("mine")
     with pytest.raises(CheckpointError, match="there exists; choose a new directory"):
-        checkpoints.save(checkpoint, tmp_path / "there")
+        checkpoints.convert(source, tmp_path / "there")
     assert [file.name for file in (tmp_path / "there").iterdir()] == ["notes.txt"]
 
 
 def test_damaged_directories_are_refused(source, tmp_path):
-    checkpoints.save(checkpoints.load(source), tmp_path / "saved")
+    checkpoints.convert(source, tmp_path / "saved")
+    (tmp_path / "saved" / "checksums.sha256").unlink()
     manifest = tmp_path / "saved" / "spec_jax.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"version": 1', '"version": 2'))
-    with pytest.raises(CheckpointError, match="of version 2; this spec-jax reads 1"):
+    manifest.write_text(text.replace('"version": 2', '"version": 3'))
+    with pytest.raises(CheckpointError, match="of version 3; this spec-jax reads 2"):
         checkpoints.load(tmp_path / "saved")
     manifest.write_text(text.replace('"embed_size": 16', '"embed_size": 24'))
     with pytest.raises(CheckpointError, match="Orbax cannot restore it"):

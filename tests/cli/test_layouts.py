@@ -31,9 +31,9 @@ def test_a_layout_does_not_change_what_is_said(capsys, model):
 
 def test_a_converted_model_says_the_same(capsys, model, tmp_path):
     saved, layout = tmp_path / "saved", SHARDING / "cpu-4.toml"
-    convert = ("convert", "--target", model, "--output", saved, "--layout", layout)
+    convert = ("convert", model, saved, "--layout", layout)
     code, out, err = run(capsys, *convert)
-    assert (code, out) == (0, "") and f"wrote tiny to {saved}" in err.replace("\n", "")
+    assert (code, out) == (0, "") and f"wrote {saved}" in err.replace("\n", "")
     assert text(capsys, saved) == text(capsys, model)
     code, _, err = run(capsys, *convert)
     assert code == 2 and "choose a new directory, nothing is overwritten" in err
@@ -59,8 +59,6 @@ def test_in_python_no_file_is_needed(model):
             ("generate", "x", "--layout", SHARDING / "tpu-v5e-8.toml"),
             "heads of the target into 8 shards",
         ),
-        (("convert",), "no output given; name a new directory with --output"),
-        (("convert", "--output", "x", "--dtype", "int3"), "dtype is 'int3'"),
     ],
 )
 def test_what_cannot_work_is_refused(capsys, model, arguments, message):
@@ -68,6 +66,16 @@ def test_what_cannot_work_is_refused(capsys, model, arguments, message):
     assert (code, out) == (2, "") and message in err
 
 
-def test_convert_needs_a_model(capsys):
-    code, _, err = run(capsys, "convert", "--output", "x")
-    assert code == 2 and "no target given" in err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no model given; write spec-jax convert SRC DST"),
+        (("x",), "no output given; write spec-jax convert SRC DST"),
+        (("x", "y", "--dtype", "int3"), "dtype is 'int3'"),
+        (("x", "y", "--format", "orbx"), "format is 'orbx'. Did you mean 'orbax'?"),
+        (("x", "y", "--format", "safetensors", "--quantization", "int8"), "use format orbax"),
+    ],
+)
+def test_what_convert_refuses(capsys, arguments, message):
+    code, _, err = run(capsys, "convert", *arguments)
+    assert code == 2 and message in err

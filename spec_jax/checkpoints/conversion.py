@@ -1,0 +1,100 @@
+"""Writes a model in another format while it is read."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from spec_jax import distributed
+from spec_jax.checkpoints import draft_directory, orbax_directory
+from spec_jax.checkpoints.checksums import write_checksums
+from spec_jax.checkpoints.hf_writer import (
+    GENERATION,
+    write_generation,
+    write_tokenizer,
+    write_weights,
+)
+from spec_jax.checkpoints.new_directory import new_directory
+from spec_jax.checkpoints.opening import SUPPRESSED, Place, find, open_model, speech_tokens
+from spec_jax.checkpoints.packing import STORED, Packing
+from spec_jax.config import AUTO, CHECKPOINT_FORMATS, LLM_DTYPES, QUANTIZATIONS
+from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.models.registry import family_of_shape
+
+
+def convert(
+    reference: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    format: str = "orbax",
+    dtype: str = AUTO,
+    quantization: str = AUTO,
+    place: Place | None = None,
+    on_progress: Callable[[str], object] | None = None,
+) -> None:
+    """Writes a model as a directory of another format.
+
+    It is read while it is written, some GiB at a time, so that models fit that memory does not
+    hold. The directory appears when it is complete, with a list of checksums that `load` compares.
+    All processes of a run call it, and the path must be on storage that they share.
+
+    Args:
+      reference: the model, as for `load`.
+      path: a directory that does not exist yet, or is empty.
+      format: `orbax`, of which the processes of a run write and read their own parts, on any mesh;
+        or `safetensors`, the layout of Hugging Face directories.
+      dtype: the dtype that weights are written in; `auto` keeps bfloat16 and float32, and makes
+        bfloat16 of float16.
+      quantization: for Orbax, the bits that matrices are written in: `none`, `int8`, `int4` or
+        `gguf`, a .gguf file's own. `auto` keeps what an Orbax directory has, and none else.
+      place: as for `load`.
+      on_progress: as for `load`.
+
+    Raises:
+      CheckpointError: the model cannot be read, or is a draft that borrows from its target; the
+        path exists already or cannot be written.
+      ConfigError: a choice is unknown, or contradicts another.
+      DisagreementError: the processes of a run would not load the same files.
+    """
+    for name, choice, known in (
+        ("format", format, CHECKPOINT_FORMATS),
+        ("dtype", dtype, LLM_DTYPES),
+        ("quantization", quantization, QUANTIZATIONS),
+    ):
+        if choice not in known:
+            raise ConfigError(f"{name} is {choice!r}; choose one of {', '.join(known)}.")
+    if format == "safetensors" and quantization not in (AUTO, "none"):
+        raise ConfigError(
+            f"quantization is {quantization!r}, but safetensors directories hold plain numbers; "
+            "use format orbax, or quantization none."
+        )
+    packing = Packing("none" if format == "safetensors" else quantization)
+    name, source, packing = find(reference, dtype, packing, by_itself=True, on_progress=on_progress)
+    if (source / draft_directory.MANIFEST).is_file():
+        raise CheckpointError(
+            f"{name} is a draft made for one target; it cannot be converted. Use its directory as "
+            "it is, which is small."
+        )
+    distributed.agree({"its output": str(path), "its format": format})
+    path = Path(path)
+    try:
+        kept = STORED if dtype == AUTO else dtype
+        stored = open_model(source, kept, packing, place or (lambda config: None))
+        speech = speech_tokens(name, source, stored)
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error}.") from error
+    if format == "safetensors":
+        family_of_shape(stored.config)  # it can be written
+    with new_directory(path) as partial:
+        if on_progress:
+            on_progress(f"writing {path}")
+        if format == "orbax":
+            orbax_directory.write_directory(partial, stored)
+        else:
+            shapes = {name: leaf.shape for name, leaf in stored.weights.wanted.items()}
+            write_weights(partial, stored.config, shapes, stored.weights.read, stored.dtype)
+            write_tokenizer(partial, stored.tokenizer)
+        if speech is not None:
+            suppressed = (list(speech.suppressed), list(speech.suppressed_first))
+            keys = SUPPRESSED[GENERATION]
+            write_generation(partial, stored.tokenizer, **dict(zip(keys, suppressed, strict=True)))
+        write_checksums(partial)

@@ -1,0 +1,87 @@
+"""A directory that appears when it is complete, and not before."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from spec_jax import distributed
+from spec_jax.errors import CheckpointError
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A directory to write into, which takes its name if nothing fails; all processes call it.
+
+    It lies beside `path` until then, as `path` with `.partial` added. What a killed process left
+    there is removed by the next one.
+
+    Args:
+      path: a directory that does not exist yet, or is empty.
+
+    Raises:
+      CheckpointError: the path exists already or cannot be written, or another process writes it.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    held: list[int] = []
+    try:
+        distributed.from_first(lambda: _claim(path, partial, held))
+        yield partial
+        distributed.from_first(lambda: _publish(path, partial))
+    except BaseException as error:
+        if held:
+            shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise CheckpointError(f"{path} cannot be written: {error}.") from error
+        raise
+    finally:
+        for each in held:
+            os.close(each)
+
+
+def _claim(path: Path, partial: Path, held: list[int]) -> None:
+    """Makes the directory and locks it, which adds its descriptor to those that are held."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
+        raise CheckpointError(f"{path} exists; choose a new directory, nothing is overwritten.")
+    partial.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        _lock(descriptor, path)
+        # Another process may have given the directory its final name in between.
+        if not partial.exists() or not os.path.samestat(os.fstat(descriptor), partial.stat()):
+            raise CheckpointError(f"{path} was written meanwhile; nothing is overwritten.")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    held.append(descriptor)
+    for each in partial.iterdir():
+        shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CheckpointError(
+            f"{path} is being written by another process; wait for it, or choose another."
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise  # some shared storage knows no locks
+
+
+def _publish(path: Path, partial: Path) -> None:
+    """Gives the directory its name once all of it is on the disk."""
+    for folder, _, files in os.walk(partial):
+        for name in (*(os.path.join(folder, file) for file in files), folder):
+            descriptor = os.open(name, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    partial.rename(path)

@@ -1,0 +1,192 @@
+"""Finds a model's files and opens them, whatever their format."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from spec_jax import distributed
+from spec_jax.checkpoints import ctranslate2_directory, orbax_directory
+from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
+from spec_jax.checkpoints.checksums import verify_checksums
+from spec_jax.checkpoints.ctranslate2_directory import Ctranslate2Directory
+from spec_jax.checkpoints.files import fingerprint, read_json
+from spec_jax.checkpoints.gguf_file import GgufFile
+from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
+from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
+from spec_jax.checkpoints.hf_writer import GENERATION
+from spec_jax.checkpoints.packing import Packing
+from spec_jax.checkpoints.recipe import Recipe
+from spec_jax.checkpoints.reference import locate
+from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
+from spec_jax.checkpoints.weights import ArrayWeights, StoredModel, TensorWeights
+from spec_jax.config import LLM_DTYPES
+from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.models import whisper
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import TensorStore, WeightTable
+from spec_jax.models.model import Model
+from spec_jax.models.registry import family_of_gguf, family_of_hf
+from spec_jax.sharding import Placement
+from spec_jax.text.speech import SpeechTokens
+from spec_jax.text.tokenizer import Tokenizer
+
+Place = Callable[[TransformerConfig], Placement | None]
+"""Returns the placement of a model of this shape on a mesh; None keeps it on one device."""
+
+SUPPRESSED = {
+    GENERATION: ("suppress_tokens", "begin_suppress_tokens"),
+    "config.json": ("suppress_ids", "suppress_ids_begin"),
+}
+"""Where files say which tokens are suppressed, always and at first: transformers, CTranslate2."""
+
+
+def find(
+    reference: str | os.PathLike[str],
+    dtype: str,
+    packing: Packing | None,
+    *,
+    by_itself: bool,
+    on_progress: Callable[[str], object] | None,
+) -> tuple[str, Path, Packing]:
+    """A model's name and files, compared with their checksums, and how it is kept.
+
+    Args:
+      reference: as of `checkpoints.load`.
+      dtype: likewise.
+      packing: likewise.
+      by_itself: it is no draft, which cannot always be kept as its target is.
+      on_progress: as of `checkpoints.load`.
+    """
+    if dtype not in LLM_DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(LLM_DTYPES)}.")
+    progress = on_progress or (lambda line: None)
+    packing = packing or Packing()
+    name, path = locate(reference, progress)
+    progress(f"loading {name}")
+    if (
+        packing.as_stored
+        and path.suffix != ".gguf"
+        and not (path / orbax_directory.MANIFEST).is_file()
+    ):
+        if by_itself:
+            raise ConfigError(
+                f"quantization is 'gguf', but {name} is no .gguf file; use int8 or int4, which "
+                "round its weights."
+            )
+        packing = dataclasses.replace(packing, quantization="none")
+    try:
+        if distributed.process()[1] > 1:
+            distributed.agree({f"the files of {name}": fingerprint(path)})
+        if path.is_dir():
+            verify_checksums(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    return name, path, packing
+
+
+def open_model(path: Path, dtype: str, packing: Packing, place: Place) -> StoredModel:
+    """A model whose files are there; its weights are not yet read.
+
+    Raises:
+      CheckpointError: it is damaged, or its architecture is not supported.
+    """
+    if path.suffix == ".toml":
+        return _random(path, dtype, packing, place)
+    if (path / orbax_directory.MANIFEST).is_file():
+        return orbax_directory.open_directory(path, dtype, packing, place)
+    if not path.is_dir():
+        found = _gguf(path)
+    elif (path / ctranslate2_directory.MODEL).is_file():
+        found = _ctranslate2(path)
+    else:
+        found = _hugging_face(path)
+    dtype, packing = packing.settled(dtype, found.tensors.stored)
+    placement = place(found.config)
+    weights = TensorWeights(
+        found.config,
+        found.table,
+        found.tensors,
+        buffers=found.buffers,
+        dtype=dtype,
+        packing=packing,
+        placement=placement,
+    )
+    return StoredModel(found.config, found.tokenizer, dtype, packing, weights, placement)
+
+
+class _Found(NamedTuple):
+    config: TransformerConfig
+    tokenizer: Tokenizer
+    table: WeightTable
+    tensors: TensorStore
+    buffers: tuple[str, ...]
+
+
+def _hugging_face(path: Path) -> _Found:
+    config = read_json(path / "config.json")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(
+            f"{path}: the weights are quantized (quant_method {method!r}), which is not supported; "
+            "use the checkpoint it was made from, or a .gguf file."
+        )
+    family = family_of_hf(config.get("model_type"))
+    shape, tensors = family.config_from_hf(config), SafetensorsFiles(path)
+    table = family.hf_weights_of(shape, tensors)
+    return _Found(shape, tokenizer_from_directory(path), table, tensors, family.buffers)
+
+
+def _ctranslate2(path: Path) -> _Found:
+    tensors = Ctranslate2Directory(path)
+    tokenizer = ctranslate2_directory.read_tokenizer(path)
+    shape = whisper.config_from_hf(tensors.config)
+    return _Found(shape, tokenizer, whisper.FAMILY.hf_weights_of(shape, tensors), tensors, ())
+
+
+def _gguf(path: Path) -> _Found:
+    file = GgufFile(path)
+    family = family_of_gguf(file.metadata.get("general.architecture"))
+    assert family.config_from_gguf  # it has an architecture's name
+    tokenizer = tokenizer_from_gguf(file.metadata)
+    shape = family.config_from_gguf(file.metadata, file)
+    return _Found(shape, tokenizer, family.gguf_weights_of(shape), file, family.buffers)
+
+
+def _random(path: Path, dtype: str, packing: Packing, place: Place) -> StoredModel:
+    shape = Recipe.read(path).shape
+    assert shape  # `locate` has followed every other recipe to its files
+    dtype, packing = packing.settled(dtype, "float32")
+    placement = place(shape)
+    model = Model.random(shape, dtype=jnp.dtype(dtype), placement=placement)
+    tokenizer = byte_tokenizer(shape.vocab_size)
+    return StoredModel(shape, tokenizer, dtype, packing, ArrayWeights(model, packing), placement)
+
+
+def speech_tokens(name: str, path: Path, model: StoredModel) -> SpeechTokens | None:
+    """The special tokens of a model of speech, and what its files say that it must not say."""
+    encoder, vocab_size = model.config.encoder, model.config.vocab_size
+    if encoder is None or not encoder.mel_bins:
+        return None
+    never: list[list[int]] = []
+    for file, keys in SUPPRESSED.items():
+        said = read_json(path / file) if (path / file).is_file() else {}
+        if keys[0] in said:
+            never = [_token_ids(path / file, said, key, vocab_size) for key in keys]
+            break
+    return SpeechTokens.of(model.tokenizer, name, vocab_size, *(never or [[], []]))
+
+
+def _token_ids(file: Path, said: dict[str, Any], key: str, vocab_size: int) -> list[int]:
+    ids = said.get(key) or []
+    if not isinstance(ids, list) or any(
+        type(each) is not int or not 0 <= each < vocab_size for each in ids
+    ):
+        raise CheckpointError(
+            f"{file}: {key} is {str(ids)[:100]}; it should be a list of token ids below "
+            f"{vocab_size}."
+        )
+    return ids
