@@ -1,15 +1,51 @@
 """Typed errors. Every message names the offending value and the remedy."""
 
+import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pydantic
 
+_LONGEST = 2000
+"""Characters of the longest message; what was given, or stood in a file, may be longer."""
+
 
 class SpecJaxError(Exception):
-    """Base class of every error that spec-jax raises on purpose."""
+    """Base class of every error that spec-jax raises on purpose.
+
+    Messages are safe to print: control characters are escaped, and long ones are cut.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows as it is: no control characters but line breaks, no endless text.
+
+    Characters that only change how others look, such as those that turn the direction of writing,
+    are escaped too.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 200]} [...] {text[-190:]}"
+    return "".join(
+        each if each == "\n" or unicodedata.category(each)[0] != "C" else ascii(each)[1:-1]
+        for each in text
+    )
+
+
+@contextlib.contextmanager
+def raising_panics() -> Iterator[None]:
+    """Raises a panic of the tokenizers library, which is no `Exception`, as a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizers library fails: {error}") from error
 
 
 class ConfigError(SpecJaxError, ValueError):

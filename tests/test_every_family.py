@@ -93,7 +93,7 @@ CALLS = {
 }
 
 
-@pytest.fixture(scope="module", params=often(SHAPES, ["gemma2", "gpt_bigcode", "qwen3_moe"]))
+@pytest.fixture(scope="module", params=often(SHAPES, ["gemma2", "qwen3_moe"]))
 def model(request, tmp_path_factory):
     """The directory of a random model, whose biases and norms matter too, and what it says."""
     path = tmp_path_factory.mktemp("model")
@@ -113,7 +113,7 @@ def tokens(llm):
     return [out.token_ids for out in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", often(CALLS, [*CALLS][::2]))
 def test_the_text_is_that_of_plain_decoding_on_one_device(model, call):
     path, expected = model
     layout, config = CALLS[call]

@@ -98,7 +98,7 @@ def test_weights_are_rounded(models, quantization):
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "gguf"])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", often([False, True], [True]))
 def test_without_native_code_the_tokens_are_the_same(models, quantization, sharded, monkeypatch):
     model = models["Q4_1" if quantization == "gguf" else "directory"]
     native_tokens = tokens(LLM(model, quantization=quantization))

@@ -39,15 +39,17 @@ def verify_checksums(path: Path) -> None:
         differ = [
             name for (name, listed_as), found in zip(own, sums, strict=True) if listed_as != found
         ]
-        problem = differ and (
-            f"{path / differ[0]} is damaged: it is not the file that {CHECKSUMS} lists. Copy or "
-            f"convert the directory again; if the change is yours, delete {CHECKSUMS}."
-        )
+        problem = ""
+        if differ:
+            problem = (
+                f"{path / differ[0]} is damaged: it is not the file that {CHECKSUMS} lists. Copy "
+                f"or convert the directory again; if the change is yours, delete {CHECKSUMS}."
+            )
     except OSError as error:
         problem = f"{path} cannot be read: {error}."
     except ValueError as error:
         problem = f"{path / CHECKSUMS} is damaged: {error}. Copy the directory again."
-    if found := [each for each in distributed.gather(problem or "") if each]:
+    if found := [each for each in distributed.gather(problem) if each]:
         raise CheckpointError(found[0])
 
 

@@ -19,12 +19,12 @@ from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.hf_writer import write_json, write_model, write_tokenizer
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
+from spec_jax.checkpoints.shape import hf_shape
 from spec_jax.checkpoints.weights import TensorWeights
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Weight, columns
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
-from spec_jax.models.registry import family_of_hf
 from spec_jax.sharding import Placement
 from spec_jax.text.tokenizer import Tokenizer
 
@@ -104,9 +104,7 @@ def load_draft(
     """
     manifest = _manifest(path)
     borrowed, outputs = manifest["borrowed"], manifest["outputs"]
-    config = read_json(path / "config.json")
-    family = family_of_hf(config.get("model_type"))
-    shape = family.config_from_hf(config)
+    family, shape = hf_shape(path)
     ids = None if outputs is None else np.asarray(outputs, np.int32)
     if ids is not None:
         shape = dataclasses.replace(shape, tied_head=False)

@@ -1,24 +1,29 @@
 """Small things that every reader of checkpoint files needs."""
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spec_jax.errors import CheckpointError
+from spec_jax.errors import CheckpointError, SpecJaxError
 
 _BLOCK, _BLOCKS = 4096, 256
 """Bytes of a sample of a file, and how many samples are taken of one."""
+_MAX_JSON = 64 << 20
+"""Bytes of the largest JSON file that is read: an index of the largest models has a few MiB."""
 _LFS_POINTER = b"version https://git-lfs"
 
 
 def damaged(path: Path, why: str) -> CheckpointError:
     """The error for a file whose contents do not match its name."""
-    with path.open("rb") as file:
-        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            return CheckpointError(
-                f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`."
-            )
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                return CheckpointError(
+                    f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`."
+                )
     return CheckpointError(f"{path} is truncated or damaged: {why}. Download it again.")
 
 
@@ -46,6 +51,33 @@ def fingerprint(path: Path) -> str:
     return found.hexdigest()[:16]
 
 
+@contextlib.contextmanager
+def making_sense(path: Path) -> Iterator[None]:
+    """Raises what senseless settings make Python raise as an error that names their file."""
+    try:
+        yield
+    except SpecJaxError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError) as error:
+        raise damaged(path, f"it makes no sense ({type(error).__name__}: {error})") from error
+    except (TypeError, ValueError) as error:
+        raise damaged(path, f"it makes no sense ({error})") from error
+
+
+def refuse_devices(path: Path) -> None:
+    """Refuses pipes, sockets and devices, which can be read without end.
+
+    Args:
+      path: a model's file or directory.
+
+    Raises:
+      CheckpointError: it is one, or has one in it.
+    """
+    for each in (path, *(path.iterdir() if path.is_dir() else ())):
+        if each.exists() and not each.is_file() and not each.is_dir():
+            raise CheckpointError(f"{each} is no file but a pipe, a socket or a device; remove it.")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
@@ -56,9 +88,11 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is missing. Is {path.parent} a Hugging Face model directory?"
         )
+    if path.stat().st_size > _MAX_JSON:
+        raise damaged(path, f"it has more than {_MAX_JSON} bytes")
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise damaged(path, "it does not hold a JSON object")

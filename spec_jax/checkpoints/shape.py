@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_jax.checkpoints.ctranslate2_directory import MODEL, Ctranslate2Directory
-from spec_jax.checkpoints.files import read_json
+from spec_jax.checkpoints.files import making_sense, read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.orbax_directory import MANIFEST, read_manifest
 from spec_jax.checkpoints.recipe import Published, Recipe
 from spec_jax.checkpoints.reference import locate
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.family import Family
 from spec_jax.models.registry import family_of_gguf, family_of_hf
 from spec_jax.models.whisper import config_from_hf
 
@@ -54,22 +55,38 @@ def read_shape(
         if recipe.shape is not None:
             return Shape(name, recipe.shape, published)
     try:
-        return Shape(name, _of_directory(path) if path.is_dir() else _of_gguf(path), published)
+        return Shape(
+            name, _of_directory(path) if path.is_dir() else gguf_shape(GgufFile(path))[1], published
+        )
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
+
+
+def hf_shape(path: Path) -> tuple[Family, TransformerConfig]:
+    """The family and shape of a Hugging Face directory.
+
+    Raises:
+      CheckpointError: its config.json is missing or makes no sense, or is of no known family.
+    """
+    file = path / "config.json"
+    config = read_json(file)
+    with making_sense(file):
+        family = family_of_hf(config.get("model_type"))
+        return family, family.config_from_hf(config)
+
+
+def gguf_shape(file: GgufFile) -> tuple[Family, TransformerConfig]:
+    """The family and shape of a GGUF file; same errors."""
+    with making_sense(file.path):
+        family = family_of_gguf(file.metadata.get("general.architecture"))
+        assert family.config_from_gguf  # it has an architecture's name
+        return family, family.config_from_gguf(file.metadata, file)
 
 
 def _of_directory(path: Path) -> TransformerConfig:
     if (path / MANIFEST).is_file():
         return read_manifest(path)[0]
     if (path / MODEL).is_file():
-        return config_from_hf(Ctranslate2Directory(path).config)
-    config = read_json(path / "config.json")
-    return family_of_hf(config.get("model_type")).config_from_hf(config)
-
-
-def _of_gguf(path: Path) -> TransformerConfig:
-    file = GgufFile(path)
-    family = family_of_gguf(file.metadata.get("general.architecture"))
-    assert family.config_from_gguf  # it has an architecture's name
-    return family.config_from_gguf(file.metadata, file)
+        with making_sense(path / MODEL):
+            return config_from_hf(Ctranslate2Directory(path).config)
+    return hf_shape(path)[1]

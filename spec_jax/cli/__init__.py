@@ -22,6 +22,7 @@ from spec_jax.errors import (
     SpecJaxError,
     did_you_mean,
     is_out_of_memory,
+    printable,
 )
 
 PEER_LOST = 3
@@ -70,7 +71,7 @@ def _guarded(arguments: list[str]) -> int:
         # If only one process met an error, only that process can report it.
         if number == 0 or not isinstance(error, DisagreementError):
             which = f"process {number} of {count}: " if count > 1 else ""
-            print(f"spec-jax: error: {which}{error}", file=sys.stderr)
+            print(printable(f"spec-jax: error: {which}{error}"), file=sys.stderr)
         return 2
     except Exception as error:
         number, count = _process()

@@ -87,15 +87,40 @@ class Experts:
     def __post_init__(self) -> None:
         for name in ("count", "per_token", "size"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if type(value) is not int or not 1 <= value <= _MOST["mlp_size"]:
                 raise CheckpointError(
-                    f"model config: experts.{name} is {value!r}; expected an int >= 1."
+                    f"model config: experts.{name} is {value!r}; expected an int >= 1 and <= "
+                    f"{_MOST['mlp_size']}."
                 )
         if self.per_token > self.count:
             raise CheckpointError(
                 f"model config: a token chooses {self.per_token} of {self.count} experts; it can "
                 "choose no more than there are."
             )
+
+
+_MOST = {
+    "vocab_size": 2**24,
+    "embed_size": 2**18,
+    "num_layers": 2**11,
+    "num_heads": 2**12,
+    "num_kv_heads": 2**12,
+    "head_dim": 2**14,
+    "mlp_size": 2**21,
+    "max_position": 2**30,
+    "sliding_window": 2**30,
+    "global_every": 2**11,
+    "unrotated_every": 2**11,
+}
+"""Far more than any model has: what a damaged file declares must not be allocated."""
+_SCALES = (
+    *("rope_factor", "rope_theta", "local_rope_theta", "query_pre_attn_scalar"),
+    *("embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap"),
+)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -207,19 +232,22 @@ class TransformerConfig:
     mel_bins: int = 0
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "embed_size", "num_layers", "num_heads", "num_kv_heads")
-        optional = ("sliding_window", "global_every", "unrotated_every")
-        for name in (*sizes, "head_dim", "mlp_size", "max_position", *optional):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if name in optional and value is None:
+            if value is None and name in ("sliding_window", "global_every", "unrotated_every"):
                 continue
-            if not isinstance(value, int) or value < 1:
-                raise CheckpointError(f"model config: {name} is {value!r}; expected an int >= 1.")
-        scales = ("rope_factor", "query_pre_attn_scalar", "residual_scale", "logit_scale")
-        for name in (*scales, "score_cap", "logit_cap"):
+            if type(value) is not int or not 1 <= value <= most:
+                raise CheckpointError(
+                    f"model config: {name} is {value!r}; expected an int >= 1 and <= {most}."
+                )
+        for name in _SCALES:
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not (_is_number(value) and value > 0):
                 raise CheckpointError(f"model config: {name} is {value!r}; expected a number > 0.")
+        for name in ("norm_eps", "rope_fraction", "alibi_scale"):
+            value = getattr(self, name)
+            if not _is_number(value) or value < 0:
+                raise CheckpointError(f"model config: {name} is {value!r}; expected a number >= 0.")
         for name in ("global_every", "local_rope_theta"):
             value = getattr(self, name)
             if value is not None and self.sliding_window is None:
@@ -242,6 +270,13 @@ class TransformerConfig:
                 f"model config: {self.rotary_size} rotated dimensions per head; expected an "
                 "even number."
             )
+        if self.rope_scaling is not None:
+            for name, value in vars(self.rope_scaling).items():
+                single = not isinstance(value, bool | tuple)
+                if single and not (_is_number(value) and value > 0):
+                    raise CheckpointError(
+                        f"model config: rope_scaling.{name} is {value!r}; expected a number > 0."
+                    )
         if isinstance(self.rope_scaling, LongRopeScaling):
             for name in ("short", "long"):
                 divisors = getattr(self.rope_scaling, name)

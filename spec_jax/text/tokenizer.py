@@ -2,7 +2,6 @@
 
 import abc
 import codecs
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -10,9 +9,9 @@ from itertools import zip_longest
 
 import tokenizers
 from tokenizers.decoders import ByteLevel
-from tokenizers.models import BPE
 
-from spec_jax.errors import ConfigError, RequestError, did_you_mean
+from spec_jax.errors import ConfigError, RequestError, did_you_mean, raising_panics
+from spec_jax.text.chat_template import ChatTemplate
 from spec_jax.text.token_bytes import BYTE_TOKEN, byte_level, token_bytes_table
 
 # Else transformers reports, when first imported, that PyTorch is missing: nothing here needs it.
@@ -38,7 +37,7 @@ class Tokenizer:
         *,
         eos_token_ids: Sequence[int],
         bos_token_id: int | None = None,
-        chat_template: "ChatTemplate | None" = None,
+        chat_template: ChatTemplate | None = None,
     ):
         # A tokenizer.json may ask for cutting or padding, which belong to training.
         backend.no_truncation()
@@ -96,14 +95,20 @@ class Tokenizer:
           add_special_tokens: add what the model expects around a text, such as a first token.
 
         Raises:
-          RequestError: it is not a `str`, or holds half of a surrogate pair.
+          RequestError: it is not a `str`, or holds half of a surrogate pair, or the tokenizer
+            fails on it.
         """
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            with raising_panics():
+                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
             raise RequestError(
                 f"a prompt must be text that UTF-8 can express, not {text!r}."
             ) from None
+        except Exception as error:  # the library has no type of its own
+            raise RequestError(
+                f"the model's tokenizer fails on a text of {len(text)} characters: {error}"
+            ) from error
 
     def spellings(self, text: str) -> list[tuple[int, ...]]:
         """The tokens of a text at the start of a longer text, and after a space in one.
@@ -148,21 +153,14 @@ class Tokenizer:
 
         Raises:
           ConfigError: the model has no chat template.
-          RequestError: a message is malformed, or the template refuses the order of roles.
+          RequestError: a message is malformed, or the template refuses the order of roles, makes
+            no sense, or takes too much time or memory.
         """
         if self.chat_template is None:
             raise ConfigError(
                 "this model has no chat template; give it plain text instead (generate, or --raw)."
             )
-        checked = _checked_messages(messages)
-        import jinja2
-
-        try:
-            return self.chat_template(checked)
-        except jinja2.TemplateError as error:
-            raise RequestError(
-                f"the model's chat template refuses these messages: {error}"
-            ) from error
+        return self.chat_template(_checked_messages(messages))
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of `apply_chat_template`; same arguments and errors."""
@@ -278,30 +276,3 @@ def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, s
                 f"a {role} message's content is {type(content).__name__}; give text."
             )
     return [dict(message) for message in messages]
-
-
-@dataclasses.dataclass(frozen=True)
-class ChatTemplate:
-    """A Jinja template that turns messages into a prompt; it is run in a sandbox.
-
-    Attributes:
-      source: the template.
-      special_tokens: `bos_token`, `eos_token` and the like, which templates write out.
-    """
-
-    source: str
-    special_tokens: Mapping[str, str]
-
-    def __call__(self, messages: list[dict[str, str]]) -> str:
-        """The prompt that asks for the assistant's next message."""
-        # Imported here because it takes a second, and generation without chat does not need it.
-        from transformers import PreTrainedTokenizerFast
-
-        # Templates see the special tokens and nothing else of a tokenizer.
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizers.Tokenizer(BPE()), **self.special_tokens
-        )
-        prompt = tokenizer.apply_chat_template(
-            messages, chat_template=self.source, tokenize=False, add_generation_prompt=True
-        )
-        return str(prompt)

@@ -24,6 +24,7 @@ from tests.checkpoints import llama_cpp
 from tests.checkpoints.test_gguf_families import SHAPES
 from tests.checkpoints.test_gguf_families import write_directory as write_family
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
+from tests.often import often
 from tests.speech import write_speech_model
 
 WIDE = CONFIG | {"hidden_size": 32, "intermediate_size": 64}
@@ -90,7 +91,7 @@ def test_every_number_is_kept_unless_a_dtype_is_asked_for(stored, tmp_path):
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("bits", often(["int8", "int4"], ["int4"]))
 def test_few_bits_are_written_as_they_are_rounded(bits, source, tmp_path):
     checkpoints.convert(source, tmp_path / bits, quantization=bits)
     now = checkpoints.load(source, packing=Packing(bits, native=True))
@@ -238,7 +239,7 @@ sys.exit(main(["convert", *sys.argv[1:]]))
 """
 
 
-@pytest.mark.parametrize("form", ["orbax", "safetensors"])
+@pytest.mark.parametrize("form", often(["orbax", "safetensors"], ["orbax"]))
 def test_a_limit_on_the_size_of_files_is_said(form, source, tmp_path):
     command = [sys.executable, "-c", LIMITED, str(source), str(tmp_path / "out"), "--format", form]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -269,13 +270,10 @@ checkpoints.convert(sys.argv[1], sys.argv[2], format=sys.argv[3])
 """
 
 
-@pytest.mark.parametrize(
-    ("form", "moments"),
-    [
-        *((form, 2) for form in CHECKPOINT_FORMATS),
-        *(pytest.param(form, 25, marks=pytest.mark.slow) for form in CHECKPOINT_FORMATS),
-    ],
-)
+KILLS = [(form, moments) for form in CHECKPOINT_FORMATS for moments in (2, 25)]
+
+
+@pytest.mark.parametrize(("form", "moments"), often(KILLS, [("orbax", 2)]))
 def test_a_killed_conversion_leaves_no_half_checkpoint(form, moments, source, tmp_path):
     def begin(path):
         command = [sys.executable, "-c", WAIT, str(source), str(path), form]

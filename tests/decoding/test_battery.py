@@ -126,9 +126,9 @@ RUN = [each for each in PRODUCT if not skipped(each)]
 
 
 def pairs(each):
-    """The method that a combination uses, and every two of its other choices."""
-    method, *others = enumerate(each)
-    return {(method,), *itertools.combinations(others, 2)}
+    """The method and the policy that a combination uses, and every two of its other choices."""
+    method, policy, *others = enumerate(each)
+    return {(method,), (policy,), *itertools.combinations(others, 2)}
 
 
 def covering(combinations):

@@ -29,7 +29,7 @@ VOCAB = TARGET.config.vocab_size
 RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(0, VOCAB, size).tolist() for size in (3, 40, 17, 1)]
 GREEDY = SamplingParams(max_tokens=30, repetition_penalty=1.5)
-OFTEN = ["other", "prompt_lookup", "early_exit"]
+OFTEN = ["other", "early_exit"]
 
 
 @functools.cache

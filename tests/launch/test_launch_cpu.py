@@ -33,9 +33,16 @@ def alone(model) -> list[int]:
     return ids(".venv/bin/spec-jax", "generate", "--target", model, *PROMPT)
 
 
+SCRIPTS = [
+    ("launch/cpu_mesh.sh", "8"),
+    ("launch/cpu_mesh.sh", "2"),
+    ("launch/cpu_processes.sh", "2"),
+]
+
+
 @pytest.mark.parametrize(
     "script",
-    [("launch/cpu_mesh.sh", "8"), ("launch/cpu_mesh.sh", "2"), ("launch/cpu_processes.sh", "2")],
+    [pytest.param(each, marks=() if each[1] == "2" else pytest.mark.slow) for each in SCRIPTS],
     ids=" ".join,
 )
 def test_decodes_as_one_device_does(script, model, alone):

@@ -221,7 +221,6 @@ RULED = [(name, "token") for name in PAIRS] + [
 SOME_RULED = [
     ("unlike", "token"),
     ("zeros in both", "block"),
-    ("deterministic", "token"),
     ("the draft decides how many", "block"),
 ]
 

@@ -57,7 +57,7 @@ def test_a_heavy_tail_of_tiny_tokens_is_drawn():
     assert in_groups(tokens, is_tail, weights) > LEAST_P_VALUE
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("scale", often([1.0, 1e-30, 1e30], [1.0]))
 def test_every_decade_of_probability_is_drawn_as_often_as_it_says(scale):
     """Rows of any sum; the rarest decade of these 102,400 draws is due about 230 times."""
     weights, decade = decades(1)

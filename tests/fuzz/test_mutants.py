@@ -1,0 +1,39 @@
+"""Damaged files of every kind, each some hundred times; `mutants.py` does many more."""
+
+import pytest
+
+from tests.fuzz import mutants
+
+COUNTS = {
+    "safetensors": 2000,
+    "gguf": 2000,
+    "model.bin": 500,
+    "config": 2000,
+    "tokenizer": 100,
+    "template": 40,
+    "recipe": 2000,
+}
+
+
+@pytest.mark.parametrize("kind", mutants.kinds())
+def test_damage_is_refused_or_harmless(kind):
+    found = mutants.run(kind, COUNTS[kind])
+    assert found.keys() <= {"refused", "same"}, found
+    assert found["refused"] > COUNTS[kind] / 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", mutants.kinds())
+def test_much_damage_is_refused_or_harmless(kind):
+    many = {"safetensors": 100_000, "gguf": 100_000, "model.bin": 30_000}
+    found = mutants.run(kind, many.get(kind, 5000 if kind != "template" else 1000), seed=1)
+    assert found.keys() <= {"refused", "same"}, found
+
+
+def test_a_fault_is_seen(monkeypatch):
+    def opened(path, random):
+        file, mutant, _ = mutants._recipe(path, random)
+        return file, mutant, lambda: file.read_text(encoding="ascii") and None
+
+    monkeypatch.setattr(mutants, "kinds", lambda: {"text": opened})
+    assert mutants.run("text", 300)["CRASH UnicodeDecodeError"] > 10

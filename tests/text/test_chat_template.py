@@ -1,0 +1,85 @@
+"""Templates are programs of strangers: what they may do, and what stops them."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from spec_jax import RequestError
+from spec_jax.text import chat_template
+from spec_jax.text.chat_template import ChatTemplate
+from tests.checkpoints.tiny import TEMPLATE
+
+MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hé\n<b>"}]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+TEMPLATES = [
+    TEMPLATE,
+    "{{ bos_token }}{% for m in messages %}\n  {% if loop.first %}[{{ m['content'] | trim }}]"
+    "{% continue %}{% endif %}\n{{ m | tojson }}{% endfor %}{{ eos_token }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{{ ns.n }}{% generation %}x{% endgeneration %}{{ strftime_now('%Y') }}",
+]
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_the_prompt_is_that_of_transformers(source):
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(BPE()), **TOKENS)
+    expected = theirs.apply_chat_template(
+        MESSAGES, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    assert ChatTemplate(source, TOKENS)(MESSAGES) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('only users') }}", "refuses these messages: only users"),
+        ("{% for", "refuses these messages: "),
+        ("{{ messages.x.y }}", "refuses these messages: "),
+        ("{{ 1 / 0 }}", "refuses these messages: division by zero"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "refuses these messages: "),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        (
+            "{% set x = range(9999) | list %}" + "{% for a in x %}" * 4 + "{% endfor %}" * 4,
+            "took more than 1 seconds",
+        ),
+        ("{{ 'x' * 10 ** 10 }}", "takes more than 512 MiB of memory"),
+        ("{{ messages[0].content | center(10 ** 10) }}", "takes more than 512 MiB of memory"),
+        ("{{ 'x' * 9000000 }}", "makes a prompt of more than 8,000,000 characters"),
+    ],
+)
+def test_what_a_template_may_not_do(source, said, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+    begin = time.monotonic()
+    with pytest.raises(RequestError, match=said):
+        ChatTemplate(source, TOKENS)(MESSAGES)
+    assert time.monotonic() - begin < 5
+    assert ChatTemplate("{{ bos_token }}", TOKENS)(MESSAGES) == "<s>"
+
+
+def test_several_threads_ask_one_process():
+    made = ChatTemplate("{{ messages[0].content }}", {})
+    texts = [str(i) * 1000 for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda text: made([{"role": "user", "content": text}]), texts))
+    assert found == texts
+
+
+def test_a_process_that_was_killed_is_started_again():
+    made = ChatTemplate("{{ messages[0].content }}", {})
+    assert made(MESSAGES) == "Be short."
+    os.kill(chat_template._renderer._process.pid, 9)
+    time.sleep(0.2)
+    assert made(MESSAGES) == "Be short."
+
+
+def test_a_long_conversation():
+    made = ChatTemplate("{{ messages[0].content }}", {})
+    text = "é" * 3_000_000
+    assert made([{"role": "user", "content": text}]) == text
