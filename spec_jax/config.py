@@ -149,9 +149,17 @@ def _finite_or_ban(value: float) -> float:
 
 
 Bias = Annotated[float, AfterValidator(_finite_or_ban), BeforeValidator(_plain)]
+
+
+def _or(empty: object) -> BeforeValidator:
+    """Takes None for what says nothing, as vLLM does."""
+    return BeforeValidator(lambda value: empty if value is None else value)
+
+
 Texts = Annotated[
     tuple[Text, ...],
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else to_tuple(value)),
+    _or(()),
 ]
 """One text or several."""
 
@@ -234,12 +242,12 @@ class SamplingParams:
     generated tokens only.
 
     Attributes:
-      max_tokens: most tokens to generate, at least 1.
+      max_tokens: most tokens to generate, at least 1; None for as many as the context holds.
       min_tokens: before so many tokens are generated no token that ends the request can be, and
         no stop string ends it; at most max_tokens.
       temperature: 0 is greedy decoding, and so is what is below float32's smallest normal number,
         1.2e-38; otherwise logits are divided by it.
-      top_k: keep the k likeliest tokens (ties at the k-th are kept); 0 keeps all.
+      top_k: keep the k likeliest tokens (ties at the k-th are kept); 0 or -1 keeps all.
       top_p: keep the smallest set of likeliest tokens whose probability reaches it; in (0, 1].
       min_p: drop tokens less likely than this fraction of the likeliest one; in [0, 1].
       repetition_penalty: divides positive and multiplies negative logits of tokens seen in
@@ -263,27 +271,29 @@ class SamplingParams:
         from, so users who must not learn of each other need namespaces of their own.
     """
 
-    max_tokens: AtLeast1 = 256
+    max_tokens: AtLeast1 | None = 256
     min_tokens: AtLeast0 = 0
     temperature: NotNegative = 0.0
-    top_k: AtLeast0 = 0
+    top_k: Annotated[AtLeast0, BeforeValidator(lambda k: 0 if k == -1 else k)] = 0
     top_p: Annotated[Share, Field(gt=0)] = 1.0
     min_p: Share = 0.0
     repetition_penalty: Positive = 1.0
     presence_penalty: Number = 0.0
     frequency_penalty: Number = 0.0
-    logit_bias: Mapping[AtLeast0, Bias] = dataclasses.field(default_factory=dict)
+    logit_bias: Annotated[Mapping[AtLeast0, Bias], _or({})] = dataclasses.field(
+        default_factory=dict
+    )
     bad_words: Texts = ()
     json_schema: Annotated[Mapping[str, Any] | str | None, BeforeValidator(_to_json)] = None
     regex: Text | None = None
     seed: Annotated[AtLeast0, Field(le=2**64 - 1)] | None = None
     stop: Texts = ()
-    stop_token_ids: Annotated[tuple[AtLeast0, ...], BeforeValidator(to_tuple)] = ()
+    stop_token_ids: Annotated[tuple[AtLeast0, ...], BeforeValidator(to_tuple), _or(())] = ()
     ignore_eos: bool = False
     namespace: str = ""
 
     def __post_init__(self) -> None:
-        if self.min_tokens > self.max_tokens:
+        if self.min_tokens > self.most_tokens:
             raise ConfigError(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; lower the "
                 "first or raise the second."
@@ -293,6 +303,11 @@ class SamplingParams:
                 f"json_schema is {self.json_schema!r} and regex is {self.regex!r}; give one of "
                 "the two."
             )
+
+    @property
+    def most_tokens(self) -> int:
+        """`max_tokens`, or more than any context holds."""
+        return 2**30 if self.max_tokens is None else self.max_tokens
 
 
 @config_class
@@ -356,6 +371,34 @@ class SpeculativeConfig:
         if self.method in DRAFTING_METHODS and not self.draft:
             raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
         self._refuse_unsupported()
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> "SpeculativeConfig":
+        """Options under these names, or under those of vLLM's `speculative_config`.
+
+        Its `model` is the draft, its method `ngram` is `prompt_lookup`, a method that is left out
+        is `draft_model` if there is a model, and `quantization` is the draft's.
+
+        Raises:
+          ConfigError: as of this class; or an option of vLLM has a value that has no meaning here.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        if given.pop("prompt_lookup_min", 1) != 1:
+            raise ConfigError(
+                f"prompt_lookup_min is {options['prompt_lookup_min']!r}; leave it out, since "
+                "n-grams of every length up to prompt_lookup_max are looked for."
+            )
+        for theirs, ours in (("model", "draft"), ("quantization", "draft_quantization")):
+            if theirs in given:
+                if ours in given:
+                    raise ConfigError(f"{theirs} and {ours} mean the same; give one of the two.")
+                given[ours] = given.pop(theirs)
+        if given.get("method") == "ngram" or given.get("draft") in ("ngram", "[ngram]"):
+            given.pop("draft", None)
+            given["method"] = "prompt_lookup"
+        elif "draft" in given:
+            given.setdefault("method", "draft_model")
+        return cls(**given)
 
     @property
     def most_speculative_tokens(self) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +26,7 @@ from spec_jax.config import (
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.intake import Intake, Prompt, as_list, match_params
+from spec_jax.engine.intake import Intake, Prompt, as_list, match_params, unwrapped
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.engine.requests import Request, Start
@@ -54,12 +55,15 @@ class LLM:
     ~/.cache/spec-jax/xla, unless JAX has a compilation cache of its own.
 
     Args:
-      target: the model to decode: a Hugging Face directory, a .gguf file, a recipe (.toml) or a
-        hub id `org/name[@revision]`.
-      speculative_config: how to draft and verify; plain decoding if None.
+      model: the target, which is what speaks: a Hugging Face directory, a .gguf file, a recipe
+        (.toml) or a hub id `org/name[@revision]`.
+      speculative_config: how to draft and verify; plain decoding if None. A mapping may also have
+        the names of vLLM's (`SpeculativeConfig.from_dict`).
       layout: how the models are sharded over several devices or processes: a layout file
         (sharding/*.toml) or a `Layout`; by default JAX's first device. It decides which devices
         JAX has, so make the `LLM` before anything else uses them.
+      tensor_parallel_size: instead of a layout, the number of this machine's devices that the
+        models are sharded over (`Layout.tensor_parallel`).
       dtype: `float32` or `bfloat16`, of weights that are not quantized, and of caches. `auto` is
         the checkpoint's own where the machine is fastest with it: float32 on a CPU without native
         code, and for GGUF blocks.
@@ -92,10 +96,11 @@ class LLM:
 
     def __init__(
         self,
-        target: str | os.PathLike[str],
+        model: str | os.PathLike[str],
         *,
-        speculative_config: SpeculativeConfig | None = None,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
         layout: str | os.PathLike[str] | Layout | None = None,
+        tensor_parallel_size: int | None = None,
         dtype: str = AUTO,
         quantization: str = AUTO,
         kv_cache_dtype: str = AUTO,
@@ -117,6 +122,15 @@ class LLM:
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give at least 1.")
+        if isinstance(speculative_config, Mapping):
+            speculative_config = SpeculativeConfig.from_dict(speculative_config)
+        if tensor_parallel_size is not None:
+            if layout is not None or tensor_parallel_size < 1:
+                raise ConfigError(
+                    f"tensor_parallel_size is {tensor_parallel_size} and layout is {layout}; give "
+                    "one of the two, and at least 1."
+                )
+            layout = Layout.tensor_parallel(tensor_parallel_size)
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed}; give a whole number in [0, 2**64).")
         if layout is not None and not isinstance(layout, Layout):
@@ -131,7 +145,7 @@ class LLM:
         self._dtype, self._quantization = dtype, quantization
         self._rounds_cache = kv_cache_dtype == "int8"
         self._on_progress = on_progress
-        self._target = os.fspath(target)
+        self._target = os.fspath(model)
         checkpoint = self._load("target", self._target, quantization)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
@@ -143,11 +157,11 @@ class LLM:
                 f"of {context} tokens; give at most {context}."
             )
         self.max_model_len = max_model_len or context
-        model = checkpoint.model.within(self.max_model_len)
+        within = checkpoint.model.within(self.max_model_len)
         self.max_num_seqs = max_num_seqs
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._lock = threading.RLock()
-        self._checkpoint = dataclasses.replace(checkpoint, model=model)
+        self._checkpoint = dataclasses.replace(checkpoint, model=within)
         self._speculate(speculative_config or SpeculativeConfig())
 
     @property
@@ -224,7 +238,8 @@ class LLM:
         """Completes prompts.
 
         Args:
-          prompts: one prompt or several; each is text, or token ids.
+          prompts: one prompt or several; each is text, token ids, or a mapping with one of them as
+            its `prompt` or `prompt_token_ids`.
           sampling_params: one for all prompts, or one for each.
 
         Returns:
@@ -370,6 +385,8 @@ class LLM:
             yield from chunks
 
     def _row(self, index: int, prompt: Prompt | Start, sampling: SamplingParams) -> Row:
+        if isinstance(prompt, Mapping):
+            prompt = unwrapped(index, prompt)
         text = prompt if isinstance(prompt, str) else None
         return Row(index, text, self.request(prompt, sampling, index), self.tokenizer.stream())
 

@@ -73,7 +73,7 @@ def test_outputs_say_what_was_decoded(plain, llm_of, method):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, METHODS[1:2]))
 def test_a_stream_is_the_output_in_pieces(llm_of, method, temperature):
     """Also with more prompts than rows in a batch, which follow each other."""
     prompts = [*PROMPTS, *PROMPTS[::-1]]

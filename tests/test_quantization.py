@@ -126,7 +126,7 @@ METHODS = {
 }
 
 
-OFTEN = ["draft_model", "self", "prefix_batch", "early_exit", "universal_vocabulary"]
+OFTEN = ["draft_model", "prefix_batch", "early_exit"]
 
 
 @pytest.fixture(scope="module", params=["int8", "gguf"])

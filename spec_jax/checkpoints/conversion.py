@@ -13,7 +13,7 @@ from spec_jax.checkpoints.hf_writer import (
     write_tokenizer,
     write_weights,
 )
-from spec_jax.checkpoints.new_directory import new_directory
+from spec_jax.checkpoints.new_directory import new_directory, refuse_existing
 from spec_jax.checkpoints.opening import SUPPRESSED, Place, find, open_model, speech_tokens
 from spec_jax.checkpoints.packing import STORED, Packing
 from spec_jax.config import AUTO, CHECKPOINT_FORMATS, LLM_DTYPES, QUANTIZATIONS
@@ -33,8 +33,8 @@ def convert(
 ) -> None:
     """Writes a model as a directory of another format.
 
-    It is read while it is written, some GiB at a time, so that models fit that memory does not
-    hold. The directory appears when it is complete, with a list of checksums that `load` compares.
+    It is read while it is written, one or two GiB at a time, so that it need not fit memory. The
+    directory appears when it is complete, with a list of checksums that `load` compares.
     All processes of a run call it, and the path must be on storage that they share.
 
     Args:
@@ -42,8 +42,8 @@ def convert(
       path: a directory that does not exist yet, or is empty.
       format: `orbax`, of which the processes of a run write and read their own parts, on any mesh;
         or `safetensors`, the layout of Hugging Face directories.
-      dtype: the dtype that weights are written in; `auto` keeps bfloat16 and float32, and makes
-        bfloat16 of float16.
+      dtype: the dtype that weights are written in; `auto` keeps every number: bfloat16 where that
+        is what is stored, else float32.
       quantization: for Orbax, the bits that matrices are written in: `none`, `int8`, `int4` or
         `gguf`, a .gguf file's own. `auto` keeps what an Orbax directory has, and none else.
       place: as for `load`.
@@ -67,6 +67,9 @@ def convert(
             f"quantization is {quantization!r}, but safetensors directories hold plain numbers; "
             "use format orbax, or quantization none."
         )
+    path = Path(path)
+    distributed.agree({"its output": str(path), "its format": format})
+    distributed.from_first(lambda: refuse_existing(path))  # before anything is fetched or read
     packing = Packing("none" if format == "safetensors" else quantization)
     name, source, packing = find(reference, dtype, packing, by_itself=True, on_progress=on_progress)
     if (source / draft_directory.MANIFEST).is_file():
@@ -74,8 +77,6 @@ def convert(
             f"{name} is a draft made for one target; it cannot be converted. Use its directory as "
             "it is, which is small."
         )
-    distributed.agree({"its output": str(path), "its format": format})
-    path = Path(path)
     try:
         kept = STORED if dtype == AUTO else dtype
         stored = open_model(source, kept, packing, place or (lambda config: None))

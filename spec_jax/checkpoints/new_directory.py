@@ -44,10 +44,19 @@ def new_directory(path: Path) -> Iterator[Path]:
             os.close(each)
 
 
-def _claim(path: Path, partial: Path, held: list[int]) -> None:
-    """Makes the directory and locks it, which adds its descriptor to those that are held."""
+def refuse_existing(path: Path) -> None:
+    """Refuses to write where something is.
+
+    Raises:
+      CheckpointError: the path exists and is not an empty directory.
+    """
     if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(f"{path} exists; choose a new directory, nothing is overwritten.")
+
+
+def _claim(path: Path, partial: Path, held: list[int]) -> None:
+    """Makes the directory and locks it, which adds its descriptor to those that are held."""
+    refuse_existing(path)
     partial.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -56,8 +56,7 @@ def write_directory(path: Path, model: StoredModel) -> None:
     Raises:
       OSError: Orbax cannot write it.
     """
-    from orbax.checkpoint import v1 as ocp  # takes a second to import
-
+    ocp = _orbax()
     weights, target = model.weights, str(path.absolute() / "weights")
     for names in _batches(weights.wanted):
         few = [name for name in names if model.packing.of(name, weights.wanted[name].shape)]
@@ -120,8 +119,7 @@ def open_directory(
             f"{kept}, none, or what it was made from, since rounding twice loses more."
         )
     placement = place(config)
-    from orbax.checkpoint import v1 as ocp
-
+    ocp = _orbax()
     with _orbax_errors(CheckpointError, _CANNOT_RESTORE.format(path)):
         stored = ocp.metadata(str(path.absolute() / "weights")).metadata
         plain = [each for each in stored.values() if not isinstance(each, Mapping)]
@@ -227,10 +225,9 @@ class _OrbaxWeights:
 
     def _restore(self, names: Collection[str]) -> dict[str, Any]:
         """What is stored under these names: arrays on devices, few bits in host memory."""
-        from orbax.checkpoint import v1 as ocp
-
         if not names:
             return {}
+        ocp = _orbax()
         here = SingleDeviceSharding(jax.devices()[0])  # not the devices that wrote it
         wanted: dict[str, Any] = {}
         for name in names:
@@ -249,21 +246,27 @@ class _OrbaxWeights:
 _CANNOT_RESTORE = "{} is damaged: Orbax cannot restore its weights: "
 
 
+def _orbax() -> Any:
+    """Orbax, which takes a second to import, without the errors that it logs and raises too."""
+    from orbax.checkpoint import v1
+
+    log = logging.getLogger("absl")
+    if _not_raised not in log.filters:
+        log.addFilter(_not_raised)
+    return v1
+
+
+def _not_raised(record: logging.LogRecord) -> bool:
+    return "raised an exception" not in record.getMessage()
+
+
 @contextlib.contextmanager
 def _orbax_errors(kind: type[Exception], saying: str = "") -> Iterator[None]:
-    """Raises errors of Orbax and TensorStore, which have no common type, as one of ours.
-
-    Orbax logs them with a traceback besides, which is not shown.
-    """
-    log = logging.getLogger("absl")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
+    """Raises errors of Orbax and TensorStore, which have no common type, as one of ours."""
     try:
         yield
     except Exception as error:
         raise kind(f"{saying}{error}") from error
-    finally:
-        log.setLevel(before)
 
 
 def _batches(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:

@@ -209,6 +209,7 @@ def add_reference(
     """The flags that name a model, its layout and its dtype."""
     group.add_argument(
         "--target",
+        "--model",
         metavar="REF",
         help="the model: a Hugging Face directory, one that `spec-jax convert` wrote, a .gguf "
         "file, a recipe (.toml) or a hub id org/name[@revision]",

@@ -63,7 +63,7 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     )
     group = parser.add_argument_group("models")
     reference = "a Hugging Face directory, a .gguf file, a recipe (.toml) or a hub id"
-    group.add_argument("--target", metavar="REF", help=f"target model: {reference}")
+    group.add_argument("--target", "--model", metavar="REF", help=f"target model: {reference}")
     group.add_argument(
         "--draft",
         metavar="REF",

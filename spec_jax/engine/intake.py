@@ -1,6 +1,6 @@
 """From prompts and parameters to requests: everything that a user can get wrong is found here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from spec_jax.engine.requests import Request, Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.text.grammar import GrammarCompiler
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's mapping with one of them."""
 
 
 class Intake:
@@ -41,6 +42,8 @@ class Intake:
           RequestError: the prompt is empty, too long, or not of the target's kind.
           ConfigError: a parameter does not fit the target.
         """
+        if isinstance(prompt, Mapping):
+            prompt = unwrapped(index, prompt)
         given = prompt if isinstance(prompt, Start) else self._token_ids(index, prompt)
         start = given if isinstance(given, Start) else Start.of(self._config, given)
         if len(given) >= self._max_model_len:
@@ -64,7 +67,7 @@ class Intake:
             sampling=sampling,
             key=self._key(sampling),
             stop_token_ids=stop_token_ids,
-            max_length=min(len(start) + sampling.max_tokens, self._max_model_len),
+            max_length=min(len(start) + sampling.most_tokens, self._max_model_len),
             bad_words=[*self._bad_words(sampling), *start.bad_words],
             grammar=self._grammars.compile(sampling, stop_token_ids),
             source=start.source,
@@ -83,11 +86,13 @@ class Intake:
         found = [ids for text in sampling.bad_words for ids in self._tokenizer.spellings(text)]
         return list(dict.fromkeys(found))
 
-    def _token_ids(self, index: int, prompt: Prompt) -> list[int]:
+    def _token_ids(self, index: int, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError(f"prompt {index} is empty; give at least one character.")
             return self._tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence | np.ndarray):
+            raise RequestError(f"prompt {index} is {prompt!r}; give text or a list of token ids.")
         ids = list(prompt)
         if not ids:
             raise RequestError(f"prompt {index} is empty; give at least one token id.")
@@ -100,19 +105,36 @@ class Intake:
         return [int(token) for token in ids]
 
 
+def unwrapped(index: int, prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    """The text or the token ids of a mapping.
+
+    Raises:
+      RequestError: it has neither, or something else too.
+    """
+    keys = [name for name, value in prompt.items() if value is not None]
+    if keys not in (["prompt"], ["prompt_token_ids"]):
+        raise RequestError(
+            f"prompt {index} is a mapping with {', '.join(map(repr, prompt)) or 'no key'}; give it "
+            "'prompt', a text, or 'prompt_token_ids'."
+        )
+    return prompt[keys[0]]
+
+
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list of them.
 
     Raises:
       RequestError: one is neither text nor token ids.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Sequence | np.ndarray):
+        raise RequestError(f"prompts are {prompts!r}; give text, token ids, or a list of them.")
     several: list[Any] = list(prompts)
     if several and all(isinstance(each, int | np.integer) for each in several):
         return [several]
     for i, prompt in enumerate(several):
-        if not isinstance(prompt, str | Sequence | np.ndarray):
+        if not isinstance(prompt, str | Sequence | Mapping | np.ndarray):
             raise RequestError(f"prompt {i} is {prompt!r}; give text or a list of token ids.")
     return several
 
@@ -123,10 +145,13 @@ def match_params(
     """The parameters of each of `count` prompts.
 
     Raises:
-      ConfigError: their number is neither one nor that of the prompts.
+      ConfigError: their number is neither one nor that of the prompts, or one is something else.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    for each in params if isinstance(params, Sequence) else [params]:
+        if not isinstance(each, SamplingParams):
+            raise ConfigError(f"sampling_params has {each!r}; give SamplingParams(...).")
     if len(params) != count:
         raise ConfigError(f"{len(params)} sampling_params for {count} prompts; give one for each.")
     return list(params)

@@ -45,7 +45,7 @@ def request(
         sampling=params,
         key=np.array(key, np.uint32),
         stop_token_ids=tuple(stops),
-        max_length=len(start) + params.max_tokens,
+        max_length=len(start) + params.most_tokens,
         source=start.source,
     )
 

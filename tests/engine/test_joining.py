@@ -128,7 +128,7 @@ def test_rows_join_slots_of_their_own_shard_and_padding_joins_nothing():
     np.testing.assert_array_equal(joined, expected)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("platform", often(["cpu", "gpu"], ["gpu"]))
 def test_joining_updates_the_batch_in_place(platform, monkeypatch):
     """One program for all slots, which overwrites the batch's buffers and copies none of them.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spec_jax.checkpoints.packing import Packing
-from spec_jax.checkpoints.weights import pack_model
+from spec_jax.checkpoints.weights import ArrayWeights
 from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.sharding import Layout, Rule
@@ -173,12 +173,16 @@ LAYOUTS = {
 }
 
 
+def packed(model, quantization):
+    return model.with_weights(ArrayWeights(model, Packing(quantization)).read(model.weights))
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 def test_layouts_compute_the_same(name, quantization, expected):
-    rounded = pack_model(MODEL, Packing(quantization))
+    rounded = packed(MODEL, quantization)
     if quantization != "none":
         expected = np.asarray(score(rounded.unpacked(), TOKENS))
     placement = LAYOUTS[name].place("target", CONFIG.axis_sizes, jax.devices()[:8])
-    placed = pack_model(MODEL.place(placement), Packing(quantization))
+    placed = packed(MODEL.place(placement), quantization)
     close(score(placed, TOKENS), expected)

@@ -136,7 +136,7 @@ def test_random_bits_become_the_float_that_they_say(dtype, monkeypatch):
     assert numbers.tolist() == [number for _, number in cases]
 
 
-@pytest.mark.parametrize("rest", [(), (2,)])
+@pytest.mark.parametrize("rest", [pytest.param((), marks=pytest.mark.slow), (2,)])
 def test_fewer_uniforms_begin_as_more_do(rest):
     """How many positions a row verifies depends on its neighbours' drafts."""
     key = jax.random.key(11)
@@ -214,8 +214,11 @@ def test_blocks_hold_any_vocabulary(vocab):
     assert count + size <= 16 * np.sqrt(vocab) + 1
 
 
+SPECS = [P(None, "model"), P("data", "model"), P("data", ("outer", "model"))]
+
+
 @pytest.mark.parametrize(
-    "spec", [P(None, "model"), P("data", "model"), P("data", ("outer", "model"))]
+    "spec", [*(pytest.param(s, marks=pytest.mark.slow) for s in SPECS[:2]), SPECS[2]]
 )
 def test_a_sharded_vocabulary_is_not_gathered(spec):
     """One block of it is, as a sum over the shards; and the tokens are those of one device."""
