@@ -141,7 +141,7 @@ def test_a_missing_tokenizer(directory, tmp_path):
 
 @pytest.mark.parametrize("kind", [np.float16, np.int8], ids=lambda kind: kind.__name__)
 def test_mutants_of_all_but_the_weights_are_refused_or_the_same(directory, tmp_path, kind):
-    """`TensorWeights` refuses names or shapes that differ from the model that the file describes."""
+    """`TensorWeights` refuses names or shapes that differ from the model that a file describes."""
     random = np.random.default_rng(0)
     content = as_ctranslate2(directory, kind)
     path = write(tmp_path / "model", content)
