@@ -45,6 +45,7 @@ def test_blocks_of_a_gguf_file_say_what_their_numbers_say(name, kind, tmp_path):
         assert tokens(file, config, quantization="gguf") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.parametrize("quantization", often(["int8", "int4"], ["int4"]))
 def test_rounded_experts_say_what_their_numbers_say(quantization, tmp_path):

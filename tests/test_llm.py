@@ -305,6 +305,7 @@ def test_a_draft_of_another_tokenizer_is_refused(plain, directories, tmp_path):
     assert "2 of" in message and "prompt_lookup" in message
 
 
+@pytest.mark.slow
 def test_the_context_chooses_the_frequencies_of_longrope(tmp_path):
     """Of target and draft, for short texts too, and so that speculation changes nothing."""
     factors = {"short_factor": [1.0, 1.2, 1.5], "long_factor": [1.5, 4.0, 20.0]}

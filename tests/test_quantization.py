@@ -126,7 +126,7 @@ METHODS = {
 }
 
 
-OFTEN = ["draft_model", "prefix_batch", "early_exit"]
+OFTEN = ["draft_model", "early_exit"]
 
 
 @pytest.fixture(scope="module", params=["int8", "gguf"])
@@ -162,12 +162,12 @@ def test_a_draft_is_quantized_as_its_target_unless_told_otherwise(models):
 
 
 def test_few_bits_take_little_memory(models):
-    def size(**options):
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(matrices(LLM(**options))))
+    def size(target, **options):
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(matrices(LLM(target, **options))))
 
-    whole = size(target=models["directory"])
-    assert size(target=models["directory"], quantization="int8") < 0.3 * whole
-    assert size(target=models["Q4_1"], quantization="gguf") < 0.18 * whole
+    whole = size(models["directory"])
+    assert size(models["directory"], quantization="int8") < 0.3 * whole
+    assert size(models["Q4_1"], quantization="gguf") < 0.18 * whole
 
 
 def test_sampling_from_a_quantized_target(models):

@@ -66,7 +66,7 @@ def test_windows(llm, plain):
     assert len({windows[0] for windows in plain["greedy"]}) == len(SOUNDS)
 
 
-@pytest.mark.parametrize("method", often(METHODS, ["draft_model", "early_exit"]))
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
 def test_every_method_says_what_plain_decoding_says(directories, llm, plain, method):
     options = {"method": method, **METHODS[method]}
     if draft := options.get("draft"):
@@ -124,6 +124,7 @@ def test_languages(directories):
         llm.transcribe(SOUNDS[0], task="sing")
 
 
+@pytest.mark.slow
 def test_the_likelier_of_two_close_languages(directories, tmp_path):
     """Their logits are multiples of one, so that either the last or the first is the largest."""
     path = tmp_path / "model"

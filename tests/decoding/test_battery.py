@@ -164,6 +164,7 @@ def engine_of(method, policy, verification, scoring):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", often(POLICIES, ["confidence"]))
 def test_nothing_is_compiled_after_warm_up_whatever_k_becomes(policy, monkeypatch):
     monkeypatch.setattr(engine_module, "MIN_CAPACITY", 32)

@@ -282,6 +282,7 @@ def test_a_million_draws_emit_the_targets_joint_distribution():
     assert _p_value(emitted_counts(p, q, "right"), target_joint(p)) > LEAST_P_VALUE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", often(WRONG, [*WRONG][:1]))
 def test_a_million_draws_notice_a_wrong_rule(wrong, monkeypatch):
     monkeypatch.setattr(several, *WRONG[wrong])

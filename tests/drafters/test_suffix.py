@@ -247,6 +247,7 @@ def sampling_engine():
     return engine_over(SAMPLED_TARGET, index, LENGTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", often(SETTINGS, ["warm"]))
 def test_sampled_tokens_have_the_targets_joint_distribution(setting):
     params = SETTINGS[setting]

@@ -15,6 +15,7 @@ DEEP = tiny_model(0, num_layers=8, max_position=8192)
 IN_PLACE = [*METHODS, "other, varying"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", often(IN_PLACE, ["early_exit"]))
 def test_caches_are_updated_in_place(method, monkeypatch):
     """In a long context the caches are all that counts: copies of them would show."""

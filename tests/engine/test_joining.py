@@ -86,6 +86,7 @@ def test_a_row_says_the_same_whenever_and_wherever_it_joins(method, examples, mo
     check()
 
 
+@pytest.mark.slow
 def test_rows_whose_prompts_are_read_together_say_the_same(monkeypatch):
     """As accelerators read them: the batch's program is fed again when slots become free."""
     monkeypatch.setattr(engine_module, "MIN_CAPACITY", 64)

@@ -225,6 +225,7 @@ def test_a_drafter_must_be_named(method):
         SpeculativeConfig(method=method)
 
 
+@pytest.mark.slow
 def test_rows_join_and_leave_and_compiling_is_in_no_ones_prefill(plain, drafted, monkeypatch):
     """Twice as many prompts as rows; what each says does not depend on when it joins."""
     prompts = [*PROMPTS, *PROMPTS[::-1]] * 2

@@ -233,6 +233,7 @@ def plant(bug: str | None, root: Path) -> list[str]:
     return selection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", often(BUGS, [*BUGS][:1]))
 def test_the_suite_fails_when_the_bug_is_planted(bug, tmp_path):
     selection = plant(bug, tmp_path)

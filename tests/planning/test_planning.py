@@ -23,6 +23,7 @@ def plan(target, draft, layout="cpu-8", **options):
     return make_plan(target, draft, Layout.read(ROOT / f"sharding/{layout}.toml"), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", often([2, 4], [2]))
 def test_the_compiler_agrees(layers):
     found = plan(

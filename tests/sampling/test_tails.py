@@ -192,6 +192,7 @@ def test_what_is_drawn_is_possible_whatever_the_vocabulary_and_the_scale(dtype, 
     assert certain.sum() > 5 and (tokens == rows.argmax(1))[certain].all()
 
 
+@pytest.mark.slow
 def test_in_float64_as_well_decades_are_followed():
     weights, decade = decades(7)
     with jax.enable_x64(True):
