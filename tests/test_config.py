@@ -326,7 +326,7 @@ def test_no_field_can_be_changed_or_added(config):
 @pytest.mark.parametrize(
     ("config", "change", "bad"),
     [
-        (SamplingParams, {"top_k": 5}, {"top_k": -1}),
+        (SamplingParams, {"top_k": 5}, {"top_k": -2}),
         (SpeculativeConfig, {"method": "suffix"}, {"num_speculative_tokens": 0}),
     ],
 )
