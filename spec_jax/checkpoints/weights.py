@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from spec_jax.sharding import Placement
 from spec_jax.text.tokenizer import Tokenizer
 
 
+@runtime_checkable
 class StoredWeights(Protocol):
     """A model's weights in files, by our names."""
 
