@@ -90,6 +90,7 @@ def records(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+SAMPLED = ("--temperature", "0.8", "--seed", "7", "--json")
 COMMANDS = """
 import json, sys
 from spec_jax.cli import main
@@ -102,34 +103,43 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def test_two_processes_do_what_one_does(capsys, model, prompts, tmp_path):
-    """They sample, convert, and draft by text under a grammar, in which hosts have a say."""
-    sampled = ("--temperature", "0.8", "--seed", "7", "--json", "--prompt-file", prompts)
-    lookup = (*sampled, "--max-tokens", "24", "--method", "prompt_lookup")
-    draft = write_model(tmp_path / "draft", vocabulary("sentencepiece"))
-    text = (*sampled, "--max-tokens", "12", "--method", "universal_text", "--draft", draft)
-    text = (*text, "--regex", REGEX, "--max-num-seqs", "20", "--draft-length-policy", "heuristic")
-    text = (*text, "--num-speculative-tokens", "3")
     saved = str(tmp_path / "saved")
     write = ("convert", model, saved, "--layout", LAYOUT)
-    commands = json.dumps([generate(model, *lookup), generate(model, *text), write])
+    options = (*SAMPLED, "--prompt-file", prompts, "--max-tokens", "24")
+    ours, theirs = of_two_and_of_one(capsys, model, (*options, "--method", "prompt_lookup"), write)
+    assert len(ours) == 20
+    assert [each["token_ids"] for each in ours] == [each["token_ids"] for each in theirs]
+    before, after = (checkpoints.load(path).model for path in (model, saved))
+    chex.assert_trees_all_equal(before.params, after.params)
+
+
+@pytest.mark.slow
+def test_two_processes_draft_by_text_as_one_does(capsys, model, prompts, tmp_path):
+    """Under a grammar, too: hosts have a say in both."""
+    draft = write_model(tmp_path / "draft", vocabulary("sentencepiece"))
+    text = (*SAMPLED, "--prompt-file", prompts, "--max-tokens", "12", "--draft", draft)
+    text = (*text, "--method", "universal_text", "--regex", REGEX, "--max-num-seqs", "20")
+    text = (*text, "--draft-length-policy", "heuristic", "--num-speculative-tokens", "3")
+    ours, theirs = of_two_and_of_one(capsys, model, text)
+    assert [each["token_ids"] for each in ours] == [each["token_ids"] for each in theirs]
+    whole = [each for each in ours if each["finish_reason"] == "stop"]
+    assert whole and all(re.fullmatch(REGEX, each["text"]) for each in whole)
+    assert sum(each["metrics"]["draft_tokens"] for each in ours) > 0
+
+
+def of_two_and_of_one(capsys, model, options, *commands):
+    """What two processes generate together, and one alone; the two run further commands, too."""
+    several = json.dumps([generate(model, *options), *commands])
     port = free_port()
-    command = (sys.executable, "-c", COMMANDS, commands)
+    command = (sys.executable, "-c", COMMANDS, several)
     processes = [start(i, 2, port, command=command) for i in range(2)]
     (results, errors), (silence, other_errors) = (
         process.communicate(timeout=400) for process in processes
     )
     assert [process.returncode for process in processes] == [0, 0], errors + other_errors
     assert silence == ""
-    assert [main(["generate", "--target", model, *each]) for each in (lookup, text)] == [0, 0]
-    ours, theirs = records(results), records(capsys.readouterr().out)
-    assert len(ours) == 40
-    assert [each["token_ids"] for each in ours] == [each["token_ids"] for each in theirs]
-    by_text = ours[20:]
-    whole = [each for each in by_text if each["finish_reason"] == "stop"]
-    assert whole and all(re.fullmatch(REGEX, each["text"]) for each in whole)
-    assert sum(each["metrics"]["draft_tokens"] for each in by_text) > 0
-    before, after = (checkpoints.load(path).model for path in (model, saved))
-    chex.assert_trees_all_equal(before.params, after.params)
+    assert main(["generate", "--target", model, *options]) == 0
+    return records(results), records(capsys.readouterr().out)
 
 
 def test_another_prompt_is_caught_before_decoding(together, model):

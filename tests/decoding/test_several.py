@@ -167,6 +167,7 @@ def problems(draw):
     return p, q, drafts, missing, early, rng
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(problem=problems())
 def test_independent_drafts_emit_the_targets_joint_distribution(problem):

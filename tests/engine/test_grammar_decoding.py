@@ -100,6 +100,7 @@ def test_a_thousand_random_grammars_are_never_violated(method):
     assert wrong == [] and whole > 900 and kept > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", often(METHODS, [*METHODS][:1]))
 def test_rows_with_a_grammar_join_and_leave_beside_rows_without(method):
     random = np.random.default_rng(5)

@@ -13,6 +13,7 @@ from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.sharding import Layout, Rule
 from tests import quick
+from tests.often import often
 from tests.planning.program_text import elements_read
 
 CONFIG = TransformerConfig(
@@ -178,7 +179,7 @@ def packed(model, quantization):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("quantization", ["none", "int4"])
+@pytest.mark.parametrize("quantization", often(["none", "int4"], ["int4"]))
 def test_layouts_compute_the_same(name, quantization, expected):
     rounded = packed(MODEL, quantization)
     if quantization != "none":

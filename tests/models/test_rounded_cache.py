@@ -81,6 +81,7 @@ def test_attention_reads_what_is_kept(backend, headroom):
             np.testing.assert_allclose(out[0, 0, head], expected, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", often(METHODS, ["lookup_tree"]))
 def test_every_method_says_what_plain_decoding_says(method):
     target, draft = (dataclasses.replace(tiny_model(seed), rounds_cache=True) for seed in range(2))

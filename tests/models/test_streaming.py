@@ -152,6 +152,7 @@ def test_quantized_weights(bits, devices):
     np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_experts_among_dense_blocks():
     """All of a block's experts are copied; a buffer that the block before cannot leave is new."""
     experts = Experts(count=4, per_token=2, size=64, dense_layers=(1, 2))

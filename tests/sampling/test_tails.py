@@ -69,6 +69,7 @@ def test_every_decade_of_probability_is_drawn_as_often_as_it_says(scale):
     assert in_groups(tokens, np.arange(VOCAB) % size, weights) > LEAST_P_VALUE
 
 
+@pytest.mark.slow
 def test_a_residual_of_two_heavy_tails_is_drawn():
     """Of a draft that is refused nine times in ten, what follows is max(p - q, 0)."""
     p, decade = decades(1)

@@ -287,6 +287,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", often(OTHERS, OTHERS[:1]))
 def test_other_drafts_learn_too(llm, data_file, tmp_path, changes):
     config = dataclasses.replace(CONFIG, **changes)
