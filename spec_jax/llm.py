@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import hashlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,7 +161,7 @@ class LLM:
         within = checkpoint.model.within(self.max_model_len)
         self.max_num_seqs = max_num_seqs
         self._intake = Intake(checkpoint, self.max_model_len, seed)
-        self._lock = threading.RLock()
+        self._lock, self._request_ids = threading.RLock(), itertools.count()
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
         self._speculate(speculative_config or SpeculativeConfig())
 
@@ -260,19 +261,23 @@ class LLM:
     ) -> list[RequestOutput]:
         with self._lock:
             rows = self._rows(prompts, params, ROUNDS_PER_CALL)
-            outputs: list[RequestOutput | None] = [None] * len(rows)
+            found: list[list[RequestOutput]] = [[] for _ in prompts]
             try:
                 for chunk in self._decode(rows, ROUNDS_PER_CALL):
                     if chunk.output is not None:
-                        outputs[chunk.index] = chunk.output
+                        found[chunk.index].append(chunk.output)
             except Exception as error:
+                outputs = [
+                    _together(each) if len(each) == sampling.n else None
+                    for each, sampling in zip(found, params, strict=True)
+                ]
                 done = sum(output is not None for output in outputs)
                 raise GenerationError(
-                    f"decoding failed after {done} of {len(rows)} prompts, whose results are this "
+                    f"decoding failed after {done} of {len(found)} prompts, whose results are this "
                     f"error's `outputs`: {error}",
                     outputs,
                 ) from error
-        return [output for output in outputs if output is not None]
+        return [_together(each) for each in found]
 
     def stream(
         self,
@@ -282,8 +287,9 @@ class LLM:
         """Completes prompts and yields the text as it comes; arguments as for `generate`.
 
         The concatenated texts of a prompt's chunks are its output's text, and its last chunk
-        carries the output. Yielded chunks stay valid after a later error of the device, which is
-        raised unchanged. Closing or dropping the iterator frees the memory of its requests.
+        carries the output; each of several completions (`n`) has an output of its own. Yielded
+        chunks stay valid after a later error of the device, which is raised unchanged. Closing or
+        dropping the iterator frees the memory of its requests.
         """
         several = as_list(prompts)
         params = match_params(sampling_params, len(several))
@@ -355,8 +361,9 @@ class LLM:
     ) -> list[Row]:
         """The requests, after a check that all processes will decode the same ones."""
         rows = [
-            self._row(i, prompt, each)
+            row
             for i, (prompt, each) in enumerate(zip(prompts, params, strict=True))
+            for row in self._samples(i, prompt, each)
         ]
         distributed.agree(
             {
@@ -384,11 +391,19 @@ class LLM:
                 chunks = scheduler.step()
             yield from chunks
 
-    def _row(self, index: int, prompt: Prompt | Start, sampling: SamplingParams) -> Row:
+    def _samples(
+        self, index: int, prompt: Prompt | Start, sampling: SamplingParams
+    ) -> Iterator[Row]:
+        """The `n` completions of a prompt; a seed is the first one's, and the others follow."""
         if isinstance(prompt, Mapping):
             prompt = unwrapped(index, prompt)
-        text = prompt if isinstance(prompt, str) else None
-        return Row(index, text, self.request(prompt, sampling, index), self.tokenizer.stream())
+        text, request_id = prompt if isinstance(prompt, str) else None, str(next(self._request_ids))
+        for sample in range(sampling.n):
+            own = sampling
+            if sample and sampling.seed is not None:
+                own = dataclasses.replace(sampling, seed=(sampling.seed + sample) % 2**64)
+            request = self.request(prompt, own, index)
+            yield Row(index, sample, request_id, text, request, self.tokenizer)
 
     def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int = 0) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
@@ -401,6 +416,12 @@ class LLM:
                 f"for temperature {sampling.temperature}; use verification 'token'."
             )
         return self._intake.request(prompt, sampling, index)
+
+
+def _together(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """One result of the completions of a prompt."""
+    several = sorted((each.outputs[0] for each in outputs), key=lambda each: each.index)
+    return dataclasses.replace(outputs[0], outputs=tuple(several))
 
 
 def _digest(source: np.ndarray | None) -> str | None:

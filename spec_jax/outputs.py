@@ -1,6 +1,8 @@
 """The result of a request: text, ids, why it ended, and metrics of the speculation."""
 
-from dataclasses import dataclass, field
+import dataclasses
+import reprlib
+from dataclasses import dataclass
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "error"]
@@ -78,28 +80,108 @@ class SpeculativeMetrics:
 
 
 @dataclass(frozen=True)
-class RequestOutput:
-    """The result of one prompt.
+class Logprob:
+    """A token in one place of a completion; names as in vLLM.
 
     Attributes:
-      prompt: the prompt's text as it was tokenized, or None if token ids were given.
+      logprob: the natural logarithm of its probability, by the target's logits as they are.
+      rank: 1 for the likeliest token; ties have the same.
+      decoded_token: its text.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One completion of a prompt; names as in vLLM.
+
+    Attributes:
+      index: which of the prompt's `n` it is.
       text: the completion, cut before a stop string, without special tokens.
       token_ids: the completion's tokens, the stop token or the token that completed a stop
         string included.
       finish_reason: `stop` (end-of-sequence, stop token or stop string), `length` (max_tokens or
         the context's edge) or `error` (see `error`).
-      usage: token counts.
+      stop_reason: the stop string or the stop token that ended it; None for an end-of-sequence
+        token, or if something else did.
       metrics: speculation and timing.
-      error: what went wrong in this request alone, such as a row of NaN logits.
+      logprobs: for each token itself and the likeliest ones in its place, by id; None if they were
+        not asked for.
+      error: what went wrong in this completion alone, such as a row of NaN logits.
     """
 
-    prompt: str | None
+    index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    usage: Usage
     metrics: SpeculativeMetrics
-    error: str | None = field(default=None)
+    stop_reason: str | int | None = None
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    error: str | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The logarithm of the probability of all tokens together; None without `logprobs`."""
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.token_ids, self.logprobs, strict=True)
+        return sum(logprobs[token].logprob for token, logprobs in pairs)
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The result of one prompt; names as in vLLM.
+
+    What a completion has, such as `text`, is here too, and is that of the first one.
+
+    Attributes:
+      request_id: different for each prompt of one `LLM`.
+      prompt: the prompt's text as it was tokenized, or None if token ids were given.
+      prompt_token_ids: its tokens.
+      outputs: its completions, as many as `n`.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+
+    def __repr__(self) -> str:
+        text = reprlib.repr(self.text)
+        return f"RequestOutput({self.request_id}, {text}, {self.finish_reason}, {self.usage})"
+
+    @property
+    def text(self) -> str:
+        """The first completion's."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first completion's."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """The first completion's."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def metrics(self) -> SpeculativeMetrics:
+        """The first completion's."""
+        return self.outputs[0].metrics
+
+    @property
+    def error(self) -> str | None:
+        """The first error of a completion."""
+        return next((each.error for each in self.outputs if each.error is not None), None)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts, of all completions together."""
+        return Usage(len(self.prompt_token_ids), sum(len(each.token_ids) for each in self.outputs))
 
     def as_dict(self) -> dict[str, Any]:
         """The result as one JSON-ready object, as `spec-jax generate --json` prints it."""
@@ -114,6 +196,12 @@ class RequestOutput:
             },
             "metrics": self.metrics.as_dict(),
         }
+        if (logprobs := self.outputs[0].logprobs) is not None:
+            result["cumulative_logprob"] = self.outputs[0].cumulative_logprob
+            result["logprobs"] = [
+                {token: dataclasses.asdict(each) for token, each in place.items()}
+                for place in logprobs
+            ]
         if self.error is not None:
             result["error"] = self.error
         return result
@@ -176,9 +264,11 @@ class StreamChunk:
       text: new text; text that could still become a stop string is held back.
       token_ids: new tokens.
       output: the whole result, in the request's last chunk only.
+      sample: which of the prompt's `n` completions.
     """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     output: RequestOutput | None = None
+    sample: int = 0

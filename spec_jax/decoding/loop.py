@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from spec_jax.config import SCORINGS, VERIFICATIONS
 from spec_jax.decoding.draft_length import DraftLengthPolicy, Outcome, scoring_widths
+from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
@@ -38,6 +39,7 @@ def start(
     inputs: Any = None,
     source: Source | None = None,
     keep_states: bool = False,
+    logprobs: int | None = None,
 ) -> DecodeState:
     """Reads the prompts into both caches and returns the state before the first round.
 
@@ -46,9 +48,11 @@ def start(
     `headroom` (static) is the most KV slots that a call writes past a row's text, see `KVCache`.
     `inputs` comes from the drafter's host side. `source` is what the encoder reads, of a target
     that has one. With `keep_states` (static) the loop keeps the
-    hidden states of the target's last layer at each token.
+    hidden states of the target's last layer at each token. `logprobs` (static) is how many of the
+    likeliest tokens are kept beside each generated one, with their log-probabilities.
     """
-    cache, states = target.new_cache(*tokens.shape, headroom=headroom), None
+    batch, length = tokens.shape
+    cache, states = target.new_cache(batch, length, headroom=headroom), None
     if source is not None:
         encoded, source = target.encode(source)
         cache = dataclasses.replace(cache, encoded=encoded)
@@ -66,9 +70,10 @@ def start(
         keys=keys,
         cache=cache,
         drafter=drafter.init(Prompt(tokens, lengths, inputs, source, block)),
-        draft_length=policy.init(len(tokens)),
-        counters=Counters.zeros(len(tokens), drafter.lookahead, tokens.shape[1]),
+        draft_length=policy.init(batch),
+        counters=Counters.zeros(batch, drafter.lookahead, length),
         states=states,
+        logprobs=None if logprobs is None else Logprobs.zeros(batch, length, logprobs),
     )
 
 
@@ -214,13 +219,18 @@ def finish_round(
     def finish(width: int, state: DecodeState) -> DecodeState:
         short = draft.first(width)
         only = None if allowed is None else allowed[:, : 1 + width * draft.drafts]
-        p, states, cache = score(target, state, short, sampling, strategy.scoring, only)
+        scored = score(target, state, short, sampling, strategy.scoring, only)
+        states = scored.states
         if state.states is not None and states is not None:
             state = dataclasses.replace(state, states=_note(state.states, states, state.lengths))
         verdict = verify(
-            strategy.verification, p, short, _round_keys(state)[1], sampling.features.random
+            strategy.verification, scored.p, short, _round_keys(state)[1], sampling.features.random
         )
-        return commit(state, short, verdict, drafter, strategy.draft_length, cache)
+        done = commit(state, short, verdict, drafter, strategy.draft_length, scored.cache)
+        if state.logprobs is None:
+            return done
+        known = (verdict.chosen, done.tokens, state.lengths)
+        return dataclasses.replace(done, logprobs=state.logprobs.add(scored.logits, short, *known))
 
     widths = scoring_widths(strategy.draft_length, drafter.steady)
     return at_width(widths, draft.lengths.max(), finish, state)

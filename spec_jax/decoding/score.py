@@ -1,5 +1,7 @@
 """Scoring: the target's distributions after the last known token and after each draft token."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,22 @@ def headroom(block: int, scoring: str, lookahead: int, drafts: int) -> int:
     return max(block, kv_slots_per_round(scoring, lookahead, drafts) + 1)
 
 
+class Scored(NamedTuple):
+    """What a target call says.
+
+    Attributes:
+      p: the distributions after the last known token and after each draft token.
+      states: hidden states of the target's last layer, None after an early exit.
+      cache: with the last known token and the draft, which its lengths do not count yet.
+      logits: those that `p` was made from, before all processors.
+    """
+
+    p: Float[Array, "batch positions vocab"]
+    states: Float[Array, "batch positions embed"] | None
+    cache: KVCache
+    logits: Float[Array, "batch positions vocab"]
+
+
 def score(
     target: Model,
     state: DecodeState,
@@ -35,9 +53,7 @@ def score(
     sampling: BatchSampling,
     scoring: str = "block",
     allowed: UInt32[Array, "batch positions words"] | None = None,
-) -> tuple[
-    Float[Array, "batch positions vocab"], Float[Array, "batch positions embed"] | None, KVCache
-]:
+) -> Scored:
     """The target's distributions p after each row's known tokens and after each draft token.
 
     The processors at a query position see the tokens before it in the same draft.
@@ -52,9 +68,6 @@ def score(
         its own after the cached text that all share (called "stairs" in IVUS 2024).
       allowed: packed sets of the tokens that a grammar allows at each position.
 
-    Returns:
-      p; the hidden states of the target's last layer, None after an early exit; and the cache with
-      the last known token and the draft, which its lengths do not count yet.
     """
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
@@ -73,7 +86,7 @@ def score(
     if draft.drafts > 1:
         before = drafted_before(draft.lookahead, draft.drafts)
     p = probabilities(logits, sampling, history, draft.tokens, before, allowed)
-    return p, states, cache
+    return Scored(p, states, cache, logits)
 
 
 def drafted_before(steps: int, drafts: int) -> Bool[np.ndarray, "positions drafted"]:

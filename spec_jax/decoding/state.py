@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
+from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.models.cache import KVCache
 from spec_jax.sharding.pytree import pytree
 
@@ -63,6 +64,7 @@ class DecodeState:
       draft_length: the state of the draft-length policy.
       counters: what the rounds did.
       states: hidden states of the target's last layer at each token but the last, if kept.
+      logprobs: log-probabilities of the generated tokens, if kept.
     """
 
     tokens: Int[Array, "batch length"]
@@ -77,3 +79,4 @@ class DecodeState:
     draft_length: Any
     counters: Counters
     states: Float[Array, "batch length embed"] | None = None
+    logprobs: Logprobs | None = None

@@ -69,10 +69,17 @@ class Reader:
         put = self.compiler.put
         arrays, inputs = put(pad(requests, bucket)), put(self.inputs(requests, bucket))
         args = (self.target, self.drafter, arrays, inputs)
-        return self.compiler.program((PREFILL, bucket), self._start, args, (bucket.block,)), args
+        static = (bucket.block, bucket.logprobs)
+        return self.compiler.program((PREFILL, bucket), self._start, args, static), args
 
     def _start(
-        self, target: Model, drafter: Drafter, arrays: dict, inputs: Any, block: int
+        self,
+        target: Model,
+        drafter: Drafter,
+        arrays: dict,
+        inputs: Any,
+        block: int,
+        logprobs: int | None,
     ) -> DecodeState:
         return loop.start(
             target,
@@ -82,6 +89,7 @@ class Reader:
             headroom=self.headroom(block),
             inputs=inputs,
             keep_states=self.keep_states,
+            logprobs=logprobs,
             **arrays,
         )
 

@@ -29,12 +29,14 @@ class View:
       lengths: int32 [batch].
       finish: int32 [batch], RUNNING or why the row ended.
       counters: counters of the rounds.
+      logprobs: of generated tokens, or None.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     finish: np.ndarray
     counters: Any
+    logprobs: Any
 
     def work(self, slot: int) -> "Work":
         """The totals of a row's rounds."""
@@ -210,7 +212,7 @@ class Batch:
         """The current state, copied to the host when first needed."""
         if self._view is None:
             state = self.state
-            seen = (state.tokens, state.lengths, state.finish, state.counters)
+            seen = (state.tokens, state.lengths, state.finish, state.counters, state.logprobs)
             self._view = View(*distributed.to_host(seen))
         return self._view
 

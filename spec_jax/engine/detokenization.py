@@ -3,18 +3,43 @@
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.requests import Request
-from spec_jax.outputs import FinishReason, RequestOutput, SpeculativeMetrics, Usage
-from spec_jax.text.tokenizer import StreamDecoder
+from spec_jax.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestOutput,
+    SpeculativeMetrics,
+)
+from spec_jax.text.tokenizer import Tokenizer
 
 
 class Row:
-    """The host's side of one request: detokenization, stop strings, the result."""
+    """The host's side of one request: detokenization, stop strings, the result.
 
-    def __init__(self, index: int, prompt: str | None, request: Request, decoder: StreamDecoder):
-        self.index, self.prompt, self.request = index, prompt, request
+    Args:
+      index: of the prompt in its call.
+      sample: which of the prompt's completions it is.
+      request_id: of the prompt.
+      prompt: its text, if it was given as text.
+      request: what is decoded.
+      tokenizer: the target's.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        sample: int,
+        request_id: str,
+        prompt: str | None,
+        request: Request,
+        tokenizer: Tokenizer,
+    ):
+        self.index, self.sample, self.request_id = index, sample, request_id
+        self.prompt, self.request, self._tokenizer = prompt, request, tokenizer
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._decoder = decoder
+        self._decoder = tokenizer.stream(request.sampling.skip_special_tokens)
+        self._stop_string: str | None = None
         self._text = ""
         self._shown = 0
         self._cut = False
@@ -38,10 +63,12 @@ class Row:
             return False
         # A stop string may begin in the earlier text, but it ends in the new one.
         begins = ((stop, max(0, known - len(stop) + 1)) for stop in sampling.stop)
-        found = [at for stop, begin in begins if (at := self._text.find(stop, begin)) >= 0]
+        found = [(at, stop) for stop, begin in begins if (at := self._text.find(stop, begin)) >= 0]
         if not found:
             return False
-        self._text = self._text[: min(found)]
+        at, self._stop_string = min(found)
+        kept = len(self._stop_string) if sampling.include_stop_str_in_output else 0
+        self._text = self._text[: at + kept]
         self.finish_reason, self._cut = "stop", True
         return True
 
@@ -79,12 +106,13 @@ class Row:
         work = batch.view.work(slot)
         if self._cut:
             work = batch.view.work_until(slot, begin, begin + len(self.token_ids))
-        return RequestOutput(
-            prompt=self.prompt,
+        completion = CompletionOutput(
+            index=self.sample,
             text=self._text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
-            usage=Usage(self.request.prompt_tokens, len(self.token_ids)),
+            stop_reason=self._stop_reason(),
+            logprobs=self._logprobs(slot, batch),
             metrics=SpeculativeMetrics(
                 rounds=work.rounds,
                 draft_tokens=work.drafted,
@@ -96,4 +124,31 @@ class Row:
                 completion_tokens=len(self.token_ids),
             ),
             error=error,
+        )
+        ids = tuple(self.request.text_token_ids)
+        return RequestOutput(self.request_id, self.prompt, ids, (completion,))
+
+    def _stop_reason(self) -> str | int | None:
+        if self._stop_string is not None or self.finish_reason != "stop" or not self.token_ids:
+            return self._stop_string
+        last = self.token_ids[-1]
+        return last if last in self.request.sampling.stop_token_ids else None
+
+    def _logprobs(self, slot: int, batch: Batch) -> tuple[dict[int, Logprob], ...] | None:
+        count, known = self.request.sampling.logprobs, batch.view.logprobs
+        if count is None:
+            return None
+        begin = len(self.request.prompt_token_ids)
+        return tuple(
+            {
+                token: Logprob(float(logprob), int(rank), self._tokenizer.decode([token], False))
+                for token, logprob, rank in (
+                    (said, known.chosen[slot, at], known.ranks[slot, at]),
+                    *(
+                        (int(known.top_ids[slot, at, i]), known.top[slot, at, i], i + 1)
+                        for i in range(count)
+                    ),
+                )
+            }
+            for at, said in enumerate(self.token_ids, begin)
         )

@@ -82,7 +82,13 @@ class Engine:
             block=min(power_of_two(prompt - 1, MIN_BLOCK), MAX_BLOCK),
             stops=power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
             source=source_shape([request.source for request in requests]),
+            logprobs=self._logprobs(requests),
         )
+
+    def _logprobs(self, requests: Sequence[Request]) -> int | None:
+        asked = [request.sampling.logprobs for request in requests]
+        known = [each for each in asked if each is not None]
+        return min(power_of_two(max(known)), self.target.config.vocab_size) if known else None
 
     def start(
         self, requests: Sequence[Request], on_draft: Callable[[Draft], None] | None = None

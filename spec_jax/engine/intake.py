@@ -54,8 +54,8 @@ class Intake:
         if start.source is None and self._config.encoder is not None:
             raise RequestError(f"{self._name} reads speech, not text; use `transcribe`.")
         vocab = self._config.vocab_size
-        for name in ("logit_bias", "stop_token_ids"):
-            for token in getattr(sampling, name):
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token in getattr(sampling, name) or ():
                 if token >= vocab:
                     raise ConfigError(
                         f"{name} names token {token}; the vocabulary's ids end at {vocab - 1}."

@@ -43,11 +43,11 @@ class Request:
     timestamps: int = -1
 
     @property
-    def prompt_tokens(self) -> int:
-        """Tokens that the request was made from, as its usage counts them."""
+    def text_token_ids(self) -> Sequence[int]:
+        """The tokens that the request was made from: those that an encoder reads, if it has one."""
         if self.source is not None and self.source.ndim == 1:
-            return len(self.source)
-        return len(self.prompt_token_ids)
+            return self.source.tolist()
+        return self.prompt_token_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Bucket:
       block: tokens of a prompt that are read at a time, a power of two.
       stops: stop tokens a row has room for.
       source: the shape of a padded source; empty without an encoder.
+      logprobs: how many of the likeliest tokens are kept beside each generated one; None if no
+        log-probabilities are.
     """
 
     batch: int
@@ -68,6 +70,7 @@ class Bucket:
     block: int
     stops: int
     source: tuple[int, ...] = ()
+    logprobs: int | None = None
 
 
 def power_of_two(least: int, low: int = 1) -> int:

@@ -79,26 +79,31 @@ class Scheduler:
 
     def _learn_finished(self) -> None:
         """Before others join, and by rows: the rounds of a step then do not decide the order."""
-        for row in sorted(self._finished, key=lambda row: row.index):
+        for row in sorted(self._finished, key=_place):
             self._learn(row.request, row.token_ids)
         self._finished.clear()
 
     def _collect(self) -> Iterator[StreamChunk]:
         """Hands each row its new tokens, and ends those whose stop string came up."""
         view, cut = self._batch.view, []
-        for slot, row in sorted(self._running.items(), key=lambda item: item[1].index):
+        for slot, row in sorted(self._running.items(), key=lambda item: _place(item[1])):
             known = len(row.request.prompt_token_ids) + len(row.token_ids)
             new = view.tokens[slot, known : view.lengths[slot]].tolist()
             text, new = row.take(new, int(view.finish[slot]))
             if row.finish_reason is None:
                 if new:
-                    yield StreamChunk(row.index, text, tuple(new))
+                    yield StreamChunk(row.index, text, tuple(new), sample=row.sample)
                 continue
             if view.finish[slot] == RUNNING:
                 cut.append(slot)
             del self._running[slot]
             if row.finish_reason != "error":
                 self._finished.append(row)
-            yield StreamChunk(row.index, text, tuple(new), row.output(slot, self._batch))
+            output = row.output(slot, self._batch)
+            yield StreamChunk(row.index, text, tuple(new), output, row.sample)
         if cut:
             self._batch.stop(cut)
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return row.index, row.sample

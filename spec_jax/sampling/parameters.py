@@ -147,6 +147,10 @@ class BatchSampling:
         for i, row in enumerate(rows):
             for token, value in row.logit_bias.items():
                 bias[i, token] = value
+            if row.allowed_token_ids is not None:
+                banned_ids = np.ones((vocab_size,), bool)
+                banned_ids[list(row.allowed_token_ids)] = False
+                bias[i, banned_ids] = -np.inf
         stops = np.full((len(rows), room.stops), -1, np.int32)
         for i, ids in enumerate(stop_token_ids):
             stops[i, : len(ids)] = ids

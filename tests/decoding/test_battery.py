@@ -28,7 +28,7 @@ from spec_jax.config import (
     SamplingParams,
     SpeculativeConfig,
 )
-from spec_jax.config import ConfigError as Refused
+from spec_jax.errors import ConfigError
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import Confidence, Constant, Heuristic, Oracle
 from spec_jax.engine import engine as engine_module

@@ -249,7 +249,11 @@ def saved(architecture: Any, options: dict, path: Path) -> tuple["torch.nn.Modul
     import torch
 
     torch.manual_seed(0)
-    reference = architecture(architecture.config_class(**options))
+    config = architecture.config_class(**options)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # by default those of the release
+        if (getattr(config, name, None) or 0) >= config.vocab_size:
+            setattr(config, name, 1)
+    reference = architecture(config)
     reference.eval()
     with torch.no_grad():  # norms and biases must matter too
         for weight in reference.parameters():

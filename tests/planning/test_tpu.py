@@ -97,7 +97,7 @@ def test_a_slice_runs_what_was_computed(file):
 
 def test_too_large_a_model_is_refused_by_the_compiler():
     layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
-    huge = shape(num_layers=1, mlp_size=2**28)
+    huge = shape(num_layers=1, embed_size=2**15, mlp_size=2**21)
     found = make_plan(huge, shape(num_layers=1), layout, compile=True)
     assert found.fits is False and found.round.memory_bytes is None
     assert found.round.program and "RESOURCE_EXHAUSTED" in found.round.program.refusal
@@ -157,4 +157,4 @@ def test_a_long_prompt_takes_few_temporaries(of_chinchillas_size):
     """32k tokens; the float32 scores of a block of 512 tokens alone would take 256 MiB a chip."""
     target, drafter = of_chinchillas_size
     program = compile_prefill(target, drafter, Bucket(1, LONG, 512, 4))
-    assert program.temporary_bytes < 128 * 2**20
+    assert program.temporary_bytes < 144 * 2**20

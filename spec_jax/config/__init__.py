@@ -1,0 +1,67 @@
+"""What a user may choose: frozen, validated, with a suggestion for every misspelt key."""
+
+from spec_jax.config.choices import (
+    AUTO,
+    CHECKPOINT_FORMATS,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LLM_DTYPES,
+    OFFLOADS,
+    PLAN_QUANTIZATIONS,
+    QUANTIZATIONS,
+    cache_directory,
+)
+from spec_jax.config.fields import (
+    AtLeast0,
+    AtLeast1,
+    NotNegative,
+    Positive,
+    Table,
+    Text,
+    config_class,
+    one_of,
+    to_tuple,
+)
+from spec_jax.config.sampling import SamplingParams
+from spec_jax.config.speculative import (
+    CONFIDENCE_THRESHOLD,
+    DRAFT_LENGTH_POLICIES,
+    DRAFTING_METHODS,
+    METHODS,
+    MOST_SPECULATIVE_TOKENS,
+    PROMPT_LOOKUP_MAX,
+    SCORINGS,
+    VERIFICATIONS,
+    SpeculativeConfig,
+)
+
+__all__ = [
+    "AUTO",
+    "CHECKPOINT_FORMATS",
+    "CONFIDENCE_THRESHOLD",
+    "DRAFTING_METHODS",
+    "DRAFT_LENGTH_POLICIES",
+    "DTYPES",
+    "KV_CACHE_DTYPES",
+    "LLM_DTYPES",
+    "METHODS",
+    "MOST_SPECULATIVE_TOKENS",
+    "OFFLOADS",
+    "PLAN_QUANTIZATIONS",
+    "PROMPT_LOOKUP_MAX",
+    "QUANTIZATIONS",
+    "SCORINGS",
+    "VERIFICATIONS",
+    "AtLeast0",
+    "AtLeast1",
+    "NotNegative",
+    "Positive",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "Table",
+    "Text",
+    "cache_directory",
+    "config_class",
+    "one_of",
+    "to_tuple",
+]
