@@ -15,7 +15,14 @@ if TYPE_CHECKING:
         VocabularyMismatchError,
     )
     from spec_jax.llm import LLM
-    from spec_jax.outputs import RequestOutput, SpeculativeMetrics, StreamChunk, Usage
+    from spec_jax.outputs import (
+        CompletionOutput,
+        Logprob,
+        RequestOutput,
+        SpeculativeMetrics,
+        StreamChunk,
+        Usage,
+    )
     from spec_jax.sharding import Layout
 
 __version__ = "0.1.0"
@@ -23,10 +30,12 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CheckpointError",
+    "CompletionOutput",
     "ConfigError",
     "DisagreementError",
     "GenerationError",
     "Layout",
+    "Logprob",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

@@ -27,7 +27,7 @@ from spec_jax.config import (
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.intake import Intake, Prompt, as_list, match_params, unwrapped
+from spec_jax.engine.intake import Intake, Prompt, as_list, completions_of, match_params, text_of
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.engine.requests import Request, Start
@@ -268,7 +268,7 @@ class LLM:
                         found[chunk.index].append(chunk.output)
             except Exception as error:
                 outputs = [
-                    _together(each) if len(each) == sampling.n else None
+                    RequestOutput.joined(each) if len(each) == sampling.n else None
                     for each, sampling in zip(found, params, strict=True)
                 ]
                 done = sum(output is not None for output in outputs)
@@ -277,7 +277,7 @@ class LLM:
                     f"error's `outputs`: {error}",
                     outputs,
                 ) from error
-        return [_together(each) for each in found]
+        return [RequestOutput.joined(each) for each in found]
 
     def stream(
         self,
@@ -360,11 +360,13 @@ class LLM:
         rounds: int,
     ) -> list[Row]:
         """The requests, after a check that all processes will decode the same ones."""
-        rows = [
-            row
-            for i, (prompt, each) in enumerate(zip(prompts, params, strict=True))
-            for row in self._samples(i, prompt, each)
-        ]
+        rows = []
+        for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+            text, given = text_of(i, prompt)
+            request_id = str(next(self._request_ids))
+            for sample, own in enumerate(completions_of(sampling)):
+                request = self.request(given, own, i)
+                rows.append(Row(i, sample, request_id, text, request, self.tokenizer))
         distributed.agree(
             {
                 "its models": (self._target, self._checkpoint.model.config, self.dtype),
@@ -391,20 +393,6 @@ class LLM:
                 chunks = scheduler.step()
             yield from chunks
 
-    def _samples(
-        self, index: int, prompt: Prompt | Start, sampling: SamplingParams
-    ) -> Iterator[Row]:
-        """The `n` completions of a prompt; a seed is the first one's, and the others follow."""
-        if isinstance(prompt, Mapping):
-            prompt = unwrapped(index, prompt)
-        text, request_id = prompt if isinstance(prompt, str) else None, str(next(self._request_ids))
-        for sample in range(sampling.n):
-            own = sampling
-            if sample and sampling.seed is not None:
-                own = dataclasses.replace(sampling, seed=(sampling.seed + sample) % 2**64)
-            request = self.request(prompt, own, index)
-            yield Row(index, sample, request_id, text, request, self.tokenizer)
-
     def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int = 0) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
 
@@ -416,12 +404,6 @@ class LLM:
                 f"for temperature {sampling.temperature}; use verification 'token'."
             )
         return self._intake.request(prompt, sampling, index)
-
-
-def _together(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """One result of the completions of a prompt."""
-    several = sorted((each.outputs[0] for each in outputs), key=lambda each: each.index)
-    return dataclasses.replace(outputs[0], outputs=tuple(several))
 
 
 def _digest(source: np.ndarray | None) -> str | None:

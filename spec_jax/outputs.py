@@ -2,6 +2,7 @@
 
 import dataclasses
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -148,6 +149,12 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
+
+    @classmethod
+    def joined(cls, parts: Sequence["RequestOutput"]) -> "RequestOutput":
+        """The result of a prompt whose completions were decoded one by one."""
+        outputs = sorted((each for part in parts for each in part.outputs), key=lambda c: c.index)
+        return dataclasses.replace(parts[0], outputs=tuple(outputs))
 
     def __repr__(self) -> str:
         text = reprlib.repr(self.text)

@@ -72,7 +72,19 @@ BAD_SAMPLING = [
     *[("stop", bad, "a list") for bad in (5, {})],
     *[("stop_token_ids", bad, "a list") for bad in (5, "2")],
     *[("namespace", bad, TEXT) for bad in (None, 7, b"a", ("a",))],
-    *[("ignore_eos", bad, "true or false") for bad in ("no", 1, None)],
+    *below("n", 0, -1, low=1),
+    ("n", 16385, "at most 16384"),
+    *no_whole_number("n", 1.0, None),
+    *below("logprobs", -1, low=0),
+    ("logprobs", 21, "at most 20"),
+    *no_whole_number("logprobs", 1.0),
+    *[("allowed_token_ids", bad, "a list") for bad in (5, "2")],
+    ("allowed_token_ids", (), "at least 1"),
+    *[
+        (name, bad, "true or false")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+        for bad in ("no", 1, None)
+    ],
 ]
 
 COUNTS = ("num_speculative_tokens", "prompt_lookup_max", "early_exit_layers", "draft_vocab_size")

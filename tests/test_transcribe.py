@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from spec_jax import LLM, ConfigError, RequestError, SamplingParams, SpeculativeConfig
 from spec_jax.cli import main
 from spec_jax.engine.transcription import Sound
-from spec_jax.outputs import RequestOutput, SpeculativeMetrics, Usage
+from spec_jax.outputs import CompletionOutput, RequestOutput, SpeculativeMetrics
 from spec_jax.text.speech import SpeechTokens
 from spec_jax.text.tokenizer import Tokenizer
 from tests.often import often
@@ -175,7 +175,8 @@ def test_the_command(directories, tmp_path, capsys):
 
 def output(*ids):
     metrics = SpeculativeMetrics(1, 0, 0, (), 0.0, 0.0, 0.0, len(ids))
-    return RequestOutput(None, "", tuple(ids), "stop", Usage(1, len(ids)), metrics)
+    completion = CompletionOutput(0, "", tuple(ids), "stop", metrics)
+    return RequestOutput("0", None, (0,), (completion,))
 
 
 FIRST, END = 267, 256

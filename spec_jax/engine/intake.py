@@ -1,5 +1,6 @@
 """From prompts and parameters to requests: everything that a user can get wrong is found here."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,9 +43,8 @@ class Intake:
           RequestError: the prompt is empty, too long, or not of the target's kind.
           ConfigError: a parameter does not fit the target.
         """
-        if isinstance(prompt, Mapping):
-            prompt = unwrapped(index, prompt)
-        given = prompt if isinstance(prompt, Start) else self._token_ids(index, prompt)
+        _, bare = text_of(index, prompt)
+        given = bare if isinstance(bare, Start) else self._token_ids(index, bare)
         start = given if isinstance(given, Start) else Start.of(self._config, given)
         if len(given) >= self._max_model_len:
             raise RequestError(
@@ -105,12 +105,25 @@ class Intake:
         return [int(token) for token in ids]
 
 
-def unwrapped(index: int, prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    """The text or the token ids of a mapping.
+def completions_of(sampling: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each of `n` completions; the seeds count up from the first one's."""
+    if sampling.seed is None:
+        return [sampling] * sampling.n
+    seeds = ((sampling.seed + i) % 2**64 for i in range(sampling.n))
+    return [dataclasses.replace(sampling, seed=seed) for seed in seeds]
+
+
+def text_of(index: int, prompt: Prompt | Start) -> tuple[str | None, Any]:
+    """A prompt's text, if it has one, and what is in the mapping if it is one.
 
     Raises:
-      RequestError: it has neither, or something else too.
+      RequestError: the mapping has neither text nor token ids, or something else too.
     """
+    prompt = _unwrapped(index, prompt) if isinstance(prompt, Mapping) else prompt
+    return prompt if isinstance(prompt, str) else None, prompt
+
+
+def _unwrapped(index: int, prompt: Mapping[str, Any]) -> str | Sequence[int]:
     keys = [name for name, value in prompt.items() if value is not None]
     if keys not in (["prompt"], ["prompt_token_ids"]):
         raise RequestError(

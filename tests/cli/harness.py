@@ -11,9 +11,9 @@ import sys
 import termios
 from types import SimpleNamespace
 
-from spec_jax import LLM, RequestOutput
+from spec_jax import LLM, CompletionOutput, RequestOutput
 from spec_jax.cli import main
-from spec_jax.outputs import SpeculativeMetrics, StreamChunk, Usage
+from spec_jax.outputs import SpeculativeMetrics, StreamChunk
 
 KEYS = {"text", "token_ids", "finish_reason", "usage", "metrics"}
 ESCAPE = "\x1b"
@@ -50,8 +50,8 @@ class Stdin(io.TextIOWrapper):
 def output(text: str, finish_reason="stop", *, prompt_tokens=5, error=None) -> RequestOutput:
     tokens = tuple(text.encode())
     metrics = SpeculativeMetrics(2, 8, 3, (2, 1, 0, 0), 0.5, 0.25, 0.0, len(tokens))
-    usage = Usage(prompt_tokens, len(tokens))
-    return RequestOutput(None, text, tokens, finish_reason, usage, metrics, error)
+    completion = CompletionOutput(0, text, tokens, finish_reason, metrics, error=error)
+    return RequestOutput("0", None, (0,) * prompt_tokens, (completion,))
 
 
 class Scripted(LLM):

@@ -28,10 +28,10 @@ from spec_jax.config import (
     SamplingParams,
     SpeculativeConfig,
 )
-from spec_jax.errors import ConfigError
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import Confidence, Constant, Heuristic, Oracle
 from spec_jax.engine import engine as engine_module
+from spec_jax.errors import ConfigError
 from spec_jax.testing import ReferenceDecoder, tiny_model
 from tests.harness import DRAFTINGS, chi_square, make_engine, request, run
 from tests.often import often
@@ -98,7 +98,7 @@ def configurable(*choices):
     """Whether `SpeculativeConfig` accepts a method, policy, verification and scoring."""
     try:
         SpeculativeConfig(**options_of(Combination(*choices, "greedy", "one")))
-    except Refused:
+    except ConfigError:
         return False
     return True
 

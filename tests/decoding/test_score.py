@@ -62,7 +62,7 @@ def scored(tokens, drafts=1, scoring="block", given=None):
     lengths = jnp.full((len(TEXTS),), tokens.shape[1] // drafts, jnp.int32)
     draft = Draft(jnp.asarray(tokens), None, lengths, drafts=drafts)
     call = jax.jit(lambda state, draft: score(TARGET, state, draft, SAMPLING, scoring))
-    p, states, cache = call(given or state(), draft)
+    p, states, cache, _ = call(given or state(), draft)
     return np.asarray(p), np.asarray(states), cache
 
 
