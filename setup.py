@@ -1,8 +1,8 @@
-"""Builds wheels. With SPEC_JAX_PREBUILD=1 they bring the native code of this kind of machine:
+"""Builds wheels, with SPEC_JAX_PREBUILD=1 including the native code of this kind of machine.
 
     SPEC_JAX_PREBUILD=1 pip wheel --no-deps --no-build-isolation .
 
-in an environment that has spec-jax and a C++ compiler. All else is in pyproject.toml.
+works in an environment that has spec-jax and a C++ compiler. All else is in pyproject.toml.
 """
 
 import os
