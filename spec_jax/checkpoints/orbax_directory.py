@@ -24,7 +24,7 @@ from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, to_rows
 from spec_jax.config import AUTO
-from spec_jax.errors import CheckpointError, ConfigError, raising_panics
+from spec_jax.errors import CheckpointError, ConfigError, extra, raising_panics
 from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import (
     Experts,
@@ -248,7 +248,8 @@ _CANNOT_RESTORE = "{} is damaged: Orbax cannot restore its weights: "
 
 def _orbax() -> Any:
     """Orbax, which takes a second to import, without the errors that it logs and raises too."""
-    from orbax.checkpoint import v1
+    with extra("orbax"):
+        from orbax.checkpoint import v1
 
     log = logging.getLogger("absl")
     if _not_raised not in log.filters:
