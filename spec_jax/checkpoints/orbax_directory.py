@@ -87,6 +87,21 @@ def write_directory(path: Path, model: StoredModel) -> None:
     (path / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
+def check_path(path: Path) -> None:
+    """Refuses a path under which Orbax writes what it cannot read: it searches by patterns.
+
+    Raises:
+      ConfigError: the path has a character that means something in a pattern, or Orbax is missing.
+    """
+    for sign in _OF_PATTERNS:
+        if sign in str(path.absolute()):
+            raise ConfigError(
+                f"the path {path.absolute()} holds {sign!r}, under which Orbax cannot find its own "
+                "files; choose a directory whose path has none of " + " ".join(_OF_PATTERNS) + "."
+            )
+    _orbax()
+
+
 def open_directory(
     path: Path,
     dtype: str,
@@ -243,6 +258,7 @@ class _OrbaxWeights:
             return ocp.load(str(self._path.absolute() / "weights"), wanted)
 
 
+_OF_PATTERNS = "[*?\\"
 _CANNOT_RESTORE = "{} is damaged: Orbax cannot restore its weights: "
 
 
