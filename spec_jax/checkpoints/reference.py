@@ -24,7 +24,7 @@ def recipe_names() -> list[str]:
 
 def path_of(reference: str | os.PathLike[str]) -> Path:
     """The path that a reference means; what exists comes before a recipe of that name."""
-    path = Path(reference).expanduser()
+    path = Path(os.path.expanduser(reference))
     if os.fspath(reference) in recipe_names() and not path.exists():
         return _RECIPES / f"{path}.toml"
     return path
@@ -53,9 +53,13 @@ def locate(
     """
     text = os.fspath(reference)
     path = path_of(text)
-    if path.is_dir():
+    try:
+        is_directory, exists = path.is_dir(), path.exists()
+    except OSError as error:
+        raise CheckpointError(f"{text} cannot be read: {error.strerror}.") from None
+    if is_directory:
         return path.resolve().name, path
-    if not path.exists():
+    if not exists:
         _refuse_missing_path(text, path)
         return text, fetch_from_hub(text, progress, config_only=config_only)
     refuse_devices(path)

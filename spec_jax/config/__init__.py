@@ -1,5 +1,6 @@
 """What a user may choose: frozen, validated, with a suggestion for every misspelt key."""
 
+from spec_jax.config.arguments import check_choice, check_path, check_whole
 from spec_jax.config.choices import (
     AUTO,
     CHECKPOINT_FORMATS,
@@ -61,6 +62,9 @@ __all__ = [
     "Table",
     "Text",
     "cache_directory",
+    "check_choice",
+    "check_path",
+    "check_whole",
     "config_class",
     "one_of",
     "to_tuple",
