@@ -135,7 +135,6 @@ class LLM:
                 )
             layout = Layout.tensor_parallel(tensor_parallel_size)
         if layout is not None and not isinstance(layout, Layout):
-            check_path("layout", layout)
             layout = Layout.read(layout)
         if offload == "host":
             layout = layout_to_offload(layout)

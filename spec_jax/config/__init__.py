@@ -23,7 +23,7 @@ from spec_jax.config.fields import (
     one_of,
     to_tuple,
 )
-from spec_jax.config.sampling import SamplingParams
+from spec_jax.config.sampling import MOST_LOGPROBS, SamplingParams
 from spec_jax.config.speculative import (
     CONFIDENCE_THRESHOLD,
     DRAFT_LENGTH_POLICIES,
@@ -46,6 +46,7 @@ __all__ = [
     "KV_CACHE_DTYPES",
     "LLM_DTYPES",
     "METHODS",
+    "MOST_LOGPROBS",
     "MOST_SPECULATIVE_TOKENS",
     "OFFLOADS",
     "PLAN_QUANTIZATIONS",

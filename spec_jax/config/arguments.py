@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-
 from typing import Any
 
 import numpy as np
@@ -26,5 +25,6 @@ def check_whole(name: str, value: Any, least: int, below: int | None = None) -> 
 
 def check_path(name: str, value: object) -> None:
     """Raises `ConfigError` unless a value may be a path."""
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
+    if not text or "\0" in text:
         raise ConfigError(f"{name} is {value!r}; give a path or a name.")

@@ -100,10 +100,9 @@ def read_fields(file: Path) -> dict[str, Any]:
         file = _LAYOUTS / f"{file}.toml"
     try:
         found = _File.read(file, ConfigError)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+    except OSError as error:
         raise ConfigError(
-            f"the layout {file} cannot be read: {why}; layouts are .toml files, or one "
+            f"the layout {file} cannot be read: {error.strerror}; layouts are .toml files, or one "
             f"of {', '.join(names)}."
         ) from None
     chip = found.chip
