@@ -2,9 +2,9 @@
 
     python benchmarks/soak.py [REQUESTS]
 
-Requests differ in length, sampling, stops, bad words, log-probabilities and grammar; they come alone,
-in batches and as streams, some of which are abandoned. After the first half, which warms everything
-up, resident memory should not grow, however many requests follow.
+Requests differ in length, sampling, stops, bad words, log-probabilities and grammar; they come
+alone, in batches and as streams, some of which are abandoned. After the first half, which warms
+everything up, resident memory should not grow, however many requests follow.
 """
 
 import gc
