@@ -316,7 +316,7 @@ class LLM:
         )
         several: Sequence[Any] = [messages] if is_one else messages
         texts = [self.tokenizer.apply_chat_template(each) for each in several]
-        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        ids = [self._intake.encode(text, i, False) for i, text in enumerate(texts)]
         outputs = self.generate(ids, sampling_params)
         pairs = zip(outputs, texts, strict=True)
         return [dataclasses.replace(output, prompt=text) for output, text in pairs]

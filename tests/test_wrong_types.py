@@ -99,6 +99,8 @@ def test_a_prompt_of_megabytes_is_not_tokenized(llm):
     with pytest.raises(RequestError, match="has 10,000,000 characters, and a context of 128"):
         llm.generate("x" * 10**7, PARAMS)
     assert time.monotonic() - begin < 1
+    with pytest.raises(RequestError, match=r"has 1,000,\d\d\d characters, and a context of 128"):
+        llm.chat([{"role": "user", "content": "x" * 10**6}], PARAMS)
     most = 128 * llm.tokenizer.longest_token
     with pytest.raises(RequestError, match="tokens, which leaves no room"):
         llm.generate("x" * most, PARAMS)

@@ -76,6 +76,21 @@ class Intake:
             timestamps=start.timestamps,
         )
 
+    def encode(self, text: str, index: int, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt's text, unless it has more characters than a context can hold.
+
+        Raises:
+          RequestError: it has, or the tokenizer fails on it.
+        """
+        most = self._max_model_len * self._tokenizer.longest_token
+        if len(text) > most:  # counting its tokens would take minutes
+            raise RequestError(
+                f"prompt {index} has {len(text):,} characters, and a context of "
+                f"{self._max_model_len} tokens holds at most {most:,}; shorten it or raise "
+                "max_model_len."
+            )
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
     def _key(self, sampling: SamplingParams) -> np.ndarray:
         if sampling.seed is not None:
             return np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
@@ -93,14 +108,7 @@ class Intake:
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError(f"prompt {index} is empty; give at least one character.")
-            most = self._max_model_len * self._tokenizer.longest_token
-            if len(prompt) > most:  # counting its tokens would take minutes
-                raise RequestError(
-                    f"prompt {index} has {len(prompt):,} characters, and a context of "
-                    f"{self._max_model_len} tokens holds at most {most:,}; shorten it or raise "
-                    "max_model_len."
-                )
-            return self._tokenizer.encode(prompt)
+            return self.encode(prompt, index)
         if not _is_list(prompt):
             raise RequestError(f"prompt {index} is {prompt!r}; give text or a list of token ids.")
         ids = list(prompt)
