@@ -80,7 +80,7 @@ def _guarded(arguments: list[str]) -> int:
             raise
         if "--debug" in arguments:
             traceback.print_exc()
-        reason = str(error).strip().splitlines()[0]
+        reason = printable(str(error).strip().splitlines()[0])
         if full:
             print(
                 f"spec-jax: error: a device's memory is full ({reason}); decode fewer prompts at "

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from spec_jax.config import MOST_LOGPROBS
 from spec_jax.decoding import loop
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import DraftLengthPolicy
@@ -24,7 +25,7 @@ from spec_jax.engine.requests import (
     source_shape,
 )
 from spec_jax.models.model import Model
-from spec_jax.sampling.parameters import Room, SamplingFeatures
+from spec_jax.sampling.parameters import Room, SamplingFeatures, room_of
 
 TOKENS_AT_ONCE = 256
 """Tokens that an accelerator reads in about the time of one, because it reads its weights once.
@@ -80,7 +81,7 @@ class Engine:
             batch=-(-power_of_two(rows or len(requests)) // shards) * shards,
             capacity=capacity,
             block=min(power_of_two(prompt - 1, MIN_BLOCK), MAX_BLOCK),
-            stops=power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
+            stops=room_of(len(request.stop_token_ids) for request in requests),
             source=source_shape([request.source for request in requests]),
             logprobs=self._logprobs(requests),
         )
@@ -88,7 +89,8 @@ class Engine:
     def _logprobs(self, requests: Sequence[Request]) -> int | None:
         asked = [request.sampling.logprobs for request in requests]
         known = [each for each in asked if each is not None]
-        return min(power_of_two(max(known)), self.target.config.vocab_size) if known else None
+        # As many as may be asked for: a few more take less time than another program.
+        return min(MOST_LOGPROBS, self.target.config.vocab_size) if known else None
 
     def start(
         self, requests: Sequence[Request], on_draft: Callable[[Draft], None] | None = None

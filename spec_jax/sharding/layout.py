@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from spec_jax.config import check_path
 from spec_jax.errors import ConfigError, did_you_mean
 from spec_jax.sharding.layout_file import ROLES, Chip, Rule, read_fields
 from spec_jax.sharding.placement import Placement
@@ -111,6 +112,7 @@ class Layout:
         Raises:
           ConfigError: it does not exist, is no TOML, or a key is unknown, missing or malformed.
         """
+        check_path("layout", path)
         return cls(**read_fields(Path(path)))
 
     def place(

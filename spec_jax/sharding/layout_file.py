@@ -48,6 +48,8 @@ class Rule:
 
 
 ROLES = ("target", "draft")
+_LAYOUTS = Path(__file__).with_name("layouts")
+"""The layouts that come with spec-jax: a link to the folder `sharding/`, and files in a wheel."""
 
 
 def _spelt_out(value: Any) -> Any:
@@ -88,17 +90,20 @@ class _File(Table):
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """The fields of the `Layout` that a file holds.
+    """The fields of the `Layout` that a file holds, or a layout that comes with spec-jax.
 
     Raises:
       ConfigError: it does not exist, is no TOML, or a key is unknown, missing or malformed.
     """
+    names = sorted(each.stem for each in _LAYOUTS.glob("*.toml"))
+    if str(file) in names and not file.exists():
+        file = _LAYOUTS / f"{file}.toml"
     try:
         found = _File.read(file, ConfigError)
     except OSError as error:
         raise ConfigError(
-            f"the layout {file} cannot be read: {error.strerror}; layouts are .toml files such "
-            "as sharding/cpu-8.toml."
+            f"the layout {file} cannot be read: {error.strerror}; layouts are .toml files, or one "
+            f"of {', '.join(names)}."
         ) from None
     chip = found.chip
     return {
