@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from spec_jax.cli.parser import Parser, add_debug, number, whole
-from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS
+from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS, SamplingParams
 from spec_jax.errors import ConfigError, did_you_mean
 
 DTYPE, ACCEPTANCE, LOOKAHEAD = "bfloat16", 0.8, 4
@@ -28,6 +28,9 @@ class PlanOptions:
       acceptance: the probability that a draft token is accepted.
       batch: rows decoded together.
       context: longest prompt and completion together; None is the target's own.
+      temperature: of sampling; 0 is greedy.
+      top_k: of sampling; 0 keeps all tokens.
+      top_p: of sampling.
       dtype: of weights and caches.
       quantization: of matrices.
       offload: `host` streams the target's blocks from host memory.
@@ -43,10 +46,18 @@ class PlanOptions:
     acceptance: float = ACCEPTANCE
     batch: int = 1
     context: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     dtype: str = DTYPE
     quantization: str = "none"
     offload: str = "none"
     resident_layers: int = 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How rows sample."""
+        return SamplingParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
 
 def parse_plan(arguments: Sequence[str]) -> PlanOptions:
@@ -115,6 +126,10 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         metavar="N",
         help="most tokens of prompt and completion together (default: the target's context)",
     )
+    sampled = "it adds exchanges to a round (default: greedy)"
+    group.add_argument("--temperature", type=number, metavar="T", help=f"of sampling; {sampled}")
+    group.add_argument("--top-k", type=whole, metavar="N", help="of sampling (default: all)")
+    group.add_argument("--top-p", type=number, metavar="P", help="of sampling (default: 1)")
     group = parser.add_argument_group("output")
     group.add_argument(
         "--compile",
@@ -143,4 +158,5 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     ):
         if (value := getattr(options, name)) not in known:
             raise ConfigError(f"{name} is {value!r}.{did_you_mean(value, known)}")
+    _ = options.sampling  # refuses what is out of range
     return options

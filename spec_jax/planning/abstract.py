@@ -25,6 +25,8 @@ from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding import HOST_MEMORY, Layout, Placement
 
+GREEDY = SamplingParams()
+
 
 def stand_ins(layout: Layout) -> Sequence[Any]:
     """Abstract devices for the layout's shardings; nothing can run on them."""
@@ -76,7 +78,7 @@ def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Buck
     policy = Constant(drafter.lookahead)
     engine = Engine(target, drafter, policy, max_model_len=context)
     request = Request(
-        prompt_token_ids=[0] * context,
+        prompt_token_ids=range(context),
         sampling=SamplingParams(),
         key=np.zeros((2,), np.uint32),
         stop_token_ids=(),
@@ -118,9 +120,9 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> Decode
     )
 
 
-def abstract_sampling(target: Model, batch: int) -> BatchSampling:
-    """The parameters of a batch that samples."""
-    vocab, rows = target.config.vocab_size, [SamplingParams(temperature=1.0)] * batch
+def abstract_sampling(target: Model, batch: int, sampling: SamplingParams) -> BatchSampling:
+    """The parameters of a batch whose rows all sample alike."""
+    vocab, rows = target.config.vocab_size, [sampling] * batch
     arrays = jax.eval_shape(lambda: BatchSampling.stack(rows, vocab))
     return jax.tree.map(lambda leaf: _placed(target, leaf), arrays)
 
