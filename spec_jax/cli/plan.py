@@ -8,11 +8,21 @@ from rich.console import Console
 from rich.table import Table
 
 from spec_jax.checkpoints.recipe import Published
-from spec_jax.checkpoints.shape import read_shape
-from spec_jax.cli.plan_arguments import PlanOptions
+from spec_jax.checkpoints.shape import Shape, read_shape
+from spec_jax.cli.plan_arguments import LOOKAHEAD, PlanOptions
+from spec_jax.cli.plan_search import print_search, write_best
 from spec_jax.cli.screen import Screen
 from spec_jax.models.sizes import parameter_count
-from spec_jax.planning import Plan, Program, Replicated, Section, derived_draft, make_plan
+from spec_jax.planning import (
+    LOOKAHEADS,
+    Plan,
+    Program,
+    Replicated,
+    Section,
+    derived_draft,
+    make_plan,
+    search,
+)
 from spec_jax.sharding import Layout
 
 WIDTH = 100
@@ -26,17 +36,21 @@ def run(options: PlanOptions) -> int:
     with Screen(json_lines=options.json) as screen:
         target = read_shape(options.target, on_progress=screen.progress)
         draft = options.draft and read_shape(options.draft, on_progress=screen.progress)
+        draft = draft or derived_draft(target, layout)
+        if options.search:
+            _search(target, draft, layout, options, screen)
+            return 0
         plan = make_plan(
             target,
-            draft or derived_draft(target, layout),
+            draft,
             layout,
-            num_speculative_tokens=options.num_speculative_tokens,
+            num_speculative_tokens=(*options.num_speculative_tokens, LOOKAHEAD)[0],
             acceptance=options.acceptance,
-            batch=options.batch,
-            context=options.context,
+            batch=(*options.batch, 1)[0],
+            context=options.context[0] if options.context else None,
             sampling=options.sampling,
             dtype=options.dtype,
-            quantization=options.quantization,
+            quantization=options.quantization[0],
             offload=options.offload,
             resident_layers=options.resident_layers,
             compile=options.compile,
@@ -50,6 +64,36 @@ def run(options: PlanOptions) -> int:
     return 0
 
 
+def _search(
+    target: Shape, draft: Shape, layout: Layout, options: PlanOptions, screen: Screen
+) -> None:
+    found = search(
+        target,
+        draft,
+        layout,
+        acceptance=options.acceptance,
+        batches=options.batch,
+        contexts=options.context,
+        lookaheads=options.num_speculative_tokens or LOOKAHEADS,
+        quantizations=options.quantization,
+        sampling=options.sampling,
+        dtype=options.dtype,
+    )
+    written = write_best(found, options.out) if options.out else ""
+    if options.json:
+        screen.record(found.as_dict())
+        return
+    screen.settle()
+    print_search(found, _console())
+    if written:
+        _console().print(written, markup=False)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+
+
 def _choose_devices(layout: Layout, *, compile: bool) -> None:
     """Uses the machine's accelerators only to compile for GPUs; a plan never runs anything."""
     if not (compile and layout.platform == "gpu"):
@@ -60,9 +104,7 @@ def _choose_devices(layout: Layout, *, compile: bool) -> None:
 
 
 def _print(plan: Plan) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
+    console = _console()
     chip = f" of {plan.layout.chip.name}" if plan.layout.chip else ""
     weights = "" if plan.quantization == "none" else f" and {plan.quantization}"
     offloaded = ""

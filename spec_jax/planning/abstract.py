@@ -1,5 +1,6 @@
 """Caches and states that are shapes and shardings, without a byte of data."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +38,7 @@ def abstract_model(
     config: TransformerConfig, dtype: DTypeLike, quantization: str, placement: Placement | None
 ) -> Model:
     """A model's shapes and shardings; its matrices are `none`, `int8` or `int4`."""
-    model = Model.abstract(config, dtype=dtype, placement=placement)
+    model = _unplaced(config, jnp.dtype(dtype)).abstractly_placed(placement)
     if quantization == "none":
         return model
     bits = 8 if quantization == "int8" else 4
@@ -48,6 +49,12 @@ def abstract_model(
             if is_quantized(name, weight.shape)
         }
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _unplaced(config: TransformerConfig, dtype: jnp.dtype) -> Model:
+    """A model's shapes; a search asks for the same ones on many layouts."""
+    return Model.abstract(config, dtype=dtype)
 
 
 def parameters_per_chip(params: Any) -> int:

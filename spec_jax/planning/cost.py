@@ -4,6 +4,7 @@ Everything here is a *projection* from the data sheet's memory, arithmetic and l
 software overhead and without any factor fitted to a measurement.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -163,9 +164,19 @@ class Weights:
         """Bytes in a chip's memory; of the blocks in host memory the two largest at a time."""
         return self.bytes - sum(self.streamed) + sum(sorted(self.streamed)[-2:])
 
+    @functools.cached_property
+    def num_shards(self) -> dict[str, int]:
+        """The shards of each logical axis that is cut."""
+        return {axis: self.placement.num_shards(axis) for axis, _ in self.placement.axes}
+
     def shards(self, axis: str) -> int:
         """The number of shards of a logical axis."""
-        return self.placement.num_shards(axis)
+        return self.num_shards.get(axis, 1)
+
+    @functools.cached_property
+    def sparse_layers(self) -> int:
+        """Layers with experts."""
+        return sum(map(self.config.is_sparse, range(self.config.num_layers)))
 
     def cache(self, batch: int, capacity: int, headroom: int, dtype: DTypeLike) -> Cache:
         """Its key/value cache; arguments as for `KVCache.zeros`."""
@@ -224,7 +235,6 @@ class Call:
         if seen is not None:
             multiplied -= weights.head_weights
             read -= weights.table - looked_up if config.tied_head else weights.head
-        sparse = [i for i in range(config.num_layers) if config.is_sparse(i)]
         if config.experts is not None:
             here = config.experts.count // weights.shards("experts")
             # The rows of chips beside which the experts lie are gathered for them.
@@ -242,8 +252,8 @@ class Call:
         exchanges = (
             Exchange("embedding", 1, looked_up, weights.shards("vocab")),
             Exchange("attention", layers, summed, weights.shards("heads")),
-            Exchange("MLP", layers - len(sparse), summed, weights.shards("mlp")),
-            Exchange("experts", len(sparse), summed, experts),
+            Exchange("MLP", layers - weights.sparse_layers, summed, weights.shards("mlp")),
+            Exchange("experts", weights.sparse_layers, summed, experts),
         )
         return cls(
             weight_bytes=weights.held,

@@ -1,6 +1,7 @@
 """A target and its draft on a layout, and what a job of a batch and a context asks of them."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
 from spec_jax.engine.engine import joining
 from spec_jax.engine.offloading import offloaded
 from spec_jax.engine.requests import Bucket, prompt_block
+from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import abstract_model, bucket, stand_ins
 from spec_jax.planning.cost import Cache, Call, Terms, Weights, exchange_seconds
@@ -22,6 +24,19 @@ from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import Layout
 
 NOTHING = Terms(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def check_context(context: int, target: Shape) -> None:
+    """Refuses a context that the target was not made for.
+
+    Raises:
+      ConfigError: it is too long.
+    """
+    if context > (most := target.config.max_position):
+        raise ConfigError(
+            f"context is {context}, but {target.name} was made for {most} tokens; give at most "
+            f"{most}."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +116,7 @@ class Job:
     lookahead: int
     features: SamplingFeatures
 
-    @property
+    @functools.cached_property
     def caches(self) -> tuple[Cache, Cache]:
         """The target's and the draft's."""
         target, draft = self.pair.weights

@@ -19,7 +19,7 @@ from spec_jax.planning.compiled import (
     compile_round,
     devices_for,
 )
-from spec_jax.planning.pair import Job, Pair
+from spec_jax.planning.pair import Job, Pair, check_context
 from spec_jax.planning.report import Plan, Replicated
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import ROLES, Layout, Placement
@@ -73,8 +73,7 @@ def make_plan(
       ConfigError: a value is out of range, the layout does not fit the models, or something that
         compiling needs is missing.
     """
-    most = target.config.max_position
-    context = most if context is None else context
+    context = target.config.max_position if context is None else context
     _check(num_speculative_tokens, acceptance, batch, context)
     for name, value, known in (
         ("dtype", dtype, DTYPES),
@@ -88,11 +87,7 @@ def make_plan(
             f"offload is 'host', but layout {layout.name} does not say how fast a device reads "
             "host memory; add host_gb_per_s under [chip], such as 32 for PCIe 4.0 x16."
         )
-    if context > most:
-        raise ConfigError(
-            f"context is {context}, but {target.name} was made for {most} tokens; give at most "
-            f"{most}."
-        )
+    check_context(context, target)
     progress = on_progress or (lambda line: None)
     shapes, settings = (target, draft), (dtype, quantization, offload, resident_layers)
     progress("laying out the models")
