@@ -55,6 +55,11 @@ class Pair:
     layout: Layout
     cache_dtype: Any
 
+    @property
+    def platform(self) -> str:
+        """What it is planned for: `cpu`, `gpu` or `tpu`."""
+        return self.layout.platform or "cpu"
+
     @classmethod
     def of(
         cls,
@@ -183,7 +188,9 @@ class Job:
             weight_bytes=sum(each.weight_bytes for each in models),
             host_bytes=sum(each.host_bytes for each in models),
             cache_bytes=sum(each.cache_bytes for each in models),
-            temporary_bytes=of_round(*self.pair.weights, self.caches[0].rows, self.lookahead),
+            temporary_bytes=of_round(
+                self.pair.weights, self.caches, self.lookahead, self.pair.platform
+            ),
             collectives={"all-reduce": sum(counts)} if any(counts) else {},
             collective_bytes=sum(each.collective_bytes for each in calls),
             terms=sum(terms[1:], terms[0]) if terms else None,
@@ -207,7 +214,7 @@ class Job:
             seconds = chunks * sum(call.terms(layout.platform, layout.chip).total for call in calls)
         alone = prompt_block(self.context, 1, weights[0].config.embed_size)
         together = joining(
-            layout.platform or "cpu",
+            self.pair.platform,
             dataclasses.replace(self.shapes, block=alone),
             weights[0].shards("batch"),
         )
@@ -216,7 +223,7 @@ class Job:
             block=block,
             chunks=chunks,
             held_bytes=held + sum(each.bytes for each in caches),
-            temporary_bytes=of_prefill(weights, caches, block, layout.platform or "cpu"),
+            temporary_bytes=of_prefill(weights, caches, block, self.pair.platform),
             joining_bytes=sum(each.bytes * together // self.shapes.batch for each in caches),
             seconds=seconds,
         )

@@ -137,8 +137,8 @@ def test_a_prefill_that_does_not_fit_counts(in_round, in_prefill, largest, fits)
 LLAMA = tuple(ROOT / f"checkpoints/llama-{size}.toml" for size in ("8b", "1b"))
 
 
-def test_a_batch_that_only_prefill_does_not_hold():
-    """Weights and caches take 12.78 of 16 GiB; how much a chunk takes decides."""
+def test_temporaries_decide_whether_a_batch_fits():
+    """Weights and caches take 12.78 of 16 GiB."""
     found = plan(*map(read_shape, LLAMA), "tpu-v5e-8", batch=64, context=8192)
     held = found.round.weight_bytes + found.round.cache_bytes
     assert held / 2**30 == pytest.approx(12.78, abs=0.01)

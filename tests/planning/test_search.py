@@ -75,7 +75,7 @@ def test_a_layout_that_was_found_is_a_file(tmp_path):
         layout.write(file)
         assert Layout.read(file) == layout
     again = make_plan(
-        TARGET, DRAFT, Layout.read(tmp_path / f"{best.layout.name}.toml"), context=256
+        TARGET, TARGET, Layout.read(tmp_path / f"{best.layout.name}.toml"), context=256
     )
     assert again.round.seconds == best.round_seconds
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
