@@ -79,6 +79,8 @@ def test_shapes_of_prompts(llm):
     assert len({each.token_ids for each in found}) == 1
     assert [each.prompt for each in found] == ["the inn", "the inn", None, None, None]
     assert llm.generate(prompts[1], PARAMS)[0].token_ids == found[0].token_ids
+    both = llm.generate({"prompt": "the inn", "prompt_token_ids": ids}, PARAMS)[0]
+    assert (both.prompt, both.token_ids) == ("the inn", found[0].token_ids)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,8 @@ def test_shapes_of_prompts(llm):
         ([None], "prompt 0 is None"),
         (["x", 5.5], "prompt 1 is 5.5"),
         ({"text": "x"}, "prompt 0 is a mapping with 'text'"),
-        ({"prompt": "x", "prompt_token_ids": [1]}, "'prompt', 'prompt_token_ids'"),
+        ({"prompt": "x", "multi_modal_data": {}}, "'prompt', 'multi_modal_data'"),
+        ({"prompt": 5, "prompt_token_ids": [1]}, "prompt 0 has the text 5"),
         ({}, "no key"),
         ({"prompt_token_ids": 5}, "prompt 0 is 5"),
         ({"prompt_token_ids": []}, "prompt 0 is empty"),

@@ -22,7 +22,7 @@ from spec_jax.config.fields import (
     one_of,
     to_tuple,
 )
-from spec_jax.config.sampling import SamplingParams
+from spec_jax.config.sampling import WHAT_FITS, SamplingParams
 from spec_jax.config.speculative import (
     CONFIDENCE_THRESHOLD,
     DRAFT_LENGTH_POLICIES,
@@ -34,6 +34,7 @@ from spec_jax.config.speculative import (
     VERIFICATIONS,
     SpeculativeConfig,
 )
+from spec_jax.config.structured import StructuredOutputsParams
 
 __all__ = [
     "AUTO",
@@ -52,12 +53,14 @@ __all__ = [
     "QUANTIZATIONS",
     "SCORINGS",
     "VERIFICATIONS",
+    "WHAT_FITS",
     "AtLeast0",
     "AtLeast1",
     "NotNegative",
     "Positive",
     "SamplingParams",
     "SpeculativeConfig",
+    "StructuredOutputsParams",
     "Table",
     "Text",
     "cache_directory",

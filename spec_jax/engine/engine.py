@@ -83,10 +83,14 @@ class Engine:
             stops=power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
             source=source_shape([request.source for request in requests]),
             logprobs=self._logprobs(requests),
+            prompt_logprobs=any(
+                request.sampling.prompt_logprobs is not None for request in requests
+            ),
         )
 
     def _logprobs(self, requests: Sequence[Request]) -> int | None:
-        asked = [request.sampling.logprobs for request in requests]
+        rows = [request.sampling for request in requests]
+        asked = [each for row in rows for each in (row.logprobs, row.prompt_logprobs)]
         known = [each for each in asked if each is not None]
         return min(power_of_two(max(known)), self.target.config.vocab_size) if known else None
 

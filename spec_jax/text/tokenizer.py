@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 import tokenizers
 from tokenizers.decoders import ByteLevel
@@ -143,16 +144,24 @@ class Tokenizer:
         table = self.bytes_of_tokens
         return table[token_id] if 0 <= token_id < len(table) else None
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
         """The prompt that asks the model for the assistant's next message.
 
         Encode it with `add_special_tokens=False`: the template writes them out.
 
         Args:
           messages: each has a `role` and its text as `content`.
+          add_generation_prompt: whether it ends with what begins the assistant's message.
+          continue_final_message: whether the last message is left open, to be continued.
 
         Raises:
-          ConfigError: the model has no chat template.
+          ConfigError: the model has no chat template, or both of the last two are asked for.
           RequestError: a message is malformed, or the template refuses the order of roles, makes
             no sense, or takes too much time or memory.
         """
@@ -160,11 +169,25 @@ class Tokenizer:
             raise ConfigError(
                 "this model has no chat template; give it plain text instead (generate, or --raw)."
             )
-        return self.chat_template(_checked_messages(messages))
+        if add_generation_prompt and continue_final_message:
+            raise ConfigError(
+                "add_generation_prompt and continue_final_message are both true; the last message "
+                "is continued with add_generation_prompt=False."
+            )
+        return self.chat_template(
+            _checked_messages(messages),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]], **options: bool) -> dict[str, Any]:
+        """`apply_chat_template`, as text and token ids: a prompt for `LLM.generate`."""
+        text = self.apply_chat_template(messages, **options)
+        return {"prompt": text, "prompt_token_ids": self.encode(text, add_special_tokens=False)}
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], **options: bool) -> list[int]:
         """Token ids of `apply_chat_template`; same arguments and errors."""
-        return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
+        return self.chat_prompt(messages, **options)["prompt_token_ids"]
 
     def stream(self, skip_special_tokens: bool = True) -> "StreamDecoder":
         """A decoder that turns tokens into text as they come."""
