@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +26,7 @@ from spec_jax.text.tokenizer import Tokenizer
 class Turns:
     """What all `LLM` of one target share: whose turn it is, and how many prompts there were."""
 
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock)
     request_ids: Iterator[int] = field(default_factory=itertools.count)
 
 
