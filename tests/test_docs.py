@@ -14,10 +14,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "vllm.md"
 
 def blocks():
     """Each block of Python, under the heading before it."""
-    heading = ""
-    for title, code in re.findall(
-        r"^## (.+)$|^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S
-    ):
+    heading, parts = "", r"^## ([^\n]+)|^```python\n(.*?)^```"
+    for title, code in re.findall(parts, PAGE.read_text(), re.MULTILINE | re.DOTALL):
         heading = title or heading
         if code:
             yield pytest.param(code, id=heading)
@@ -33,7 +31,7 @@ def hub(tmp_path_factory):
         yield
 
 
-@pytest.mark.parametrize("code", blocks())
+@pytest.mark.parametrize("code", list(blocks()))
 def test_the_page_for_users_of_vllm(hub, code, capsys):
     names = {}
     exec(compile(code, str(PAGE), "exec"), names)
