@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec_jax.config import SamplingParams, SpeculativeConfig
+    from spec_jax.config import SamplingParams, SpeculativeConfig, StructuredOutputsParams
     from spec_jax.errors import (
         CheckpointError,
         ConfigError,
@@ -43,6 +43,7 @@ __all__ = [
     "SpeculativeConfig",
     "SpeculativeMetrics",
     "StreamChunk",
+    "StructuredOutputsParams",
     "Usage",
     "VocabularyMismatchError",
 ]

@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -113,6 +113,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
+
+
+def unknown_option(
+    owner: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]
+) -> ConfigError:
+    """The error for an option that `owner` does not have.
+
+    Args:
+      owner: what it was given to.
+      name: the option.
+      known: the options that there are.
+      elsewhere: for options that users of other libraries give, what to do instead.
+    """
+    if name in elsewhere:
+        return ConfigError(f"{owner} has no option {name!r}; {elsewhere[name]}.")
+    return ConfigError(f"{owner} has no option {name!r}.{did_you_mean(name, known)}")
 
 
 _WORDS = {

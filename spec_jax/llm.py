@@ -2,24 +2,15 @@
 
 import copy
 import dataclasses
-import hashlib
-import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
-import jax
 import numpy as np
 
 from spec_jax import checkpoints, distributed
-from spec_jax.checkpoints.packing import Packing
 from spec_jax.config import (
     AUTO,
-    KV_CACHE_DTYPES,
-    LLM_DTYPES,
-    OFFLOADS,
-    QUANTIZATIONS,
     SamplingParams,
     SpeculativeConfig,
     cache_directory,
@@ -27,20 +18,19 @@ from spec_jax.config import (
     check_path,
     check_whole,
 )
+from spec_jax.config.elsewhere import NOT_OF_LLM, explaining_unknown
+from spec_jax.engine.calls import Calls, Turns
 from spec_jax.engine.compile_cache import keep_programs
-from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.intake import Intake, Prompt, as_list, completions_of, match_params, text_of
+from spec_jax.engine.intake import Intake, Prompt, as_list, match_params
+from spec_jax.engine.loading import Loader, layout_of
 from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
-from spec_jax.engine.offloading import layout_to_offload, offloaded
+from spec_jax.engine.progress import Bar
 from spec_jax.engine.requests import Request, Start
-from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
 from spec_jax.engine.transcription import Transcriber
-from spec_jax.errors import ConfigError, GenerationError, RequestError
-from spec_jax.kernels import native
-from spec_jax.models.config import TransformerConfig
+from spec_jax.errors import ConfigError, RequestError
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
-from spec_jax.sharding import Layout, Placement
+from spec_jax.sharding import Layout
 from spec_jax.text.tokenizer import Tokenizer
 
 Sound = str | os.PathLike[str] | np.ndarray
@@ -67,7 +57,7 @@ class LLM:
         (sharding/*.toml) or a `Layout`; by default JAX's first device. It decides which devices
         JAX has, so make the `LLM` before anything else uses them.
       tensor_parallel_size: instead of a layout, the number of this machine's devices that the
-        models are sharded over (`Layout.tensor_parallel`).
+        models are sharded over (`Layout.tensor_parallel`); 1 is one device.
       dtype: `float32` or `bfloat16`, of weights that are not quantized, and of caches. `auto` is
         the checkpoint's own where the machine is fastest with it: float32 on a CPU without native
         code, and for GGUF blocks.
@@ -90,6 +80,8 @@ class LLM:
         original context (4,096) for those of short ones.
       max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
       seed: seeds of requests without their own seed derive from it.
+      generation_config: `auto` samples requests without parameters as the model's
+        generation_config.json says; `none` decodes them greedily.
       on_progress: called with a line of text while loading and compiling.
 
     Raises:
@@ -98,6 +90,7 @@ class LLM:
       VocabularyMismatchError: the draft model's token ids mean other text than the target's.
     """
 
+    @explaining_unknown(NOT_OF_LLM)
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -106,50 +99,43 @@ class LLM:
         layout: str | os.PathLike[str] | Layout | None = None,
         tensor_parallel_size: int | None = None,
         dtype: str = AUTO,
-        quantization: str = AUTO,
+        quantization: str | None = AUTO,
         kv_cache_dtype: str = AUTO,
         offload: str = "none",
         resident_layers: int = 0,
         max_model_len: int | None = None,
-        max_num_seqs: int = 8,
-        seed: int = 0,
+        max_num_seqs: int | None = 8,
+        seed: int | None = 0,
+        generation_config: str = AUTO,
         on_progress: Callable[[str], None] | None = None,
     ):
-        check_choice("dtype", dtype, LLM_DTYPES)
-        check_choice("quantization", quantization, QUANTIZATIONS)
-        check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
-        check_choice("offload", offload, OFFLOADS)
         check_path("model", model)
-        check_whole("max_num_seqs", max_num_seqs, 1)
-        check_whole("resident_layers", resident_layers, 0)
+        check_choice("generation_config", generation_config, (AUTO, "none"))
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
+            if value is not None:
+                check_whole(name, value, 1)
+        seed = 0 if seed is None else seed
         check_whole("seed", seed, 0, 2**64)
-        if max_model_len is not None:
-            check_whole("max_model_len", max_model_len, 1)
         speculation = SpeculativeConfig.of(speculative_config)
-        if tensor_parallel_size is not None:
-            check_whole("tensor_parallel_size", tensor_parallel_size, 1)
-            if layout is not None:
-                raise ConfigError(
-                    f"tensor_parallel_size is {tensor_parallel_size} and layout is {layout}; give "
-                    "one of the two."
-                )
-            layout = Layout.tensor_parallel(tensor_parallel_size)
-        if layout is not None and not isinstance(layout, Layout):
-            layout = Layout.read(layout)
-        if offload == "host":
-            layout = layout_to_offload(layout)
-        if layout is not None:
-            distributed.start(layout)
+        self.layout = layout_of(layout, tensor_parallel_size, offload)
+        self._loader = Loader(
+            self.layout,
+            dtype,
+            AUTO if quantization is None else quantization,
+            kv_cache_dtype,
+            offload,
+            resident_layers,
+            on_progress,
+        )
+        if self.layout is not None:
+            distributed.start(self.layout)
         keep_programs(cache_directory() / "xla")
-        self.layout = layout
-        self._offload = offload, resident_layers
-        self._dtype, self._quantization = dtype, quantization
-        self._rounds_cache = kv_cache_dtype == "int8"
-        self._on_progress = on_progress
         self._target = os.fspath(model)
-        checkpoint = self._load("target", self._target, quantization)
+        checkpoint = self._loader.target(self._target)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
+        settings = checkpoint.sampling if generation_config == AUTO else {}
+        self._default_params = checkpoints.default_sampling_params(checkpoint.name, settings)
         context = checkpoint.model.config.max_position
         ends = not checkpoint.model.config.relative_buckets
         if max_model_len is not None and max_model_len > context and ends:
@@ -159,9 +145,9 @@ class LLM:
             )
         self.max_model_len = max_model_len or context
         within = checkpoint.model.within(self.max_model_len)
-        self.max_num_seqs = max_num_seqs
+        self.max_num_seqs = 8 if max_num_seqs is None else max_num_seqs
         self._intake = Intake(checkpoint, self.max_model_len, seed)
-        self._lock, self._request_ids = threading.RLock(), itertools.count()
+        self._turns = Turns()
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
         self._speculate(speculation)
 
@@ -190,38 +176,18 @@ class LLM:
         sibling._speculate(speculation)
         return sibling
 
-    def _load(self, role: str, reference: str, quantization: str) -> checkpoints.Checkpoint:
-        layout = self.layout
-        on_cpu = layout is None and jax.default_backend() == "cpu"
-
-        def place(config: TransformerConfig) -> Placement | None:
-            found = layout and layout.place(role, config.axis_sizes)
-            return found if role == "draft" else offloaded(found, config, *self._offload)
-
-        checkpoint = checkpoints.load(
-            reference,
-            dtype=self._dtype,
-            packing=Packing(quantization, native=on_cpu and native.available(self._on_progress)),
-            place=place,
-            target=self._checkpoint if role == "draft" else None,
-            on_progress=self._on_progress,
-        )
-        model = dataclasses.replace(checkpoint.model, rounds_cache=self._rounds_cache)
-        return dataclasses.replace(checkpoint, model=model)
-
     def _speculate(self, config: SpeculativeConfig) -> None:
         def load_draft() -> checkpoints.Checkpoint:
             assert config.draft is not None  # SpeculativeConfig has checked it
-            asked, found = self._quantization, self.quantization
+            asked, found = self._loader.quantization, self.quantization
             quantization = config.draft_quantization or asked
             if config.draft == self._target and quantization in (asked, found):
                 return self._checkpoint
-            draft = self._load("draft", config.draft, quantization)
+            draft = self._loader.draft(config.draft, quantization, self._checkpoint)
             return dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
 
         self.speculative_config = config
         drafting = make_drafting(Setting(config, self._checkpoint, load_draft))
-        self._learn = drafting.learn or (lambda request, token_ids: None)
         self.engine = Engine(
             self._checkpoint.model,
             drafting.drafter,
@@ -231,20 +197,43 @@ class LLM:
             max_model_len=self.max_model_len,
             inputs=drafting.inputs,
             host=drafting.host,
-            on_progress=self._on_progress,
+            on_progress=self._loader.on_progress,
         )
+        loader = self._loader
+        self._calls = Calls(
+            self.engine,
+            self._intake,
+            self.tokenizer,
+            self.max_num_seqs,
+            self._turns,
+            drafting.learn or (lambda request, token_ids: None),
+            facts={
+                "its models": (self._target, self._checkpoint.model.config, self.dtype),
+                "its offload": (loader.offload, loader.resident_layers),
+                "its speculation": config,
+                "its layout": self.layout,
+            },
+        )
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of requests that come without any; see `generation_config`."""
+        return self._default_params
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: Bar = False,
     ) -> list[RequestOutput]:
         """Completes prompts.
 
         Args:
           prompts: one prompt or several; each is text, token ids, or a mapping with one of them as
             its `prompt` or `prompt_token_ids`.
-          sampling_params: one for all prompts, or one for each.
+          sampling_params: one for all prompts, or one for each; by default
+            `get_default_sampling_params`.
+          use_tqdm: whether standard error shows a bar; or what makes one, like `tqdm`.
 
         Returns:
           One result per prompt, in order. A request that fails by itself (NaN logits, every token
@@ -257,30 +246,8 @@ class LLM:
           GenerationError: a later failure; its `outputs` are the results up to it.
         """
         several = as_list(prompts)
-        return self._generate(several, match_params(sampling_params, len(several)))
-
-    def _generate(
-        self, prompts: Sequence[Prompt | Start], params: Sequence[SamplingParams]
-    ) -> list[RequestOutput]:
-        with self._lock:
-            rows = self._rows(prompts, params, ROUNDS_PER_CALL)
-            found: list[list[RequestOutput]] = [[] for _ in prompts]
-            try:
-                for chunk in self._decode(rows, ROUNDS_PER_CALL):
-                    if chunk.output is not None:
-                        found[chunk.index].append(chunk.output)
-            except Exception as error:
-                outputs = [
-                    RequestOutput.joined(each) if len(each) == sampling.n else None
-                    for each, sampling in zip(found, params, strict=True)
-                ]
-                done = sum(output is not None for output in outputs)
-                raise GenerationError(
-                    f"decoding failed after {done} of {len(found)} prompts, whose results are this "
-                    f"error's `outputs`: {error}",
-                    outputs,
-                ) from error
-        return [RequestOutput.joined(each) for each in found]
+        params = match_params(sampling_params, len(several), self._default_params)
+        return self._calls.generate(several, params, use_tqdm)
 
     def stream(
         self,
@@ -295,31 +262,90 @@ class LLM:
         dropping the iterator frees the memory of its requests.
         """
         several = as_list(prompts)
-        params = match_params(sampling_params, len(several))
-        with self._lock:
-            rows = self._rows(several, params, ROUNDS_PER_CHUNK)
-        return self._decode(rows, ROUNDS_PER_CHUNK)
+        params = match_params(sampling_params, len(several), self._default_params)
+        return self._calls.stream(several, params)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The token ids that `chat` reads of one conversation; arguments and errors are its."""
+        return self.tokenizer.encode_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[False] = False,
+        use_tqdm: Bar = False,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[True],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> Iterator[StreamChunk]: ...
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[RequestOutput]:
+        *,
+        stream: bool = False,
+        use_tqdm: Bar = False,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[RequestOutput] | Iterator[StreamChunk]:
         """Answers one conversation or several through the model's chat template.
 
         Args:
           messages: `{"role": ..., "content": ...}` of one conversation, or a list of such lists.
-          sampling_params: one for all conversations, or one for each.
+          sampling_params: one for all conversations, or one for each; as for `generate`.
+          stream: yield the answers as they come, like `stream`.
+          use_tqdm: as for `generate`.
+          add_generation_prompt: whether the prompt ends with what begins the assistant's message.
+          continue_final_message: whether the last message is continued instead of answered, with
+            `add_generation_prompt=False`.
+
+        Raises:
+          RequestError: as of `generate`; or a message is malformed, or the template refuses it.
+          ConfigError: as of `generate`; or the model has no chat template, or two arguments
+            contradict each other.
         """
         is_one = not isinstance(messages, Sequence) or (
             messages and isinstance(messages[0], Mapping)
         )
         several: Sequence[Any] = [messages] if is_one else messages
-        texts = [self.tokenizer.apply_chat_template(each) for each in several]
-        ids = [self._intake.encode(text, i, False) for i, text in enumerate(texts)]
-        outputs = self.generate(ids, sampling_params)
-        pairs = zip(outputs, texts, strict=True)
-        return [dataclasses.replace(output, prompt=text) for output, text in pairs]
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        texts = [self.tokenizer.apply_chat_template(each, **options) for each in several]
+        prompts = [
+            {"prompt": text, "prompt_token_ids": self._intake.encode(text, i, False)}
+            for i, text in enumerate(texts)
+        ]
+        if stream:
+            if use_tqdm:
+                raise ConfigError("use_tqdm shows how many answers are whole; leave stream out.")
+            return self.stream(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def transcribe(
         self,
@@ -360,62 +386,13 @@ class LLM:
         if speech is None:
             raise ConfigError(f"{self.name} reads no speech; use a model such as Whisper.")
         params = sampling_params or SamplingParams(max_tokens=config.max_position)
-        transcriber = Transcriber(config, speech, self.tokenizer, self._generate)
-        with self._lock:
+        transcriber = Transcriber(config, speech, self.tokenizer, self._calls.generate)
+        with self._turns.lock:
             return transcriber.run(several, language, task, timestamps, params)
-
-    def _rows(
-        self,
-        prompts: Sequence[Prompt | Start],
-        params: Sequence[SamplingParams],
-        rounds: int,
-    ) -> list[Row]:
-        """The requests, after a check that all processes will decode the same ones."""
-        rows = []
-        for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-            text, given = text_of(i, prompt)
-            request_id = str(next(self._request_ids))
-            for sample, own in enumerate(completions_of(sampling)):
-                request = self.request(given, own, i)
-                rows.append(Row(i, sample, request_id, text, request, self.tokenizer))
-        distributed.agree(
-            {
-                "its models": (self._target, self._checkpoint.model.config, self.dtype),
-                "its offload": self._offload,
-                "its speculation": self.speculative_config,
-                "its layout": self.layout,
-                "its limits": (self.max_model_len, self.max_num_seqs, rounds),
-                "its prompts": [row.request.prompt_token_ids for row in rows],
-                "its sources": [_digest(row.request.source) for row in rows],
-                "its sampling parameters": params,
-                "its seeds": [row.request.key.tolist() for row in rows],
-            }
-        )
-        return rows
-
-    def _decode(self, rows: list[Row], rounds: int) -> Iterator[StreamChunk]:
-        if not rows:
-            return
-        with self._lock:
-            scheduler = Scheduler(self.engine, rows, self.max_num_seqs, rounds, self._learn)
-        while scheduler.busy:
-            # Not held while the caller has the chunks: it may wait for another call of ours.
-            with self._lock:
-                chunks = scheduler.step()
-            yield from chunks
 
     def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int = 0) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
 
         `index` names it in messages; errors are those of `generate`.
         """
-        if self.speculative_config.verification == "greedy" and sampling.temperature > 0:
-            raise ConfigError(
-                f"verification 'greedy' is exact at temperature 0 only, but prompt {index} asks "
-                f"for temperature {sampling.temperature}; use verification 'token'."
-            )
-        return self._intake.request(prompt, sampling, index)
-
-
-def _digest(source: np.ndarray | None) -> str | None:
-    return None if source is None else hashlib.sha256(source.tobytes()).hexdigest()
+        return self._calls.request(prompt, sampling, index)

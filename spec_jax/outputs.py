@@ -82,17 +82,17 @@ class SpeculativeMetrics:
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token in one place of a completion; names as in vLLM.
+    """A token in one place of a completion or of a prompt; names as in vLLM.
 
     Attributes:
       logprob: the natural logarithm of its probability, by the target's logits as they are.
       rank: 1 for the likeliest token; ties have the same.
-      decoded_token: its text.
+      decoded_token: its text; None if no text was asked for.
     """
 
     logprob: float
     rank: int
-    decoded_token: str
+    decoded_token: str | None
 
 
 @dataclass(frozen=True)
@@ -140,15 +140,18 @@ class RequestOutput:
 
     Attributes:
       request_id: different for each prompt of one `LLM`.
-      prompt: the prompt's text as it was tokenized, or None if token ids were given.
+      prompt: the prompt's text as it was given, or None if only token ids were.
       prompt_token_ids: its tokens.
       outputs: its completions, as many as `n`.
+      prompt_logprobs: for each of its tokens as `logprobs` of a completion; None for the first,
+        which nothing predicts. None if they were not asked for.
     """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
 
     @classmethod
     def joined(cls, parts: Sequence["RequestOutput"]) -> "RequestOutput":
@@ -205,13 +208,16 @@ class RequestOutput:
         }
         if (logprobs := self.outputs[0].logprobs) is not None:
             result["cumulative_logprob"] = self.outputs[0].cumulative_logprob
-            result["logprobs"] = [
-                {token: dataclasses.asdict(each) for token, each in place.items()}
-                for place in logprobs
-            ]
+            result["logprobs"] = list(map(_as_dict, logprobs))
+        if self.prompt_logprobs is not None:
+            result["prompt_logprobs"] = list(map(_as_dict, self.prompt_logprobs))
         if self.error is not None:
             result["error"] = self.error
         return result
+
+
+def _as_dict(place: dict[int, Logprob] | None) -> dict[int, Any] | None:
+    return place and {token: dataclasses.asdict(each) for token, each in place.items()}
 
 
 @dataclass(frozen=True)

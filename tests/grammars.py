@@ -1,5 +1,6 @@
 """Random grammars that are small enough to be walked to their end, each with its own judge."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ class RandomGrammar(NamedTuple):
     """A grammar and who decides what belongs to it, without the parser under test.
 
     Attributes:
-      params: the fields of `SamplingParams` that ask for it.
+      params: the field of `StructuredOutputsParams` that asks for it.
       accepts: whether a text is a whole output.
     """
 
@@ -23,10 +24,11 @@ class RandomGrammar(NamedTuple):
 
 
 def random_grammars(count: int, seed: int = 0) -> Iterator[RandomGrammar]:
-    """Regular expressions and JSON schemas in turn; the same ones for the same seed."""
+    """JSON schemas and grammars of the other kinds in turn; the same ones for the same seed."""
     rng = np.random.default_rng(seed)
+    others = itertools.cycle([_regex, _rules, _regex, _choice])
     for i in range(count):
-        yield _regex(rng) if i % 2 else _json_schema(rng)
+        yield next(others)(rng) if i % 2 else _json_schema(rng)
 
 
 def _regex(rng: np.random.Generator) -> RandomGrammar:
@@ -34,6 +36,36 @@ def _regex(rng: np.random.Generator) -> RandomGrammar:
     return RandomGrammar(
         {"regex": expression}, lambda text: re.fullmatch(expression, text) is not None
     )
+
+
+def _choice(rng: np.random.Generator) -> RandomGrammar:
+    count = int(rng.integers(1, 5))
+    texts = [
+        "".join(rng.choice([*LETTERS, *".+(|é\n"], int(rng.integers(1, 6)))) for _ in range(count)
+    ]
+    return RandomGrammar({"choice": texts}, lambda text: text in texts)
+
+
+def _rules(rng: np.random.Generator) -> RandomGrammar:
+    """A context-free grammar of few texts, in Lark's syntax or in GBNF; all are written out."""
+    is_lark = rng.random() < 0.5
+    sign, last = (":", "start") if is_lark else ("::=", "root")
+    names, texts, lines = [], {}, []
+    for name in ("x", "y", last):
+        alternatives, spelt = [], set()
+        for _ in range(int(rng.integers(1, 4))):
+            parts = [
+                str(each)
+                for each in rng.choice([*LETTERS, "(", "é", *names], int(rng.integers(1, 4)))
+            ]
+            alternatives.append(" ".join(part if part in names else f'"{part}"' for part in parts))
+            spelt |= {
+                "".join(each) for each in itertools.product(*(texts.get(p, {p}) for p in parts))
+            }
+        lines.append(f"{name} {sign} {' | '.join(alternatives)}")
+        texts[name] = spelt
+        names.append(name)
+    return RandomGrammar({"grammar": "\n".join(lines)}, lambda text: text in texts[last])
 
 
 def random_regex(rng: np.random.Generator, depth: int = 3) -> str:
@@ -68,7 +100,7 @@ def _json_schema(rng: np.random.Generator) -> RandomGrammar:
 
     # Spaces between tokens are allowed without end; a random walk would seldom leave them.
     compact = {"x-guidance": {"whitespace_flexible": False}, **schema}
-    return RandomGrammar({"json_schema": compact}, is_whole)
+    return RandomGrammar({"json": compact}, is_whole)
 
 
 def _value(rng: np.random.Generator, depth: int) -> _Schema:

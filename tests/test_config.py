@@ -5,12 +5,13 @@ import dataclasses
 import functools
 import math
 import pickle
+import re
 import types
 
 import numpy as np
 import pytest
 
-from spec_jax import ConfigError, SamplingParams, SpeculativeConfig
+from spec_jax import ConfigError, SamplingParams, SpeculativeConfig, StructuredOutputsParams
 from spec_jax.config import (
     DRAFT_LENGTH_POLICIES,
     DRAFTING_METHODS,
@@ -66,9 +67,7 @@ BAD_SAMPLING = [
     *no_whole_number("seed"),
     *[("logit_bias", bad, "a mapping") for bad in ([3, 4], 5, "5")],
     *[("bad_words", bad, "a list") for bad in (5, {})],
-    *[("json_schema", bad, "a JSON object") for bad in (5, "{", "[]", "5", [1], {1: {2}}, "")],
-    *[("regex", bad, TEXT) for bad in (5, b"a", ["a"])],
-    ("regex", "", "at least 1 character"),
+    *[("structured_outputs", bad, "or a mapping") for bad in (5, "json", ["json"])],
     *[("stop", bad, "a list") for bad in (5, {})],
     *[("stop_token_ids", bad, "a list") for bad in (5, "2")],
     *[("namespace", bad, TEXT) for bad in (None, 7, b"a", ("a",))],
@@ -78,13 +77,35 @@ BAD_SAMPLING = [
     *below("logprobs", -1, low=0),
     ("logprobs", 21, "at most 20"),
     *no_whole_number("logprobs", 1.0),
+    *below("prompt_logprobs", -1, low=0),
+    ("prompt_logprobs", 21, "at most 20"),
+    *no_whole_number("prompt_logprobs", 1.0),
+    ("truncate_prompt_tokens", 0, "at least 1, or -1"),
+    *below("truncate_prompt_tokens", -2, low=-1),
+    *no_whole_number("truncate_prompt_tokens", 1.0),
     *[("allowed_token_ids", bad, "a list") for bad in (5, "2")],
     ("allowed_token_ids", (), "at least 1"),
     *[
         (name, bad, "true or false")
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+        for name in (
+            "detokenize",
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+        )
         for bad in ("no", 1, None)
     ],
+]
+
+BAD_STRUCTURED = [
+    *[("json", bad, "a JSON object") for bad in (5, "{", "[]", "5", [1], {1: {2}}, "")],
+    *[("regex", bad, TEXT) for bad in (5, b"a", ["a"])],
+    ("regex", "", "at least 1 character"),
+    *[("choice", bad, "a list") for bad in (5, "a", {"a": 1})],
+    ("choice", (), "at least 1"),
+    *[("grammar", bad, TEXT) for bad in (5, b"a", ["a"])],
+    ("grammar", "", "at least 1 character"),
+    *[("json_object", bad, "true or false") for bad in (1, "yes")],
 ]
 
 COUNTS = ("num_speculative_tokens", "prompt_lookup_max", "early_exit_layers", "draft_vocab_size")
@@ -123,6 +144,38 @@ def test_a_bad_sampling_value_is_refused_by_name_with_a_remedy(name, bad, remedy
     assert remedy in message
 
 
+@pytest.mark.parametrize(("name", "bad", "remedy"), BAD_STRUCTURED)
+def test_a_bad_form_of_outputs_is_refused_by_name_with_a_remedy(name, bad, remedy):
+    for make in (StructuredOutputsParams, lambda **given: SamplingParams(structured_outputs=given)):
+        with pytest.raises(ConfigError) as error:
+            make(**{name: bad})
+        message = str(error.value)
+        assert message.startswith(f"{name} is {bad!r}")
+        assert remedy in message
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "structured_outputs has nothing; give exactly one of json, regex, choice, grammar"),
+        ({"json_object": False}, "structured_outputs has nothing"),
+        ({"regex": "a", "json": {}}, "structured_outputs has json and regex"),
+        ({"regexp": "a"}, "has no option 'regexp'. Did you mean 'regex'?"),
+        ({"whitespace_pattern": " "}, "has no option 'whitespace_pattern'; leave it out"),
+        ({5: 5}, "has no option '5'"),
+    ],
+)
+def test_structured_outputs_have_one_form(given, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        SamplingParams(structured_outputs=given)
+
+
+def test_a_mapping_says_what_structured_outputs_are():
+    made = SamplingParams(structured_outputs={"choice": ["a", "b"]})
+    same = SamplingParams(structured_outputs=StructuredOutputsParams(choice=("a", "b")))
+    assert made == same and made.structured_outputs.kind == "choice"
+
+
 @pytest.mark.parametrize(("name", "bad", "remedy"), BAD_SPECULATIVE)
 def test_a_bad_speculative_value_is_refused_by_name_with_a_remedy(name, bad, remedy):
     with pytest.raises(ConfigError) as error:
@@ -135,6 +188,9 @@ def test_a_bad_speculative_value_is_refused_by_name_with_a_remedy(name, bad, rem
 def test_every_field_is_validated():
     tested = {name for name, *_ in BAD_SAMPLING}
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert fields == tested
+    tested = {name for name, *_ in BAD_STRUCTURED}
+    fields = {field.name for field in dataclasses.fields(StructuredOutputsParams)}
     assert fields == tested
     tested = {name for name, *_ in BAD_SPECULATIVE}
     fields = {field.name for field in dataclasses.fields(SpeculativeConfig)}
@@ -155,7 +211,7 @@ def test_every_field_is_validated():
         ({"stop": ["end", 5]}, "stop.1 is 5", TEXT),
         ({"stop": [b"end"]}, "stop.0 is b'end'", TEXT),
         ({"bad_words": ("a", "")}, "bad_words.1 is ''", "at least 1 character"),
-        ({"regex": "a", "json_schema": {}}, "json_schema is '{}' and regex is 'a'", "one of the"),
+        ({"stop": "a", "detokenize": False}, "stop is ('a',)", "use stop_token_ids"),
         ({"stop_token_ids": [2, -1]}, "stop_token_ids.1 is -1", "at least 0"),
         ({"stop_token_ids": [1.0]}, "stop_token_ids.0 is 1.0", WHOLE),
     ],
@@ -393,7 +449,7 @@ def test_the_defaults_decode_greedily_and_change_nothing():
     assert (made.temperature, made.top_k, made.top_p, made.min_p) == (0.0, 0, 1.0, 0.0)
     assert (made.repetition_penalty, made.presence_penalty, made.frequency_penalty) == (1, 0, 0)
     assert (made.logit_bias, made.seed, made.stop, made.stop_token_ids) == ({}, None, (), ())
-    assert (made.min_tokens, made.bad_words, made.json_schema, made.regex) == (0, (), None, None)
+    assert (made.min_tokens, made.bad_words, made.structured_outputs) == (0, (), None)
     assert SpeculativeConfig().method == "none"
 
 
@@ -406,9 +462,9 @@ def test_stops_may_be_given_as_one_string_or_any_sequence_and_become_tuples():
 
 def test_a_schema_is_kept_as_text_in_the_order_of_its_keys():
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
-    made = SamplingParams(json_schema=schema)
-    assert made.json_schema == '{"type": "object", "properties": {"b": {}, "a": {}}}'
-    assert SamplingParams(json_schema=made.json_schema) == made
+    made = StructuredOutputsParams(json=schema)
+    assert made.json == '{"type": "object", "properties": {"b": {}, "a": {}}}'
+    assert StructuredOutputsParams(json=made.json) == made
 
 
 def test_numbers_of_numpy_are_numbers():

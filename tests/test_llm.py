@@ -150,6 +150,7 @@ def test_chat(plain):
     assert output.prompt == plain.tokenizer.apply_chat_template(messages)
     ids = plain.tokenizer.encode_chat(messages)
     assert output.token_ids == plain.generate(ids, GREEDY)[0].token_ids
+    assert plain.encode_chat(messages) == ids
     several = plain.chat([messages, messages], GREEDY)
     assert [each.token_ids for each in several] == [output.token_ids] * 2
 

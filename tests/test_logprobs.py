@@ -1,13 +1,22 @@
 """Log-probabilities are the target's own, whatever drafts and however tokens are drawn."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax import LLM, Layout, SamplingParams, SpeculativeConfig
+from spec_jax import LLM, ConfigError, Layout, SamplingParams, SpeculativeConfig
+from spec_jax.checkpoints import Checkpoint
 from spec_jax.decoding.logprobs import Logprobs
+from spec_jax.decoding.reading import PLACES_AT_ONCE
 from spec_jax.drafters.base import Draft
-from tests.checkpoints.tiny import write_directory
+from spec_jax.engine.intake import Intake
+from spec_jax.models.model import Model
+from spec_jax.testing import tiny_model
+from spec_jax.text.tokenizer import Tokenizer
+from tests.checkpoints.tiny import TOKENS, byte_tokenizer, write_directory
 from tests.often import often
 
 PROMPTS = ["the inn in the", "the end", "an inn", "the end of the end"]
@@ -40,30 +49,45 @@ def log_softmax(logits):
     return logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
 
 
-def expected(llm, output, token_ids):
-    """What the target says of a text that it reads at once, in float64 from its logits on."""
-    target = llm.engine.target.unpacked()
-    ids = [*output.prompt_token_ids, *token_ids]
-    cache = target.new_cache(1, 64)
-    logits = target.score(jnp.asarray([ids], jnp.int32), cache)[0][0]
-    return log_softmax(logits)[len(output.prompt_token_ids) - 1 : -1]
+def teacher_forced(llm, ids):
+    """What the target says after each token of a text that it reads at once, in float64."""
+    padded = np.zeros((1, llm.max_model_len), np.int32)
+    padded[0, : len(ids)] = ids
+    return log_softmax(_score(llm.engine.target.unpacked(), padded)[: len(ids)])
+
+
+@jax.jit
+def _score(target, tokens):
+    return target.score(tokens, target.new_cache(*tokens.shape))[0][0]
+
+
+def check_places(llm, token_ids, places, wanted, count):
+    assert len(places) == len(token_ids) == len(wanted)
+    for token, found, row in zip(token_ids, places, wanted, strict=True):
+        assert abs(found[token].logprob - row[token]) < 1e-4
+        likelier = row > row[token]
+        near = abs(row - row[token]) < 1e-4
+        assert likelier[~near].sum() < found[token].rank <= (likelier | near).sum()
+        by_rank = sorted(found.values(), key=lambda logprob: logprob.rank)[:count]
+        top = np.sort(row)[::-1][:count]
+        np.testing.assert_allclose([logprob.logprob for logprob in by_rank], top, atol=1e-4)
+        assert found[token].decoded_token == llm.tokenizer.decode([token], False)
 
 
 def check(llm, output, count):
     for each in output.outputs:
-        wanted = expected(llm, output, each.token_ids)
-        assert each.logprobs is not None and len(each.logprobs) == len(each.token_ids)
-        for token, found, row in zip(each.token_ids, each.logprobs, wanted, strict=True):
-            assert abs(found[token].logprob - row[token]) < 1e-4
-            likelier = row > row[token]
-            near = abs(row - row[token]) < 1e-4
-            assert likelier[~near].sum() < found[token].rank <= (likelier | near).sum()
-            by_rank = sorted(found.values(), key=lambda logprob: logprob.rank)[:count]
-            top = np.sort(row)[::-1][:count]
-            np.testing.assert_allclose([logprob.logprob for logprob in by_rank], top, atol=1e-4)
-            assert found[token].decoded_token == llm.tokenizer.decode([token], False)
+        rows = teacher_forced(llm, [*output.prompt_token_ids, *each.token_ids])
+        wanted = rows[len(output.prompt_token_ids) - 1 : -1]
+        check_places(llm, each.token_ids, each.logprobs, wanted, count)
         total = sum(row[token] for row, token in zip(wanted, each.token_ids, strict=True))
         assert abs(each.cumulative_logprob - total) < 1e-3
+
+
+def check_prompt(llm, output, count):
+    first, *places = output.prompt_logprobs
+    assert first is None
+    ids = output.prompt_token_ids
+    check_places(llm, ids[1:], places, teacher_forced(llm, ids)[:-1], count)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
@@ -101,6 +125,66 @@ def test_rows_with_and_without(llm):
     plain = llm.generate(PROMPTS, SamplingParams(max_tokens=6))
     assert [each.token_ids for each in plain] == [each.token_ids for each in found]
     assert plain[0].outputs[0].cumulative_logprob is None
+
+
+LONG = "the end of the end " * 7
+"""A prompt of several blocks, after which rows with short prompts read their last one again."""
+
+
+@pytest.mark.parametrize("method", often(METHODS, ["tree"]))
+def test_those_of_prompts_are_the_targets(llm, method):
+    """They change nothing else, and rows beside them that want none get none."""
+    speculative = llm.with_speculation(SpeculativeConfig(**METHODS[method]))
+    free = SamplingParams(max_tokens=8, temperature=1.2, top_k=5, logprobs=1, seed=5, n=2)
+    asks = dataclasses.replace(free, prompt_logprobs=3)
+    prompts = ["an", "the inn in the", LONG, "the end"]
+    found = speculative.generate(prompts, [asks, free, asks, asks])
+    assert found[1].prompt_logprobs is None
+    for output in (found[0], *found[2:]):
+        check_prompt(llm, output, 3)
+    for output in found:
+        check(llm, output, 1)
+    same = speculative.generate(prompts, free)
+    assert [each.outputs[1].token_ids for each in same] == [
+        each.outputs[1].token_ids for each in found
+    ]
+
+
+def test_a_prompt_that_fills_the_context(llm):
+    """The last place of its last block is where the caches end."""
+    ids = np.random.default_rng(0).integers(3, 200, llm.max_model_len - 1).tolist()
+    (output,) = llm.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    check_prompt(llm, output, 0)
+    assert output.as_dict()["prompt_logprobs"][0] is None
+
+
+def test_those_of_prompts_on_a_mesh(llm, tmp_path):
+    sharded = LLM(write_directory(tmp_path / "tiny"), layout=Layout.tensor_parallel(2))
+    for output in sharded.generate(["an", LONG], SamplingParams(max_tokens=2, prompt_logprobs=2)):
+        check_prompt(llm, output, 2)
+
+
+def test_only_few_logits_of_a_prompt_are_made_at_once(llm, monkeypatch):
+    seen = []
+
+    def exit(model, x, whole=Model.exit):
+        seen.append(x.shape[1])
+        return whole(model, x)
+
+    monkeypatch.setattr(Model, "exit", exit)
+    fresh = llm.with_speculation(SpeculativeConfig())
+    ids = fresh.tokenizer.encode(LONG)
+    assert len(ids) > 2 * PLACES_AT_ONCE
+    fresh.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    assert max(seen) == PLACES_AT_ONCE
+
+
+def test_the_prompt_of_an_encoder_has_none():
+    model = tiny_model(vocab_size=len(TOKENS), encoder_layers=1)
+    tokenizer = Tokenizer(byte_tokenizer(), eos_token_ids=[0])
+    intake = Intake(Checkpoint(model, tokenizer, (0,), "tiny"), 64, 0)
+    with pytest.raises(ConfigError, match="prompt_logprobs is 1, but an encoder reads"):
+        intake.request([5, 6], SamplingParams(prompt_logprobs=1), 0)
 
 
 @pytest.mark.parametrize("drafts", [1, 3])

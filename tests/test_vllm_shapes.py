@@ -1,10 +1,25 @@
 """What users of vLLM write is understood: names, defaults, shapes of prompts."""
 
+import dataclasses
+import inspect
+import re
+
 import numpy as np
 import pytest
 
-from spec_jax import LLM, ConfigError, Layout, RequestError, SamplingParams, SpeculativeConfig
-from tests.checkpoints.tiny import write_directory
+from spec_jax import (
+    LLM,
+    CheckpointError,
+    ConfigError,
+    Layout,
+    RequestError,
+    SamplingParams,
+    SpeculativeConfig,
+    StructuredOutputsParams,
+    checkpoints,
+)
+from spec_jax.config.elsewhere import NOT_OF_LLM
+from tests.checkpoints.tiny import write_directory, write_json
 
 PARAMS = SamplingParams(max_tokens=8)
 
@@ -79,6 +94,8 @@ def test_shapes_of_prompts(llm):
     assert len({each.token_ids for each in found}) == 1
     assert [each.prompt for each in found] == ["the inn", "the inn", None, None, None]
     assert llm.generate(prompts[1], PARAMS)[0].token_ids == found[0].token_ids
+    both = llm.generate({"prompt": "the inn", "prompt_token_ids": ids}, PARAMS)[0]
+    assert (both.prompt, both.token_ids) == ("the inn", found[0].token_ids)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +106,8 @@ def test_shapes_of_prompts(llm):
         ([None], "prompt 0 is None"),
         (["x", 5.5], "prompt 1 is 5.5"),
         ({"text": "x"}, "prompt 0 is a mapping with 'text'"),
-        ({"prompt": "x", "prompt_token_ids": [1]}, "'prompt', 'prompt_token_ids'"),
+        ({"prompt": "x", "multi_modal_data": {}}, "'prompt', 'multi_modal_data'"),
+        ({"prompt": 5, "prompt_token_ids": [1]}, "prompt 0 has the text 5"),
         ({}, "no key"),
         ({"prompt_token_ids": 5}, "prompt 0 is 5"),
         ({"prompt_token_ids": []}, "prompt 0 is empty"),
@@ -130,3 +148,184 @@ def test_a_number_of_devices_is_a_layout(model, llm):
     for given in ({"tensor_parallel_size": 0}, {"tensor_parallel_size": 2, "layout": two.layout}):
         with pytest.raises(ConfigError, match="tensor_parallel_size is"):
             LLM(model, **given)
+
+
+MESSAGES = [{"role": "user", "content": "the inn"}, {"role": "assistant", "content": "the"}]
+
+
+def test_a_chat_streams(llm):
+    chats = [MESSAGES[:1], MESSAGES]
+    whole = llm.chat(chats, PARAMS)
+    chunks = list(llm.chat(chats, PARAMS, stream=True))
+    for i, output in enumerate(whole):
+        mine = [chunk for chunk in chunks if chunk.index == i]
+        assert "".join(chunk.text for chunk in mine) == output.text
+        assert sum((chunk.token_ids for chunk in mine), ()) == output.token_ids
+        last = mine[-1].output
+        assert (last.prompt, last.prompt_token_ids) == (output.prompt, output.prompt_token_ids)
+    with pytest.raises(ConfigError, match="leave stream out"):
+        llm.chat(chats, PARAMS, stream=True, use_tqdm=True)
+
+
+def test_the_last_message_is_continued(llm):
+    asked = llm.encode_chat(MESSAGES[:1])
+    said = llm.tokenizer.encode("the", add_special_tokens=False)
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert llm.encode_chat(MESSAGES, **options) == [*asked, *said]
+    (output,) = llm.chat(MESSAGES, PARAMS, **options)
+    assert output.prompt_token_ids == (*asked, *said)
+    closed = llm.encode_chat(MESSAGES[:1], add_generation_prompt=False)
+    assert closed == asked[: len(closed)] and len(closed) < len(asked)
+    with pytest.raises(ConfigError, match="both true"):
+        llm.encode_chat(MESSAGES, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("max_model_length", "LLM has no option 'max_model_length'. Did you mean 'max_model_len'?"),
+        ("trust_remote_code", "no code of a checkpoint is ever run"),
+        ("gpu_memory_utilization", "lower max_num_seqs or max_model_len"),
+        ("enforce_eager", "leave it out: everything is compiled"),
+        ("swap_space", "leave it out"),
+        ("target", "it is called model"),
+    ],
+)
+def test_what_is_no_argument(name, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        LLM("nowhere", **{name: 1})
+
+
+def test_what_is_no_sampling_parameter():
+    for name, said in (
+        ("temprature", "Did you mean 'temperature'?"),
+        ("guided_decoding", "use structured_outputs"),
+        ("output_kind", "LLM.stream"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            SamplingParams(**{name: 1})
+
+
+def test_advice_is_about_names_that_are_not_taken():
+    assert not NOT_OF_LLM.keys() & inspect.signature(LLM).parameters.keys()
+    for config in (SamplingParams, StructuredOutputsParams):
+        assert not config.ELSEWHERE.keys() & {field.name for field in dataclasses.fields(config)}
+
+
+def test_defaults_of_arguments(model, llm):
+    theirs = LLM(
+        model, quantization=None, max_num_seqs=None, seed=None, tensor_parallel_size=1, dtype="auto"
+    )
+    assert (theirs.layout, theirs.max_num_seqs) == (llm.layout, llm.max_num_seqs)
+    assert (theirs.dtype, theirs.quantization) == (llm.dtype, llm.quantization)
+
+
+class Bar:
+    def __init__(self, **options):
+        self.options, self.done, self.closed = options, 0, False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.closed = True
+
+    def update(self):
+        self.done += 1
+
+
+def test_a_bar(llm, capsys):
+    bars = []
+
+    def make(**options):
+        bars.append(Bar(**options))
+        return bars[-1]
+
+    params = SamplingParams(max_tokens=2, n=2)
+    llm.generate(["a", "b"], params, use_tqdm=make)
+    llm.chat([MESSAGES[:1]], PARAMS, use_tqdm=make)
+    assert [(bar.options["total"], bar.done, bar.closed) for bar in bars] == [
+        (4, 4, True),
+        (1, 1, True),
+    ]
+    llm.generate("a", params)
+    assert capsys.readouterr() == ("", "")
+    llm.generate("a", params, use_tqdm=True)
+    out, err = capsys.readouterr()
+    assert out == "" and "2/2" in err
+
+
+def test_the_last_tokens_of_a_prompt(llm):
+    ids = llm.tokenizer.encode("the inn in the end")
+    for count, kept in ((3, ids[-3:]), (1, ids[-1:]), (100, ids), (None, ids)):
+        params = SamplingParams(truncate_prompt_tokens=count)
+        for prompt in (ids, "the inn in the end"):
+            assert llm.request(prompt, params).prompt_token_ids == kept
+    long = ids * 50
+    with pytest.raises(RequestError, match="leaves no room"):
+        llm.request(long, SamplingParams())
+    room = llm.max_model_len - 100
+    params = SamplingParams(truncate_prompt_tokens=-1, max_tokens=100)
+    assert llm.request(long, params).prompt_token_ids == long[-room:]
+    everything = SamplingParams(truncate_prompt_tokens=-1, max_tokens=None)
+    assert llm.request(long, everything).prompt_token_ids == long[-1:]
+
+
+def test_ids_alone(llm):
+    ids = llm.tokenizer.encode("the inn")
+    params = SamplingParams(max_tokens=6, logprobs=1)
+    bare = dataclasses.replace(params, detokenize=False)
+    with_text, without = llm.generate([ids, ids], [params, bare])
+    assert with_text.text and without.text == ""
+    assert with_text.token_ids == without.token_ids
+    (first, *_), (same, *_) = (each.outputs[0].logprobs for each in (with_text, without))
+    assert {i: each.logprob for i, each in first.items()} == {
+        i: each.logprob for i, each in same.items()
+    }
+    assert {each.decoded_token for each in same.values()} == {None}
+    assert all(chunk.text == "" for chunk in llm.stream([ids], bare))
+
+
+SETTINGS = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"do_sample": True, **SETTINGS}, SamplingParams(**SETTINGS)),
+        ({"do_sample": True, "top_p": 0.9}, SamplingParams(temperature=1.0, top_p=0.9)),
+        ({"max_new_tokens": 7, "eos_token_id": 0}, SamplingParams(max_tokens=7)),
+        ({"temperature": None, "num_beams": 4}, SamplingParams()),
+        ({"eos_token_id": 0, "pad_token_id": 1}, SamplingParams()),
+    ],
+)
+def test_what_a_model_asks_for(tmp_path, said, meant):
+    model = write_directory(tmp_path / "tiny")
+    write_json(model / "generation_config.json", said)
+    loaded = checkpoints.load(model)
+    assert checkpoints.default_sampling_params(loaded.name, loaded.sampling) == meant
+
+
+def test_a_models_sampling_is_for_requests_without_parameters(tmp_path):
+    model = write_directory(tmp_path / "tiny")
+    write_json(model / "generation_config.json", {"max_new_tokens": 3, "do_sample": True})
+    llm, ours = LLM(model), LLM(model, generation_config="none")
+    assert llm.get_default_sampling_params() == SamplingParams(max_tokens=3, temperature=1.0)
+    assert ours.get_default_sampling_params() == SamplingParams()
+    greedy = SamplingParams(max_tokens=5, ignore_eos=True)
+    assert len(llm.generate("the inn")[0].token_ids) <= 3
+    assert len(llm.generate("the inn", greedy)[0].token_ids) == 5
+    checkpoints.convert(model, tmp_path / "orbax")
+    converted = checkpoints.load(tmp_path / "orbax")
+    assert converted.sampling == {"max_new_tokens": 3, "do_sample": True}
+    with pytest.raises(ConfigError, match="generation_config is 'vllm'; choose one of auto, none"):
+        LLM(model, generation_config="vllm")
+
+
+@pytest.mark.parametrize("bad", [{"temperature": "hot"}, {"top_p": 7}, {"max_new_tokens": [1]}])
+def test_sampling_that_is_not_possible(tmp_path, bad):
+    model = write_directory(tmp_path / "tiny")
+    write_json(model / "generation_config.json", bad)
+    with pytest.raises(CheckpointError, match="of tiny asks for sampling"):
+        LLM(model)
+    assert LLM(model, generation_config="none").name == "tiny"

@@ -5,14 +5,16 @@ and no code that comes with a checkpoint is run.
 """
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from spec_jax.checkpoints import draft_directory
 from spec_jax.checkpoints.conversion import convert
+from spec_jax.checkpoints.generation_config import default_sampling_params, sampling_settings
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
 from spec_jax.checkpoints.opening import Place, find, open_model, speech_tokens
 from spec_jax.checkpoints.packing import Packing
@@ -22,7 +24,7 @@ from spec_jax.models.model import Model
 from spec_jax.text.speech import SpeechTokens
 from spec_jax.text.tokenizer import Tokenizer
 
-__all__ = ["Checkpoint", "convert", "load", "locate"]
+__all__ = ["Checkpoint", "convert", "default_sampling_params", "load", "locate"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Checkpoint:
       outputs: the target's ids that a draft trained for it can propose; None for all.
       quantization: how its matrices are kept: `none`, `int8`, `int4` or `gguf`.
       speech: the special tokens of a model that reads speech; None for others.
+      sampling: how it asks to be sampled, see `default_sampling_params`.
     """
 
     model: Model
@@ -46,6 +49,7 @@ class Checkpoint:
     outputs: np.ndarray | None = None
     quantization: str = "none"
     speech: SpeechTokens | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load(
@@ -84,7 +88,7 @@ def load(
             return _load_draft(name, path, dtype, packing, place, target)
         stored = open_model(path, dtype, packing, place)
         model = stored.load()
-        speech = speech_tokens(name, path, stored)
+        speech, sampling = speech_tokens(name, path, stored), sampling_settings(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return Checkpoint(
@@ -94,6 +98,7 @@ def load(
         name,
         quantization=stored.packing.quantization,
         speech=speech,
+        sampling=sampling,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from spec_jax import distributed
 from spec_jax.checkpoints import draft_directory, orbax_directory
 from spec_jax.checkpoints.checksums import write_checksums
+from spec_jax.checkpoints.generation_config import sampling_settings
 from spec_jax.checkpoints.hf_writer import (
     GENERATION,
     write_generation,
@@ -96,8 +97,10 @@ def convert(
             shapes = {name: leaf.shape for name, leaf in stored.weights.wanted.items()}
             write_weights(partial, stored.config, shapes, stored.weights.read, stored.dtype)
             write_tokenizer(partial, stored.tokenizer)
+        settings = sampling_settings(source)
         if speech is not None:
             suppressed = (list(speech.suppressed), list(speech.suppressed_first))
-            keys = SUPPRESSED[GENERATION]
-            write_generation(partial, stored.tokenizer, **dict(zip(keys, suppressed, strict=True)))
+            settings |= dict(zip(SUPPRESSED[GENERATION], suppressed, strict=True))
+        if settings:
+            write_generation(partial, stored.tokenizer, **settings)
         write_checksums(partial)

@@ -5,7 +5,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from spec_jax.cli.parser import Parser, add_debug, number, whole
+from spec_jax.cli.parser import Parser, add_debug, add_field, fields_of, number, whole
+from spec_jax.cli.sampling_arguments import add_sampling, sampling_of
 from spec_jax.config import (
     CONFIDENCE_THRESHOLD,
     DRAFT_LENGTH_POLICIES,
@@ -58,7 +59,8 @@ Prompts are decoded together, as many at once as --max-num-seqs allows, and prin
 Without a prompt, standard input is the prompt. One line break at the end of a file is dropped.
 
 --json prints, for each prompt, the keys text, token_ids, finish_reason, usage and metrics, and
-error if the request failed; with --compare also plain (the metrics of plain decoding) and
+error if the request failed; with --logprobs also logprobs (for each token by id) and
+cumulative_logprob; with --compare also plain (the metrics of plain decoding) and
 identical (whether it gave the same tokens; null if sampled).
 """
 
@@ -123,7 +125,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
         help="most prompts decoded as one batch (default: 8)",
     )
     add_speculation(parser)
-    _add_sampling(parser)
+    add_sampling(parser)
     if command == "generate":
         _add_generate(parser)
     else:
@@ -136,7 +138,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
     options = Options(
         target=given["target"],
         speculative=speculation_of(given),
-        sampling=SamplingParams(**fields_of(SamplingParams, given)),
+        sampling=sampling_of(given),
         llm={name: given[name] for name in (*LLM_OPTIONS, "max_num_seqs") if name in given},
         sources=(
             *([Source("text", given["positional"])] if given.get("positional") is not None else []),
@@ -145,6 +147,8 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
         **{name: given[name] for name in ("chat", "json", "compare") if name in given},
     )
     refuse_greedy_sampling(options)
+    if options.sampling.logprobs is not None and not options.json:
+        raise ConfigError(f"logprobs is {options.sampling.logprobs}, but only --json prints them.")
     return options
 
 
@@ -187,20 +191,6 @@ def refuse_greedy_sampling(options: Options) -> None:
             "verification 'greedy' is exact at temperature 0 only, but temperature is "
             f"{options.sampling.temperature}; use verification 'token'."
         )
-
-
-def fields_of(config: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the given values that are fields of a config class."""
-    names = {field.name for field in dataclasses.fields(config)}
-    return {name: value for name, value in given.items() if name in names}
-
-
-def add_field(group: Any, config: type, name: str, help: str, **how: Any) -> None:
-    """Adds the flag of a config field, with the field's default in its help."""
-    default = {field.name: field.default for field in dataclasses.fields(config)}[name]
-    unset = default is None or default is False or default in ((), "")
-    note = "" if unset else f" (default: {default})"
-    group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
 
 
 def add_reference(
@@ -318,33 +308,6 @@ def add_speculation(parser: Parser) -> None:
     add("draft_vocab_size", "tokens that a draft model may propose", type=whole, metavar="N")
 
 
-def add_distribution(group: Any) -> None:
-    """The flags that decide what the next token's distribution is."""
-    add = functools.partial(add_field, group, SamplingParams)
-    add("temperature", "0 is greedy", type=number, metavar="T")
-    add("top_k", "keep the K likeliest tokens; 0 keeps all", type=whole, metavar="K")
-    add("top_p", "keep the likeliest tokens that reach probability P", type=number, metavar="P")
-    add("min_p", "drop tokens below P times the likeliest", type=number, metavar="P")
-    add("repetition_penalty", "on tokens seen; 1 is off", type=number, metavar="X")
-    add("presence_penalty", "on tokens generated; 0 is off", type=number, metavar="X")
-    add("frequency_penalty", "per time generated; 0 is off", type=number, metavar="X")
-
-
-def _add_sampling(parser: Parser) -> None:
-    group = parser.add_argument_group("sampling")
-    add = functools.partial(add_field, group, SamplingParams)
-    add("max_tokens", "most tokens to generate", type=whole, metavar="N")
-    add_distribution(group)
-    add("min_tokens", "fewest tokens to generate before any stop", type=whole, metavar="N")
-    add("bad_words", "never generate this text (repeatable)", action="append", metavar="TEXT")
-    add("json_schema", "the output is JSON of this schema", metavar="JSON")
-    add("regex", "the output matches this regular expression", metavar="REGEX")
-    add("stop", "end before this text (repeatable)", action="append", metavar="TEXT")
-    add("ignore_eos", "decode past the end of sequence", action="store_true")
-    add("seed", "make sampling reproducible (default: random)", type=whole, metavar="N")
-    add("namespace", "method suffix drafts only from outputs of this namespace", metavar="NAME")
-
-
 def add_prompts(group: Any) -> None:
     """The flags that name prompts."""
     group.add_argument(
@@ -382,5 +345,13 @@ def _add_generate(parser: Parser) -> None:
     )
     group.add_argument(
         "--json", action="store_true", help="print one JSON object per prompt, one a line"
+    )
+    add_field(
+        group,
+        SamplingParams,
+        "logprobs",
+        "with --json, log-probabilities of each token and of the N likeliest in its place",
+        type=whole,
+        metavar="N",
     )
     add_debug(group)

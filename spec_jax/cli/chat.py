@@ -30,7 +30,7 @@ def run(options: Options) -> int:
         )
     with Screen() as screen:
         llm = load(options, screen)
-        llm.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])  # needs a template
+        llm.encode_chat([{"role": "user", "content": "Hello"}])  # needs a template
         screen.settle()
         return _Conversation(llm, options.sampling, screen).run()
 
@@ -104,7 +104,7 @@ class _Conversation:
     def _turn(self, text: str) -> None:
         """Answers one message; the turn is forgotten if there was no answer."""
         asked = [*self._messages, {"role": "user", "content": checked(text, "the message")}]
-        ids = self._llm.tokenizer.encode_chat(asked)
+        ids = self._llm.encode_chat(asked)
         context = self._llm.max_model_len
         if len(ids) >= context:
             raise RequestError(

@@ -22,7 +22,7 @@ def run(options: Options, texts: Sequence[str]) -> int:
         llm = load(options, screen)
         if options.chat:
             chats = [[{"role": "user", "content": text}] for text in texts]
-            prompts: list[Prompt] = [llm.tokenizer.encode_chat(chat) for chat in chats]
+            prompts: list[Prompt] = [llm.encode_chat(chat) for chat in chats]
         else:
             prompts = list(texts)
         if compare:

@@ -1,6 +1,7 @@
 """The parser that all commands share. Imports no JAX."""
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -44,6 +45,20 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Reports argparse's own complaints in the same way as all others."""
         raise ConfigError(f"{message.removeprefix('argument ')}.")
+
+
+def fields_of(config: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the given values that are fields of a config class."""
+    names = {field.name for field in dataclasses.fields(config)}
+    return {name: value for name, value in given.items() if name in names}
+
+
+def add_field(group: Any, config: type, name: str, help: str, **how: Any) -> None:
+    """Adds the flag of a config field, with the field's default in its help."""
+    default = {field.name: field.default for field in dataclasses.fields(config)}[name]
+    unset = default is None or default is False or default in ((), "")
+    note = "" if unset else f" (default: {default})"
+    group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
 
 
 def whole(text: str) -> int:

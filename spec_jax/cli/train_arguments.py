@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_jax.cli.arguments import add_field, add_reference, fields_of, require_target
-from spec_jax.cli.parser import Parser, add_debug, number, whole
+from spec_jax.cli.arguments import add_reference, require_target
+from spec_jax.cli.parser import Parser, add_debug, add_field, fields_of, number, whole
 from spec_jax.errors import ConfigError
 from spec_jax.training.config import EMBEDDINGS, OBJECTIVES, TrainingConfig
 

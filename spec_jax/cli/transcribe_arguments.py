@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from spec_jax.cli.arguments import (
     LLM_OPTIONS,
     Options,
-    add_distribution,
     add_model,
     add_speculation,
-    fields_of,
     refuse_greedy_sampling,
     require_target,
     speculation_of,
 )
-from spec_jax.cli.parser import Parser, add_debug, whole
+from spec_jax.cli.parser import Parser, add_debug, fields_of, whole
+from spec_jax.cli.sampling_arguments import add_distribution
 from spec_jax.config import LLM_DTYPES, SamplingParams
 from spec_jax.errors import ConfigError
 

@@ -23,7 +23,7 @@ from spec_jax.config.fields import (
     one_of,
     to_tuple,
 )
-from spec_jax.config.sampling import MOST_LOGPROBS, SamplingParams
+from spec_jax.config.sampling import MOST_LOGPROBS, WHAT_FITS, SamplingParams
 from spec_jax.config.speculative import (
     CONFIDENCE_THRESHOLD,
     DRAFT_LENGTH_POLICIES,
@@ -35,6 +35,7 @@ from spec_jax.config.speculative import (
     VERIFICATIONS,
     SpeculativeConfig,
 )
+from spec_jax.config.structured import StructuredOutputsParams
 
 __all__ = [
     "AUTO",
@@ -54,12 +55,14 @@ __all__ = [
     "QUANTIZATIONS",
     "SCORINGS",
     "VERIFICATIONS",
+    "WHAT_FITS",
     "AtLeast0",
     "AtLeast1",
     "NotNegative",
     "Positive",
     "SamplingParams",
     "SpeculativeConfig",
+    "StructuredOutputsParams",
     "Table",
     "Text",
     "cache_directory",

@@ -13,7 +13,7 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean, explain
+from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean, explain, unknown_option
 
 T = TypeVar("T")
 TableT = TypeVar("TableT", bound="Table")
@@ -24,7 +24,10 @@ FLOAT32_MAX = 3.4028234e38
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def config_class(cls: type[T]) -> type[T]:
-    """A frozen keyword-only dataclass whose values pydantic checks; errors are `ConfigError`."""
+    """A frozen keyword-only dataclass whose values pydantic checks; errors are `ConfigError`.
+
+    `ELSEWHERE` of the class may say what to do instead of giving options that it does not have.
+    """
     strict = pydantic.ConfigDict(extra="forbid", strict=True)
     decorate = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=strict)
     data_class: Any = decorate(cls)
@@ -33,9 +36,8 @@ def config_class(cls: type[T]) -> type[T]:
 
     @functools.wraps(validate)
     def checked_init(self: Any, **values: Any) -> None:
-        for name in values.keys() - names:
-            hint = did_you_mean(name, names)
-            raise ConfigError(f"{cls.__name__} has no option {name!r}.{hint}")
+        for name in sorted(values.keys() - names):
+            raise unknown_option(cls.__name__, name, names, getattr(cls, "ELSEWHERE", {}))
         try:
             validate(self, **values)
         except pydantic.ValidationError as error:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
@@ -14,19 +14,36 @@ from spec_jax.config.fields import (
     Number,
     Positive,
     Share,
-    Text,
     Texts,
+    Whole,
     config_class,
     or_empty,
-    to_json,
     to_tuple,
 )
+from spec_jax.config.structured import StructuredOutputsParams, to_structured
 from spec_jax.errors import ConfigError
 
 MOST_COMPLETIONS = 16384
 """vLLM's bound of `n`."""
 MOST_LOGPROBS = 20
 """vLLM's bound of `logprobs`."""
+WHAT_FITS = -1
+"""As `truncate_prompt_tokens`."""
+
+_ELSEWHERE = {
+    "best_of": "use n, and choose by cumulative_logprob",
+    "use_beam_search": "leave it out: tokens are sampled, or the likeliest at temperature 0",
+    "guided_decoding": "use structured_outputs",
+    "json_schema": "use structured_outputs={'json': ...}",
+    "regex": "use structured_outputs={'regex': ...}",
+    "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
+    "output_kind": "use LLM.generate for whole outputs, and LLM.stream for what is new",
+    "spaces_between_special_tokens": "leave it out: no space is added",
+    "logprob_token_ids": "use logprobs",
+    "flat_logprobs": "leave it out",
+    "extra_args": "leave it out",
+}
+"""Names that vLLM has, or had, and what to do here."""
 
 
 @config_class
@@ -57,20 +74,23 @@ class SamplingParams:
       bad_words: texts that must not be generated, at the start of a word or after a space: the
         last of a text's tokens is banned where prompt or output end with those before it. Other
         ways to spell the same text in tokens are not banned.
-      json_schema: the output must be JSON of this schema; a mapping or JSON text. It is kept as
-        text.
-      regex: the whole output must match this regular expression (syntax of Rust's regex crate).
+      structured_outputs: what the whole output must be, such as JSON of a schema; also as a mapping
+        with one of the names of `StructuredOutputsParams`.
       allowed_token_ids: tokens that may be generated, all others are banned; None for all.
       logprobs: also give the log-probability of each generated token, and so many of the likeliest
         tokens in its place, at most 20. They are the target's own: of its logits as they are,
         before all of the above. None gives none.
+      prompt_logprobs: the same for each token of the prompt after its first.
       seed: makes the request's randomness reproducible, whatever else shares its batch.
         None takes the next seed of the `LLM`.
       stop: strings that end the text; the text is cut before the string.
       include_stop_str_in_output: cut it after the string instead.
+      detokenize: whether the output has a text; without one no stop string can be found.
       skip_special_tokens: leave special tokens out of the text.
       stop_token_ids: tokens that end the request, besides the model's end-of-sequence tokens.
       ignore_eos: decode past the model's end-of-sequence tokens.
+      truncate_prompt_tokens: keep only so many tokens of the prompt, the last ones; -1 keeps as
+        many as leave room for max_tokens in the context. None refuses a prompt that does not fit.
       namespace: for method `suffix`: requests of one namespace draft from each other's outputs;
         those of others are never seen. How fast a request runs tells of the outputs it drafts
         from, so users who must not learn of each other need namespaces of their own.
@@ -90,19 +110,25 @@ class SamplingParams:
         default_factory=dict
     )
     bad_words: Texts = ()
-    json_schema: Annotated[Mapping[str, Any] | str | None, BeforeValidator(to_json)] = None
-    regex: Text | None = None
+    structured_outputs: Annotated[
+        StructuredOutputsParams | Mapping[str, Any] | None, BeforeValidator(to_structured)
+    ] = None
     allowed_token_ids: (
         Annotated[tuple[AtLeast0, ...], Field(min_length=1), BeforeValidator(to_tuple)] | None
     ) = None
     logprobs: Annotated[AtLeast0, Field(le=MOST_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[AtLeast0, Field(le=MOST_LOGPROBS)] | None = None
     seed: Annotated[AtLeast0, Field(le=2**64 - 1)] | None = None
     stop: Texts = ()
     include_stop_str_in_output: bool = False
+    detokenize: bool = True
     skip_special_tokens: bool = True
     stop_token_ids: Annotated[tuple[AtLeast0, ...], BeforeValidator(to_tuple), or_empty(())] = ()
     ignore_eos: bool = False
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=WHAT_FITS)] | None = None
     namespace: str = ""
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = _ELSEWHERE
 
     def __post_init__(self) -> None:
         if self.min_tokens > self.most_tokens:
@@ -110,10 +136,12 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; lower the "
                 "first or raise the second."
             )
-        if self.json_schema is not None and self.regex is not None:
+        if self.truncate_prompt_tokens == 0:
+            raise ConfigError("truncate_prompt_tokens is 0; give at least 1, or -1 for what fits.")
+        if self.stop and not self.detokenize:
             raise ConfigError(
-                f"json_schema is {self.json_schema!r} and regex is {self.regex!r}; give one of "
-                "the two."
+                f"stop is {self.stop!r}, but without detokenize there is no text to find it in; "
+                "leave one of the two out, or use stop_token_ids."
             )
 
     @property

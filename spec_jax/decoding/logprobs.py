@@ -1,4 +1,4 @@
-"""Log-probabilities of what rows say: the target's own, from the call that scores a round."""
+"""Log-probabilities of tokens: the target's own, from the calls that read and score them."""
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +6,14 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.base import Draft
 from spec_jax.sharding.pytree import pytree
+from spec_jax.sharding.rows import write_rows
 
 
 @pytree
 class Logprobs:
     """Log-probabilities at each token of a row by the logits as they are, before any processor.
 
-    They are known for generated tokens alone.
+    They are known for generated tokens and, if they were asked for, for a prompt's after its first.
 
     Attributes:
       chosen: of the token itself.
@@ -58,18 +59,26 @@ class Logprobs:
         if draft.drafts > 1:  # the path of the draft that was kept
             path = jnp.where(steps > 0, 1 + (steps - 1) * draft.drafts + chosen[:, None], 0)
             logits = jnp.take_along_axis(logits, path[..., None], axis=1)
-        logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
         said = jnp.take_along_axis(tokens, lengths[:, None] + steps, axis=1)
-        mine = jnp.take_along_axis(logprobs, said[..., None], axis=-1)
-        top, top_ids = jax.lax.top_k(logprobs, self.top.shape[-1])
-        found = Logprobs(
-            chosen=mine[..., 0],
-            ranks=(logprobs > mine).sum(-1, dtype=jnp.int32) + 1,
-            top=top,
-            top_ids=top_ids.astype(jnp.int32),
-        )
+        return write_rows(self, logprobs_of(logits, said, self.top.shape[-1]), lengths)
 
-        def write(row: Array, new: Array, at: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
 
-        return jax.tree.map(lambda rows, new: jax.vmap(write)(rows, new, lengths), self, found)
+def logprobs_of(
+    logits: Float[Array, "batch positions vocab"], said: Int[Array, "batch positions"], top: int
+) -> Logprobs:
+    """Log-probabilities in places whose logits are known.
+
+    Args:
+      logits: of the target in each place.
+      said: the token in each place.
+      top: how many of the likeliest tokens to name; static.
+    """
+    logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
+    mine = jnp.take_along_axis(logprobs, said[..., None], axis=-1)
+    likeliest, ids = jax.lax.top_k(logprobs, top)
+    return Logprobs(
+        chosen=mine[..., 0],
+        ranks=(logprobs > mine).sum(-1, dtype=jnp.int32) + 1,
+        top=likeliest,
+        top_ids=ids.astype(jnp.int32),
+    )

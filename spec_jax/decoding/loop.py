@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from spec_jax.config import SCORINGS, VERIFICATIONS
 from spec_jax.decoding.draft_length import DraftLengthPolicy, Outcome, scoring_widths
 from spec_jax.decoding.logprobs import Logprobs
+from spec_jax.decoding.reading import read_prompts
 from spec_jax.decoding.score import score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
@@ -18,10 +19,9 @@ from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
 from spec_jax.models.cache import KVCache
 from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
-from spec_jax.models.prefill import by_blocks, prefill
 from spec_jax.models.source import Source
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.rows import fill_rows, join_rows
+from spec_jax.sharding.rows import fill_rows, join_rows, write_rows
 
 
 def start(
@@ -40,6 +40,7 @@ def start(
     source: Source | None = None,
     keep_states: bool = False,
     logprobs: int | None = None,
+    prompt_logprobs: bool = False,
 ) -> DecodeState:
     """Reads the prompts into both caches and returns the state before the first round.
 
@@ -49,17 +50,19 @@ def start(
     `inputs` comes from the drafter's host side. `source` is what the encoder reads, of a target
     that has one. With `keep_states` (static) the loop keeps the
     hidden states of the target's last layer at each token. `logprobs` (static) is how many of the
-    likeliest tokens are kept beside each generated one, with their log-probabilities.
+    likeliest tokens are kept beside each generated one, with their log-probabilities, and with
+    `prompt_logprobs` (static) also beside each token of a prompt but its first.
     """
     batch, length = tokens.shape
-    cache, states = target.new_cache(batch, length, headroom=headroom), None
+    cache = target.new_cache(batch, length, headroom=headroom)
+    known = None if logprobs is None else Logprobs.zeros(batch, length, logprobs)
     if source is not None:
         encoded, source = target.encode(source)
         cache = dataclasses.replace(cache, encoded=encoded)
-    if keep_states:
-        cache, states = _prefill_with_states(target, tokens, lengths, cache, block)
-    else:
-        cache = prefill(target.extend, tokens, lengths, cache, block)
+    wanted = known if prompt_logprobs else None
+    read = read_prompts(
+        target, tokens, lengths, cache, block, keep_states=keep_states, logprobs=wanted
+    )
     return DecodeState(
         tokens=tokens,
         lengths=lengths,
@@ -68,32 +71,13 @@ def start(
         stop_token_ids=stop_token_ids,
         finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
         keys=keys,
-        cache=cache,
+        cache=read.cache,
         drafter=drafter.init(Prompt(tokens, lengths, inputs, source, block)),
         draft_length=policy.init(batch),
         counters=Counters.zeros(batch, drafter.lookahead, length),
-        states=states,
-        logprobs=None if logprobs is None else Logprobs.zeros(batch, length, logprobs),
+        states=read.states,
+        logprobs=known if read.logprobs is None else read.logprobs,
     )
-
-
-def _prefill_with_states(
-    target: Model,
-    tokens: Int[Array, "batch length"],
-    lengths: Int[Array, " batch"],
-    cache: KVCache,
-    block: int,
-) -> tuple[KVCache, Float[Array, "batch length embed"]]:
-    """`prefill`, and the hidden states of the target's last layer at the tokens."""
-
-    def read(at: Array, piece: Array, carry: tuple[KVCache, Array]) -> tuple[KVCache, Array]:
-        cache, states = carry
-        found, cache = target.begin(piece, cache.with_lengths(at), target.config.num_layers)
-        return cache, _write_rows(states, found.astype(states.dtype), at)
-
-    carry = (cache, target.new_states(*tokens.shape))
-    cache, states = by_blocks(read, tokens, lengths, carry, block)
-    return cache.with_lengths(jnp.maximum(lengths - 1, 0)), states
 
 
 def vacant(policy: DraftLengthPolicy, rows: DecodeState, shards: int, batch: int) -> DecodeState:
@@ -242,16 +226,7 @@ def _note(
     lengths: Int[Array, " batch"],
 ) -> Float[Array, "batch length embed"]:
     """Adds the hidden states of the last known token and the draft; only kept tokens count."""
-    return _write_rows(known, found.astype(known.dtype), lengths - 1)
-
-
-def _write_rows(rows: Array, new: Array, at: Int[Array, " batch"]) -> Array:
-    """Each row with new entries at its own index."""
-
-    def write(row: Array, new: Array, at: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
-
-    return jax.vmap(write)(rows, new, at)
+    return write_rows(known, found.astype(known.dtype), lengths - 1)
 
 
 def limits(
@@ -354,11 +329,11 @@ def commit(
         accepted_per_position=counters.accepted_per_position.at[:, :width].add(
             (positions[:, :width] < kept[:, None]).astype(jnp.int32)
         ),
-        drafted_at=_write_rows(
+        drafted_at=write_rows(
             counters.drafted_at, jnp.where(emitted > 0, counted + 1, 0)[:, None], state.lengths
         ),
     )
-    tokens = _write_rows(state.tokens, block, state.lengths)
+    tokens = write_rows(state.tokens, block, state.lengths)
     committed = Committed(tokens, state.lengths, lengths, verdict.chosen)
     return dataclasses.replace(
         state,

@@ -69,7 +69,7 @@ class Reader:
         put = self.compiler.put
         arrays, inputs = put(pad(requests, bucket)), put(self.inputs(requests, bucket))
         args = (self.target, self.drafter, arrays, inputs)
-        static = (bucket.block, bucket.logprobs)
+        static = (bucket.block, bucket.logprobs, bucket.prompt_logprobs)
         return self.compiler.program((PREFILL, bucket), self._start, args, static), args
 
     def _start(
@@ -80,6 +80,7 @@ class Reader:
         inputs: Any,
         block: int,
         logprobs: int | None,
+        prompt_logprobs: bool,
     ) -> DecodeState:
         return loop.start(
             target,
@@ -90,6 +91,7 @@ class Reader:
             inputs=inputs,
             keep_states=self.keep_states,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             **arrays,
         )
 

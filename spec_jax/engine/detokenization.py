@@ -1,5 +1,7 @@
 """The host's side of requests: detokenization, stop strings, results."""
 
+from collections.abc import Sequence
+
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.requests import Request
@@ -38,7 +40,9 @@ class Row:
         self.prompt, self.request, self._tokenizer = prompt, request, tokenizer
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._decoder = tokenizer.stream(request.sampling.skip_special_tokens)
+        self._decoder = None
+        if request.sampling.detokenize:
+            self._decoder = tokenizer.stream(request.sampling.skip_special_tokens)
         self._stop_string: str | None = None
         self._text = ""
         self._shown = 0
@@ -48,9 +52,10 @@ class Row:
         """Adds tokens up to a stop string; returns the text to show and the tokens that count."""
         for i, token in enumerate(new):
             self.token_ids.append(token)
-            if self._add_text(self._decoder.push([token])):
+            if self._decoder is not None and self._add_text(self._decoder.push([token])):
                 return self._show(), new[: i + 1]
-        if finish != RUNNING and not self._add_text(self._decoder.flush()):
+        rest = "" if self._decoder is None or finish == RUNNING else self._decoder.flush()
+        if finish != RUNNING and not self._add_text(rest):
             reasons: dict[int, FinishReason] = {LENGTH: "length", ERROR: "error"}
             self.finish_reason = reasons.get(finish, "stop")
         return self._show(), new
@@ -102,6 +107,7 @@ class Row:
             grammar = self.request.grammar
             if grammar is not None and grammar.error is not None:
                 error = f"prompt {self.index}: its grammar allows nothing {grammar.error}."
+        sampling = self.request.sampling
         begin, seconds = len(self.request.prompt_token_ids), batch.seconds_of(slot)
         work = batch.view.work(slot)
         if self._cut:
@@ -112,7 +118,7 @@ class Row:
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason(),
-            logprobs=self._logprobs(slot, batch),
+            logprobs=self._logprobs(slot, batch, begin, self.token_ids, sampling.logprobs),
             metrics=SpeculativeMetrics(
                 rounds=work.rounds,
                 draft_tokens=work.drafted,
@@ -126,7 +132,9 @@ class Row:
             error=error,
         )
         ids = tuple(self.request.text_token_ids)
-        return RequestOutput(self.request_id, self.prompt, ids, (completion,))
+        known = self._logprobs(slot, batch, 1, ids[1:], sampling.prompt_logprobs)
+        prompt_logprobs = None if known is None else (None, *known)
+        return RequestOutput(self.request_id, self.prompt, ids, (completion,), prompt_logprobs)
 
     def _stop_reason(self) -> str | int | None:
         if self._stop_string is not None or self.finish_reason != "stop" or not self.token_ids:
@@ -134,14 +142,16 @@ class Row:
         last = self.token_ids[-1]
         return last if last in self.request.sampling.stop_token_ids else None
 
-    def _logprobs(self, slot: int, batch: Batch) -> tuple[dict[int, Logprob], ...] | None:
-        count, known = self.request.sampling.logprobs, batch.view.logprobs
+    def _logprobs(
+        self, slot: int, batch: Batch, begin: int, token_ids: Sequence[int], count: int | None
+    ) -> tuple[dict[int, Logprob], ...] | None:
+        """Of tokens from the place `begin` on, and of `count` others in each place."""
         if count is None:
             return None
-        begin = len(self.request.prompt_token_ids)
+        known = batch.view.logprobs
         return tuple(
             {
-                token: Logprob(float(logprob), int(rank), self._tokenizer.decode([token], False))
+                token: Logprob(float(logprob), int(rank), self._spelt(token))
                 for token, logprob, rank in (
                     (said, known.chosen[slot, at], known.ranks[slot, at]),
                     *(
@@ -150,5 +160,8 @@ class Row:
                     ),
                 )
             }
-            for at, said in enumerate(self.token_ids, begin)
+            for at, said in enumerate(token_ids, begin)
         )
+
+    def _spelt(self, token: int) -> str | None:
+        return self._tokenizer.decode([token], False) if self._decoder is not None else None

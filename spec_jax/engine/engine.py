@@ -98,6 +98,9 @@ class Engine:
             stops=room_of(len(request.stop_token_ids) for request in requests),
             source=source_shape([request.source for request in requests]),
             logprobs=self._logprobs(requests),
+            prompt_logprobs=any(
+                request.sampling.prompt_logprobs is not None for request in requests
+            ),
         )
 
     def _block(self, requests: Sequence[Request], together: int) -> int:
@@ -106,7 +109,8 @@ class Engine:
         return prompt_block(longest, together // self._shards, self.target.config.embed_size)
 
     def _logprobs(self, requests: Sequence[Request]) -> int | None:
-        asked = [request.sampling.logprobs for request in requests]
+        rows = [request.sampling for request in requests]
+        asked = [each for row in rows for each in (row.logprobs, row.prompt_logprobs)]
         known = [each for each in asked if each is not None]
         # As many as may be asked for: a few more take less time than another program.
         return min(MOST_LOGPROBS, self.target.config.vocab_size) if known else None

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from spec_jax.checkpoints import Checkpoint
-from spec_jax.config import SamplingParams
+from spec_jax.config import WHAT_FITS, SamplingParams, StructuredOutputsParams
 from spec_jax.engine.requests import Request, Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.text.grammar import GrammarCompiler
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or vLLM's mapping with one of them."""
+"""Text, token ids, or vLLM's mapping with one of them, or with tokens and their text."""
 
 
 class Intake:
@@ -46,15 +46,21 @@ class Intake:
           ConfigError: a parameter does not fit the target.
         """
         _, bare = text_of(index, prompt)
-        given = bare if isinstance(bare, Start) else self._token_ids(index, bare)
+        given = bare if isinstance(bare, Start) else self._truncated(index, bare, sampling)
         start = given if isinstance(given, Start) else Start.of(self._config, given)
         if len(given) >= self._max_model_len:
             raise RequestError(
                 f"prompt {index} has {len(given)} tokens, which leaves no room in a context of "
                 f"{self._max_model_len}; shorten it or raise max_model_len."
             )
-        if start.source is None and self._config.encoder is not None:
-            raise RequestError(f"{self._name} reads speech, not text; use `transcribe`.")
+        if self._config.encoder is not None:
+            if start.source is None:
+                raise RequestError(f"{self._name} reads speech, not text; use `transcribe`.")
+            if sampling.prompt_logprobs is not None:
+                raise ConfigError(
+                    f"prompt_logprobs is {sampling.prompt_logprobs}, but an encoder reads the "
+                    f"prompts of {self._name}, which predicts none of it; leave it out."
+                )
         vocab = self._config.vocab_size
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token in getattr(sampling, name) or ():
@@ -64,6 +70,8 @@ class Intake:
                     )
         eos = () if sampling.ignore_eos else self._eos_token_ids
         stop_token_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
+        wanted = sampling.structured_outputs
+        assert wanted is None or isinstance(wanted, StructuredOutputsParams)  # a mapping became one
         return Request(
             prompt_token_ids=start.prompt_token_ids,
             sampling=sampling,
@@ -71,7 +79,7 @@ class Intake:
             stop_token_ids=stop_token_ids,
             max_length=min(len(start) + sampling.most_tokens, self._max_model_len),
             bad_words=[*self._bad_words(sampling), *start.bad_words],
-            grammar=self._grammars.compile(sampling, stop_token_ids),
+            grammar=wanted and self._grammars.compile(wanted, stop_token_ids),
             source=start.source,
             timestamps=start.timestamps,
         )
@@ -104,11 +112,21 @@ class Intake:
         found = [ids for text in sampling.bad_words for ids in self._tokenizer.spellings(text)]
         return list(dict.fromkeys(found))
 
-    def _token_ids(self, index: int, prompt: str | Sequence[int]) -> list[int]:
+    def _truncated(
+        self, index: int, prompt: str | Sequence[int], sampling: SamplingParams
+    ) -> list[int]:
+        """The tokens of a prompt, or only the last ones if the request says so."""
+        most = sampling.truncate_prompt_tokens
+        ids = self._token_ids(index, prompt, bounded=most is None)
+        if most == WHAT_FITS:
+            most = max(1, self._max_model_len - sampling.most_tokens)
+        return ids if most is None else ids[-most:]
+
+    def _token_ids(self, index: int, prompt: str | Sequence[int], *, bounded: bool) -> list[int]:
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError(f"prompt {index} is empty; give at least one character.")
-            return self.encode(prompt, index)
+            return self.encode(prompt, index) if bounded else self._tokenizer.encode(prompt)
         if not _is_list(prompt):
             raise RequestError(f"prompt {index} is {prompt!r}; give text or a list of token ids.")
         ids = list(prompt)
@@ -139,23 +157,23 @@ def completions_of(sampling: SamplingParams) -> list[SamplingParams]:
 
 
 def text_of(index: int, prompt: Prompt | Start) -> tuple[str | None, Any]:
-    """A prompt's text, if it has one, and what is in the mapping if it is one.
+    """A prompt's text, if it has one, and what is to be read.
 
     Raises:
-      RequestError: the mapping has neither text nor token ids, or something else too.
+      RequestError: it is a mapping that has neither text nor token ids, or something else too.
     """
-    prompt = _unwrapped(index, prompt) if isinstance(prompt, Mapping) else prompt
-    return prompt if isinstance(prompt, str) else None, prompt
-
-
-def _unwrapped(index: int, prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    keys = [name for name, value in prompt.items() if value is not None]
-    if keys not in (["prompt"], ["prompt_token_ids"]):
+    if not isinstance(prompt, Mapping):
+        return prompt if isinstance(prompt, str) else None, prompt
+    given = {name: value for name, value in prompt.items() if value is not None}
+    text = given.get("prompt")
+    if not given or given.keys() - {"prompt", "prompt_token_ids"}:
         raise RequestError(
             f"prompt {index} is a mapping with {', '.join(map(repr, prompt)) or 'no key'}; give it "
             "'prompt', a text, or 'prompt_token_ids'."
         )
-    return prompt[keys[0]]
+    if "prompt_token_ids" in given and not isinstance(text, str | None):
+        raise RequestError(f"prompt {index} has the text {text!r}; give text or leave it out.")
+    return text, given.get("prompt_token_ids", text)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -178,15 +196,17 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def match_params(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    count: int,
+    default: SamplingParams,
 ) -> list[SamplingParams]:
-    """The parameters of each of `count` prompts.
+    """The parameters of each of `count` prompts; `default` if none are given.
 
     Raises:
       ConfigError: their number is neither one nor that of the prompts, or one is something else.
     """
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return [params or default] * count
     for each in params if isinstance(params, Sequence) else [params]:
         if not isinstance(each, SamplingParams):
             raise ConfigError(f"sampling_params has {each!r}; give SamplingParams(...).")

@@ -65,8 +65,9 @@ class Bucket:
       block: tokens of a prompt that are read at a time, a power of two; see `prompt_block`.
       stops: stop tokens a row has room for.
       source: the shape of a padded source; empty without an encoder.
-      logprobs: how many of the likeliest tokens are kept beside each generated one; None if no
+      logprobs: how many of the likeliest tokens are kept beside each one; None if no
         log-probabilities are.
+      prompt_logprobs: whether those of the prompts are kept too.
     """
 
     batch: int
@@ -75,6 +76,7 @@ class Bucket:
     stops: int
     source: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: bool = False
 
 
 def power_of_two(least: int, low: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""Rows that join a running batch: trees of arrays whose leading axis is the batch."""
+"""Rows of a batch: trees of arrays whose leading axis is the batch."""
 
 from typing import Any
 
@@ -54,3 +54,12 @@ def fill_rows(rows: Any, shards: int, batch: int) -> Any:
         return jnp.repeat(first, batch // shards, axis=1).reshape(batch, *leaf.shape[1:])
 
     return jax.tree.map(fill, rows)
+
+
+def write_rows(rows: Any, new: Any, at: Int[Array, " batch"]) -> Any:
+    """Each row of every array with new entries from its own index on, along axis 1."""
+
+    def write(row: Array, new: Array, at: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
+
+    return jax.tree.map(lambda rows, new: jax.vmap(write)(rows, new, at), rows, new)

@@ -37,8 +37,19 @@ class ChatTemplate:
     source: str
     special_tokens: Mapping[str, str]
 
-    def __call__(self, messages: list[dict[str, str]]) -> str:
-        """The prompt that asks for the assistant's next message.
+    def __call__(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt that messages make.
+
+        Args:
+          messages: each has a `role` and its `content`.
+          add_generation_prompt: ask for the assistant's next message.
+          continue_final_message: leave the last message open instead.
 
         Raises:
           RequestError: the template refuses the messages, makes no sense or meets a limit.
@@ -48,6 +59,10 @@ class ChatTemplate:
                 "source": self.source,
                 "special_tokens": dict(self.special_tokens),
                 "messages": messages,
+                "options": {
+                    "add_generation_prompt": add_generation_prompt,
+                    "continue_final_message": continue_final_message,
+                },
             }
         )
         if "text" in answer:

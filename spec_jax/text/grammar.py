@@ -1,10 +1,11 @@
-"""Grammars: which tokens may come next, so that a request's output matches a schema or regex.
+"""Grammars: which tokens may come next, so that a request's output has the form that is asked for.
 
 A grammar lives on the host, one per row. Everything here is a function of the request and of its
 tokens alone, so every process of a run computes the same masks. The parsing is llguidance's.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, UInt32
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 
-from spec_jax.config import SamplingParams
+from spec_jax.config import StructuredOutputsParams
 from spec_jax.errors import ConfigError
 from spec_jax.text.tokenizer import Tokenizer
 
 _SHOWN = 200
 """Characters of a grammar that an error quotes."""
+_MEANS_SOMETHING = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
+"""What a regular expression does not take literally; to escape more means something else."""
 
 
 class GrammarCompiler:
@@ -43,37 +47,49 @@ class GrammarCompiler:
             return LLTokenizer(serialized, n_vocab=size, eos_token=end), end
         except ValueError as error:
             raise ConfigError(
-                f"json_schema and regex do not work with this model's tokenizer: {error}; leave "
-                "them out."
+                f"structured_outputs do not work with this model's tokenizer: {error}; leave them "
+                "out."
             ) from error
 
-    def compile(self, sampling: SamplingParams, stop_token_ids: Sequence[int]) -> "Grammar | None":
-        """A request's grammar before its first token, or None if it has none.
+    def compile(self, wanted: StructuredOutputsParams, stop_token_ids: Sequence[int]) -> "Grammar":
+        """A request's grammar before its first token.
 
         Args:
-          sampling: the request's parameters.
+          wanted: what the output must be.
           stop_token_ids: what ends the request, end-of-sequence tokens included.
 
         Raises:
           ConfigError: the grammar is malformed, uses a feature that llguidance does not support,
             or matches nothing; or the model's tokenizer has no bytes for its tokens.
         """
-        if sampling.json_schema is not None:
-            name, text = "json_schema", str(sampling.json_schema)
-            source = LLMatcher.grammar_from_json_schema(text)
-        elif sampling.regex is not None:
-            name, text = "regex", sampling.regex
-            source = LLMatcher.grammar_from_regex(text)
-        else:
-            return None
+        text = str(getattr(wanted, wanted.kind))
+        shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+        begin = f"{wanted.kind} is {shown}, which"
+        try:
+            source = _source(wanted)
+        except Exception as error:  # llguidance has no type of its own for what is not GBNF
+            raise ConfigError(f"{begin} does not compile: {error}.") from error
         tokens, end = self._tokens
         grammar = Grammar(tokens, source, stop_token_ids, end, self.vocab_size)
-        shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
         if grammar.error is not None:
-            raise ConfigError(f"{name} is {shown}, which does not compile: {grammar.error}.")
+            raise ConfigError(f"{begin} does not compile: {grammar.error}.")
         if not grammar.is_complete and not grammar.masks(()).any():
-            raise ConfigError(f"{name} is {shown}, which matches no text; loosen it.")
+            raise ConfigError(f"{begin} matches no text; loosen it.")
         return grammar
+
+
+def _source(wanted: StructuredOutputsParams) -> str:
+    """A grammar in llguidance's own form."""
+    if wanted.json is not None:
+        return LLMatcher.grammar_from_json_schema(str(wanted.json))
+    if wanted.regex is not None:
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    if wanted.choice is not None:
+        texts = (_MEANS_SOMETHING.sub(r"\\\g<0>", text) for text in wanted.choice)
+        return LLMatcher.grammar_from_regex("|".join(texts))
+    if wanted.grammar is not None:
+        return LLMatcher.grammar_from_lark(any_to_lark(wanted.grammar))
+    return LLMatcher.grammar_from_json_schema('{"type": "object"}')
 
 
 class Grammar:

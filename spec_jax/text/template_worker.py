@@ -29,7 +29,7 @@ def main() -> None:
             (text,), _ = render_jinja_template(
                 [asked["messages"]],
                 chat_template=asked["source"],
-                add_generation_prompt=True,
+                **asked["options"],
                 **asked["special_tokens"],
             )
             answer = {"text": str(text)}

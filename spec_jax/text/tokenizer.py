@@ -148,16 +148,24 @@ class Tokenizer:
         table = self.bytes_of_tokens
         return table[token_id] if 0 <= token_id < len(table) else None
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
         """The prompt that asks the model for the assistant's next message.
 
         Encode it with `add_special_tokens=False`: the template writes them out.
 
         Args:
           messages: each has a `role` and its text as `content`.
+          add_generation_prompt: whether it ends with what begins the assistant's message.
+          continue_final_message: whether the last message is left open, to be continued.
 
         Raises:
-          ConfigError: the model has no chat template.
+          ConfigError: the model has no chat template, or both of the last two are asked for.
           RequestError: a message is malformed, or the template refuses the order of roles, makes
             no sense, or takes too much time or memory.
         """
@@ -165,11 +173,21 @@ class Tokenizer:
             raise ConfigError(
                 "this model has no chat template; give it plain text instead (generate, or --raw)."
             )
-        return self.chat_template(_checked_messages(messages))
+        if add_generation_prompt and continue_final_message:
+            raise ConfigError(
+                "add_generation_prompt and continue_final_message are both true; the last message "
+                "is continued with add_generation_prompt=False."
+            )
+        return self.chat_template(
+            _checked_messages(messages),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], **options: bool) -> list[int]:
         """Token ids of `apply_chat_template`; same arguments and errors."""
-        return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
+        text = self.apply_chat_template(messages, **options)
+        return self.encode(text, add_special_tokens=False)
 
     def stream(self, skip_special_tokens: bool = True) -> "StreamDecoder":
         """A decoder that turns tokens into text as they come."""

@@ -60,7 +60,9 @@ class Scripted(LLM):
     script: tuple = ()
     loaded: tuple = ()
     prompts: tuple = ()
-    tokenizer = SimpleNamespace(encode_chat=lambda messages: [len(m["content"]) for m in messages])
+
+    def encode_chat(self, messages):
+        return [len(message["content"]) for message in messages]
 
     def __init__(self, target, **arguments):
         type(self).loaded = (*self.loaded, (target, arguments))

@@ -26,7 +26,7 @@ ALL_FLAGS = shlex.split("""
     --frequency-penalty 0.125 --stop a --stop b --ignore-eos --seed 11 --dtype bfloat16
     --quantization int8
     --namespace mine --max-model-len 99 --max-num-seqs 2 --json --compare --debug --chat --prompt p
-    --prompt-file f positional
+    --prompt-file f --logprobs 2 --stop-token-ids 5,6 --choice yes --choice no positional
 """)
 
 
@@ -55,7 +55,10 @@ def test_flags_become_config_objects():
         repetition_penalty=1.5,
         presence_penalty=-0.5,
         frequency_penalty=0.125,
+        structured_outputs={"choice": ["yes", "no"]},
+        logprobs=2,
         stop=("a", "b"),
+        stop_token_ids=(5, 6),
         ignore_eos=True,
         seed=11,
         namespace="mine",
@@ -74,6 +77,15 @@ def test_what_is_not_given_is_left_to_the_config_objects():
     options = parse_model_command("generate", ["--target", "t"])
     assert (options.speculative, options.sampling) == (SpeculativeConfig(), SamplingParams())
     assert options == arguments.Options("t", SpeculativeConfig(), SamplingParams(), {})
+
+
+@pytest.mark.parametrize(
+    ("flag", "form"), [("json-schema", "json"), ("regex", "regex"), ("grammar", "grammar")]
+)
+def test_forms_of_outputs(flag, form):
+    given = ["--target", "t", f"--{flag}", "{}"]
+    sampling = parse_model_command("chat", given).sampling
+    assert sampling == SamplingParams(structured_outputs={form: "{}"})
 
 
 def test_a_draft_alone_chooses_the_method():
@@ -127,6 +139,11 @@ MISTAKES = [
     ("--top-k 1.5", ["--top-k", "'1.5' is not a whole number"]),
     ("--num-speculative-tokens 0", ["num_speculative_tokens is 0", "at least 1"]),
     ("--max-tokens 0", ["max_tokens is 0"]),
+    ("--logprobs 2", ["logprobs is 2", "--json"]),
+    ("--logprobs 21 --json", ["logprobs is 21", "at most 20"]),
+    ("--stop-token-ids 2,x", ["--stop-token-ids", "'2,x' are not whole numbers, like 2,7"]),
+    ("--json-schema [", ["json is '['", "a JSON object"]),
+    ("--regex a --choice b", ["structured_outputs has regex and choice", "exactly one"]),
     ("--max-model-len 0", ["max_model_len is 0"]),
     ("--max-num-seqs 0", ["max_num_seqs is 0"]),
     ("--seed -1", ["seed is -1"]),

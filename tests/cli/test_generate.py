@@ -156,6 +156,20 @@ def test_a_seed_makes_sampling_reproducible(capsys, model):
     assert first == same != other
 
 
+def test_logprobs_and_stop_tokens(model, capsys):
+    argv = ["generate", "--target", model, "--max-tokens", 8, "--json", "--logprobs", 1, "hi"]
+    code, out, _ = run(capsys, *argv)
+    whole = json.loads(out)
+    ids = whole["token_ids"]
+    own = [place[str(token)] for token, place in zip(ids, whole["logprobs"], strict=True)]
+    assert code == 0 and {each["rank"] for each in own} == {1}  # greedy
+    assert sum(each["logprob"] for each in own) == pytest.approx(whole["cumulative_logprob"])
+    stops = sorted({ids[2], 5})
+    code, out, _ = run(capsys, *argv, "--stop-token-ids", ",".join(map(str, stops)))
+    cut = json.loads(out)["token_ids"]
+    assert code == 0 and cut == ids[: min(ids.index(each) for each in stops if each in ids) + 1]
+
+
 def test_json_is_utf8_and_alone_on_standard_output_in_any_locale(model, tmp_path):
     (tmp_path / "p.jsonl").write_text(
         '{"prompt": "gr\u00fc\u00dfe"}\n{"prompt": "second"}\n', "utf-8"

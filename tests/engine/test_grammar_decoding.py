@@ -16,7 +16,6 @@ from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request
 from spec_jax.testing import tiny_model
-from spec_jax.text.grammar import Grammar
 from tests.grammars import random_grammars
 from tests.harness import completions, drive, finish, request
 from tests.often import often
@@ -43,8 +42,13 @@ def engine_of(method: str) -> Engine:
 
 def row(params: dict, seed: int) -> Request:
     """A request whose grammar starts afresh; odd seeds are sampled."""
-    sampling = SamplingParams(max_tokens=TOKENS, temperature=seed % 2, logit_bias=LIKELY, **params)
-    grammar = COMPILER.compile(sampling, ENDS)
+    sampling = SamplingParams(
+        max_tokens=TOKENS,
+        temperature=seed % 2,
+        logit_bias=LIKELY,
+        structured_outputs=params or None,
+    )
+    grammar = COMPILER.compile(sampling.structured_outputs, ENDS) if params else None
     made = request(PROMPT, sampling, stop_token_ids=ENDS, max_len=256, seed=seed)
     return dataclasses.replace(made, grammar=grammar)
 
@@ -78,8 +82,7 @@ def violations(method: str, grammars) -> tuple[list[str], int, int]:
 
 def is_viable(sampling: SamplingParams, generated: list[int]) -> bool:
     """Whether a grammar of its own reads the tokens and knows how to go on."""
-    grammar: Grammar | None = COMPILER.compile(sampling, ENDS)
-    assert grammar is not None
+    grammar = COMPILER.compile(sampling.structured_outputs, ENDS)
     grammar.advance(generated)
     return grammar.error is None and bool(grammar.masks(()).any())
 

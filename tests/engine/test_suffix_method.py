@@ -72,7 +72,7 @@ def test_one_namespace_learns_nothing_of_another(fresh):
 
 def test_outputs_of_a_batch_help_the_next_batch_of_the_same_call(plain, fresh):
     llm = fresh()
-    llm.max_num_seqs = 1
+    llm._calls = dataclasses.replace(llm._calls, max_num_seqs=1)
     first, second = llm.generate([PROMPTS[0]] * 2, GREEDY)
     assert first.token_ids == second.token_ids
     assert second.metrics.rounds < first.metrics.rounds / 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import decoders, models, pre_tokenizers
 
-from spec_jax import ConfigError, SamplingParams
+from spec_jax import ConfigError, StructuredOutputsParams
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.text.grammar import Grammar, GrammarCompiler, stack_masks
 from spec_jax.text.tokenizer import Tokenizer
@@ -44,9 +44,7 @@ ENDS = list(TOKENIZER.eos_token_ids)
 def compiled(
     compiler: GrammarCompiler = COMPILER, stops: Sequence[int] = ENDS, **params
 ) -> Grammar:
-    grammar = compiler.compile(SamplingParams(**params), stops)
-    assert grammar is not None
-    return grammar
+    return compiler.compile(StructuredOutputsParams(**params), stops)
 
 
 def ids_of(mask: np.ndarray) -> list[int]:
@@ -99,7 +97,51 @@ def test_the_masks_of_a_schema_spell_its_values():
         "required": ["a"],
         "additionalProperties": False,
     }
-    assert set(texts_of({"json_schema": schema})) == {'{"a":true}', '{"a":"b"}'}
+    assert set(texts_of({"json": schema})) == {'{"a":true}', '{"a":"b"}'}
+
+
+HARD_TO_SPELL = [
+    "a.b",
+    "a+",
+    "(a|b)",
+    "[ab]",
+    "a b",
+    "<s>",
+    "\\d",
+    "^$",
+    "a\n",
+    "é",
+    "{2}",
+    "a#&~-",
+    '"',
+]
+
+
+def test_a_choice_is_literal():
+    assert set(texts_of({"choice": HARD_TO_SPELL})) == set(HARD_TO_SPELL)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "ab" word?\nword: "c" | "(" word ")"',
+        'root ::= "ab" word?\nword ::= "c" | "(" word ")"',
+    ],
+)
+def test_grammars_of_both_kinds_recur(grammar):
+    read = compiled(grammar=grammar)
+    assert {TOKENIZER.decode([i]) for i in ids_of(read.masks([])[0])} == {"a", "ab", "abc"}
+    read.advance(ids("ab((c)"))
+    assert not read.is_complete and ids_of(read.masks([])[0]) == ids(")")
+    read.advance(ids("ab((c))"))
+    assert read.is_finished
+
+
+def test_any_json_object():
+    grammar = compiled(json_object=True)
+    assert not set(ids_of(grammar.masks([])[0])) & {*ids("["), *ids("t")}
+    grammar.advance(ids('{"x":[1,{}]}'))
+    assert grammar.is_complete and grammar.error is None
 
 
 @pytest.mark.parametrize("make", [metadata, sentencepiece_metadata])
@@ -302,10 +344,6 @@ def test_ids_without_a_token_are_never_allowed():
     assert set(holed.encode("aé")[:2]) <= set(ids_of(mask))
 
 
-def test_a_request_without_a_grammar_has_none():
-    assert COMPILER.compile(SamplingParams(), ENDS) is None
-
-
 @pytest.mark.parametrize(
     ("params", "problem"),
     [
@@ -314,19 +352,24 @@ def test_a_request_without_a_grammar_has_none():
         ({"regex": r"(a)\1"}, "backreferences are not supported"),
         ({"regex": "a^b"}, "lookarounds not supported yet"),
         ({"regex": r"[^\s\S]"}, "matches no text"),
-        ({"json_schema": '{"type": "foo"}'}, "Invalid type: foo"),
-        ({"json_schema": {"type": "object", "properties": 5}}, "properties must be an object"),
-        ({"json_schema": {"$ref": "#/x"}}, "Pointer '/x' does not exist"),
-        ({"json_schema": {"uniqueItems": True, "type": "array"}}, "uniqueItems"),
-        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 2}}, "minimum (5) is"),
-        ({"json_schema": {"type": "string", "pattern": "b("}}, "unclosed group"),
+        ({"json": '{"type": "foo"}'}, "Invalid type: foo"),
+        ({"json": {"type": "object", "properties": 5}}, "properties must be an object"),
+        ({"json": {"$ref": "#/x"}}, "Pointer '/x' does not exist"),
+        ({"json": {"uniqueItems": True, "type": "array"}}, "uniqueItems"),
+        ({"json": {"type": "integer", "minimum": 5, "maximum": 2}}, "minimum (5) is"),
+        ({"json": {"type": "string", "pattern": "b("}}, "unclosed group"),
+        ({"grammar": "start: a"}, 'unknown name: "a"'),
+        ({"grammar": "root ::= a"}, "Rule 'a' not found"),
+        ({"grammar": "abc"}, "Expected ::= at line 1"),
     ],
 )
 def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(params, problem):
     with pytest.raises(ConfigError, match=re.escape(problem)) as error:
         compiled(**params)
     (name,) = params
-    assert str(error.value).startswith(f"{name} is {getattr(SamplingParams(**params), name)!r}")
+    assert str(error.value).startswith(
+        f"{name} is {getattr(StructuredOutputsParams(**params), name)!r}"
+    )
 
 
 def test_a_tokenizer_that_spells_no_bytes_is_refused():

@@ -1,0 +1,73 @@
+"""Arguments that users of vLLM know and that `LLM` does not have, and what to do instead."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from spec_jax.errors import unknown_option
+
+F = TypeVar("F", bound=Callable[..., None])
+
+_MEMORY = "leave it out: lower max_num_seqs or max_model_len where memory is full"
+_OFFLOAD = "use offload='host', with resident_layers for what stays on the devices"
+_LAYOUT = "use a layout, whose axes shard rows, heads and experts"
+_OWN = "leave it out: the tokenizer is the model's own"
+_ALWAYS = "leave it out"
+_CONFIG = "put it into speculative_config"
+
+NOT_OF_LLM: Mapping[str, str] = {
+    "target": "it is called model",
+    "draft": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
+    "method": _CONFIG,
+    "speculative_model": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
+    "num_speculative_tokens": _CONFIG,
+    "gpu_memory_utilization": _MEMORY,
+    "kv_cache_memory_bytes": _MEMORY,
+    "num_gpu_blocks_override": _MEMORY,
+    "max_num_batched_tokens": _MEMORY,
+    "swap_space": _ALWAYS,
+    "cpu_offload_gb": _OFFLOAD,
+    "enforce_eager": "leave it out: everything is compiled",
+    "compilation_config": "leave it out: everything is compiled",
+    "trust_remote_code": "leave it out: no code of a checkpoint is ever run",
+    "tokenizer": _OWN,
+    "tokenizer_mode": _OWN,
+    "tokenizer_revision": _OWN,
+    "skip_tokenizer_init": f"{_OWN}; give token ids, and detokenize=False for ids alone",
+    "revision": "write it behind the model's name: 'org/name@revision'",
+    "hf_token": "set the environment variable HF_TOKEN",
+    "download_dir": "set the environment variable HF_HOME",
+    "load_format": "leave it out: the format is told from the files",
+    "pipeline_parallel_size": _LAYOUT,
+    "data_parallel_size": _LAYOUT,
+    "enable_expert_parallel": _LAYOUT,
+    "distributed_executor_backend": _LAYOUT,
+    "max_logprobs": "leave it out: 20 is the most",
+    "block_size": _ALWAYS,
+    "enable_prefix_caching": _ALWAYS,
+    "enable_chunked_prefill": "leave it out: prompts are always read in chunks",
+    "disable_log_stats": "leave it out: nothing is logged, and each output has its metrics",
+}
+
+
+def explaining_unknown(elsewhere: Mapping[str, str]) -> Callable[[F], F]:
+    """Makes an `__init__` raise a `ConfigError` for an argument that it does not have.
+
+    Args:
+      elsewhere: for some names, what to do instead; for others the nearest name is suggested.
+    """
+
+    def decorate(init: F) -> F:
+        known = list(inspect.signature(init).parameters)[1:]
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **given: Any) -> None:
+            for name in given:
+                if name not in known:
+                    raise unknown_option(type(self).__name__, name, known, elsewhere)
+            init(self, *args, **given)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate

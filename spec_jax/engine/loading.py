@@ -1,0 +1,111 @@
+"""From the arguments of `LLM` to its models."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from spec_jax import checkpoints
+from spec_jax.checkpoints.packing import Packing
+from spec_jax.config import (
+    KV_CACHE_DTYPES,
+    LLM_DTYPES,
+    OFFLOADS,
+    QUANTIZATIONS,
+    check_choice,
+    check_whole,
+)
+from spec_jax.engine.offloading import layout_to_offload, offloaded
+from spec_jax.errors import ConfigError
+from spec_jax.kernels import native
+from spec_jax.models.config import TransformerConfig
+from spec_jax.sharding import Layout, Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+    """How target and draft are loaded; all as in `LLM`.
+
+    Raises:
+      ConfigError: a choice is unknown.
+    """
+
+    layout: Layout | None
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    offload: str
+    resident_layers: int
+    on_progress: Callable[[str], None] | None
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("dtype", LLM_DTYPES),
+            ("quantization", QUANTIZATIONS),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("offload", OFFLOADS),
+        ):
+            check_choice(name, getattr(self, name), known)
+        check_whole("resident_layers", self.resident_layers, 0)
+
+    def target(self, reference: str) -> checkpoints.Checkpoint:
+        """Loads the target."""
+        offload = self.offload, self.resident_layers
+
+        def place(config: TransformerConfig) -> Placement | None:
+            return offloaded(self._place("target", config), config, *offload)
+
+        return self._load(reference, self.quantization, place)
+
+    def draft(
+        self, reference: str, quantization: str, target: checkpoints.Checkpoint
+    ) -> checkpoints.Checkpoint:
+        """Loads a draft for the target."""
+
+        def place(config: TransformerConfig) -> Placement | None:
+            return self._place("draft", config)
+
+        return self._load(reference, quantization, place, target)
+
+    def _place(self, role: str, config: TransformerConfig) -> Placement | None:
+        return self.layout and self.layout.place(role, config.axis_sizes)
+
+    def _load(
+        self,
+        reference: str,
+        quantization: str,
+        place: Callable[[TransformerConfig], Placement | None],
+        target: checkpoints.Checkpoint | None = None,
+    ) -> checkpoints.Checkpoint:
+        on_cpu = self.layout is None and jax.default_backend() == "cpu"
+        checkpoint = checkpoints.load(
+            reference,
+            dtype=self.dtype,
+            packing=Packing(quantization, native=on_cpu and native.available(self.on_progress)),
+            place=place,
+            target=target,
+            on_progress=self.on_progress,
+        )
+        model = dataclasses.replace(checkpoint.model, rounds_cache=self.kv_cache_dtype == "int8")
+        return dataclasses.replace(checkpoint, model=model)
+
+
+def layout_of(layout: Any, tensor_parallel_size: int | None, offload: str) -> Layout | None:
+    """The layout that arguments of `LLM` ask for; None is JAX's first device.
+
+    Raises:
+      ConfigError: two arguments contradict each other, or a layout file is wrong.
+    """
+    if tensor_parallel_size is not None:
+        check_whole("tensor_parallel_size", tensor_parallel_size, 1)
+    if tensor_parallel_size not in (None, 1):
+        if layout is not None:
+            raise ConfigError(
+                f"tensor_parallel_size is {tensor_parallel_size} and layout is {layout}; give "
+                "one of the two."
+            )
+        layout = Layout.tensor_parallel(tensor_parallel_size)
+    if layout is not None and not isinstance(layout, Layout):
+        layout = Layout.read(layout)
+    return layout_to_offload(layout) if offload == "host" else layout

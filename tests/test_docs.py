@@ -1,0 +1,49 @@
+"""The code of the pages in docs/ runs as it stands."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from spec_jax.checkpoints import reference
+from tests.checkpoints.tiny import write_directory, write_json
+
+PAGE = Path(__file__).parents[1] / "docs" / "vllm.md"
+
+
+def blocks():
+    """Each block of Python, under the heading before it."""
+    heading, parts = "", r"^## ([^\n]+)|^```python\n(.*?)^```"
+    for title, code in re.findall(parts, PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        heading = title or heading
+        if code:
+            yield pytest.param(code, id=heading)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """Whatever is fetched from the hub is a tiny model."""
+    path = write_directory(tmp_path_factory.mktemp("hub") / "tiny")
+    write_json(path / "generation_config.json", {"do_sample": True, "max_new_tokens": 16})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "fetch_from_hub", lambda *args, **options: path)
+        yield
+
+
+@pytest.mark.parametrize("code", list(blocks()))
+def test_the_page_for_users_of_vllm(hub, code, capsys):
+    names = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    said = capsys.readouterr().out
+    assert said.strip()
+    if "description" in names:
+        assert names["sentiment"] in ("Positive", "Negative")
+        assert re.fullmatch(r"[a-z]{1,9}@[a-z]{1,9}\.com\n", names["address"])
+        assert names["statement"].startswith("SELECT ")
+        description = names["description"]
+        assert len(description) >= 40 or set(json.loads(description)) == {"brand", "doors"}
+
+
+def test_every_block_is_found():
+    assert len(list(blocks())) == PAGE.read_text().count("```python") == 6
