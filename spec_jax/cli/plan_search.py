@@ -22,9 +22,9 @@ def print_search(found: Search, console: Console) -> None:
         markup=False,
     )
     console.print(
-        f"Times are projections, if {found.acceptance:g} of drafted tokens are accepted; memory is an "
-        "estimate, for one device.\nThe draft lies on so many devices together; * marks the given "
-        "layout.",
+        f"Times are projections, if {found.acceptance:g} of drafted tokens are accepted; memory is "
+        "an estimate, for one device.\n"
+        "The draft lies on so many devices together; * marks the given layout.",
         markup=False,
     )
     for (quantization, context), rows in found.largest.items():
