@@ -1,9 +1,14 @@
-"""`spec-jax plan --search`: the table of what was found."""
+"""`spec-jax plan --search`: the tables of what was found."""
 
 from rich.console import Console
 from rich.table import Table
 
 from spec_jax.planning import Candidate, Search
+
+COLUMNS = (
+    *("batch", "draft on", "K", "round, ms", "tokens/s", "speed-up", "first token, s"),
+    *("round, GiB", "prefill, GiB", "too large"),
+)
 
 
 def print_search(found: Search, console: Console) -> None:
@@ -12,50 +17,48 @@ def print_search(found: Search, console: Console) -> None:
     assert chip is not None  # or nothing was searched
     console.print(
         f"{found.target.name} with {found.draft.name} on {found.layout.name}: "
-        f"{found.layout.size} devices of {chip.name}, {found.acceptance:g} of drafted tokens "
-        "accepted. Every time is a projection; memory is an estimate, for one device.\n",
+        f"{found.layout.size} devices of {chip.name} with {chip.memory / 2**30:g} GiB",
         style="bold",
         markup=False,
     )
-    console.print(_table(found))
-    console.print()
-    console.print("* the given layout; the draft lies on so many chips together.")
+    console.print(
+        f"Times are projections, if {found.acceptance:g} of drafted tokens are accepted; memory is "
+        "an estimate, for one device.\n"
+        "The draft lies on so many devices together; * marks the given layout.",
+        markup=False,
+    )
     for (quantization, context), rows in found.largest.items():
-        what = f"{context} tokens of context, quantization {quantization}"
-        said = f"{rows} rows" if rows else "none"
-        console.print(f"Largest batch that fits, {what}: {said}.", markup=False)
-    slower = [
-        (best, excess) for best, excess in zip(found.best, found.excess, strict=True) if excess > 0
-    ]
-    if not slower:
-        console.print("No other draft layout is faster than that of the given file.")
-    for best, excess in slower:
+        most = f"the largest of these batches that fits has {rows} rows" if rows else "none fits"
         console.print(
-            f"The given layout takes {100 * excess:.1f} % more time a token than the draft on "
-            f"{best.draft_chips} chips ({_job(best)}).",
+            f"\nQuantization {quantization}, {context} tokens of context: {most}.", markup=False
+        )
+        console.print(_table(found, quantization, context))
+    worst, best = max(zip(found.excess, found.best, strict=True), key=lambda each: each[0])
+    if worst > 0:
+        console.print(
+            f"\nThe given layout takes up to {100 * worst:.1f} % more time a token than the best: "
+            f"the draft on {best.draft_chips} devices ({_job(best)}).",
             markup=False,
         )
+    else:
+        console.print("\nNo other draft layout is faster than that of the given file.")
 
 
 def write_best(found: Search, file: str) -> str:
     """Writes the layout of the first row of the table; returns what was done, as a sentence."""
     best = found.best[0]
     best.layout.write(file)
-    return f"{file} has the draft on {best.draft_chips} chips ({_job(best)})."
+    return f"{file} has the draft on {best.draft_chips} devices ({_job(best)})."
 
 
-def _table(found: Search) -> Table:
+def _table(found: Search, quantization: str, context: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    several = [len({each.key[i] for each in found.best}) > 1 for i in (0, 1)]
-    names = ["quantization"] * several[0] + ["context"] * several[1]
-    names += ["batch", "draft on", "K", "round, ms", "tokens/s", "speed-up", "first token, s"]
-    for name in [*names, "round, GiB", "prefill, GiB", "too large"]:
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for best, given in zip(found.best, found.given, strict=True):
-        rows = [best] if given.rank == best.rank else [best, given]
-        for each in rows:
-            cells = [each.quantization] * several[0] + [str(each.context)] * several[1]
-            table.add_row(*cells, *_cells(each))
+        if (best.quantization, best.context) == (quantization, context):
+            for each in [best] if given.rank == best.rank else [best, given]:
+                table.add_row(*_cells(each))
     return table
 
 

@@ -20,7 +20,6 @@ from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import (
-    GREEDY,
     abstract_cache,
     abstract_prompts,
     abstract_sampling,
@@ -37,6 +36,8 @@ _LIBTPU = {
     "TPU_ACCELERATOR_TYPE": "v4-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
+
+SAMPLED = SamplingParams(temperature=1.0)
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def compile_call(model: Model, shapes: Bucket, tokens: int, cache_dtype: Any) ->
 
 
 def compile_round(
-    target: Model, drafter: DraftModel, shapes: Bucket, sampling: SamplingParams = GREEDY
+    target: Model, drafter: DraftModel, shapes: Bucket, sampling: SamplingParams = SAMPLED
 ) -> Program:
     """The decoding loop as an engine compiles it, with the whole state donated."""
     state = abstract_state(target, drafter, shapes)

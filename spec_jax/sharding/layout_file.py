@@ -153,7 +153,8 @@ def text_of(layout: Any) -> str:
 
 
 def _spelt(rule: Rule) -> str:
-    axes = json.dumps(list(rule.axes) if len(rule.axes) > 1 else rule.axes[0])
+    *outer, last = rule.axes
+    axes = json.dumps([*outer, last] if outer else last)
     return f'{{ axes = {axes}, on_indivisible = "replicate" }}' if rule.replicate else axes
 
 

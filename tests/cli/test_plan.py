@@ -47,10 +47,11 @@ def test_a_search(capsys, tmp_path):
     assert (code, err) == (0, "")
     words = " ".join(out.split())
     for text in (
-        "Every time is a projection; memory is an estimate",
-        "Largest batch that fits, 2048 tokens of context, quantization none: 1 rows.",
+        "Times are projections, if 0.8 of drafted tokens are accepted; memory is an estimate",
+        "Quantization none, 2048 tokens of context: the largest of these batches that fits has 1 "
+        "rows.",
         "No other draft layout is faster than that of the given file.",
-        "best.toml has the draft on 16 chips (batch 1, context 2048, quantization none).",
+        "best.toml has the draft on 16 devices (batch 1, context 2048, quantization none).",
     ):
         assert text in words, text
     rows = [line.split() for line in out.splitlines() if line.split()[1:2] == ["16*"]]

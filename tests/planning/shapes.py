@@ -4,6 +4,7 @@ import dataclasses
 
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.models.config import TransformerConfig
+from spec_jax.sharding import Layout
 
 VOCAB = 2560
 TARGET = TransformerConfig(
@@ -20,6 +21,12 @@ TARGET = TransformerConfig(
 
 def shape(**changes) -> Shape:
     return Shape("tiny", dataclasses.replace(TARGET, **changes))
+
+
+def shape_for(layout: Layout, **changes) -> Shape:
+    """The same with heads enough for every chip of a layout."""
+    heads = max(TARGET.num_heads, layout.size)
+    return shape(num_heads=heads, num_kv_heads=heads, **changes)
 
 
 def keeps_its_caches(section) -> bool:

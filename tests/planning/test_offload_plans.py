@@ -12,8 +12,8 @@ from spec_jax.engine.offloading import offloaded
 from spec_jax.errors import ConfigError
 from spec_jax.models.sizes import parameter_count
 from spec_jax.planning import cost, make_plan
-from spec_jax.planning.abstract import abstract_cache, abstract_model, stand_ins
-from spec_jax.planning.cost import Call
+from spec_jax.planning.abstract import abstract_model, stand_ins
+from spec_jax.planning.cost import Call, Weights
 from spec_jax.sharding import Chip, Layout
 from tests.cli.harness import failure, run
 from tests.planning.shapes import shape
@@ -29,8 +29,8 @@ def call(resident: int = 0, offload: str = "host", **changes) -> Call:
     config = shape(num_layers=5, **changes).config
     placement = layout.place("target", config.axis_sizes, stand_ins(layout))
     placement = offloaded(placement, config, offload, resident)
-    model = abstract_model(config, jnp.bfloat16, "none", placement)
-    return Call.of(model, abstract_cache(model, 1, 64, jnp.bfloat16), 1)
+    weights = Weights.of(abstract_model(config, jnp.bfloat16, "none", placement))
+    return Call.of(weights, weights.cache(1, 64, 64, jnp.bfloat16), 1)
 
 
 def test_bytes_of_a_chip_and_its_host():

@@ -14,7 +14,7 @@ from spec_jax.planning import Program, derived_draft, make_plan
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Chip, Layout
 from tests.often import often
-from tests.planning.shapes import VOCAB, keeps_its_caches, shape
+from tests.planning.shapes import VOCAB, keeps_its_caches, shape, shape_for
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "sharding").glob("*.toml"))
@@ -104,7 +104,8 @@ def test_what_cannot_be_cut_is_shown():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_layout_has_a_plan(file):
-    found = make_plan(shape(), shape(num_layers=1), Layout.read(file))
+    layout = Layout.read(file)
+    found = make_plan(shape_for(layout), shape(num_layers=1), layout)
     chip = found.layout.chip
     assert (found.round.seconds is None) == (chip is None) == (found.fits is None)
 

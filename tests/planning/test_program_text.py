@@ -9,9 +9,9 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.requests import Bucket
 from spec_jax.models.config import Experts
 from spec_jax.models.model import Model
-from spec_jax.planning.abstract import abstract_cache, abstract_state
+from spec_jax.planning.abstract import abstract_state
 from spec_jax.planning.compiled import compile_call, compile_prefill, compile_round, devices_for
-from spec_jax.planning.cost import Call
+from spec_jax.planning.cost import Call, Weights
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout
 from tests.often import often
@@ -83,7 +83,8 @@ def test_a_call_reads_the_chosen_experts_alone(layout, tokens):
     found += elements_read(program.text, (here, size, embed))
     assert found == layers * 3 * min(here, per_token * tokens) * embed * size
     whole = layers * 3 * here * embed * size
-    call = Call.of(model, abstract_cache(model, 1, 256, jnp.float32), tokens)
+    weights = Weights.of(model)
+    call = Call.of(weights, weights.cache(1, 256, 32, jnp.float32), tokens)
     table = 2560 // placement.num_shards("vocab") - tokens
     assert call.weight_bytes - call.weight_bytes_read == 4 * (whole - found + table * embed)
     assert by_kind(program.collectives) == call.collectives == {"all-reduce": 2 * layers + 1}
