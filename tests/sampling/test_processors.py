@@ -313,7 +313,8 @@ def test_a_sharded_vocabulary_is_processed_without_communication():
     params = [SamplingParams(min_tokens=9, frequency_penalty=1.0)] * 2
     sampling = BatchSampling.stack(params, vocab, [[1, 2]] * 2, [[[1, 2, 3]]] * 2)
     counts = jnp.zeros((2, vocab), jnp.int32)
-    history = History(counts, counts, jnp.zeros((2,), jnp.int32), jnp.zeros((2, 3), jnp.int32))
+    recent = jnp.zeros((2, sampling.bad_words.shape[2] - 1), jnp.int32)
+    history = History(counts, counts, jnp.zeros((2,), jnp.int32), recent)
     arrays = (
         jnp.zeros((2, 5, vocab)),
         sampling,
