@@ -85,7 +85,7 @@ class LLM:
       on_progress: called with a line of text while loading and compiling.
 
     Raises:
-      ConfigError: a value is out of range, or two contradict each other.
+      ConfigError: an argument is unknown, a value is out of range, or two contradict each other.
       CheckpointError: a model cannot be loaded.
       VocabularyMismatchError: the draft model's token ids mean other text than the target's.
     """

@@ -13,6 +13,7 @@ from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.reading import PLACES_AT_ONCE
 from spec_jax.drafters.base import Draft
 from spec_jax.engine.intake import Intake
+from spec_jax.engine.requests import Start
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from spec_jax.text.tokenizer import Tokenizer
@@ -179,12 +180,15 @@ def test_only_few_logits_of_a_prompt_are_made_at_once(llm, monkeypatch):
     assert max(seen) == PLACES_AT_ONCE
 
 
-def test_the_prompt_of_an_encoder_has_none():
+def test_the_prompt_of_an_encoder_has_none_and_a_sound_is_never_cut():
     model = tiny_model(vocab_size=len(TOKENS), encoder_layers=1)
     tokenizer = Tokenizer(byte_tokenizer(), eos_token_ids=[0])
     intake = Intake(Checkpoint(model, tokenizer, (0,), "tiny"), 64, 0)
     with pytest.raises(ConfigError, match="prompt_logprobs is 1, but an encoder reads"):
         intake.request([5, 6], SamplingParams(prompt_logprobs=1), 0)
+    start = Start([1], source=np.zeros((4,), np.int32))
+    with pytest.raises(ConfigError, match="truncate_prompt_tokens is 1, but a sound"):
+        intake.request(start, SamplingParams(truncate_prompt_tokens=1), 0)
 
 
 @pytest.mark.parametrize("drafts", [1, 3])

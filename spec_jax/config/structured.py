@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from spec_jax.config.fields import Text, config_class, to_json, to_tuple
 from spec_jax.errors import ConfigError
 
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _OF_THE_GRAMMAR = "leave it out, or say it in the schema or the grammar"
 
 
@@ -52,9 +53,6 @@ class StructuredOutputsParams:
     def kind(self) -> str:
         """Which of them is given."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
-
-
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def to_structured(value: Any) -> Any:

@@ -61,6 +61,11 @@ class Intake:
                     f"prompt_logprobs is {sampling.prompt_logprobs}, but an encoder reads the "
                     f"prompts of {self._name}, which predicts none of it; leave it out."
                 )
+        if isinstance(bare, Start) and sampling.truncate_prompt_tokens is not None:
+            raise ConfigError(
+                f"truncate_prompt_tokens is {sampling.truncate_prompt_tokens}, but a sound is no "
+                "prompt of tokens; leave it out."
+            )
         vocab = self._config.vocab_size
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token in getattr(sampling, name) or ():
