@@ -25,10 +25,11 @@ from spec_jax.config import (
     cache_directory,
 )
 from spec_jax.engine.compile_cache import keep_programs
+from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
 from spec_jax.engine.detokenization import Row
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.intake import Intake, Prompt, as_list, completions_of, match_params, text_of
-from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
+from spec_jax.engine.methods import make_draft_length_policy, make_drafting
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
@@ -60,6 +61,8 @@ class LLM:
         (.toml) or a hub id `org/name[@revision]`.
       speculative_config: how to draft and verify; plain decoding if None. A mapping may also have
         the names of vLLM's (`SpeculativeConfig.from_dict`).
+      drafter: a drafter of your own, for the method `custom`: a function of a `DrafterSetting`
+        that returns it (`spec_jax.drafters`).
       layout: how the models are sharded over several devices or processes: a layout file
         (sharding/*.toml) or a `Layout`; by default JAX's first device. It decides which devices
         JAX has, so make the `LLM` before anything else uses them.
@@ -100,6 +103,7 @@ class LLM:
         model: str | os.PathLike[str],
         *,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        drafter: DrafterFactory | None = None,
         layout: str | os.PathLike[str] | Layout | None = None,
         tensor_parallel_size: int | None = None,
         dtype: str = AUTO,
@@ -123,8 +127,7 @@ class LLM:
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give at least 1.")
-        if isinstance(speculative_config, Mapping):
-            speculative_config = SpeculativeConfig.from_dict(speculative_config)
+        speculative_config = choose(speculative_config, drafter)
         if tensor_parallel_size is not None:
             if layout is not None or tensor_parallel_size < 1:
                 raise ConfigError(
@@ -163,7 +166,7 @@ class LLM:
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._lock, self._request_ids = threading.RLock(), itertools.count()
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
-        self._speculate(speculative_config or SpeculativeConfig())
+        self._speculate(speculative_config, drafter)
 
     @property
     def name(self) -> str:
@@ -180,11 +183,15 @@ class LLM:
         """How the target's matrices are kept; see the argument."""
         return self._checkpoint.quantization
 
-    def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
+    def with_speculation(
+        self,
+        speculative_config: SpeculativeConfig | None = None,
+        drafter: DrafterFactory | None = None,
+    ) -> "LLM":
         """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
         sibling = copy.copy(self)
         sibling._intake = copy.copy(self._intake)  # which counts its own requests
-        sibling._speculate(speculative_config)
+        sibling._speculate(choose(speculative_config, drafter), drafter)
         return sibling
 
     def _load(self, role: str, reference: str, quantization: str) -> checkpoints.Checkpoint:
@@ -206,7 +213,7 @@ class LLM:
         model = dataclasses.replace(checkpoint.model, rounds_cache=self._rounds_cache)
         return dataclasses.replace(checkpoint, model=model)
 
-    def _speculate(self, config: SpeculativeConfig) -> None:
+    def _speculate(self, config: SpeculativeConfig, factory: DrafterFactory | None) -> None:
         def load_draft() -> checkpoints.Checkpoint:
             assert config.draft is not None  # SpeculativeConfig has checked it
             asked, found = self._quantization, self.quantization
@@ -217,8 +224,9 @@ class LLM:
             return dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
 
         self.speculative_config = config
-        drafting = make_drafting(Setting(config, self._checkpoint, load_draft))
+        drafting = make_drafting(DrafterSetting(config, self._checkpoint, load_draft, factory))
         self._learn = drafting.learn or (lambda request, token_ids: None)
+        self._drafter_fact = fingerprint(config, drafting.drafter)
         self.engine = Engine(
             self._checkpoint.model,
             drafting.drafter,
@@ -372,6 +380,7 @@ class LLM:
                 "its models": (self._target, self._checkpoint.model.config, self.dtype),
                 "its offload": self._offload,
                 "its speculation": self.speculative_config,
+                "its drafter": self._drafter_fact,
                 "its layout": self.layout,
                 "its limits": (self.max_model_len, self.max_num_seqs, rounds),
                 "its prompts": [row.request.prompt_token_ids for row in rows],

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from spec_jax.cli.parser import Parser, add_debug, number, whole
 from spec_jax.config import (
     CONFIDENCE_THRESHOLD,
+    CUSTOM,
     DRAFT_LENGTH_POLICIES,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -269,7 +270,13 @@ def add_speculation(parser: Parser) -> None:
     """The flags of `SpeculativeConfig`."""
     group = parser.add_argument_group("speculation")
     add = functools.partial(add_field, group, SpeculativeConfig)
-    add("method", "how to draft; draft_model if --draft is given", metavar="|".join(METHODS))
+    methods = [each for each in METHODS if each != CUSTOM]
+    add(
+        "method",
+        "how to draft, or the name of an installed package's drafter; draft_model if --draft is "
+        "given",
+        metavar="|".join(methods),
+    )
     add("draft", "draft model, named like the target", metavar="REF")
     add(
         "num_speculative_tokens",

@@ -11,7 +11,7 @@ from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation.greedy import Greedy
 from spec_jax.evaluation.report import Check, Report, judge
-from spec_jax.evaluation.rows import check_rows
+from spec_jax.evaluation.rows import Rows
 from spec_jax.evaluation.sampled import DRAFTED, EMITTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import Sampler, width_of
 from spec_jax.models.config import TransformerConfig
@@ -73,15 +73,12 @@ def audit(
     greedy_only = engine.strategy.verification == "greedy"
     if greedy_only or not settings:
         reason = "verification 'greedy' is for temperature 0" if greedy_only else "temperature is 0"
-        checks += [Check(name, reason=reason) for name in (EMITTED, FOLLOWING, DRAFTED)]
+        names = (EMITTED, FOLLOWING, DRAFTED)
+        checks += [Check(name, reason=reason, excused=True) for name in names]
         settings = {"T=0": SamplingParams()}
     else:
         checks += Sampler(engine, texts, samples, on_progress).checks(settings, seed)
-    checks.append(
-        check_rows(
-            engine, texts, dict(settings), max_tokens=max_tokens, seed=seed, on_progress=on_progress
-        )
-    )
+    checks += Rows(engine, texts, settings, max_tokens, seed, on_progress).run()
     return judge(checks, MEANINGS)
 
 

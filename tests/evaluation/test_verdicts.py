@@ -16,6 +16,7 @@ from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation import audit
 from spec_jax.evaluation.audit import SETTINGS
+from spec_jax.evaluation.decoding import decode, request
 from spec_jax.evaluation.greedy import Greedy
 from spec_jax.evaluation.report import FAIL, NOT_RUN, judge
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
@@ -127,8 +128,6 @@ def test_what_a_drafter_reports_is_checked(drafter, said):
 def test_a_difference_is_explained_by_the_scores():
     greedy = Greedy(engine(), STARTS, 8, lambda message: None)
     params = SamplingParams(max_tokens=8)
-    from spec_jax.evaluation.greedy import decode, request
-
     asked = request(STARTS[0], params)
     (expected,), _ = decode(greedy.plain, [asked])
     near, said = greedy._explain(asked, expected, 3, (expected[3] + 1) % VOCAB)
