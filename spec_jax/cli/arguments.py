@@ -196,9 +196,12 @@ def fields_of(config: type, given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in names}
 
 
-def add_field(group: Any, config: type, name: str, help: str, **how: Any) -> None:
-    """Adds the flag of a config field, with the field's default in its help."""
-    default = {field.name: field.default for field in dataclasses.fields(config)}[name]
+def add_field(
+    group: Any, config: type, name: str, help: str, default: Any = None, **how: Any
+) -> None:
+    """Adds the flag of a config field, with the command's or the field's default in its help."""
+    if default is None:
+        default = {field.name: field.default for field in dataclasses.fields(config)}[name]
     unset = default is None or default is False or default in ((), "")
     note = "" if unset else f" (default: {default})"
     group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
@@ -266,8 +269,14 @@ def add_model(parser: Parser) -> Any:
     return group
 
 
-def add_speculation(parser: Parser) -> None:
-    """The flags of `SpeculativeConfig`."""
+_LOOKAHEADS = (
+    f"{MOST_SPECULATIVE_TOKENS['constant']}; where K changes, "
+    f"{MOST_SPECULATIVE_TOKENS['adaptive']} if adaptive, else {MOST_SPECULATIVE_TOKENS['oracle']}"
+)
+
+
+def add_speculation(parser: Parser, lookahead: str = _LOOKAHEADS) -> None:
+    """The flags of `SpeculativeConfig`; `lookahead` is the default of K, in words."""
     group = parser.add_argument_group("speculation")
     add = functools.partial(add_field, group, SpeculativeConfig)
     methods = [each for each in METHODS if each != CUSTOM]
@@ -280,8 +289,7 @@ def add_speculation(parser: Parser) -> None:
     add("draft", "draft model, named like the target", metavar="REF")
     add(
         "num_speculative_tokens",
-        "most tokens drafted in a round (default: 4; where K changes, "
-        f"{MOST_SPECULATIVE_TOKENS['adaptive']} if adaptive, else 20)",
+        f"most tokens drafted in a round (default: {lookahead})",
         type=whole,
         metavar="K",
     )
@@ -324,10 +332,13 @@ def add_speculation(parser: Parser) -> None:
     add("draft_vocab_size", "tokens that a draft model may propose", type=whole, metavar="N")
 
 
-def add_distribution(group: Any) -> None:
-    """The flags that decide what the next token's distribution is."""
+def add_distribution(group: Any, temperature: float | None = None) -> None:
+    """The flags that decide what the next token's distribution is.
+
+    `temperature` is the command's default; that of `SamplingParams` if None.
+    """
     add = functools.partial(add_field, group, SamplingParams)
-    add("temperature", "0 is greedy", type=number, metavar="T")
+    add("temperature", "0 is greedy", temperature, type=number, metavar="T")
     add("top_k", "keep the K likeliest tokens; 0 keeps all", type=whole, metavar="K")
     add("top_p", "keep the likeliest tokens that reach probability P", type=number, metavar="P")
     add("min_p", "drop tokens below P times the likeliest", type=number, metavar="P")
