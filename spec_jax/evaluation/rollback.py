@@ -37,8 +37,8 @@ def check_rollback(
     refused = np.zeros(ROWS, bool)
     for played in rounds:
         draft = played.draft
-        looked = np.flatnonzero(refused & (played.emitted > 0) & (draft.lengths > 0))
-        if len(looked):
+        looked = np.flatnonzero(refused & (played.emitted > 0) & (draft.lengths > 0)).tolist()
+        if looked:
             again = _drafted_anew(engine, rows, tokens, played.start)
             for row in looked:
                 check.compare(
