@@ -14,7 +14,11 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 def test_a_drafter_of_ones_own(forgotten, tmp_path, monkeypatch, capsys):
     """With a tiny model, and fewer samples than users take."""
     model, real = str(tiny.write_directory(tmp_path / "target")), spec_jax.LLM
-    monkeypatch.setattr(spec_jax, "LLM", lambda _, **options: real(model, **options), raising=False)
+
+    def make(reference, *, max_model_len, **options):
+        return real(model, **options)
+
+    monkeypatch.setattr(spec_jax, "LLM", make, raising=False)
     few = functools.partial(testing.check_lossless, samples=1024)
     monkeypatch.setattr(testing, "check_lossless", few)
     names = {}
