@@ -48,7 +48,7 @@ def check_lossless(
 
     At temperature 0 the tokens are those of plain decoding, in batches of one and three, with
     processors and stop tokens. Sampled tokens follow the target, each given those before it, and
-    the first K + 1 jointly, compared with the exact distribution by enumeration; the token after a
+    the first four at most jointly, with the exact distribution by enumeration; the token after a
     rejection follows the residual. Drafted tokens follow the q that the drafter reports; without q,
     the same text gives the same draft. A row says the same alone, beside neighbours, and when it
     joins a running batch. After refused tokens a draft is that of the row's text alone.
