@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spec_jax.config import SamplingParams, SpeculativeConfig, StructuredOutputsParams
+    from spec_jax.engine.custom import DrafterFactory, DrafterSetting, register_drafter
     from spec_jax.errors import (
         CheckpointError,
         ConfigError,
@@ -33,6 +34,8 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "DisagreementError",
+    "DrafterFactory",
+    "DrafterSetting",
     "GenerationError",
     "Layout",
     "Logprob",
@@ -46,12 +49,13 @@ __all__ = [
     "StructuredOutputsParams",
     "Usage",
     "VocabularyMismatchError",
+    "register_drafter",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used: JAX takes seconds, a usage error must not."""
-    for module in ("config", "errors", "outputs", "sharding", "llm"):
+    for module in ("config", "errors", "outputs", "sharding", "engine.custom", "llm"):
         if name in __all__ and hasattr(
             found := importlib.import_module(f"spec_jax.{module}"), name
         ):

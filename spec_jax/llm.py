@@ -21,10 +21,11 @@ from spec_jax.config import (
 from spec_jax.config.elsewhere import NOT_OF_LLM, explaining_unknown
 from spec_jax.engine.calls import Calls, Turns
 from spec_jax.engine.compile_cache import keep_programs
+from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.intake import Intake, Prompt, as_list, match_params
 from spec_jax.engine.loading import Loader, layout_of
-from spec_jax.engine.methods import Setting, make_draft_length_policy, make_drafting
+from spec_jax.engine.methods import make_draft_length_policy, make_drafting
 from spec_jax.engine.progress import Bar
 from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.transcription import Transcriber
@@ -53,6 +54,8 @@ class LLM:
         (.toml) or a hub id `org/name[@revision]`.
       speculative_config: how to draft and verify; plain decoding if None. A mapping may also have
         the names of vLLM's (`SpeculativeConfig.from_dict`).
+      drafter: a drafter of your own, for the method `custom`: a function of a `DrafterSetting`
+        that returns it (`spec_jax.drafters`).
       layout: how the models are sharded over several devices or processes: a layout file
         (sharding/*.toml) or a `Layout`; by default JAX's first device. It decides which devices
         JAX has, so make the `LLM` before anything else uses them.
@@ -96,6 +99,7 @@ class LLM:
         model: str | os.PathLike[str],
         *,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        drafter: DrafterFactory | None = None,
         layout: str | os.PathLike[str] | Layout | None = None,
         tensor_parallel_size: int | None = None,
         dtype: str = AUTO,
@@ -116,7 +120,7 @@ class LLM:
                 check_whole(name, value, 1)
         seed = 0 if seed is None else seed
         check_whole("seed", seed, 0, 2**64)
-        speculation = SpeculativeConfig.of(speculative_config)
+        speculation = choose(speculative_config, drafter)
         self.layout = layout_of(layout, tensor_parallel_size, offload)
         self._loader = Loader(
             self.layout,
@@ -149,7 +153,7 @@ class LLM:
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._turns = Turns()
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
-        self._speculate(speculation)
+        self._speculate(speculation, drafter)
 
     @property
     def name(self) -> str:
@@ -167,16 +171,18 @@ class LLM:
         return self._checkpoint.quantization
 
     def with_speculation(
-        self, speculative_config: SpeculativeConfig | Mapping[str, Any] | None
+        self,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        drafter: DrafterFactory | None = None,
     ) -> "LLM":
         """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
-        speculation = SpeculativeConfig.of(speculative_config)
+        speculation = choose(speculative_config, drafter)
         sibling = copy.copy(self)
         sibling._intake = copy.copy(self._intake)  # which counts its own requests
-        sibling._speculate(speculation)
+        sibling._speculate(speculation, drafter)
         return sibling
 
-    def _speculate(self, config: SpeculativeConfig) -> None:
+    def _speculate(self, config: SpeculativeConfig, factory: DrafterFactory | None) -> None:
         def load_draft() -> checkpoints.Checkpoint:
             assert config.draft is not None  # SpeculativeConfig has checked it
             asked, found = self._loader.quantization, self.quantization
@@ -187,7 +193,7 @@ class LLM:
             return dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
 
         self.speculative_config = config
-        drafting = make_drafting(Setting(config, self._checkpoint, load_draft))
+        drafting = make_drafting(DrafterSetting(config, self._checkpoint, load_draft, factory))
         self.engine = Engine(
             self._checkpoint.model,
             drafting.drafter,
@@ -211,6 +217,7 @@ class LLM:
                 "its models": (self._target, self._checkpoint.model.config, self.dtype),
                 "its offload": (loader.offload, loader.resident_layers),
                 "its speculation": config,
+                "its drafter": fingerprint(config, drafting.drafter),
                 "its layout": self.layout,
             },
         )

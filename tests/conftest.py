@@ -67,3 +67,16 @@ def _native_code(request: pytest.FixtureRequest) -> None:
 def demo_recipe() -> Path:
     """The recipe of the demo model, SmolLM2-135M-Instruct."""
     return ROOT / "checkpoints" / "smollm2-135m-instruct.toml"
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch):
+    """What a test registers (`spec_jax.register_drafter`) is forgotten afterwards."""
+    from spec_jax.config import METHODS
+    from spec_jax.engine import custom
+
+    before = dict(METHODS)
+    monkeypatch.setattr(custom, "_FACTORIES", {})
+    yield
+    for name in METHODS.keys() - before.keys():
+        del METHODS[name]

@@ -4,7 +4,6 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant, Heuristic
@@ -18,6 +17,9 @@ from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import Drafting
 from spec_jax.engine.requests import Request
 from spec_jax.engine.suffix_index import SuffixIndex
+from spec_jax.evaluation.decoding import drive as drive
+from spec_jax.evaluation.decoding import generated as completions
+from spec_jax.evaluation.statistics import pearson
 from spec_jax.testing import tiny_model
 
 TARGET, DRAFT = tiny_model(0), tiny_model(1)
@@ -151,57 +153,10 @@ def finish(batch, *, rounds=10_000):
     return batch
 
 
-def completions(batch, requests):
-    """The generated tokens of each request."""
-    tokens, lengths = np.asarray(batch.state.tokens), np.asarray(batch.state.lengths)
-    return [
-        tokens[i, len(each.prompt_token_ids) : lengths[i]].tolist()
-        for i, each in enumerate(requests)
-    ]
-
-
 def run(engine, requests, *, rounds=10_000):
     return completions(finish(engine.start(requests), rounds=rounds), requests)
 
 
-def drive(engine, requests, rows, choose, room_for=None):
-    """Decodes requests that join when and where `choose(low, high)` says.
-
-    The batch has room for `room_for`, by default these requests. Returns each one's tokens and why
-    it ended.
-    """
-    batch = engine.open(room_for or requests, rows)
-    waiting, running, said = list(requests), {}, {}
-    slots = batch.slots(rows)
-    while waiting or running:
-        free = [slot for slot in slots if slot not in running]
-        least = 0 if running else 1
-        entering = {}
-        for _ in range(choose(least, min(len(free), len(waiting))) if free and waiting else 0):
-            slot = free.pop(choose(0, len(free) - 1))
-            entering[slot] = waiting.pop(choose(0, len(waiting) - 1))
-        if entering:
-            batch.join(entering)
-            running.update(entering)
-        batch.advance(choose(1, 5), choose(1, len(running)))
-        view = batch.view
-        for slot, each in list(running.items()):
-            if view.finish[slot]:
-                begin = len(each.prompt_token_ids)
-                text = view.tokens[slot, begin : view.lengths[slot]].tolist()
-                said[id(each)] = text, int(view.finish[slot])
-                del running[slot]
-    return [said[id(each)] for each in requests]
-
-
 def chi_square(observed, probabilities):
-    """The p-value of counts against exact probabilities, rare cells merged."""
-    observed, expected = observed.ravel(), probabilities.ravel() * observed.sum()
-    assert observed[expected == 0].sum() == 0, "sampled what the target never says"
-    rare = expected < 5
-    if expected[rare].sum() > 0:
-        observed = np.append(observed[~rare], observed[rare].sum())
-        expected = np.append(expected[~rare], expected[rare].sum())
-    else:
-        observed, expected = observed[~rare], expected[~rare]
-    return stats.chisquare(observed, expected).pvalue
+    """The p-value of counts against exact probabilities."""
+    return pearson("", observed, probabilities).p_value

@@ -1,15 +1,19 @@
 """The code of the pages in docs/ runs as it stands."""
 
+import functools
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+import spec_jax
+from spec_jax import testing
 from spec_jax.checkpoints import reference
 from tests.checkpoints.tiny import write_directory, write_json
 
-PAGE = Path(__file__).parents[1] / "docs" / "vllm.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "vllm.md"
 
 
 def blocks():
@@ -47,3 +51,24 @@ def test_the_page_for_users_of_vllm(hub, code, capsys):
 
 def test_every_block_is_found():
     assert len(list(blocks())) == PAGE.read_text().count("```python") == 6
+
+
+def test_a_drafter_of_ones_own(forgotten, tmp_path, monkeypatch, capsys):
+    """With a tiny model, and fewer samples than users take."""
+    model, real = str(write_directory(tmp_path / "target")), spec_jax.LLM
+
+    def make(reference, *, max_model_len, **options):
+        return real(model, **options)
+
+    monkeypatch.setattr(spec_jax, "LLM", make, raising=False)
+    few = functools.partial(testing.check_lossless, samples=1024)
+    monkeypatch.setattr(testing, "check_lossless", few)
+    names = {}
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "drafter.md").read_text(), re.S)
+    assert len(code) == 3
+    for each in code:
+        exec(each, names)
+    assert names["output"].metrics.draft_tokens > 0
+    assert capsys.readouterr().out.endswith("PASS\n")
+    lines = code[0].partition("@pytree")[2].splitlines()
+    assert len([line for line in lines if line.strip()]) <= 22

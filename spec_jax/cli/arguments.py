@@ -9,6 +9,7 @@ from spec_jax.cli.parser import Parser, add_debug, add_field, fields_of, number,
 from spec_jax.cli.sampling_arguments import add_sampling, sampling_of
 from spec_jax.config import (
     CONFIDENCE_THRESHOLD,
+    CUSTOM,
     DRAFT_LENGTH_POLICIES,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -256,16 +257,27 @@ def add_model(parser: Parser) -> Any:
     return group
 
 
-def add_speculation(parser: Parser) -> None:
-    """The flags of `SpeculativeConfig`."""
+_LOOKAHEADS = (
+    f"{MOST_SPECULATIVE_TOKENS['constant']}; where K changes, "
+    f"{MOST_SPECULATIVE_TOKENS['adaptive']} if adaptive, else {MOST_SPECULATIVE_TOKENS['oracle']}"
+)
+
+
+def add_speculation(parser: Parser, lookahead: str = _LOOKAHEADS) -> None:
+    """The flags of `SpeculativeConfig`; `lookahead` is the default of K, in words."""
     group = parser.add_argument_group("speculation")
     add = functools.partial(add_field, group, SpeculativeConfig)
-    add("method", "how to draft; draft_model if --draft is given", metavar="|".join(METHODS))
+    methods = [each for each in METHODS if each != CUSTOM]
+    add(
+        "method",
+        "how to draft, or the name of an installed package's drafter; draft_model if --draft is "
+        "given",
+        metavar="|".join(methods),
+    )
     add("draft", "draft model, named like the target", metavar="REF")
     add(
         "num_speculative_tokens",
-        "most tokens drafted in a round (default: 4; where K changes, "
-        f"{MOST_SPECULATIVE_TOKENS['adaptive']} if adaptive, else 20)",
+        f"most tokens drafted in a round (default: {lookahead})",
         type=whole,
         metavar="K",
     )

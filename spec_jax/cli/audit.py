@@ -10,15 +10,22 @@ from spec_jax.cli.loading import load
 from spec_jax.cli.screen import Screen
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation import Report, audit
-from spec_jax.evaluation.audit import PROMPTS, noises
-from spec_jax.evaluation.report import FAIL, LEVEL, NOT_RUN, PASS
+from spec_jax.evaluation.audit import noises
+from spec_jax.evaluation.prompts import PROMPTS, choose
+from spec_jax.evaluation.report import FAIL, LEVEL, NOT_TESTED, PASS
 from spec_jax.llm import LLM
 
-_STYLES = {PASS: "green", FAIL: "bold red", NOT_RUN: "dim"}
+_STYLES = {PASS: "green", FAIL: "bold red", NOT_TESTED: "yellow"}
+_REMEDY = (
+    "Give prompts whose continuations the method can draft, more --samples, or --allow-untested."
+)
+_EXIT_CODES = {PASS: 0, FAIL: 1, NOT_TESTED: 3}
 
 
 def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
-    """Audits and prints the verdict; returns the exit code, 1 if a check failed.
+    """Audits and prints the verdict.
+
+    Returns the exit code: 1 if a check failed, 3 if one saw nothing and that is not allowed.
 
     Args:
       options: what was asked.
@@ -28,7 +35,7 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
         llm = load(options, screen)
         report = audit(
             llm.engine,
-            _prompts(llm, texts),
+            _prompts(llm, texts, options, screen),
             settings=options.settings,
             samples=options.samples,
             max_tokens=options.max_tokens,
@@ -39,15 +46,19 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
             screen.record(_asked(options, llm) | report.as_dict())
         else:
             asked = ", ".join(f"{name} {value}" for name, value in _asked(options, llm).items())
-            screen.show(asked, "", _table(report), "", *_verdict(report))
-    return 0 if report.passed else 1
+            screen.show(asked, "", _table(report), "", *_verdict(report, options))
+    untested = report.verdict == NOT_TESTED and options.allow_untested
+    return 0 if untested else _EXIT_CODES[report.verdict]
 
 
-def _prompts(llm: LLM, texts: Sequence[str] | None) -> list[Any]:
+def _prompts(
+    llm: LLM, texts: Sequence[str] | None, options: AuditOptions, screen: Screen
+) -> list[Any]:
     """Token ids, or what a model of speech starts from."""
     config = llm.engine.target.config
     if config.encoder is None or not config.encoder.mel_bins:
-        return [llm.tokenizer.encode(text) for text in texts or PROMPTS]
+        ids = [llm.tokenizer.encode(text) for text in texts or PROMPTS]
+        return ids if texts else choose(llm.engine, ids, options.max_tokens, screen.progress)
     if texts:
         raise ConfigError(
             f"{llm.name} reads speech, not text; leave the prompts out, and the audit makes noises."
@@ -90,20 +101,28 @@ def _table(report: Report) -> Table:
     return table
 
 
-def _verdict(report: Report) -> list[str]:
+def _verdict(report: Report, options: AuditOptions) -> list[str]:
     """What the table means."""
     lines = [f"FAIL  {check.name}: {each}" for check in report.checks for each in check.failures]
     for check in report.checks:
         lines += [f"note  {check.name}: {each}" for each in check.notes]
-        if check.status == NOT_RUN:
-            lines.append(f"note  {check.name}: not run, {check.reason}.")
+        if check.status == NOT_TESTED:
+            lines.append(f"note  {check.name}: not tested, {check.reason}.")
     if report.tests:
         lines.append(
             f"{report.tests} tests, corrected for each other (Holm); a lossless method fails one "
             f"of {1 / LEVEL:.0f} audits by chance. w: the smallest deviation (Cohen's) found with "
             f"90 % probability;{_in_words(report)} more --samples find smaller ones."
         )
-    lines.append("PASS: nothing is lost." if report.passed else "FAIL: see above.")
+    left_out = [check.name for check in report.checks if check.status == NOT_TESTED]
+    without = f" Not tested: {', '.join(left_out)}." if left_out else ""
+    if report.verdict == FAIL:
+        lines.append("FAIL: see above.")
+    elif report.verdict == PASS:
+        lines.append(f"PASS: nothing is lost.{without}")
+    else:
+        remedy = "" if options.allow_untested else f" {_REMEDY}"
+        lines.append(f"NOT TESTED: nothing is lost in what was looked at.{without}{remedy}")
     return lines
 
 

@@ -53,9 +53,12 @@ def fields_of(config: type, given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in names}
 
 
-def add_field(group: Any, config: type, name: str, help: str, **how: Any) -> None:
-    """Adds the flag of a config field, with the field's default in its help."""
-    default = {field.name: field.default for field in dataclasses.fields(config)}[name]
+def add_field(
+    group: Any, config: type, name: str, help: str, default: Any = None, **how: Any
+) -> None:
+    """Adds the flag of a config field, with the command's or the field's default in its help."""
+    if default is None:
+        default = {field.name: field.default for field in dataclasses.fields(config)}[name]
     unset = default is None or default is False or default in ((), "")
     note = "" if unset else f" (default: {default})"
     group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)

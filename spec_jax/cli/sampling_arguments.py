@@ -18,10 +18,13 @@ def sampling_of(given: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**fields_of(SamplingParams, given), structured_outputs=wanted)
 
 
-def add_distribution(group: Any) -> None:
-    """The flags that decide what the next token's distribution is."""
+def add_distribution(group: Any, temperature: float | None = None) -> None:
+    """The flags that decide what the next token's distribution is.
+
+    `temperature` is the command's default; that of `SamplingParams` if None.
+    """
     add = functools.partial(add_field, group, SamplingParams)
-    add("temperature", "0 is greedy", type=number, metavar="T")
+    add("temperature", "0 is greedy", temperature, type=number, metavar="T")
     add("top_k", "keep the K likeliest tokens; 0 keeps all", type=whole, metavar="K")
     add("top_p", "keep the likeliest tokens that reach probability P", type=number, metavar="P")
     add("min_p", "drop tokens below P times the likeliest", type=number, metavar="P")

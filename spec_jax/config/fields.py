@@ -5,7 +5,7 @@ import functools
 import json
 import numbers
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
@@ -103,11 +103,12 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-def one_of(known: Iterable[str], aliases: Mapping[str, str] | None = None) -> BeforeValidator:
-    """Refuses a value that is not one of the known ones; replaces an alias by its meaning."""
-    names, aliases = tuple(known), aliases or {}
+def one_of(known: Collection[str], aliases: Mapping[str, str] | None = None) -> BeforeValidator:
+    """Refuses a value that is not one of those known then; replaces an alias by its meaning."""
+    aliases = aliases or {}
 
     def check(value: Any) -> Any:
+        names = tuple(known)
         if isinstance(value, str):
             value = aliases.get(value, value)
         if value not in names:

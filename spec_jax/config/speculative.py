@@ -1,12 +1,16 @@
 """How tokens are drafted and verified."""
 
 import dataclasses
+import importlib.metadata
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+from pydantic import BeforeValidator
+
 from spec_jax.config.choices import QUANTIZATIONS
 from spec_jax.config.fields import AtLeast1, Share, config_class, one_of
-from spec_jax.errors import ConfigError
+from spec_jax.errors import ConfigError, did_you_mean
 
 MOST_SPECULATIVE_TOKENS = {
     "constant": 4,
@@ -32,11 +36,14 @@ _DRAFTING: Options = dict.fromkeys(
 _CONFIDENT: Options = {"confidence_threshold": None, "retune_confidence": None}
 _DRAFTED: Options = {"draft": None, "draft_quantization": None}
 # A lookup has no probability to compare with a threshold.
-_LOOKUP: Options = _DRAFTING | {
+LOOKUP_OPTIONS: Options = _DRAFTING | {
     "draft_length_policy": tuple(each for each in DRAFT_LENGTH_POLICIES if each != "confidence")
 }
+"""What every drafter supports, of which nothing more is known."""
+CUSTOM = "custom"
+"""The method whose drafter is `LLM(drafter=...)`."""
 
-METHODS: Mapping[str, Options] = {
+METHODS: dict[str, Options] = {
     "none": {},
     "draft_model": {
         **_DRAFTING,
@@ -45,15 +52,22 @@ METHODS: Mapping[str, Options] = {
         "num_drafts": None,
         "draft_vocab_size": None,
     },
-    "prompt_lookup": {**_LOOKUP, "num_drafts": None, "prompt_lookup_max": None},
-    "suffix": _LOOKUP,
+    "prompt_lookup": {**LOOKUP_OPTIONS, "num_drafts": None, "prompt_lookup_max": None},
+    "suffix": LOOKUP_OPTIONS,
     # A prefix batch runs all layers of every prefix; early exit has already run the first layers.
     "early_exit": {**_DRAFTING, **_CONFIDENT, "scoring": ("block",), "early_exit_layers": None},
     "universal_vocabulary": {**_DRAFTING, **_CONFIDENT, **_DRAFTED},
     # It drafts in other tokens than are verified, so no threshold can be learnt from the verdicts.
     "universal_text": {**_DRAFTING, "confidence_threshold": None, **_DRAFTED},
+    CUSTOM: LOOKUP_OPTIONS,
 }
-"""The options that each method supports; `SpeculativeConfig` refuses the others."""
+"""The options that each method supports; `SpeculativeConfig` refuses the others.
+
+`add_method` adds those of drafters from outside of the package.
+"""
+ENTRY_POINTS = "spec_jax.drafters"
+"""The group of entry points whose names are methods; importing one registers the method."""
+_adding = threading.Lock()
 
 _TOGETHER = (
     ("confidence_threshold", "draft_length_policy", ("confidence",)),
@@ -67,11 +81,58 @@ DRAFTING_METHODS = tuple(name for name, options in METHODS.items() if "draft" in
 """Methods that need a model to draft with."""
 
 
+def add_method(name: str, options: Options) -> None:
+    """Adds a method, with the options that it supports.
+
+    Raises:
+      ConfigError: the name is taken or empty, or an option or a value does not exist.
+    """
+    if not isinstance(name, str) or not name.isprintable() or not name.strip():
+        raise ConfigError(f"the name of a drafter is {name!r}; give it one in letters.")
+    known = {field.name: field for field in dataclasses.fields(SpeculativeConfig)}
+    for option, values in options.items():
+        if option not in known.keys() - {"method"}:
+            hint = did_you_mean(option, known.keys() - {"method"})
+            raise ConfigError(f"drafter {name!r} cannot support the option {option!r}.{hint}")
+        for value in values or ():
+            if value not in _VALUES.get(option, ()):
+                hint = did_you_mean(str(value), _VALUES.get(option, ()))
+                raise ConfigError(f"drafter {name!r} cannot support {option} {value!r}.{hint}")
+    with _adding:
+        if name in METHODS:
+            raise ConfigError(
+                f"there is a method {name!r} already; register each drafter once, under a name of "
+                "its own."
+            )
+        METHODS[name] = dict(options)
+
+
+def _import_method(name: Any) -> Any:
+    """Imports what the entry point of a method's name refers to, if the method is not known yet."""
+    if isinstance(name, str) and name not in METHODS:
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+            try:
+                entry.load()
+            except Exception as error:
+                raise ConfigError(
+                    f"method {name!r} is the entry point {entry.value} of an installed package, "
+                    f"which cannot be imported: {error}"
+                ) from error
+            if name not in METHODS:
+                raise ConfigError(
+                    f"method {name!r} is the entry point {entry.value} of an installed package, "
+                    f"which does not register it; call `register_drafter({name!r}, ...)` there."
+                )
+    return name
+
+
 @config_class
 class SpeculativeConfig:
     """How tokens are drafted and verified.
 
-    `METHODS` says which options a method supports; any other is refused.
+    `METHODS` says which options a method supports; any other is refused. Besides the methods below
+    there are those of `spec_jax.register_drafter`, by their names, and `custom`, whose drafter is
+    `LLM(drafter=...)`.
 
     Attributes:
       method: `none` decodes plainly; `draft_model` drafts with a second, smaller model of the same
@@ -110,7 +171,7 @@ class SpeculativeConfig:
         from the most frequent; by default all. Fewer make its step cheaper.
     """
 
-    method: Annotated[str, one_of(METHODS)] = "none"
+    method: Annotated[str, one_of(METHODS), BeforeValidator(_import_method)] = "none"
     draft: str | None = None
     draft_quantization: Annotated[str, one_of(QUANTIZATIONS)] | None = None
     num_speculative_tokens: AtLeast1 | None = None
@@ -125,7 +186,7 @@ class SpeculativeConfig:
     draft_vocab_size: AtLeast1 | None = None
 
     def __post_init__(self) -> None:
-        if self.method in DRAFTING_METHODS and not self.draft:
+        if "draft" in METHODS[self.method] and not self.draft:
             raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
         self._refuse_unsupported()
 
@@ -202,6 +263,15 @@ class SpeculativeConfig:
                     f"{name} is {given[name]!r} but {other} is {getattr(self, other)!r}; use "
                     f"{other} {_one_of(values)}, or leave {name} out."
                 )
+
+
+_VALUES: Mapping[str, Sequence[str]] = {
+    "draft_length_policy": DRAFT_LENGTH_POLICIES,
+    "verification": VERIFICATIONS,
+    "scoring": SCORINGS,
+    "draft_quantization": QUANTIZATIONS,
+}
+"""Options that take one of some values."""
 
 
 def _supports(method: str, option: str, value: object) -> bool:

@@ -1,1 +1,32 @@
-"""Drafting methods, one per file, behind the protocol in `base`."""
+"""Drafting methods, one per file, behind the protocol in `base`; and what a drafter is made of.
+
+These names are all that a drafter outside of the package needs (docs/drafter.md). It is a `pytree`
+with the members of `Drafter`. Its `propose` returns a `Draft`, whose `probs` are exactly what the
+tokens were drawn from: `probabilities` makes them of logits as the request asks, with temperature,
+truncation, penalties and bans; `draw` draws from them; `autoregress` does both token by token. Most
+drafters have `drafts = 1`, `steady = False` and `join = staticmethod(join_rows)`.
+"""
+
+from spec_jax.drafters.autoregressive import autoregress
+from spec_jax.drafters.base import Begun, Committed, Context, Draft, Drafter, Prompt
+from spec_jax.sampling.draw import draw
+from spec_jax.sampling.probabilities import probabilities
+from spec_jax.sampling.processors import History
+from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
+
+__all__ = [
+    "Begun",
+    "Committed",
+    "Context",
+    "Draft",
+    "Drafter",
+    "History",
+    "Prompt",
+    "autoregress",
+    "draw",
+    "join_rows",
+    "probabilities",
+    "pytree",
+    "static",
+]

@@ -26,6 +26,7 @@ from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
+from spec_jax.engine.custom import DrafterSetting, custom_drafter
 from spec_jax.engine.host_rounds import HostDrafter
 from spec_jax.engine.requests import Bucket, Request
 from spec_jax.engine.suffix_index import SuffixIndex
@@ -53,38 +54,20 @@ class Drafting:
     learn: Callable[[Request, Sequence[int]], None] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """The inputs that a method is made from.
-
-    Attributes:
-      config: the user's choices.
-      target: the target.
-      load_draft: loads the config's draft model, or returns the target if the config names it.
-    """
-
-    config: SpeculativeConfig
-    target: Checkpoint
-    load_draft: Callable[[], Checkpoint]
-
-    @property
-    def lookahead(self) -> int:
-        """Most tokens drafted per round."""
-        return self.config.most_speculative_tokens
-
-
-def make_drafting(setting: Setting) -> Drafting:
+def make_drafting(setting: DrafterSetting) -> Drafting:
     """The drafter that the config asks for.
 
     Raises:
       CheckpointError: the draft model cannot be loaded.
-      ConfigError: an option does not fit the models.
+      ConfigError: an option does not fit the models; or a drafter from outside of the package is
+        none.
       VocabularyMismatchError: the draft's token ids mean other text than the target's.
     """
-    return _METHODS[setting.config.method](setting)
+    drafter = custom_drafter(setting)
+    return Drafting(drafter) if drafter is not None else _METHODS[setting.config.method](setting)
 
 
-def _check_source(setting: Setting, draft: Checkpoint, *, same_tokens: bool) -> None:
+def _check_source(setting: DrafterSetting, draft: Checkpoint, *, same_tokens: bool) -> None:
     """Checks that the draft's encoder, if it has one, can read what the target's reads."""
     own, target = draft.model.config.encoder, setting.target.model.config.encoder
     if own is None:
@@ -125,7 +108,7 @@ def _alike(one: jax.Array, other: jax.Array) -> bool:
     return same and one.sharding == other.sharding and bool((one == other).all())
 
 
-def _draft_of_any_tokenizer(setting: Setting) -> Checkpoint:
+def _draft_of_any_tokenizer(setting: DrafterSetting) -> Checkpoint:
     draft = setting.load_draft()
     if draft.outputs is not None:
         raise ConfigError(
@@ -145,16 +128,16 @@ def make_draft_length_policy(config: SpeculativeConfig) -> DraftLengthPolicy:
     return _DRAFT_LENGTH_POLICIES[config.draft_length_policy](most)
 
 
-def _none(setting: Setting) -> Drafting:
+def _none(setting: DrafterSetting) -> Drafting:
     return Drafting(NoDraft())
 
 
-def _prompt_lookup(setting: Setting) -> Drafting:
+def _prompt_lookup(setting: DrafterSetting) -> Drafting:
     longest = setting.config.prompt_lookup_max or PROMPT_LOOKUP_MAX
     return Drafting(PromptLookup(setting.lookahead, longest, setting.config.num_drafts))
 
 
-def _suffix(setting: Setting) -> Drafting:
+def _suffix(setting: DrafterSetting) -> Drafting:
     index = SuffixIndex()
 
     def inputs(requests: Sequence[Request], bucket: Bucket) -> Any:
@@ -166,7 +149,7 @@ def _suffix(setting: Setting) -> Drafting:
     return Drafting(SuffixLookup(setting.lookahead), inputs=inputs, learn=learn)
 
 
-def _draft_model(setting: Setting) -> Drafting:
+def _draft_model(setting: DrafterSetting) -> Drafting:
     target, draft = setting.target, setting.load_draft()
     difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
     if difference is not None:
@@ -223,7 +206,7 @@ def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
     return sorted([*special, *itertools.islice(others, count - len(special))])
 
 
-def _universal_vocabulary(setting: Setting) -> Drafting:
+def _universal_vocabulary(setting: DrafterSetting) -> Drafting:
     target, draft = setting.target, _draft_of_any_tokenizer(setting)
     _check_source(setting, draft, same_tokens=False)
     vocabulary = VocabularyMap.between(
@@ -256,7 +239,7 @@ def _universal_vocabulary(setting: Setting) -> Drafting:
     return Drafting(drafter, inputs=prompts)
 
 
-def _universal_text(setting: Setting) -> Drafting:
+def _universal_text(setting: DrafterSetting) -> Drafting:
     draft = _draft_of_any_tokenizer(setting)
     if draft.model.config.encoder is not None:
         raise ConfigError(
@@ -268,7 +251,7 @@ def _universal_text(setting: Setting) -> Drafting:
     return Drafting(Given(setting.lookahead), host=host)
 
 
-def _early_exit(setting: Setting) -> Drafting:
+def _early_exit(setting: DrafterSetting) -> Drafting:
     model = setting.target.model
     all_layers = model.config.num_layers
     layers = setting.config.early_exit_layers or max(1, all_layers // 4)
@@ -280,7 +263,7 @@ def _early_exit(setting: Setting) -> Drafting:
     return Drafting(EarlyExit(model.with_resident(layers), setting.lookahead, layers))
 
 
-_METHODS: dict[str, Callable[[Setting], Drafting]] = {
+_METHODS: dict[str, Callable[[DrafterSetting], Drafting]] = {
     "none": _none,
     "draft_model": _draft_model,
     "prompt_lookup": _prompt_lookup,

@@ -10,18 +10,13 @@ from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation.greedy import Greedy
+from spec_jax.evaluation.prompts import room_needed
 from spec_jax.evaluation.report import Check, Report, judge
-from spec_jax.evaluation.rows import check_rows
+from spec_jax.evaluation.rows import Rows
 from spec_jax.evaluation.sampled import DRAFTED, EMITTED, FOLLOWING, MEANINGS
-from spec_jax.evaluation.sampler import Sampler, width_of
+from spec_jax.evaluation.sampler import Sampler
 from spec_jax.models.config import TransformerConfig
 
-PROMPTS = (
-    "The capital of France is",
-    "one two three four five one two three four five one two three",
-    "def mean(xs):\n    total = 0\n    for x in xs:\n        total += x\n    return",
-)
-"""Prompts of different kinds; the second repeats itself, so that lookups find matches."""
 SETTINGS = {
     "T=1": SamplingParams(temperature=1.0),
     "T=0.7 top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2),
@@ -73,15 +68,12 @@ def audit(
     greedy_only = engine.strategy.verification == "greedy"
     if greedy_only or not settings:
         reason = "verification 'greedy' is for temperature 0" if greedy_only else "temperature is 0"
-        checks += [Check(name, reason=reason) for name in (EMITTED, FOLLOWING, DRAFTED)]
+        names = (EMITTED, FOLLOWING, DRAFTED)
+        checks += [Check(name, reason=reason, excused=True) for name in names]
         settings = {"T=0": SamplingParams()}
     else:
         checks += Sampler(engine, texts, samples, on_progress).checks(settings, seed)
-    checks.append(
-        check_rows(
-            engine, texts, dict(settings), max_tokens=max_tokens, seed=seed, on_progress=on_progress
-        )
-    )
+    checks += Rows(engine, texts, settings, max_tokens, seed, on_progress).run()
     return judge(checks, MEANINGS)
 
 
@@ -110,10 +102,9 @@ def _check_prompts(engine: Engine, prompts: list[Start], max_tokens: int) -> Non
             )
         if not len(prompt) or (prompt.source is not None and not len(prompt.source)):
             raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")
-        needed = len(prompt) + max(2 * max_tokens, width_of(engine))
-        if needed > engine.max_model_len:
+        needed = room_needed(engine, max_tokens)
+        if len(prompt) + needed > engine.max_model_len:
             raise RequestError(
-                f"prompt {i} has {len(prompt)} tokens, and the audit needs {needed - len(prompt)} "
-                f"more in a context of {engine.max_model_len}; shorten it, or give fewer "
-                "--max-tokens."
+                f"prompt {i} has {len(prompt)} tokens, and the audit needs {needed} more in a "
+                f"context of {engine.max_model_len}; shorten it, or give fewer --max-tokens."
             )

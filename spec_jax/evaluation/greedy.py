@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,71 +13,51 @@ from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.state import STOP
 from spec_jax.drafters.none import NoDraft
-from spec_jax.engine.batch import Batch
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, Start
+from spec_jax.evaluation.decoding import (
+    BATCH,
+    decode,
+    generated,
+    in_groups,
+    request,
+    start_of,
+)
+from spec_jax.evaluation.reference import reference_probabilities
 from spec_jax.evaluation.report import Check
 from spec_jax.evaluation.scoring import Scorer, step_by_step
 from spec_jax.models.model import Model
-from spec_jax.testing import reference_probabilities
 
-BATCH = 3
-"""Rows of the larger batches."""
 BAD_WORDS = 3
 """Words banned in a text."""
 MOST_STOPS = 4
 """Stop tokens tried per prompt, at different positions of accepted blocks."""
+SAMPLED_TEXTS = 24
+"""Texts that are sampled for stop tokens if greedy ones have none inside an accepted block."""
 MOST_EXPLAINED = 2
 """Differences that a check explains; each takes one target call for every token before it."""
 TOLERANCE = {"float32": 2.0**-13, "bfloat16": 2.0**-6}
 """How far rounding may move a logit, relative to the largest one."""
 
 
-def request(
-    start: Start,
-    params: SamplingParams,
-    *,
-    key: Sequence[int] = (0, 0),
-    stops: Sequence[int] = (),
-) -> Request:
-    """A request for the engine; it ends at `max_tokens` or a stop token."""
-    return Request(
-        prompt_token_ids=start.prompt_token_ids,
-        sampling=params,
-        key=np.array(key, np.uint32),
-        stop_token_ids=tuple(stops),
-        max_length=len(start) + params.most_tokens,
-        source=start.source,
-    )
+class Stop(NamedTuple):
+    """A token of a text that is to end it.
 
+    Attributes:
+      asked: the request without the stop.
+      text: its tokens.
+      position: where the token first occurs.
+      inside: whether an accepted block goes on after it.
+    """
 
-def start_of(request: Request) -> Start:
-    """What a request starts from."""
-    return Start(list(request.prompt_token_ids), request.source)
+    asked: Request
+    text: list[int]
+    position: int
+    inside: bool
 
-
-def decode(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], Batch]:
-    """The generated tokens of each request."""
-    batch = engine.start(requests)
-    while batch.running:
-        batch.advance(1 << 20)
-    return generated(batch, requests), batch
-
-
-def generated(batch: Batch, requests: Sequence[Request]) -> list[list[int]]:
-    """The tokens that each row of a batch has gained so far."""
-    tokens, lengths = batch.view.tokens, batch.view.lengths
-    return [
-        tokens[i, len(each.prompt_token_ids) : lengths[i]].tolist()
-        for i, each in enumerate(requests)
-    ]
-
-
-def in_groups(items: list) -> list[list]:
-    """Groups of `BATCH`, the last filled up from the start."""
-    short = -len(items) % BATCH
-    filled = [*items, *(items * BATCH)[:short]]
-    return [filled[i : i + BATCH] for i in range(0, len(filled), BATCH)]
+    def request(self) -> Request:
+        """The request with the stop."""
+        return dataclasses.replace(self.asked, stop_token_ids=(self.text[self.position],))
 
 
 @dataclasses.dataclass
@@ -105,6 +86,7 @@ class Greedy:
             on_progress=self.on_progress,
         )
         self.scorer = Scorer(self.engine.target, rows=1, width=self.max_tokens)
+        self.drafts = self.engine.drafter.lookahead > 0
 
     def run(self) -> list[Check]:
         """The checks: the tokens, the same under every processor, and stops."""
@@ -152,14 +134,17 @@ class Greedy:
         expected = self._plainly(requests)
         for asked, text in zip(requests, expected, strict=True):
             self._follows_scores(check, asked, text)
-        numbers = list(range(len(requests)))
+        numbers, drafted = list(range(len(requests))), 0
         for group in [*in_groups(numbers), *([i] for i in numbers)]:
-            texts = decode(self.engine, [requests[i] for i in group])[0]
+            texts, batch = decode(self.engine, [requests[i] for i in group])
+            drafted += int(batch.view.counters.drafted[: len(group)].sum())
             for i, text in zip(group, texts, strict=True):
                 self._compare(check, requests[i], expected[i], text, f"in a batch of {len(group)}")
         batches = f"batches of 1 and {BATCH}"
         count = sum(map(len, expected))
         check.sample = f"{len(expected)} texts, {count} tokens, {batches}"
+        if self.drafts and not drafted:
+            check.leave_out("nothing was drafted")
         return expected
 
     def _follows_scores(self, check: Check, asked: Request, text: list[int]) -> None:
@@ -237,52 +222,70 @@ class Greedy:
     def _stops(self, params: SamplingParams, expected: list[list[int]]) -> Check:
         """Checks that stop tokens, chosen from the text, end it right after they first occur."""
         check = Check("greedy: stop tokens")
+        requests = [request(prompt, params) for prompt in self.prompts]
         chosen = [
-            (i, text, position, inside)
-            for i, blocks in enumerate(self._blocks(params))
-            for text in [expected[i]]
-            for position, inside in _stop_positions(text, blocks)
+            Stop(asked, text, *each)
+            for asked, text, (_, blocks) in zip(
+                requests, expected, self._blocks(requests), strict=True
+            )
+            for each in _stop_positions(text, blocks)
         ]
+        if self.drafts and not any(each.inside for each in chosen):
+            chosen += self._sampled_stops()
         groups = [*in_groups(chosen), *([each] for each in chosen[:1])] if chosen else []
         for group in groups:
-            requests = [
-                request(self.prompts[i], params, stops=[text[at]]) for i, text, at, _ in group
-            ]
+            requests = [each.request() for each in group]
             texts, batch = decode(self.engine, requests)
-            for row, (_, text, position, _) in enumerate(group):
-                right, ours = text[: position + 1], texts[row]
-                if ours[: position + 1] != right:
-                    self._compare(check, requests[row], right, ours, "with a stop token")
+            for row, (each, asked, ours) in enumerate(zip(group, requests, texts, strict=True)):
+                right = each.text[: each.position + 1]
+                if ours[: each.position + 1] != right and not asked.sampling.temperature:
+                    self._compare(check, asked, right, ours, "with a stop token")
                     continue
                 check.compare(
                     ours == right and int(batch.view.finish[row]) == STOP,
                     "a stop token inside an accepted block does not end the text where "
                     "token-by-token decoding would.",
                 )
-        inside = sum(1 for *_, inside in chosen if inside)
+        inside = sum(each.inside for each in chosen)
         check.sample = f"{len(chosen)} stops, {inside} inside a block"
-        if not inside:
-            check.notes.append("no block was accepted in which a stop token could stand.")
-        if not chosen:
-            check.reason = "the texts hold no token that could be a stop"
+        if self.drafts and not inside:
+            check.leave_out("no block was accepted in which a stop token could stand")
         return check
 
-    def _blocks(self, params: SamplingParams) -> list[list[tuple[int, int]]]:
-        """Where each text's rounds begin and end."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for group in in_groups(list(range(len(self.prompts)))):
-            requests = [request(self.prompts[i], params) for i in group]
-            batch = self.engine.start(requests)
+    def _sampled_stops(self) -> list["Stop"]:
+        """Stops inside blocks of sampled texts, whose drafts are accepted by chance."""
+        strategy, exact = self.engine.strategy, self.engine.target.dtype == jnp.float32
+        if strategy.verification == "greedy" or not (exact and strategy.draft_length.reproducible):
+            return []
+        params = SamplingParams(temperature=1.0, max_tokens=self.max_tokens)
+        requests = [
+            request(self.prompts[i % len(self.prompts)], params, key=(0, i))
+            for i in range(SAMPLED_TEXTS)
+        ]
+        found = [
+            Stop(asked, text, *each)
+            for asked, (text, blocks) in zip(requests, self._blocks(requests), strict=True)
+            for each in _stop_positions(text, blocks)
+        ]
+        return [each for each in found if each.inside][:MOST_STOPS]
+
+    def _blocks(self, requests: list[Request]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The method's texts, and where the rounds of each begin and end."""
+        found: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
+        for group in in_groups(list(range(len(requests)))):
+            asked = [requests[i] for i in group]
+            batch = self.engine.start(asked)
             blocks: list[list[tuple[int, int]]] = [[] for _ in group]
-            ends = [0] * len(group)
+            ends, texts = [0] * len(group), generated(batch, asked)
             while batch.running:
                 batch.advance(1)
-                for row, text in enumerate(generated(batch, requests)):
+                texts = generated(batch, asked)
+                for row, text in enumerate(texts):
                     if len(text) > ends[row]:
                         blocks[row].append((ends[row], len(text)))
                         ends[row] = len(text)
-            found |= dict(zip(group, blocks, strict=True))
-        return [found[i] for i in range(len(self.prompts))]
+            found |= dict(zip(group, zip(texts, blocks, strict=True), strict=True))
+        return [found[i] for i in range(len(requests))]
 
 
 def _stop_positions(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[int, bool]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from spec_jax.evaluation.statistics import Test, holm
 
-PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
+PASS, FAIL, NOT_TESTED = "PASS", "FAIL", "NOT TESTED"
 LEVEL = 1e-3
 """The probability that an audit of a lossless method fails by chance, all tests together."""
 
@@ -23,7 +23,8 @@ class Check:
       detectable: the smallest deviation (Cohen's w) that its strongest test finds with 90 % power.
       failures: what went wrong, in sentences.
       notes: other findings, such as near-ties and features that were not exercised.
-      reason: why it was not run, or empty.
+      reason: why it was not tested, or not where it matters most; or empty.
+      excused: whether what was asked for leaves nothing to test, such as plain decoding.
     """
 
     name: str
@@ -35,13 +36,20 @@ class Check:
     failures: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     reason: str = ""
+    excused: bool = False
 
     @property
     def status(self) -> str:
-        """PASS, FAIL or NOT RUN."""
+        """PASS, FAIL or NOT TESTED."""
         if self.failures:
             return FAIL
-        return PASS if self.comparisons or self.tests else NOT_RUN
+        looked = bool(self.comparisons or self.tests)
+        return PASS if looked and not self.reason else NOT_TESTED
+
+    def leave_out(self, reason: str, excused: bool = False) -> None:
+        """Says why there is nothing to see; the first reason stays."""
+        if not self.reason:
+            self.reason, self.excused = reason, excused
 
     def compare(self, same: bool, failure: str) -> None:
         """Counts an exact comparison; `failure` explains what a failure means."""
@@ -61,7 +69,8 @@ class Check:
             "detectable_effect": self.detectable,
             "failures": self.failures,
             "notes": self.notes,
-            "not_run_because": self.reason or None,
+            "not_tested_because": self.reason or None,
+            "excused": self.excused,
         }
 
 
@@ -76,9 +85,26 @@ class Report:
     checks: list[Check]
 
     @property
+    def verdict(self) -> str:
+        """FAIL if a check failed, NOT TESTED if one could not see what it is for, or PASS.
+
+        A check that is excused is listed as not tested and does not change the verdict.
+        """
+        if any(check.status == FAIL for check in self.checks):
+            return FAIL
+        return NOT_TESTED if self.untested else PASS
+
+    @property
     def passed(self) -> bool:
-        """Whether no check failed."""
-        return all(check.status != FAIL for check in self.checks)
+        """Whether everything was tested and nothing failed."""
+        return self.verdict == PASS
+
+    @property
+    def untested(self) -> list[str]:
+        """The names of the checks that should have seen something and did not."""
+        return [
+            check.name for check in self.checks if check.status == NOT_TESTED and not check.excused
+        ]
 
     @property
     def tests(self) -> int:
@@ -88,7 +114,9 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
+            "verdict": self.verdict,
             "passed": self.passed,
+            "untested": self.untested,
             "level": LEVEL,
             "tests": self.tests,
             "checks": [check.as_dict() for check in self.checks],

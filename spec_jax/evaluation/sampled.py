@@ -11,10 +11,10 @@ from spec_jax.config import SamplingParams
 from spec_jax.engine.requests import Request, Start
 from spec_jax.evaluation import statistics
 from spec_jax.evaluation.recorder import Round
+from spec_jax.evaluation.reference import reference_probabilities
 from spec_jax.evaluation.report import Check
 from spec_jax.evaluation.scoring import Scorer
 from spec_jax.evaluation.statistics import Tally
-from spec_jax.testing import reference_probabilities
 
 EMITTED = "sampled: follow p"
 FOLLOWING = "sampled: after a verdict"
@@ -28,8 +28,8 @@ MEANINGS = {
 LEAST_RESIDUAL = 1e-3
 """If p and q differ by less than this in total, the residual consists of rounding errors."""
 SUM_TOLERANCE = 1e-3
-LAWS = ("token", "block")
-"""Verifications with a known distribution of the token after an acceptance."""
+REJECTED = "after a rejection"
+"""Part of the names of the tests that need rejected tokens."""
 RELAXED = {"float32": 1e-3, "bfloat16": 0.1}
 """How much closer to the cut of top-k, top-p or min-p rounding may bring a token."""
 
@@ -39,19 +39,19 @@ class Evidence:
 
     Args:
       scorer: computes the target's logits without speculation.
-      verification: the method's; the distribution of the token after an acceptance is known for
-        `token` and `block`.
+      verification: the method's, `token` or `block`.
+      drafts: whether the method drafts at all.
       seed: of the audit's own random numbers, which decoding does not use.
     """
 
-    def __init__(self, scorer: Scorer, verification: str, seed: int):
-        self._scorer = scorer
+    def __init__(self, scorer: Scorer, verification: str, drafts: bool, seed: int):
+        self._scorer, self._drafts = scorer, drafts
         self._exact = scorer.model.dtype == jnp.float32
         self._verification = verification
         self._random = np.random.default_rng(seed)
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._first: dict[tuple[str, int], np.ndarray] = {}
-        self._drafts: dict[tuple, tuple] = {}
+        self._drafted: dict[tuple, tuple] = {}
         self.emitted, self.following, self.drafted = (
             Check(EMITTED),
             Check(FOLLOWING),
@@ -112,21 +112,23 @@ class Evidence:
                 check.tests.append(test)
         for check in checks:
             counted = max((test.count for test in check.tests), default=0)
-            check.sample = f"{self.rows} rows, {counted} tokens"
-        if not self.following.tests:
-            self.following.reason = self._why_no_following()
+            seen = f"{counted} tokens" if check.tests else f"{check.comparisons} drafts"
+            check.sample = f"{self.rows} rows, {seen}"
+        if not self._drafts:
+            for check in (self.following, self.drafted):
+                check.leave_out("plain decoding drafts nothing", excused=True)
+        elif self._several:
+            self.following.leave_out("no law is known for several drafts a row", excused=True)
+        elif not self._exact:
+            self.following.leave_out(
+                "rounding in bfloat16 exceeds the differences of p and q that it is made of",
+                excused=True,
+            )
+        elif not any(REJECTED in test.name for test in self.following.tests):
+            self.following.leave_out("too few drafted tokens were rejected")
         if not self.drafted.tests and not self.drafted.comparisons:
-            self.drafted.reason = "nothing was drafted"
+            self.drafted.leave_out("nothing was drafted")
         return checks
-
-    def _why_no_following(self) -> str:
-        if self._several:
-            return "no law is known for several drafts a row"
-        if not self._exact:
-            return "rounding in bfloat16 exceeds the differences of p and q that it is made of"
-        if self._verification not in LAWS:
-            return f"no law is known for verification {self._verification!r}"
-        return "too few drafted tokens were verified"
 
     def _add(self, check: Check, name: str, drawn: np.ndarray, expected: np.ndarray) -> None:
         if len(drawn):
@@ -245,7 +247,7 @@ class Evidence:
         drawn = texts[rows, start[rows]].astype(np.int64)
         ratio = statistics.by_ratio(first, q(rows, np.zeros_like(rows)), drawn)
         self._add(self.emitted, f"{setting}, first of a round by p / q", *ratio)
-        if several or self._verification not in LAWS or not self._exact:
+        if several or not self._exact:
             return
         joint = np.ones(len(chunk))  # of the accepted tokens, as in block verification
         rows = rows[emitted[rows] == accepted[rows] + 1]
@@ -267,17 +269,15 @@ class Evidence:
                 drawn = texts[these, at][usable].astype(np.int64)
                 name = f"{setting}, {n} accepted" + (" and one rejected" if rejected else ", all")
                 self._add(self.following, name, *statistics.by_token(law, drawn))
-                shared = (
-                    f"ids by acceptance, after a {'rejection' if rejected else 'full acceptance'}"
-                )
+                kind = REJECTED if rejected else "after a full acceptance"
+                shared = f"ids by acceptance, {kind}"
                 self._add(self.following, shared, *statistics.by_index(law, drawn, n))
                 rarity = statistics.by_rarity(law, drawn)
                 self._add(self.following, f"{setting}, rare and common tokens", *rarity)
                 quantile = statistics.quantiles(law, drawn, self._random)
-                kind = "rejection" if rejected else "full acceptance"
                 self._add(
                     self.following,
-                    f"{setting}, after a {kind} by order of ids",
+                    f"{setting}, {kind} by order of ids",
                     *statistics.by_quantile(quantile),
                 )
 
@@ -351,7 +351,7 @@ class Evidence:
             length = played.draft.lengths[row] * played.draft.drafts
             draft = tuple(played.draft.tokens[row, :length].tolist())
             self.drafted.compare(
-                self._drafts.setdefault(context, draft) == draft,
+                self._drafted.setdefault(context, draft) == draft,
                 "the drafter reports no q, which says that it is deterministic, but drafts "
                 "different tokens after the same text.",
             )

@@ -17,6 +17,8 @@ MOST_LISTED = 64
 """The largest vocabulary whose tokens have a bin each; larger ones are binned by rank."""
 LEAST_VARIANCE = 25.0
 """The smallest variance of a bin's count; bins with a smaller one are merged."""
+LEAST_EXPECTED = 5.0
+"""Cells in which fewer are expected are merged."""
 QUANTILE_BINS = 16
 PAIR_BINS = 4
 RARITY_BINS = 9
@@ -94,6 +96,27 @@ def _merging(variance: Float[np.ndarray, " bins"]) -> Float[np.ndarray, "groups 
     groups[np.arange(len(common)), common] = 1
     groups[-1, rare] = 1
     return groups
+
+
+def pearson(
+    name: str, counts: Float[np.ndarray, "*cells"], probabilities: Float[np.ndarray, "*cells"]
+) -> Test:
+    """The chi-square test of counts against exact probabilities, rare cells merged.
+
+    A count where the probability is zero has a p-value of 0.
+    """
+    observed, total = counts.ravel(), int(counts.sum())
+    expected = probabilities.ravel() * total
+    impossible = bool(observed[expected == 0].sum())
+    rare = expected < LEAST_EXPECTED
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] == 0:
+        observed, expected = observed[:-1], expected[:-1]
+    freedom = len(expected) - 1
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    p_value = 0.0 if impossible else float(stats.chi2.sf(statistic, freedom)) if freedom else 1.0
+    return Test(name, total, max(1, freedom), p_value)
 
 
 def holm(p_values: list[float]) -> list[float]:

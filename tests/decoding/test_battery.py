@@ -33,7 +33,8 @@ from spec_jax.decoding.draft_length import Confidence, Constant, Heuristic, Orac
 from spec_jax.engine import engine as engine_module
 from spec_jax.errors import ConfigError
 from spec_jax.testing import ReferenceDecoder, tiny_model
-from tests.harness import DRAFTINGS, chi_square, make_engine, request, run
+from spec_jax.testing.lossless import joint_tests
+from tests.harness import DRAFTINGS, make_engine, request, run
 from tests.often import often
 
 K, VOCAB, SAMPLES, P_VALUE = 3, 8, 8192, 1e-6
@@ -190,11 +191,8 @@ def greedy_tokens():
 def check_distribution(engine, setting):
     params = SETTINGS[setting]
     rows = run(engine, [request(PROMPTS[0], params, seed=i) for i in range(SAMPLES)])
-    counts = np.zeros((VOCAB,) * (K + 1))
-    np.add.at(counts, tuple(np.array(rows).T), 1)
-    # All four tokens have too many values; three of them, and the fourth with each, do not.
-    for rest in [(3,), (1, 2), (0, 2), (0, 1)]:
-        assert chi_square(counts.sum(rest), joint(setting).sum(rest)) > P_VALUE
+    for test in joint_tests(setting, np.array(rows), joint(setting)):
+        assert test.p_value > P_VALUE, test
 
 
 def check_neighbours(engine, setting):
@@ -240,7 +238,10 @@ def test_every_combination_is_run_or_skipped_for_a_reason():
     assert set(RUN) >= COVER and covered == set().union(*(pairs(each) for each in RUN))
 
 
-ELSEWHERE = {"universal_text": "drafts on the host, from text"}
+ELSEWHERE = {
+    "universal_text": "drafts on the host, from text",
+    "custom": "drafts as the user says (tests/test_lossless_drafters.py)",
+}
 """Methods that the battery does not know, and why."""
 
 

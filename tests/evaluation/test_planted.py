@@ -32,7 +32,7 @@ def audit(root, *flags):
         capture_output=True,
         text=True,
     )
-    assert result.returncode in (0, 1), result.stderr
+    assert result.returncode in (0, 1, 3), result.stderr
     return result.returncode, json.loads(result.stdout)
 
 
@@ -114,5 +114,7 @@ def test_an_audit_passes_without_a_bug(method, pair, stranger, tmp_path):
     models = dict(zip(("TARGET", "DRAFT"), pair, strict=True)) | {"STRANGER": stranger}
     flags = [models.get(flag, flag) for flag in METHODS[method]]
     code, report = audit(tmp_path, "--target", pair[0], *flags)
-    assert code == 0, report
-    assert report["passed"] and report["tests"] > 20
+    # A draft that is the target itself is never refused.
+    unseen = ["sampled: after a verdict"] if method == "self" else []
+    assert (code, report["untested"]) == (3 if unseen else 0, unseen), report
+    assert report["verdict"] != "FAIL" and report["tests"] > 20

@@ -16,8 +16,10 @@ from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation import audit
 from spec_jax.evaluation.audit import SETTINGS
+from spec_jax.evaluation.decoding import decode, request
 from spec_jax.evaluation.greedy import Greedy
-from spec_jax.evaluation.report import FAIL, NOT_RUN, judge
+from spec_jax.evaluation.prompts import choose
+from spec_jax.evaluation.report import FAIL, NOT_TESTED, judge
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import Sampler
 from spec_jax.sharding.pytree import pytree, static
@@ -25,6 +27,7 @@ from spec_jax.sharding.rows import join_rows
 from spec_jax.testing import tiny_model
 from tests.evaluation.pairs import noisy_copy
 from tests.harness import make_engine
+from tests.often import often
 
 VOCAB = 12
 TARGET = tiny_model(0, vocab_size=VOCAB, embed_size=16, num_layers=1)
@@ -61,7 +64,7 @@ def test_few_audits_of_a_lossless_method_fail():
 def test_with_greedy_verification_only_greedy_checks_are_made():
     report = audit(engine(verification="greedy"), PROMPTS, max_tokens=8)
     assert report.passed and report.tests == 0
-    assert [status for status in statuses(report).values()].count(NOT_RUN) == 3
+    assert [status for status in statuses(report).values()].count(NOT_TESTED) == 3
     assert all("temperature 0" in check.reason for check in report.checks if check.reason)
 
 
@@ -76,7 +79,39 @@ def test_in_bfloat16_rounding_is_no_failure():
     bfloat16 = make_engine("other", target, draft, lookahead=2)
     report = audit(bfloat16, PROMPTS, settings=ONE, samples=256, max_tokens=12)
     assert report.passed, report.as_dict()
-    assert statuses(report)[FOLLOWING] == NOT_RUN
+    assert statuses(report)[FOLLOWING] == NOT_TESTED
+    assert statuses(report)["rows: that join"] == NOT_TESTED
+
+
+def test_a_method_that_drafts_nothing_was_not_tested():
+    """Lookups that match nothing: every check of drafts says so, and nothing passes."""
+    silent = make_engine("prompt_lookup", TARGET, lookahead=2)
+    prompts = [Start([1]), Start([2]), Start([3])]
+    greedy = Greedy(silent, prompts, 1, lambda message: None).run()
+    assert [check.status for check in greedy] == [NOT_TESTED] * 3
+    assert greedy[0].reason == "nothing was drafted" and greedy[0].comparisons
+    report = judge(greedy, MEANINGS)
+    assert report.verdict == NOT_TESTED and not report.passed and len(report.untested) == 3
+
+
+def test_rejections_are_needed_for_a_test_of_what_follows_them():
+    """A draft that is the target itself is never refused."""
+    perfect = make_engine("self", TARGET, lookahead=2)
+    sampler = Sampler(perfect, STARTS, 256, lambda message: None)
+    checks = {check.name: check for check in sampler.checks(ONE, seed=0)}
+    assert checks[FOLLOWING].status == NOT_TESTED and not checks[FOLLOWING].excused
+    assert checks[FOLLOWING].reason == "too few drafted tokens were rejected"
+
+
+@pytest.mark.parametrize("method", often(["prompt_lookup", "other"], ["prompt_lookup"]))
+def test_the_audit_chooses_prompts_that_show_something(method):
+    candidates = [[1], [2, 3], [4, 5, 4, 5, 4, 5, 4], [6, 7, 8], [1, 2, 3, 1, 2, 3, 1], [9, 10]]
+    chosen = choose(engine(method), candidates, 12, lambda message: None)
+    assert len(chosen) == 3 and all(list(each.prompt_token_ids) in candidates for each in chosen)
+    checks = Greedy(engine(method), chosen, 12, lambda message: None).run()
+    assert checks[0].status == checks[2].status == "PASS"
+    narrow = make_engine(method, TARGET, DRAFT, lookahead=2, max_len=24 + 1)
+    assert [len(each) for each in choose(narrow, candidates, 12, lambda message: None)] == [1]
 
 
 @pytree
@@ -127,8 +162,6 @@ def test_what_a_drafter_reports_is_checked(drafter, said):
 def test_a_difference_is_explained_by_the_scores():
     greedy = Greedy(engine(), STARTS, 8, lambda message: None)
     params = SamplingParams(max_tokens=8)
-    from spec_jax.evaluation.greedy import decode, request
-
     asked = request(STARTS[0], params)
     (expected,), _ = decode(greedy.plain, [asked])
     near, said = greedy._explain(asked, expected, 3, (expected[3] + 1) % VOCAB)

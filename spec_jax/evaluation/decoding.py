@@ -1,0 +1,104 @@
+"""Decodes requests with an engine: all at once, or joining a running batch."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from spec_jax.config import SamplingParams
+from spec_jax.engine.batch import Batch
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import Request, Start
+
+BATCH = 3
+"""Rows of the larger batches."""
+
+
+def request(
+    start: Start,
+    params: SamplingParams,
+    *,
+    key: Sequence[int] = (0, 0),
+    stops: Sequence[int] = (),
+) -> Request:
+    """A request for the engine; it ends at `max_tokens` or a stop token."""
+    return Request(
+        prompt_token_ids=start.prompt_token_ids,
+        sampling=params,
+        key=np.array(key, np.uint32),
+        stop_token_ids=tuple(stops),
+        max_length=len(start) + params.most_tokens,
+        source=start.source,
+    )
+
+
+def start_of(request: Request) -> Start:
+    """What a request starts from."""
+    return Start(list(request.prompt_token_ids), request.source)
+
+
+def decode(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], Batch]:
+    """The generated tokens of each request."""
+    batch = engine.start(requests)
+    while batch.running:
+        batch.advance(1 << 20)
+    return generated(batch, requests), batch
+
+
+def generated(batch: Batch, requests: Sequence[Request]) -> list[list[int]]:
+    """The tokens that each row of a batch has gained so far."""
+    tokens, lengths = batch.view.tokens, batch.view.lengths
+    return [
+        tokens[i, len(each.prompt_token_ids) : lengths[i]].tolist()
+        for i, each in enumerate(requests)
+    ]
+
+
+def in_groups(items: list) -> list[list]:
+    """Groups of `BATCH`, the last filled up from the start."""
+    short = -len(items) % BATCH
+    filled = [*items, *(items * BATCH)[:short]]
+    return [filled[i : i + BATCH] for i in range(0, len(filled), BATCH)]
+
+
+def drive(
+    engine: Engine,
+    requests: Sequence[Request],
+    rows: int,
+    choose: Callable[[int, int], int],
+    room_for: Sequence[Request] | None = None,
+) -> list[tuple[list[int], int]]:
+    """Decodes requests that join a batch, as `LLM` lets them, when and where is chosen.
+
+    Args:
+      engine: the method.
+      requests: at least one.
+      rows: slots of the batch.
+      choose: returns a number from its first argument to its second.
+      room_for: the requests that the batch is made for; by default these.
+
+    Returns:
+      Each request's tokens, and why it ended.
+    """
+    batch = engine.open(room_for or requests, rows)
+    waiting, running = list(requests), {}
+    said: dict[int, tuple[list[int], int]] = {}
+    slots = batch.slots(rows)
+    while waiting or running:
+        free = [slot for slot in slots if slot not in running]
+        least = 0 if running else 1
+        entering = {}
+        for _ in range(choose(least, min(len(free), len(waiting))) if free and waiting else 0):
+            slot = free.pop(choose(0, len(free) - 1))
+            entering[slot] = waiting.pop(choose(0, len(waiting) - 1))
+        if entering:
+            batch.join(entering)
+            running.update(entering)
+        batch.advance(choose(1, 5), choose(1, len(running)))
+        view = batch.view
+        for slot, each in list(running.items()):
+            if view.finish[slot]:
+                begin = len(each.prompt_token_ids)
+                text = view.tokens[slot, begin : view.lengths[slot]].tolist()
+                said[id(each)] = text, int(view.finish[slot])
+                del running[slot]
+    return [said[id(each)] for each in requests]
