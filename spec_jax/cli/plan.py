@@ -4,19 +4,17 @@ import contextlib
 from collections.abc import Callable
 
 import jax
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from spec_jax.checkpoints.recipe import Published
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.cli.plan_arguments import PlanOptions
-from spec_jax.cli.screen import Screen
+from spec_jax.cli.screen import Screen, visible
 from spec_jax.models.sizes import parameter_count
 from spec_jax.planning import Plan, Program, Replicated, Section, derived_draft, make_plan
 from spec_jax.sharding import Layout
-
-WIDTH = 100
-"""Columns of the tables where there is no terminal to fit."""
 
 
 def run(options: PlanOptions) -> int:
@@ -44,8 +42,7 @@ def run(options: PlanOptions) -> int:
         if options.json:
             screen.record(plan.as_dict())
         else:
-            screen.settle()
-            _print(plan)
+            screen.show(*_report(plan))
     return 0
 
 
@@ -58,32 +55,25 @@ def _choose_devices(layout: Layout, *, compile: bool) -> None:
             jax.config.update("jax_num_cpu_devices", layout.size)
 
 
-def _print(plan: Plan) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
+def _report(plan: Plan) -> list[RenderableType]:
+    """The plan for people."""
     chip = f" of {plan.layout.chip.name}" if plan.layout.chip else ""
     weights = "" if plan.quantization == "none" else f" and {plan.quantization}"
     offloaded = ""
     if plan.offload == "host":
         away = plan.target.config.num_layers - plan.resident_layers
         offloaded = f", {away} layers in host memory"
-    console.print(
+    heading = (
         f"{plan.target.name} with {plan.draft.name} on {plan.layout.name}: "
         f"{plan.layout.size} devices{chip}, {plan.dtype}{weights}{offloaded}, batch {plan.batch}, "
-        f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}",
-        style="bold",
-        markup=False,
+        f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}"
     )
-    sizes = (
+    sizes = [
         f"{shape.name}: {parameter_count(shape.config):,} parameters"
         for shape in (plan.target, plan.draft)
-    )
-    console.print(*sizes, "Figures are for one device.\n", sep="\n", markup=False)
-    console.print(_sections(plan))
-    console.print()
-    for line in _verdicts(plan):
-        console.print(line, markup=False)
+    ]
+    note = "Figures are for one device."
+    return [Text(visible(heading), "bold"), *sizes, note, "", _sections(plan), "", *_verdicts(plan)]
 
 
 def _sections(plan: Plan) -> Table:
