@@ -83,6 +83,7 @@ class Options:
       chat: whether prompts go through the chat template.
       json: print JSON lines.
       compare: decode plainly as well.
+      system: the system message of a chat, or None.
     """
 
     target: str
@@ -93,6 +94,7 @@ class Options:
     chat: bool = False
     json: bool = False
     compare: bool = False
+    system: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +129,9 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
     if command == "generate":
         _add_generate(parser)
     else:
-        add_debug(parser)
+        group = parser.add_argument_group("conversation")
+        group.add_argument("--system", metavar="TEXT", help="tell the model how to answer")
+        add_debug(group)
     given = parser.parse(arguments)
     require_target(given, LLM_DTYPES)
     for name in ("max_model_len", "max_num_seqs"):
@@ -142,7 +146,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
             *([Source("text", given["positional"])] if given.get("positional") is not None else []),
             *given.get("sources", ()),
         ),
-        **{name: given[name] for name in ("chat", "json", "compare") if name in given},
+        **{name: given[name] for name in ("chat", "json", "compare", "system") if name in given},
     )
     refuse_greedy_sampling(options)
     return options

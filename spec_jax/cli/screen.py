@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -50,7 +50,7 @@ class Screen:
     """
 
     def __init__(self, *, json_lines: bool = False):
-        self._out = sys.stdout
+        self._out: TextIO = sys.stdout
         self.is_terminal = self._out.isatty()
         if isinstance(self._out, io.TextIOWrapper):
             encoding = "utf-8" if json_lines else None
@@ -58,6 +58,8 @@ class Screen:
         self._errors = _Console(stderr=True, highlight=False)
         self._waiting: Waiting | None = None
         self._wrapper = Wrapper(self._columns)
+        self.remark = ""
+        """Added to what the program waits for."""
         self._bar: Progress | None = None
         self._in_line = False
 
@@ -94,6 +96,13 @@ class Screen:
         sys.stdout = self._out
 
     @property
+    def terminal(self) -> TextIO | None:
+        """The terminal, or None if neither the text nor the rest goes to one."""
+        if self.is_terminal:
+            return self._out
+        return sys.stderr if self._errors.is_terminal else None
+
+    @property
     def shows_progress(self) -> bool:
         """Whether there is a terminal to show progress on."""
         return self._errors.is_terminal
@@ -104,7 +113,7 @@ class Screen:
             return
         starts = self._waiting is None
         waiting = self._waiting or Waiting(self._errors)
-        waiting.update(visible(message))
+        waiting.update(visible(message + self.remark))
         if starts:
             with held_back():
                 self._waiting = waiting

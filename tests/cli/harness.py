@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 from types import SimpleNamespace
 
 from spec_jax import LLM, CompletionOutput, RequestOutput
@@ -17,6 +18,8 @@ from spec_jax.outputs import SpeculativeMetrics, StreamChunk
 
 KEYS = {"text", "token_ids", "finish_reason", "usage", "metrics"}
 ESCAPE = "\x1b"
+ASKS = f"{ESCAPE}[?2004h"
+"""Switches bracketed paste on, as a program does that waits for a message."""
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
@@ -96,6 +99,28 @@ class Terminal:
         os.set_blocking(self.master, False)
         self.before = termios.tcgetattr(self.slave)
         self.text = ""
+
+    def resize(self, columns: int) -> None:
+        termios.tcsetwinsize(self.slave, (24, columns))
+
+    @contextlib.contextmanager
+    def typing(self, monkeypatch, *messages: str):
+        """Makes this standard input, where a message is typed whenever one is asked for."""
+        monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers here
+
+        def type_all():
+            for count, message in enumerate(messages, start=1):
+                while self.read().count(ASKS) < count and not over.wait(0.01):
+                    pass
+                os.write(self.master, message.encode())
+
+        over, typist = threading.Event(), threading.Thread(target=type_all)
+        with open(self.slave, closefd=False) as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            typist.start()
+            yield
+            over.set()
+            typist.join()
 
     def main(self, *argv) -> int:
         """Runs the command in this process; what it writes goes to the terminal."""
