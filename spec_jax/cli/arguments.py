@@ -35,23 +35,27 @@ COMMANDS = ("generate", "chat", "transcribe", "audit", "train-draft", "convert",
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
 
-Decode language models faster without changing what they generate.
+Decode language models faster without changing what they
+generate.
 
-  spec-jax generate      complete prompts
-  spec-jax chat          hold a conversation
-  spec-jax transcribe    write down what is said in sound files
-  spec-jax audit         test on your own models that nothing is lost
-  spec-jax train-draft   train a draft for your target
-  spec-jax convert       write a model in another format
-  spec-jax plan          project memory and speed on other machines
-  spec-jax env           show versions and devices, for bug reports
+  generate      complete prompts
+  chat          hold a conversation
+  transcribe    write down what is said in sound files
+  audit         test that nothing is lost, on your models
+  train-draft   train a draft for your target
+  convert       write a model in another format
+  plan          project memory and speed elsewhere
+  env           show versions and devices
 
-  spec-jax COMMAND --help   options of a command
+  spec-jax COMMAND --help   the options of a command
   spec-jax --version        the version
 
-for example:
-  spec-jax generate --target checkpoints/smollm2-135m-instruct.toml \\
-    --method prompt_lookup --chat "Name three rivers." """.rstrip()
+For example, with a small model that is fetched once:
+
+  spec-jax generate --target smollm2-135m-instruct \\
+    --method prompt_lookup --chat --compare \\
+    "XXX"
+""".rstrip()
 
 _GENERATE_EPILOG = """\
 Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order.

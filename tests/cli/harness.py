@@ -68,7 +68,7 @@ class Scripted(LLM):
     def __init__(self, target, **arguments):
         type(self).loaded = (*self.loaded, (target, arguments))
         self.max_num_seqs, self.max_model_len = 8, arguments.get("max_model_len", 100)
-        self.engine = SimpleNamespace(compile_seconds=1.5)
+        self.engine = SimpleNamespace(compile_seconds=1.5, cost_profiler=None)
 
     def stream(self, prompts, sampling_params=None):
         type(self).prompts = (*self.prompts, prompts)
