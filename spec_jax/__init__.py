@@ -1,9 +1,10 @@
 """spec-jax: lossless speculative decoding in JAX."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # of `typing`, which takes a while to import
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from spec_jax.config import SamplingParams, SpeculativeConfig
     from spec_jax.errors import (
         CheckpointError,
@@ -48,8 +49,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Imports a public name when it is first used: JAX takes seconds, a usage error must not."""
+    import importlib
+
     for module in ("config", "errors", "outputs", "sharding", "llm"):
         if name in __all__ and hasattr(
             found := importlib.import_module(f"spec_jax.{module}"), name

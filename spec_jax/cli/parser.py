@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 from spec_jax.errors import ConfigError, did_you_mean
 
-
 WIDEST = 100
 """Columns of help on a wide terminal: longer lines are hard to read."""
 NARROW = 80
@@ -70,6 +69,10 @@ class Parser(argparse.ArgumentParser):
                 hint = f" `{self.prog} --help` lists the options."
             raise ConfigError(f"unknown option {name!r}.{hint}")
         return vars(namespace)
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help; argparse itself would ignore that it cannot be written."""
+        print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
         """Reports argparse's own complaints in the same way as all others."""
