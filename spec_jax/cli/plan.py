@@ -84,10 +84,10 @@ def _sections(plan: Plan) -> Table:
         "round": plan.round,
     }
     programs = [*(section.program for section in sections.values()), plan.prefill]
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("", style="dim", no_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", style="dim")  # may wrap, for the sake of the numbers
     for name in [*sections, *(["prefill"] if plan.prefill else [])]:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
 
     def row(label: str, of: Callable[[Section], str]) -> None:
         cells = [of(section) for section in sections.values()]
