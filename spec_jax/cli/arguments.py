@@ -54,7 +54,8 @@ For example, with a small model that is fetched once:
 
   spec-jax generate --target smollm2-135m-instruct \\
     --method prompt_lookup --chat --compare \\
-    "XXX"
+    "Repeat: A draft is cheap, and the target checks it \\
+at once. So the text is the same, and comes sooner."
 """.rstrip()
 
 _GENERATE_EPILOG = """\

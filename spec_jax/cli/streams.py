@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import sys
+import textwrap
 
 from spec_jax.errors import ConfigError, printable
 
@@ -28,9 +29,13 @@ def complete() -> None:
 
 
 def complain(text: str) -> None:
-    """Reports an error on standard error, in one line unless it is a terminal."""
+    """Reports an error on standard error, in one line unless a terminal would break its words."""
+    text = printable(f"spec-jax: error: {text}")
     with contextlib.suppress(OSError, ValueError):
-        print(printable(f"spec-jax: error: {text}"), file=sys.stderr, flush=True)
+        if sys.stderr.isatty() and (columns := os.get_terminal_size(sys.stderr.fileno()).columns):
+            whole = {"break_long_words": False, "break_on_hyphens": False}
+            text = "\n".join(textwrap.fill(line, columns, **whole) for line in text.splitlines())
+        print(text, file=sys.stderr, flush=True)
 
 
 def in_words(error: Exception) -> str:
