@@ -11,9 +11,10 @@ import sys
 import termios
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 from spec_jax import LLM, CompletionOutput, RequestOutput
-from spec_jax.cli import main
+from spec_jax.cli import main, waiting
 from spec_jax.outputs import SpeculativeMetrics, StreamChunk
 
 KEYS = {"text", "token_ids", "finish_reason", "usage", "metrics"}
@@ -23,7 +24,8 @@ ASKS = f"{ESCAPE}[?2004h"
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
-    code = main([str(each) for each in argv])
+    with mock.patch.object(waiting, "EVERY", 3600.0):  # however slow the machine is
+        code = main([str(each) for each in argv])
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return code, out, err
