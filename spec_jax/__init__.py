@@ -1,10 +1,9 @@
 """spec-jax: lossless speculative decoding in JAX."""
 
-TYPE_CHECKING = False  # of `typing`, which takes a while to import
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from spec_jax.config import SamplingParams, SpeculativeConfig
     from spec_jax.errors import (
         CheckpointError,
@@ -49,10 +48,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> "Any":
+def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used: JAX takes seconds, a usage error must not."""
-    import importlib
-
     for module in ("config", "errors", "outputs", "sharding", "llm"):
         if name in __all__ and hasattr(
             found := importlib.import_module(f"spec_jax.{module}"), name
