@@ -53,8 +53,7 @@ GRACE=20 # seconds in which a process notices that another has died, reports it 
 work="$(mktemp -d)"
 pids=() codes=() copier=""
 
-# SIGTERM lets a process leave the terminal in order. JAX holds it back in one of several processes
-# that work together, hence SIGKILL.
+# SIGKILL for a process that does not heed SIGTERM.
 end_all() {
   trap '' INT TERM HUP
   set -- ${pids[@]+"${pids[@]}"} ${copier:+"$copier"}

@@ -48,6 +48,25 @@ def raising_panics() -> Iterator[None]:
         raise ValueError(f"the tokenizers library fails: {error}") from error
 
 
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Raises a package that is missing in the block as an error that names the extra to install.
+
+    Args:
+      name: an extra of pyproject.toml.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "spec_jax":
+            raise
+        raise ConfigError(
+            f"this needs the package {package!r}, which is not installed; install the extra "
+            f'{name!r}: pip install "spec-jax[{name}]".'
+        ) from error
+
+
 class ConfigError(SpecJaxError, ValueError):
     """A configuration value is unknown, out of range, or contradicts another one."""
 

@@ -23,6 +23,9 @@ from spec_jax.config import (
     SamplingParams,
     SpeculativeConfig,
     cache_directory,
+    check_choice,
+    check_path,
+    check_whole,
 )
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.detokenization import Row
@@ -33,7 +36,7 @@ from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.scheduler import ROUNDS_PER_CALL, ROUNDS_PER_CHUNK, Scheduler
 from spec_jax.engine.transcription import Transcriber
-from spec_jax.errors import ConfigError, GenerationError
+from spec_jax.errors import ConfigError, GenerationError, RequestError
 from spec_jax.kernels import native
 from spec_jax.models.config import TransformerConfig
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
@@ -112,28 +115,25 @@ class LLM:
         seed: int = 0,
         on_progress: Callable[[str], None] | None = None,
     ):
-        for name, choice, known in (
-            ("dtype", dtype, LLM_DTYPES),
-            ("quantization", quantization, QUANTIZATIONS),
-            ("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES),
-            ("offload", offload, OFFLOADS),
-        ):
-            if choice not in known:
-                raise ConfigError(f"{name} is {choice!r}; choose one of {', '.join(known)}.")
-        for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; give at least 1.")
-        if isinstance(speculative_config, Mapping):
-            speculative_config = SpeculativeConfig.from_dict(speculative_config)
+        check_choice("dtype", dtype, LLM_DTYPES)
+        check_choice("quantization", quantization, QUANTIZATIONS)
+        check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+        check_choice("offload", offload, OFFLOADS)
+        check_path("model", model)
+        check_whole("max_num_seqs", max_num_seqs, 1)
+        check_whole("resident_layers", resident_layers, 0)
+        check_whole("seed", seed, 0, 2**64)
+        if max_model_len is not None:
+            check_whole("max_model_len", max_model_len, 1)
+        speculation = SpeculativeConfig.of(speculative_config)
         if tensor_parallel_size is not None:
-            if layout is not None or tensor_parallel_size < 1:
+            check_whole("tensor_parallel_size", tensor_parallel_size, 1)
+            if layout is not None:
                 raise ConfigError(
                     f"tensor_parallel_size is {tensor_parallel_size} and layout is {layout}; give "
-                    "one of the two, and at least 1."
+                    "one of the two."
                 )
             layout = Layout.tensor_parallel(tensor_parallel_size)
-        if not 0 <= seed < 2**64:
-            raise ConfigError(f"seed is {seed}; give a whole number in [0, 2**64).")
         if layout is not None and not isinstance(layout, Layout):
             layout = Layout.read(layout)
         if offload == "host":
@@ -163,7 +163,7 @@ class LLM:
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._lock, self._request_ids = threading.RLock(), itertools.count()
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
-        self._speculate(speculative_config or SpeculativeConfig())
+        self._speculate(speculation)
 
     @property
     def name(self) -> str:
@@ -180,11 +180,14 @@ class LLM:
         """How the target's matrices are kept; see the argument."""
         return self._checkpoint.quantization
 
-    def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
+    def with_speculation(
+        self, speculative_config: SpeculativeConfig | Mapping[str, Any] | None
+    ) -> "LLM":
         """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
+        speculation = SpeculativeConfig.of(speculative_config)
         sibling = copy.copy(self)
         sibling._intake = copy.copy(self._intake)  # which counts its own requests
-        sibling._speculate(speculative_config)
+        sibling._speculate(speculation)
         return sibling
 
     def _load(self, role: str, reference: str, quantization: str) -> checkpoints.Checkpoint:
@@ -308,9 +311,12 @@ class LLM:
           messages: `{"role": ..., "content": ...}` of one conversation, or a list of such lists.
           sampling_params: one for all conversations, or one for each.
         """
-        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        texts = [self.tokenizer.apply_chat_template(list(each)) for each in several]  # type: ignore[arg-type]
-        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        is_one = not isinstance(messages, Sequence) or (
+            messages and isinstance(messages[0], Mapping)
+        )
+        several: Sequence[Any] = [messages] if is_one else messages
+        texts = [self.tokenizer.apply_chat_template(each) for each in several]
+        ids = [self._intake.encode(text, i, False) for i, text in enumerate(texts)]
         outputs = self.generate(ids, sampling_params)
         pairs = zip(outputs, texts, strict=True)
         return [dataclasses.replace(output, prompt=text) for output, text in pairs]
@@ -344,7 +350,12 @@ class LLM:
           RequestError: a sound cannot be read.
           ConfigError: the model reads no speech, or does not know the language or the task.
         """
-        several = [sounds] if isinstance(sounds, str | os.PathLike | np.ndarray) else list(sounds)
+        several: list[Any] = [sounds]
+        if not isinstance(sounds, str | os.PathLike | np.ndarray) and isinstance(sounds, Sequence):
+            several = list(sounds)
+        for i, sound in enumerate(several):
+            if not isinstance(sound, str | os.PathLike | np.ndarray):
+                raise RequestError(f"sound {i} is {sound!r}; give a path, or an array of samples.")
         speech, config = self._checkpoint.speech, self.engine.target.config
         if speech is None:
             raise ConfigError(f"{self.name} reads no speech; use a model such as Whisper.")

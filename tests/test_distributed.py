@@ -1,5 +1,6 @@
 """Processes that decode together: two on this machine, two emulated devices each, over gloo."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +18,8 @@ import pytest
 
 from spec_jax import checkpoints
 from spec_jax.cli import main
+from spec_jax.distributed.roll_call import call_roll
+from spec_jax.errors import ConfigError
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 from tests.often import often
 from tests.pairs import write_model
@@ -217,6 +221,77 @@ def test_what_differs_between_hosts_is_decided_once_or_refused(model, tmp_path):
     for message in said[0][9:11]:
         assert "takes 2.00 GiB" in message and "1.50 GiB are free; rows 2 would fit" in message
     assert said[0][11] is None
+
+
+@pytest.mark.parametrize("victims", often([[0, 1], [0], [1]], [[0, 1]]))
+def test_sigterm_ends_all_within_seconds(together, model, victims):
+    endless = ("--max-tokens", "4000", "--ignore-eos", "the inn")
+    processes = together(*generate(model, *endless))
+    assert processes[0].stdout.read(1)  # it has begun to decode
+    begin = time.monotonic()
+    for victim in victims:
+        processes[victim].terminate()
+    for process in processes:
+        process.communicate(timeout=60)
+        assert process.returncode != 0
+    assert time.monotonic() - begin < 10
+
+
+def test_a_peer_that_never_comes_is_named(model):
+    port = free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEC_JAX_JOIN_SECONDS", "3")
+        alone = [start(i, 2, port, *generate(model, "the inn")) for i in (0,)]
+        other = [start(i, 2, free_port(), *generate(model, "the inn")) for i in (1,)]
+    said = [process.communicate(timeout=120)[1] for process in alone + other]
+    assert [process.returncode for process in alone + other] == [2, 2]
+    assert "process 1 of 2 did not join within 3 s" in said[0]
+    assert "process 0 did not answer at 127.0.0.1:" in said[1]
+    assert all("Start all processes of a run" in each and "Traceback" not in each for each in said)
+
+
+def roll_call(numbers, count, seconds, its_count=None) -> dict[int, str]:
+    """What each of some processes learns from a roll call; threads stand for them."""
+    address, found = f"127.0.0.1:{free_port()}", {}
+
+    def call(place, number):
+        try:
+            call_roll(address, number, its_count if number and its_count else count, seconds)
+            found[place] = "here"
+        except ConfigError as error:
+            found[place] = str(error)
+
+    threads = [threading.Thread(target=call, args=each) for each in enumerate(numbers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return found
+
+
+def test_a_roll_call():
+    assert roll_call(range(5), 5, 60) == dict.fromkeys(range(5), "here")
+    for said in roll_call([0, 2], 5, 2).values():
+        assert said.startswith("processes 1, 3, 4 of 5 did not join within 2 s. Start all")
+    for said in roll_call([1, 2], 3, 1).values():
+        assert said.startswith("process 0 did not answer at 127.0.0.1:")
+    assert "two processes have the number 1" in roll_call([0, 1, 1], 4, 3)[0]
+    for said in roll_call([0, 1], 2, 3, its_count=3).values():
+        assert said.startswith("process 1 of 3 reports to a run of 2")
+
+
+def test_a_roll_call_is_not_disturbed_by_strangers():
+    port, said = free_port(), []
+    thread = threading.Thread(target=lambda: said.append(call_roll(f"[::]:{port}", 0, 2, 30)))
+    thread.start()
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"spec-jax\n", b"spec-jax x y\n", b"\xff" * 9000, b""):
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as it:
+                it.sendall(text)
+                break
+    call_roll(f"127.0.0.1:{port}", 1, 2, 30)
+    thread.join(timeout=60)
+    assert said == [None]
 
 
 def kill(together, model: str, victim: int) -> tuple[int, str, float]:

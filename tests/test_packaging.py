@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from spec_jax.audio.wave import read_sound
+from spec_jax.errors import ConfigError
+from tests.checkpoints.tiny import write_directory
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Heavy or private to this checkout; none of it may matter to the wheel.
-NOT_SOURCES = shutil.ignore_patterns(
-    ".*", "__pycache__", "build", "dist", "*.egg-info", "*.safetensors", "*.gguf"
-)
+NOT_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "*.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +77,57 @@ def test_constraints_pin_every_direct_requirement(python):
 
 def test_constraints_name_no_address():
     assert not re.search(r"://|--", (ROOT / "constraints.txt").read_text())
+
+
+def test_wheel_carries_the_recipes_and_layouts(wheel):
+    """So that a name such as smollm2-135m-instruct works without a clone."""
+    names = set(wheel.namelist())
+    for folder, inside in (
+        ("checkpoints", "checkpoints/recipes"),
+        ("sharding", "sharding/layouts"),
+    ):
+        files = [path.name for path in (ROOT / folder).glob("*.toml")]
+        assert files and {f"spec_jax/{inside}/{name}" for name in files} <= names
+    draft = "spec_jax/checkpoints/recipes/smollm2-135m-instruct-draft"
+    assert {f"{draft}/config.json", f"{draft}/model.safetensors"} <= names
+
+
+WITHOUT_EXTRAS = """
+import sys
+
+for name in {packages}:
+    sys.modules[name] = None  # as if it were not installed
+from spec_jax.cli import main
+
+sys.exit(main({arguments}))
+"""
+OF_EXTRAS = ["matplotlib", "orbax", "psutil", "soundfile", "tomli_w"]
+
+
+def without_extras(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = WITHOUT_EXTRAS.format(packages=OF_EXTRAS, arguments=list(arguments))
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_what_an_extra_brings_is_named_if_it_is_missing(tmp_path):
+    path = str(write_directory(tmp_path / "tiny"))
+    for extra, arguments in {
+        "orbax": ["convert", path, str(tmp_path / "saved")],
+        "train": ["train-draft", "--target", path, "--out", str(tmp_path / "run")],
+    }.items():
+        found = without_extras(*arguments)
+        assert found.returncode == 2 and "Traceback" not in found.stderr
+        assert f'pip install "spec-jax[{extra}]"' in found.stderr, found.stderr
+
+
+def test_without_any_extra_a_directory_is_completed(tmp_path):
+    path = str(write_directory(tmp_path / "tiny"))
+    found = without_extras("generate", "hi", "--target", path, "--max-tokens", "2", "--json")
+    assert found.returncode == 0, found.stderr
+
+
+def test_sound_without_the_extra_that_reads_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ConfigError, match=re.escape('pip install "spec-jax[speech]"')):
+        read_sound("no.wav")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from spec_jax.errors import RequestError
+from spec_jax.errors import RequestError, extra
 
 RATE = 16_000
 """Samples a second."""
@@ -28,7 +28,8 @@ def read_sound(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
       RequestError: it is missing, damaged, of another kind, longer than a day, or of a rate that
         is not between `LEAST_RATE` and `MOST_RATE`.
     """
-    import soundfile
+    with extra("speech"):
+        import soundfile
     from scipy.signal import resample_poly
 
     file = Path(path).expanduser()

@@ -6,7 +6,7 @@ Prints the path of the model on standard output, and progress on standard error.
 import sys
 
 from spec_jax.checkpoints.reference import locate
-from spec_jax.errors import CheckpointError
+from spec_jax.errors import SpecJaxError, printable
 
 USAGE = "usage: python -m spec_jax.checkpoints fetch REFERENCE..."
 
@@ -18,9 +18,11 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         for reference in arguments[1:]:
-            _, path = locate(reference, lambda line: sys.stderr.write(f"spec-jax: {line}\n"))
+            _, path = locate(
+                reference, lambda line: sys.stderr.write(f"spec-jax: {printable(line)}\n")
+            )
             sys.stdout.write(f"{path}\n")
-    except CheckpointError as error:
+    except SpecJaxError as error:
         sys.stderr.write(f"spec-jax: {error}\n")
         return 2
     return 0

@@ -32,10 +32,10 @@ def verify_checksums(path: Path) -> None:
         return
     number, count = distributed.process()
     try:
-        listed = sorted(_read(path / CHECKSUMS).items())
+        listed = sorted(read_sums(path / CHECKSUMS).items())
         own = listed[number::count]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            sums = list(pool.map(lambda each: _sum_of(path / each[0]), own))
+            sums = list(pool.map(lambda each: sum_of(path / each[0]), own))
         differ = [
             name for (name, listed_as), found in zip(own, sums, strict=True) if listed_as != found
         ]
@@ -56,7 +56,7 @@ def verify_checksums(path: Path) -> None:
 def _write(path: Path) -> None:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sums = list(pool.map(_sum_of, files))
+        sums = list(pool.map(sum_of, files))
     lines = [
         f"{found}  {file.relative_to(path).as_posix()}\n"
         for file, found in zip(files, sums, strict=True)
@@ -64,8 +64,13 @@ def _write(path: Path) -> None:
     (path / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def _read(file: Path) -> dict[str, str]:
-    """The listed sums by the files' names."""
+def read_sums(file: Path) -> dict[str, str]:
+    """The sums that a file lists, by the files' names.
+
+    Raises:
+      ValueError: a line is not one of `sha256sum`.
+      OSError: it cannot be read.
+    """
     if file.stat().st_size > _MAX_BYTES:
         raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
     found: dict[str, str] = {}
@@ -78,6 +83,7 @@ def _read(file: Path) -> dict[str, str]:
     return found
 
 
-def _sum_of(file: Path) -> str:
+def sum_of(file: Path) -> str:
+    """A file's SHA-256 in hexadecimal digits."""
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()

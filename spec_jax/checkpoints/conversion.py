@@ -69,6 +69,8 @@ def convert(
         )
     path = Path(path)
     distributed.agree({"its output": str(path), "its format": format})
+    if format == "orbax":
+        orbax_directory.check_path(path)
     distributed.from_first(lambda: refuse_existing(path))  # before anything is fetched or read
     packing = Packing("none" if format == "safetensors" else quantization)
     name, source, packing = find(reference, dtype, packing, by_itself=True, on_progress=on_progress)

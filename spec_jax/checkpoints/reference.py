@@ -13,6 +13,21 @@ from spec_jax.errors import CheckpointError, did_you_mean
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILES = (".gguf", ".toml")
+_RECIPES = Path(__file__).with_name("recipes")
+"""The recipes that come with spec-jax: a link to the folder `checkpoints/`, files in a wheel."""
+
+
+def recipe_names() -> list[str]:
+    """The names of the models whose recipes come with spec-jax."""
+    return sorted(file.stem for file in _RECIPES.glob("*.toml"))
+
+
+def path_of(reference: str | os.PathLike[str]) -> Path:
+    """The path that a reference means; what exists comes before a recipe of that name."""
+    path = Path(os.path.expanduser(reference))
+    if os.fspath(reference) in recipe_names() and not path.exists():
+        return _RECIPES / f"{path}.toml"
+    return path
 
 
 def locate(
@@ -24,7 +39,8 @@ def locate(
     """Finds or fetches the model that a reference names.
 
     Args:
-      reference: a directory, a .gguf file, a recipe (.toml) or a hub id `org/name[@revision]`.
+      reference: a directory, a .gguf file, a recipe (.toml), the name of a recipe that comes with
+        spec-jax, or a hub id `org/name[@revision]`.
       progress: called with a line of text before a download.
       config_only: of a hub repository, fetch config.json alone.
 
@@ -36,10 +52,14 @@ def locate(
       CheckpointError: it does not exist or cannot be fetched.
     """
     text = os.fspath(reference)
-    path = Path(text).expanduser()
-    if path.is_dir():
+    path = path_of(text)
+    try:
+        is_directory, exists = path.is_dir(), path.exists()
+    except OSError as error:
+        raise CheckpointError(f"{text} cannot be read: {error.strerror}.") from None
+    if is_directory:
         return path.resolve().name, path
-    if not path.exists():
+    if not exists:
         _refuse_missing_path(text, path)
         return text, fetch_from_hub(text, progress, config_only=config_only)
     refuse_devices(path)
@@ -56,8 +76,8 @@ def locate(
             "use safetensors or GGUF."
         )
     raise CheckpointError(
-        f"{path} is not a model; give a Hugging Face directory, a .gguf file, a recipe (.toml) or "
-        "a hub id org/name."
+        f"{path} is not a model; give a Hugging Face directory, a .gguf file, a recipe (.toml), "
+        "its name or a hub id org/name."
     )
 
 
@@ -83,9 +103,10 @@ def _refuse_missing_path(text: str, path: Path) -> None:
     if looks_like_hub_id and not nearest.startswith(" Did"):
         return
     hint = " or a hub id org/name[@revision]" if not looks_like_hub_id else ""
+    known = f", one of those that come with spec-jax ({', '.join(recipe_names())})"
     raise CheckpointError(
         f"{text} does not exist.{nearest} A model is a Hugging Face directory, a .gguf file, a "
-        f"recipe (.toml){hint}."
+        f"recipe (.toml){known}{hint}."
     )
 
 
@@ -99,4 +120,6 @@ def _nearest(path: Path) -> str:
         for entry in parent.iterdir()
         if entry.name[0] not in "._" and (entry.is_dir() or entry.suffix in _FILES)
     ]
+    if path.name == str(path):
+        models += recipe_names()
     return did_you_mean(path.name, models) if models else ""

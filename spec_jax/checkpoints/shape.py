@@ -10,7 +10,7 @@ from spec_jax.checkpoints.files import making_sense, read_json
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.orbax_directory import MANIFEST, read_manifest
 from spec_jax.checkpoints.recipe import Published, Recipe
-from spec_jax.checkpoints.reference import locate
+from spec_jax.checkpoints.reference import locate, path_of
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
@@ -40,8 +40,8 @@ def read_shape(
 
     Args:
       reference: a Hugging Face directory, of which config.json suffices, a directory that
-        `save` wrote, a .gguf file, a recipe (.toml), or a hub id `org/name[@revision]`, of which
-        only config.json is fetched.
+        `save` wrote, a .gguf file, a recipe (.toml) or its name, or a hub id
+        `org/name[@revision]`, of which only config.json is fetched.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
@@ -49,8 +49,8 @@ def read_shape(
     """
     name, path = locate(reference, on_progress or (lambda line: None), config_only=True)
     published = None
-    if Path(reference).suffix == ".toml":
-        recipe = Recipe.read(Path(reference).expanduser())
+    if (file := path_of(reference)).suffix == ".toml":
+        recipe = Recipe.read(file)
         published = recipe.published
         if recipe.shape is not None:
             return Shape(name, recipe.shape, published)

@@ -221,13 +221,14 @@ def add_reference(
         "--model",
         metavar="REF",
         help="the model: a Hugging Face directory, one that `spec-jax convert` wrote, a .gguf "
-        "file, a recipe (.toml) or a hub id org/name[@revision]",
+        "file, a recipe (.toml), a name such as smollm2-135m-instruct or a hub id "
+        "org/name[@revision]",
     )
     group.add_argument(
         "--layout",
         metavar="FILE",
-        help="how models are sharded over several devices or processes, one of sharding/*.toml "
-        "(default: one device)",
+        help="how models are sharded over several devices or processes: a layout file, or a name "
+        "such as cpu-8 (default: one device)",
     )
     group.add_argument(
         "--dtype", metavar="|".join(dtypes), help=f"{dtype_note} (default: {dtypes[0]})"

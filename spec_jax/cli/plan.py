@@ -9,11 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from spec_jax.checkpoints.recipe import Published
-from spec_jax.checkpoints.shape import read_shape
-from spec_jax.cli.plan_arguments import PlanOptions
+from spec_jax.checkpoints.shape import Shape, read_shape
+from spec_jax.cli.plan_arguments import LOOKAHEAD, PlanOptions
+from spec_jax.cli.plan_search import report_search, write_best
 from spec_jax.cli.screen import Screen, visible
 from spec_jax.models.sizes import parameter_count
-from spec_jax.planning import Plan, Program, Replicated, Section, derived_draft, make_plan
+from spec_jax.planning import (
+    LOOKAHEADS,
+    Plan,
+    Program,
+    Replicated,
+    Section,
+    derived_draft,
+    make_plan,
+    search,
+)
 from spec_jax.sharding import Layout
 
 
@@ -24,16 +34,21 @@ def run(options: PlanOptions) -> int:
     with Screen(json_lines=options.json) as screen:
         target = read_shape(options.target, on_progress=screen.progress)
         draft = options.draft and read_shape(options.draft, on_progress=screen.progress)
+        draft = draft or derived_draft(target, layout)
+        if options.search:
+            _search(target, draft, layout, options, screen)
+            return 0
         plan = make_plan(
             target,
-            draft or derived_draft(target, layout),
+            draft,
             layout,
-            num_speculative_tokens=options.num_speculative_tokens,
+            num_speculative_tokens=(*options.num_speculative_tokens, LOOKAHEAD)[0],
             acceptance=options.acceptance,
-            batch=options.batch,
-            context=options.context,
+            batch=(*options.batch, 1)[0],
+            context=options.context[0] if options.context else None,
+            sampling=options.sampling,
             dtype=options.dtype,
-            quantization=options.quantization,
+            quantization=options.quantization[0],
             offload=options.offload,
             resident_layers=options.resident_layers,
             compile=options.compile,
@@ -44,6 +59,28 @@ def run(options: PlanOptions) -> int:
         else:
             screen.show(*_report(plan))
     return 0
+
+
+def _search(
+    target: Shape, draft: Shape, layout: Layout, options: PlanOptions, screen: Screen
+) -> None:
+    found = search(
+        target,
+        draft,
+        layout,
+        acceptance=options.acceptance,
+        batches=options.batch,
+        contexts=options.context,
+        lookaheads=options.num_speculative_tokens or LOOKAHEADS,
+        quantizations=options.quantization,
+        sampling=options.sampling,
+        dtype=options.dtype,
+    )
+    written = write_best(found, options.out) if options.out else ""
+    if options.json:
+        screen.record(found.as_dict())
+        return
+    screen.show(*report_search(found), *([written] if written else []))
 
 
 def _choose_devices(layout: Layout, *, compile: bool) -> None:
@@ -81,29 +118,43 @@ def _sections(plan: Plan) -> Table:
         "target call": plan.target_call,
         f"scoring {plan.num_speculative_tokens + 1}": plan.scoring,
         "draft step": plan.draft_step,
+        "sampling": plan.sampling,
         "round": plan.round,
     }
-    programs = [*(section.program for section in sections.values()), plan.prefill]
+    programs = [section.program for section in (*sections.values(), plan.prefill)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", style="dim")  # may wrap, for the sake of the numbers
-    for name in [*sections, *(["prefill"] if plan.prefill else [])]:
+    for name in [*sections, "prefill"]:
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
 
-    def row(label: str, of: Callable[[Section], str]) -> None:
+    def row(label: str, of: Callable[[Section], str], prefill: str = "") -> None:
         cells = [of(section) for section in sections.values()]
         if any(cells):
-            table.add_row(label, *cells)
+            table.add_row(label, *cells, prefill)
 
     def compiled_row(label: str, of: Callable[[Program], str]) -> None:
         cells = [of(program) if program else "" for program in programs]
         if any(cells):
-            table.add_row(label, *cells[: len(table.columns) - 1])
+            table.add_row(label, *cells)
 
-    row("weights, GiB", lambda s: _gib(s.weight_bytes))
+    def memory(label: str, of: Callable[[Section], int], prefill: str = "") -> None:
+        row(label, lambda s: _gib(of(s)) if s.weight_bytes else "", prefill)
+
+    memory("weights, GiB", lambda s: s.weight_bytes)
     if plan.offload == "host":
-        row("weights in host memory, GiB", lambda s: _gib(s.host_bytes))
-    row("caches, GiB", lambda s: _gib(s.cache_bytes))
-    row("memory, computed, GiB", lambda s: _gib(s.weight_bytes + s.cache_bytes))
+        memory("weights in host memory, GiB", lambda s: s.host_bytes)
+    memory("caches, GiB", lambda s: s.cache_bytes)
+    held, temporary = plan.prefill.held_bytes, plan.prefill.temporary_bytes
+    row(
+        "temporaries, estimated, GiB",
+        lambda s: _gib(s.temporary_bytes) if s.temporary_bytes else "",
+        _gib(temporary),
+    )
+    memory(
+        "memory, computed, GiB",
+        lambda s: s.weight_bytes + s.cache_bytes + s.temporary_bytes,
+        _gib(held + temporary),
+    )
     compiled_row("memory, compiled, GiB", _compiled_memory)
     compiled_row("  of it temporary, GiB", lambda program: _gib(program.temporary_bytes))
     row("all-reduces, computed", lambda s: str(s.collectives.get("all-reduce", 0)))
@@ -118,7 +169,7 @@ def _sections(plan: Plan) -> Table:
     for name, label in _TERMS.items():
         if name != "stream" or plan.offload == "host":
             row(label, lambda s, name=name: _ms(getattr(s.terms, name)))
-    row("projection, ms", lambda s: _ms(s.seconds))
+    row("projection, ms", lambda s: _ms(s.seconds), _ms(plan.prefill.seconds))
     published = {id(section): each for _, each, section in plan.published}
 
     def measured(section: Section) -> str:
@@ -142,20 +193,25 @@ _TERMS = {
 def _verdicts(plan: Plan) -> list[str]:
     """What the table means."""
     lines = []
-    chip, memory = plan.layout.chip, plan.memory_bytes
+    chip, memory, prefill = plan.layout.chip, plan.memory_bytes, plan.prefill
     if plan.fits is not None and chip is not None:
         verdict = "fits" if plan.fits else "does not fit"
         taken = "more than" if memory is None else f"{_gib(memory)} of"
-        if plan.prefill:
-            what = "the larger of round and prefill takes"
-        else:
-            what = "weights and caches take"
-        lines.append(f"It {verdict}: {what} {taken} {_gib(chip.memory)} GiB.")
-    if plan.prefill is None:
-        lines.append("Temporaries are not counted, and prefill has the most; see --compile.")
-    for name, program in {"round": plan.round.program, "prefill": plan.prefill}.items():
+        source = "by the compiler" if prefill.program else "by an estimate, see --compile"
+        lines.append(
+            f"It {verdict}: the larger of round and prefill takes {taken} {_gib(chip.memory)} GiB "
+            f"({source})."
+        )
+    if joining := prefill.joining_bytes:
+        lines.append(f"Rows that join while others decode take {_gib(joining)} GiB beside that.")
+    for name, program in {"round": plan.round.program, "prefill": prefill.program}.items():
         if program and program.refusal:
             lines.append(f"The compiler refuses the {name}: {program.refusal}")
+    if plan.seconds_to_first_token is not None:
+        lines.append(
+            f"Projection: {plan.seconds_to_first_token:.2f} s to the first token of prompts that "
+            f"fill the context, read {prefill.block} tokens at a time."
+        )
     rounds = f"{plan.tokens_per_round:.2f} tokens a round if {plan.acceptance:g} are accepted"
     if plan.speedup is not None and plan.best is not None:
         best, most = plan.best
@@ -164,8 +220,8 @@ def _verdicts(plan: Plan) -> list[str]:
             f"best at K = {best}: {most:.2f} times."
         )
         lines.append(
-            "A projection is the least time that memory, arithmetic and links take; sampling, "
-            "verification and software overhead are left out."
+            "A projection is the least time that memory, arithmetic and links take; software "
+            "overhead is left out, and of sampling all but its exchanges."
         )
     else:
         lines.append(f"{rounds}. The layout has no figures of its chip: no time is projected.")

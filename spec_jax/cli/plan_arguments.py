@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from spec_jax.cli.parser import Parser, add_debug, number, whole
-from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS
+from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS, SamplingParams
 from spec_jax.errors import ConfigError, did_you_mean
 
 DTYPE, ACCEPTANCE, LOOKAHEAD = "bfloat16", 0.8, 4
@@ -23,11 +23,17 @@ class PlanOptions:
       layout: a layout file.
       draft: the draft's reference; None plans one that is derived from the target.
       compile: ask the compiler.
+      search: try many batches, draft layouts and K instead of planning one.
+      out: with `search`, the layout file to write.
       json: print one JSON object.
-      num_speculative_tokens: draft tokens of a round (K).
-      acceptance: the probability that a draft token is accepted.
+      num_speculative_tokens: draft tokens of a round (K); several only with `search`, as with the
+        next two and `quantization`. Empty takes the default.
       batch: rows decoded together.
-      context: longest prompt and completion together; None is the target's own.
+      context: longest prompt and completion together.
+      acceptance: the probability that a draft token is accepted.
+      temperature: of sampling; 0 is greedy.
+      top_k: of sampling; 0 keeps all tokens.
+      top_p: of sampling.
       dtype: of weights and caches.
       quantization: of matrices.
       offload: `host` streams the target's blocks from host memory.
@@ -38,15 +44,25 @@ class PlanOptions:
     layout: str
     draft: str | None = None
     compile: bool = False
+    search: bool = False
+    out: str | None = None
     json: bool = False
-    num_speculative_tokens: int = LOOKAHEAD
+    num_speculative_tokens: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+    context: tuple[int, ...] = ()
     acceptance: float = ACCEPTANCE
-    batch: int = 1
-    context: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     dtype: str = DTYPE
-    quantization: str = "none"
+    quantization: tuple[str, ...] = ("none",)
     offload: str = "none"
     resident_layers: int = 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How rows sample."""
+        return SamplingParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
 
 def parse_plan(arguments: Sequence[str]) -> PlanOptions:
@@ -77,6 +93,7 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     )
     group.add_argument(
         "--quantization",
+        type=_words,
         metavar="|".join(PLAN_QUANTIZATIONS),
         help="of the matrices of both (default: none)",
     )
@@ -96,9 +113,9 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     group.add_argument("--layout", metavar="FILE", help="topology and sharding (sharding/*.toml)")
     group.add_argument(
         "--num-speculative-tokens",
-        type=whole,
+        type=_wholes,
         metavar="K",
-        help=f"tokens drafted in a round (default: {LOOKAHEAD})",
+        help=f"tokens drafted in a round (default: {LOOKAHEAD}; with --search, 1 to 16)",
     )
     group.add_argument(
         "--acceptance",
@@ -107,20 +124,36 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         help=f"probability that a drafted token is accepted (default: {ACCEPTANCE})",
     )
     group.add_argument(
-        "--batch", type=whole, metavar="N", help="rows decoded together (default: 1)"
+        "--batch",
+        type=_wholes,
+        metavar="N",
+        help="rows decoded together (default: 1; with --search, doubled until nothing fits)",
     )
     group.add_argument(
         "--context",
-        type=whole,
+        type=_wholes,
         metavar="N",
         help="most tokens of prompt and completion together (default: the target's context)",
     )
+    sampled = "it adds exchanges to a round (default: greedy)"
+    group.add_argument("--temperature", type=number, metavar="T", help=f"of sampling; {sampled}")
+    group.add_argument("--top-k", type=whole, metavar="N", help="of sampling (default: all)")
+    group.add_argument("--top-p", type=number, metavar="P", help="of sampling (default: 1)")
     group = parser.add_argument_group("output")
     group.add_argument(
         "--compile",
         action="store_true",
         help="compile for the layout and show what the compiler reports; for a TPU layout this "
         "needs the extra tpu but no TPU",
+    )
+    group.add_argument(
+        "--search",
+        action="store_true",
+        help="try batches, layouts of the draft and K, and show the fastest that fit; --batch, "
+        "--context, --quantization and --num-speculative-tokens then take lists such as 1,8,64",
+    )
+    group.add_argument(
+        "--out", metavar="FILE", help="with --search, write the layout of its first row"
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_debug(group)
@@ -130,17 +163,41 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         if not given.get(name):
             raise ConfigError(f"no {name} given; name {what}.")
     options = PlanOptions(**given)
-    counts = ("num_speculative_tokens", "batch", "context")
-    for name in counts:
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; give at least 1.")
+    for name in ("num_speculative_tokens", "batch", "context"):
+        if any((least := value) < 1 for value in getattr(options, name)):
+            raise ConfigError(f"{name} is {least}; give at least 1.")
+    _check_search(options)
     if not 0 <= options.acceptance <= 1:
         raise ConfigError(f"acceptance is {options.acceptance}; give a probability in [0, 1].")
-    for name, known in (
-        ("dtype", DTYPES),
-        ("quantization", PLAN_QUANTIZATIONS),
-        ("offload", OFFLOADS),
+    named = [("quantization", each, PLAN_QUANTIZATIONS) for each in options.quantization]
+    for name, value, known in (
+        *named,
+        ("dtype", options.dtype, DTYPES),
+        ("offload", options.offload, OFFLOADS),
     ):
-        if (value := getattr(options, name)) not in known:
+        if value not in known:
             raise ConfigError(f"{name} is {value!r}.{did_you_mean(value, known)}")
+    _ = options.sampling  # refuses what is out of range
     return options
+
+
+def _check_search(options: PlanOptions) -> None:
+    """Refuses what needs a search without one, and the reverse."""
+    if not options.search:
+        for name in ("num_speculative_tokens", "batch", "context", "quantization"):
+            if len(values := getattr(options, name)) > 1:
+                given = ",".join(map(str, values))
+                raise ConfigError(f"{name} is {given}; give one value, or add --search.")
+        if options.out is not None:
+            raise ConfigError(f"out is {options.out!r}, which --search writes; add --search.")
+    elif options.compile or options.offload != "none":
+        name = "--compile" if options.compile else "--offload"
+        raise ConfigError(f"--search does without {name}; leave one of them out.")
+
+
+def _wholes(text: str) -> tuple[int, ...]:
+    return tuple(whole(part) for part in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))

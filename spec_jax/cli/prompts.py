@@ -8,6 +8,9 @@ from pathlib import Path
 from spec_jax.cli.arguments import Source
 from spec_jax.errors import RequestError, did_you_mean
 
+MOST_BYTES = 128 << 20
+"""Of a file of prompts; a device such as /dev/zero has no end."""
+
 
 def read_prompts(sources: Sequence[Source]) -> list[str]:
     """All prompts, in order; standard input is the prompt if there is no source.
@@ -32,9 +35,15 @@ def _read(source: Source) -> list[str]:
     if source.value == "-" and sys.stdin is None:
         raise RequestError("standard input is closed; give a prompt as an argument.")
     try:
-        raw = sys.stdin.buffer.read() if source.value == "-" else Path(source.value).read_bytes()
+        if source.value == "-":
+            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(source.value).open("rb") as file:
+                raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise RequestError(f"cannot read prompt file {name!r}: {error.strerror}.") from error
+    if len(raw) > MOST_BYTES:
+        raise RequestError(f"{name} holds more than {MOST_BYTES >> 20} MiB; split it.")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ from spec_jax.cli.screen import Screen
 from spec_jax.cli.train_arguments import TrainOptions
 from spec_jax.llm import LLM
 from spec_jax.training.examples import fingerprints, read_examples
-from spec_jax.training.export import RECIPE, Provenance, export
+from spec_jax.training.export import RECIPE, Provenance, check_recipe, export
 from spec_jax.training.plot import plot_acceptance
 from spec_jax.training.run import Progress, TrainingRun
 
@@ -33,6 +33,14 @@ def run(options: TrainOptions) -> int:
             on_progress=screen.progress,
         )
         examples = read_examples(options.data, llm.tokenizer, config.sequence_length)
+        files = ", ".join(path.name for path in options.data) or "prompts that it invented"
+        provenance = Provenance(
+            target=llm.name,
+            license=options.license,
+            command=f"spec-jax train-draft {shlex.join(options.arguments)}",
+            data=f"answers of {llm.name} to {files}" if examples else f"{files}",
+        )
+        check_recipe(provenance)
         training = TrainingRun(
             llm,
             config,
@@ -45,14 +53,7 @@ def run(options: TrainOptions) -> int:
         for progress in training.run():
             log.progress(progress)
         trained = training.best()
-        files = ", ".join(path.name for path in options.data) or "prompts that it invented"
         target = Lender(llm.name, llm.engine.target, llm.tokenizer)
-        provenance = Provenance(
-            target=llm.name,
-            license=options.license,
-            command=f"spec-jax train-draft {shlex.join(options.arguments)}",
-            data=f"answers of {llm.name} to {files}" if examples else f"{files}",
-        )
         export(options.output, trained, target, config, provenance)
         try:
             plot_acceptance(options.output / "acceptance.png", training.history)

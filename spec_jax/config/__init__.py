@@ -1,5 +1,6 @@
 """What a user may choose: frozen, validated, with a suggestion for every misspelt key."""
 
+from spec_jax.config.arguments import check_choice, check_path, check_whole
 from spec_jax.config.choices import (
     AUTO,
     CHECKPOINT_FORMATS,
@@ -22,7 +23,7 @@ from spec_jax.config.fields import (
     one_of,
     to_tuple,
 )
-from spec_jax.config.sampling import SamplingParams
+from spec_jax.config.sampling import MOST_LOGPROBS, SamplingParams
 from spec_jax.config.speculative import (
     CONFIDENCE_THRESHOLD,
     DRAFT_LENGTH_POLICIES,
@@ -45,6 +46,7 @@ __all__ = [
     "KV_CACHE_DTYPES",
     "LLM_DTYPES",
     "METHODS",
+    "MOST_LOGPROBS",
     "MOST_SPECULATIVE_TOKENS",
     "OFFLOADS",
     "PLAN_QUANTIZATIONS",
@@ -61,6 +63,9 @@ __all__ = [
     "Table",
     "Text",
     "cache_directory",
+    "check_choice",
+    "check_path",
+    "check_whole",
     "config_class",
     "one_of",
     "to_tuple",

@@ -72,6 +72,8 @@ class Table(pydantic.BaseModel):
             malformed.
           OSError: it cannot be read.
         """
+        if file.exists() and not file.is_file():
+            raise error(f"{file} is no file but a directory, a pipe or a device.")
         try:
             return cls.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:

@@ -130,6 +130,22 @@ class SpeculativeConfig:
         self._refuse_unsupported()
 
     @classmethod
+    def of(cls, given: "SpeculativeConfig | Mapping[str, Any] | None") -> "SpeculativeConfig":
+        """One as it is, one of options (`from_dict`), or for None that of plain decoding.
+
+        Raises:
+          ConfigError: it is something else, or as `from_dict`.
+        """
+        if given is None or isinstance(given, Mapping):
+            return cls.from_dict(given or {})
+        if not isinstance(given, SpeculativeConfig):
+            raise ConfigError(
+                f"speculative_config is {given!r}; give SpeculativeConfig(...), or a mapping such "
+                "as {'method': 'ngram', 'num_speculative_tokens': 4}."
+            )
+        return given
+
+    @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> "SpeculativeConfig":
         """Options under these names, or under those of vLLM's `speculative_config`.
 
@@ -139,7 +155,7 @@ class SpeculativeConfig:
         Raises:
           ConfigError: as of this class; or an option of vLLM has a value that has no meaning here.
         """
-        given = {name: value for name, value in options.items() if value is not None}
+        given = {str(name): value for name, value in options.items() if value is not None}
         if given.pop("prompt_lookup_min", 1) != 1:
             raise ConfigError(
                 f"prompt_lookup_min is {options['prompt_lookup_min']!r}; leave it out, since "

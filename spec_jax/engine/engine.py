@@ -1,9 +1,11 @@
 """Runs batches on the device: pads them into buckets, compiles once per bucket, keeps times."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
 
+from spec_jax.config import MOST_LOGPROBS
 from spec_jax.decoding import loop
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import DraftLengthPolicy
@@ -16,21 +18,34 @@ from spec_jax.engine.host_rounds import HostDrafter
 from spec_jax.engine.programs import DECODE, Compiler, Rounds
 from spec_jax.engine.requests import (
     MAX_BLOCK,
-    MIN_BLOCK,
     MIN_CAPACITY,
     Bucket,
     Request,
     power_of_two,
+    prompt_block,
     source_shape,
 )
 from spec_jax.models.model import Model
-from spec_jax.sampling.parameters import Room, SamplingFeatures
+from spec_jax.sampling.parameters import Room, SamplingFeatures, room_of
 
 TOKENS_AT_ONCE = 256
 """Tokens that an accelerator reads in about the time of one, because it reads its weights once.
 
 Prompts of joining rows are read together up to this many. On CPU the time grows with the tokens.
 """
+
+
+def joining(platform: str, bucket: Bucket, shards: int) -> int:
+    """Rows whose prompts are read by one call while others of the batch decode.
+
+    Args:
+      platform: of the target.
+      bucket: the shapes of the batch, with the block of prompts that are read on their own.
+      shards: of the batch's rows.
+    """
+    if platform == "cpu":
+        return shards
+    return min(bucket.batch, max(1, TOKENS_AT_ONCE // bucket.block) * shards)
 
 
 class Engine:
@@ -75,20 +90,26 @@ class Engine:
         longest = max(request.max_length for request in requests) + reserve + 1
         whole = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
         capacity = min(power_of_two(longest, MIN_CAPACITY), whole)
-        prompt = max(len(request.prompt_token_ids) for request in requests)
+        batch = -(-power_of_two(rows or len(requests)) // shards) * shards
         return Bucket(
-            batch=-(-power_of_two(rows or len(requests)) // shards) * shards,
+            batch=batch,
             capacity=capacity,
-            block=min(power_of_two(prompt - 1, MIN_BLOCK), MAX_BLOCK),
-            stops=power_of_two(max(len(request.stop_token_ids) for request in requests), 4),
+            block=self._block(requests, batch),
+            stops=room_of(len(request.stop_token_ids) for request in requests),
             source=source_shape([request.source for request in requests]),
             logprobs=self._logprobs(requests),
         )
 
+    def _block(self, requests: Sequence[Request], together: int) -> int:
+        """Tokens of a prompt that are read at a time if so many rows are read together."""
+        longest = max(len(request.prompt_token_ids) for request in requests)
+        return prompt_block(longest, together // self._shards, self.target.config.embed_size)
+
     def _logprobs(self, requests: Sequence[Request]) -> int | None:
         asked = [request.sampling.logprobs for request in requests]
         known = [each for each in asked if each is not None]
-        return min(power_of_two(max(known)), self.target.config.vocab_size) if known else None
+        # As many as may be asked for: a few more take less time than another program.
+        return min(MOST_LOGPROBS, self.target.config.vocab_size) if known else None
 
     def start(
         self, requests: Sequence[Request], on_draft: Callable[[Draft], None] | None = None
@@ -111,11 +132,12 @@ class Engine:
         The same program always reads the prompts, the same number of rows per call. So a row's
         cache does not depend, to the last bit, on when it joins or on which rows join with it.
         """
-        bucket, together = self.bucket(requests, min(rows, len(requests))), self._shards
-        if len(requests) <= rows:
-            together = bucket.batch  # no row joins later
-        elif self.target.platform != "cpu":
-            together = min(bucket.batch, max(1, TOKENS_AT_ONCE // bucket.block) * together)
+        bucket = self.bucket(requests, min(rows, len(requests)))
+        together = bucket.batch  # no row joins later
+        if len(requests) > rows:
+            bucket = dataclasses.replace(bucket, block=self._block(requests, self._shards))
+            together = joining(self.target.platform, bucket, self._shards)
+            bucket = dataclasses.replace(bucket, block=self._block(requests, together))
         return self._batch(requests, bucket, together)
 
     def _batch(

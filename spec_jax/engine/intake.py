@@ -1,6 +1,7 @@
 """From prompts and parameters to requests: everything that a user can get wrong is found here."""
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class Intake:
         self._name, self._tokenizer = checkpoint.name, checkpoint.tokenizer
         self._eos_token_ids, self._config = checkpoint.eos_token_ids, checkpoint.model.config
         self._max_model_len, self._seed, self._unseeded = max_model_len, seed, 0
+        self._counting = threading.Lock()
         self._grammars = GrammarCompiler(checkpoint.tokenizer, self._config.vocab_size)
 
     def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int) -> Request:
@@ -74,11 +76,27 @@ class Intake:
             timestamps=start.timestamps,
         )
 
+    def encode(self, text: str, index: int, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt's text, unless it has more characters than a context can hold.
+
+        Raises:
+          RequestError: it has, or the tokenizer fails on it.
+        """
+        most = self._max_model_len * self._tokenizer.longest_token
+        if len(text) > most:  # counting its tokens would take minutes
+            raise RequestError(
+                f"prompt {index} has {len(text):,} characters, and a context of "
+                f"{self._max_model_len} tokens holds at most {most:,}; shorten it or raise "
+                "max_model_len."
+            )
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
     def _key(self, sampling: SamplingParams) -> np.ndarray:
         if sampling.seed is not None:
             return np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
-        entropy = (self._seed, self._unseeded)
-        self._unseeded += 1
+        with self._counting:
+            entropy = (self._seed, self._unseeded)
+            self._unseeded += 1
         return np.random.SeedSequence(entropy).generate_state(2, np.uint32)
 
     def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
@@ -90,8 +108,8 @@ class Intake:
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError(f"prompt {index} is empty; give at least one character.")
-            return self._tokenizer.encode(prompt)
-        if not isinstance(prompt, Sequence | np.ndarray):
+            return self.encode(prompt, index)
+        if not _is_list(prompt):
             raise RequestError(f"prompt {index} is {prompt!r}; give text or a list of token ids.")
         ids = list(prompt)
         if not ids:
@@ -103,6 +121,13 @@ class Intake:
                     f"prompt {index} holds {token!r}; token ids are whole numbers in [0, {vocab})."
                 )
         return [int(token) for token in ids]
+
+
+def _is_list(value: object) -> bool:
+    """Whether it has a place for each of several values; bytes are text that was not decoded."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview)
 
 
 def completions_of(sampling: SamplingParams) -> list[SamplingParams]:
@@ -141,13 +166,13 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence | np.ndarray):
+    if not _is_list(prompts):
         raise RequestError(f"prompts are {prompts!r}; give text, token ids, or a list of them.")
     several: list[Any] = list(prompts)
     if several and all(isinstance(each, int | np.integer) for each in several):
         return [several]
     for i, prompt in enumerate(several):
-        if not isinstance(prompt, str | Sequence | Mapping | np.ndarray):
+        if not isinstance(prompt, str | Mapping) and not _is_list(prompt):
             raise RequestError(f"prompt {i} is {prompt!r}; give text or a list of token ids.")
     return several
 

@@ -13,6 +13,10 @@ from spec_jax.text.grammar import Grammar
 
 MIN_CAPACITY = 256
 MIN_BLOCK, MAX_BLOCK = 32, 512
+CHUNK_BYTES = 2**27
+"""Bytes that the residual stream of what prefill reads at a time may take on a device."""
+LEAST_CHUNK = 64
+"""A chunk of fewer tokens of a row would be attended to densely, see `attention.fastest`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Bucket:
       batch: rows: a power of two, or the next multiple of the batch's num_shards in the layout.
       capacity: tokens a row has room for, K + 1 past its end included: a power of two, or the
         whole context.
-      block: tokens of a prompt that are read at a time, a power of two.
+      block: tokens of a prompt that are read at a time, a power of two; see `prompt_block`.
       stops: stop tokens a row has room for.
       source: the shape of a padded source; empty without an encoder.
       logprobs: how many of the likeliest tokens are kept beside each generated one; None if no
@@ -76,6 +80,23 @@ class Bucket:
 def power_of_two(least: int, low: int = 1) -> int:
     """The smallest power of two that is at least `least` and `low`."""
     return max(low, 1 << (least - 1).bit_length() if least > 1 else 1)
+
+
+def prompt_block(longest: int, rows: int, embed_size: int) -> int:
+    """Tokens of each prompt that prefill reads at a time, a power of two.
+
+    Fewer the more rows are read together: what a chunk takes beside the caches grows with both, but
+    not with the capacity, since the scores of `blocked` attention are bounded on their own.
+
+    Args:
+      longest: tokens of the longest prompt.
+      rows: rows that a device reads together.
+      embed_size: width of the residual stream, which is float32.
+    """
+    block = min(power_of_two(longest - 1, MIN_BLOCK), MAX_BLOCK)
+    while block > LEAST_CHUNK and 4 * rows * block * embed_size > CHUNK_BYTES:
+        block //= 2
+    return block
 
 
 @dataclasses.dataclass(frozen=True)

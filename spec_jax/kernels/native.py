@@ -1,8 +1,9 @@
 """Native code on CPU: builds the sources in `cpu/`, loads them and calls them from programs.
 
-The library is built once for each version of the source and kind of processor, at its first use,
-and kept in the cache folder. Without it everything works with XLA's own products, which read a
-weight through a copy of it, and attention in XLA's operations (benchmarks/LOG.md).
+A wheel may bring the library for each kind of processor (`prebuild`). Otherwise it is built once
+for each version of the source, at its first use, and kept in the cache folder. Without it
+everything works with XLA's own products, which read a weight through a copy of it, and attention
+in XLA's operations (benchmarks/LOG.md).
 """
 
 import ctypes
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 SWITCH = "SPEC_JAX_NATIVE"
 """Environment variable: 0 turns native code off, a variant's name such as avx2 chooses that one."""
 _SOURCES = Path(__file__).with_name("cpu")
+_PREBUILT = Path(__file__).with_name("prebuilt")
 _PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
 _EXPERT_PRODUCT = "spec_jax_expert_product"
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -238,16 +240,39 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
     return None
 
 
-def _built(on_progress: Callable[[str], object] | None) -> Path:
-    """The library for this processor, built unless it is in the cache."""
-    variant = _variant()
+def prebuild(folder: Path) -> None:
+    """Builds the library for each kind of this machine's processors, for a wheel.
+
+    XLA's interface of such libraries is stable, so one that was built beside an earlier jax serves
+    a later one.
+
+    Raises:
+      RuntimeError: there is no compiler, or it fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for variant in _variants():
+            _build(variant, folder / f"{variant.name}-{_digest(variant)}.so")
+    except _Unavailable as error:
+        raise RuntimeError(f"native code cannot be built: {error}") from None
+
+
+def _digest(variant: _Variant, *versions: str) -> str:
+    """Names what a library is made of."""
     sources = [path.read_text(encoding="utf-8") for path in sorted(_SOURCES.iterdir())]
-    told = [*sources, *_FLAGS, *variant.flags, jax.__version__, platform.system()]
-    name = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    told = [*sources, *_FLAGS, *variant.flags, *versions, platform.system()]
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+
+
+def _built(on_progress: Callable[[str], object] | None) -> Path:
+    """The library for this processor, built unless it came with the package or is in the cache."""
+    variant = _variant()
+    shipped = _PREBUILT / f"{variant.name}-{_digest(variant)}.so"
     folder = cache_directory() / "native"
-    library = folder / f"{variant.name}-{name}.so"
-    if library.is_file():
-        return library
+    library = folder / f"{variant.name}-{_digest(variant, jax.__version__)}.so"
+    for known in (shipped, library):
+        if known.is_file():
+            return known
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock", timeout=_BUILD_SECONDS):
@@ -301,12 +326,17 @@ def _compiler() -> tuple[list[str], bool]:
     )
 
 
-def _variant() -> _Variant:
+def _variants() -> tuple[_Variant, ...]:
+    """The kinds of processors that a machine like this one may have, the ablest first."""
     machine = platform.machine().lower()
     if platform.system() not in ("Linux", "Darwin") or machine not in _VARIANTS:
         raise _Unavailable(f"they are not written for {platform.system()} on {machine}")
+    return _VARIANTS[machine]
+
+
+def _variant() -> _Variant:
     found, asked = cpu_features(), os.environ.get(SWITCH)
-    variants = {each.name: each for each in _VARIANTS[machine] if each.features <= found}
+    variants = {each.name: each for each in _variants() if each.features <= found}
     if asked and asked not in variants:
         raise _Unavailable(f"{SWITCH} is {asked!r}; this machine has {', '.join(variants)}")
     return variants[asked] if asked else next(iter(variants.values()))

@@ -182,9 +182,7 @@ class KVCache:
             return x if placement is None else placement.pin(x, *axes)
 
         def layer(number: int) -> LayerCache:
-            slots, window = capacity, config.sliding_window
-            if headroom is not None and window is not None and config.is_local(number):
-                slots = min(capacity, -(-(window + headroom) // RING_MULTIPLE) * RING_MULTIPLE)
+            slots = slots_of_layer(config, number, capacity, headroom)
             shape = (batch, config.num_kv_heads, slots, config.head_dim)
             axes = ("batch", "kv_heads", "length", None)
 
@@ -210,6 +208,16 @@ class KVCache:
     def with_lengths(self, lengths: Int[Array, " batch"]) -> "KVCache":
         """The same arrays with other valid lengths: commit and rollback."""
         return dataclasses.replace(self, lengths=lengths)
+
+
+def slots_of_layer(
+    config: TransformerConfig, number: int, capacity: int, headroom: int | None
+) -> int:
+    """KV slots of a row in one layer; arguments as for `KVCache.zeros`."""
+    window = config.sliding_window
+    if headroom is None or window is None or not config.is_local(number):
+        return capacity
+    return min(capacity, -(-(window + headroom) // RING_MULTIPLE) * RING_MULTIPLE)
 
 
 def _write(

@@ -1,10 +1,11 @@
-"""Branches around large buffers: `lax.cond` and `lax.switch` copy what their branches return.
+"""Control flow of programs: branches around large buffers, and parts that occur many times.
 
-A loop that runs once or not at all updates its carry in place, as any loop does.
+`lax.cond` and `lax.switch` copy what their branches return. A loop that runs once or not at all
+updates its carry in place, as any loop does.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,18 @@ def in_place_if(go: Bool[Array, ""], function: Callable[[T], T], carry: T) -> T:
         return jnp.zeros((), bool), function(state[1])
 
     return jax.lax.while_loop(lambda state: state[0], once, (go, carry))[1]
+
+
+def traced_once(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
+    """The function, traced and lowered once for all calls with like arguments in a program.
+
+    XLA inlines the calls: the compiled program is the same.
+
+    Args:
+      function: part of a program; it may use the program's arrays that it does not get.
+      static: places of arguments that are no arrays.
+    """
+    return jax.jit(function, static_argnums=static)
 
 
 def at_width(

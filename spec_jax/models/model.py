@@ -67,16 +67,20 @@ class Model:
             if part is not None and shape is not None:
                 part.blocks, part.config = nnx.List(_abstract_blocks(shape, dtype)), shape
         graphdef, params = nnx.split(module)
-        if placement is not None:
-            params = _each(
-                params,
-                lambda name, leaf: jax.ShapeDtypeStruct(
-                    leaf.get_value().shape,
-                    leaf.get_value().dtype,
-                    sharding=param_sharding(placement, name, leaf),
-                ),
+        return cls(graphdef=graphdef, params=params, config=config).abstractly_placed(placement)
+
+    def abstractly_placed(self, placement: Placement | None) -> "Model":
+        """An abstract model with the shardings of a placement."""
+        if placement is None:
+            return self
+
+        def placed(name: str, leaf: nnx.Variable) -> jax.ShapeDtypeStruct:
+            sharding = param_sharding(placement, name, leaf)
+            return jax.ShapeDtypeStruct(
+                leaf.get_value().shape, leaf.get_value().dtype, sharding=sharding
             )
-        return cls(graphdef=graphdef, params=params, config=config, placement=placement)
+
+        return dataclasses.replace(self, params=_each(self.params, placed), placement=placement)
 
     @classmethod
     def random(

@@ -6,6 +6,7 @@ device holds two such blocks at a time, however many there are. Of a block with 
 are copied.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,26 +18,25 @@ from jaxtyping import Array, Bool
 
 from spec_jax.models.control import in_place_if
 
-B = TypeVar("B", bound=nnx.Module)
 T = TypeVar("T")
 Buffer = dict[int, Array]
 """A block's matrices in device memory, by their place among its weights."""
 
 
 def run_blocks(
-    blocks: Sequence[B],
+    blocks: Sequence[nnx.Module],
     x: Array,
     carries: Sequence[T],
-    run: Callable[[int, B, Array, T], tuple[Array, T]],
+    run: Callable[[int, Any, Any, Array, T], tuple[Array, T]],
     true: Bool[Array, ""],
 ) -> tuple[Array, list[T]]:
-    """Runs blocks one after another: `x, carries[i] = run(i, blocks[i], x, carries[i])`.
+    """Runs blocks one after another: `x, carries[i] = run(i, graphdef, weights, x, carries[i])`.
 
     Args:
       blocks: their weights lie in device memory or, all or some, in host memory.
       x: the first block's input.
       carries: what else each block updates, in place: its cache.
-      run: what a block does.
+      run: what a block does; `nnx.merge(graphdef, weights)` is the block.
       true: a scalar that is true at run time, which the compiler must not be able to tell.
 
     Returns:
@@ -47,15 +47,15 @@ def run_blocks(
     buffers = {i: stored[i].fetch() for i in streamed[:2]}
     order = dict(zip(streamed[1:-1], zip(streamed, streamed[2:], strict=False), strict=True))
     for i, each in enumerate(stored):
-        block = each.with_matrices(buffers.get(i, {}))
+        block = functools.partial(run, i, each.graphdef, each.with_matrices(buffers.get(i, {})))
         if i not in order:
-            x, after[i] = run(i, block, x, after[i])
+            x, after[i] = block(x, after[i])
             continue
         last, following = order[i]
 
-        def step(carry: tuple[Array, T, Buffer], i=i, block=block, following=following):
+        def step(carry: tuple[Array, T, Buffer], block=block, following=following):
             # Neither depends on the other, so that the compiler lets them overlap.
-            return *run(i, block, *carry[:2]), stored[following].fetch()
+            return *block(*carry[:2]), stored[following].fetch()
 
         # Without loops, which no copy leaves, XLA starts as many copies at once as memory allows.
         spare = stored[following].buffer(buffers.pop(last))
@@ -99,9 +99,9 @@ class _Stored:
         return {k: like(k, matrix) for k, matrix in self.matrices.items()}
 
     def with_matrices(self, buffer: Buffer) -> Any:
-        """The block, with these matrices in place of its own."""
+        """The block's weights, with these matrices in place of its own."""
         leaves = [buffer.get(k, leaf) for k, leaf in enumerate(self.leaves)]
-        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
+        return jax.tree.unflatten(self.treedef, leaves)
 
 
 def _on_host(leaf: Array) -> bool:

@@ -1,6 +1,7 @@
 """One composable stack of layers. Flax NNX holds its weights; the forward is a pure function."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from spec_jax.models.attention import Pattern
 from spec_jax.models.blocks import Block, Call, scores_of
 from spec_jax.models.cache import Encoded, KVCache, LayerCache
 from spec_jax.models.config import LongRopeScaling, TransformerConfig, YarnScaling
+from spec_jax.models.control import traced_once
 from spec_jax.models.encoder import Encoder
 from spec_jax.models.layers import (
     Embedding,
@@ -139,13 +141,20 @@ class Transformer(nnx.Module):
             seen = Pattern(pattern.positions, encoded.lengths, encoded.lengths, causal=False)
             across = Call(seen, None, scores, None, placement, backend)
 
-        def run(at: int, block: Block, x: Array, layer: LayerCache) -> tuple[Array, LayerCache]:
-            i = first + at
-            own = local if config.is_local(i) else call
-            if not config.is_rotated(i):
+        def run_kind(graphdef, is_local, is_rotated, weights, x, layer, remembered):
+            own = local if is_local else call
+            if not is_rotated:
                 own = dataclasses.replace(own, rotation=None)
-            source = (encoded.layers[i], across) if encoded and across else None
-            return block(x, layer, own, source)
+            source = (remembered, across) if remembered and across else None
+            return nnx.merge(graphdef, weights)(x, layer, own, source)
+
+        # Otherwise tracing a deep model is most of what a start takes.
+        run_kind = traced_once(run_kind, 0, 1, 2)
+
+        def run(at: int, graphdef: Any, weights: Any, x: Array, layer: LayerCache):
+            i = first + at
+            kind = config.is_local(i), config.is_rotated(i)
+            return run_kind(graphdef, *kind, weights, x, layer, encoded and encoded.layers[i])
 
         some = slice(first, last)
         # Where it is false nothing that a block gives out matters.

@@ -2,6 +2,20 @@
 
 from spec_jax.planning.compiled import Program
 from spec_jax.planning.plan import derived_draft, make_plan
-from spec_jax.planning.report import Plan, Replicated, Section
+from spec_jax.planning.report import Plan, Prefill, Replicated, Section
+from spec_jax.planning.search import LOOKAHEADS, Candidate, Search, draft_layouts, search
 
-__all__ = ["Plan", "Program", "Replicated", "Section", "derived_draft", "make_plan"]
+__all__ = [
+    "LOOKAHEADS",
+    "Candidate",
+    "Plan",
+    "Prefill",
+    "Program",
+    "Replicated",
+    "Search",
+    "Section",
+    "derived_draft",
+    "draft_layouts",
+    "make_plan",
+    "search",
+]

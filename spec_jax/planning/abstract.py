@@ -1,5 +1,6 @@
 """Caches and states that are shapes and shardings, without a byte of data."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,8 @@ from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding import HOST_MEMORY, Layout, Placement
 
+GREEDY = SamplingParams()
+
 
 def stand_ins(layout: Layout) -> Sequence[Any]:
     """Abstract devices for the layout's shardings; nothing can run on them."""
@@ -35,7 +38,7 @@ def abstract_model(
     config: TransformerConfig, dtype: DTypeLike, quantization: str, placement: Placement | None
 ) -> Model:
     """A model's shapes and shardings; its matrices are `none`, `int8` or `int4`."""
-    model = Model.abstract(config, dtype=dtype, placement=placement)
+    model = _unplaced(config, jnp.dtype(dtype)).abstractly_placed(placement)
     if quantization == "none":
         return model
     bits = 8 if quantization == "int8" else 4
@@ -46,6 +49,12 @@ def abstract_model(
             if is_quantized(name, weight.shape)
         }
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _unplaced(config: TransformerConfig, dtype: jnp.dtype) -> Model:
+    """A model's shapes; a search asks for the same ones on many layouts."""
+    return Model.abstract(config, dtype=dtype)
 
 
 def parameters_per_chip(params: Any) -> int:
@@ -76,7 +85,7 @@ def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Buck
     policy = Constant(drafter.lookahead)
     engine = Engine(target, drafter, policy, max_model_len=context)
     request = Request(
-        prompt_token_ids=[0] * context,
+        prompt_token_ids=range(context),
         sampling=SamplingParams(),
         key=np.zeros((2,), np.uint32),
         stop_token_ids=(),
@@ -118,9 +127,9 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> Decode
     )
 
 
-def abstract_sampling(target: Model, batch: int) -> BatchSampling:
-    """The parameters of a batch that samples."""
-    vocab, rows = target.config.vocab_size, [SamplingParams(temperature=1.0)] * batch
+def abstract_sampling(target: Model, batch: int, sampling: SamplingParams) -> BatchSampling:
+    """The parameters of a batch whose rows all sample alike."""
+    vocab, rows = target.config.vocab_size, [sampling] * batch
     arrays = jax.eval_shape(lambda: BatchSampling.stack(rows, vocab))
     return jax.tree.map(lambda leaf: _placed(target, leaf), arrays)
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import jax
 
+from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.draft_length import Constant
+from spec_jax.decoding.score import headroom as headroom_of_rounds
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.programs import bytes_beside_arguments
 from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import (
+    GREEDY,
     abstract_cache,
     abstract_prompts,
     abstract_sampling,
@@ -147,10 +150,12 @@ def compile_call(model: Model, shapes: Bucket, tokens: int, cache_dtype: Any) ->
     return _compile(model.jit(call, donate_argnums=2), model, words, cache)
 
 
-def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program:
+def compile_round(
+    target: Model, drafter: DraftModel, shapes: Bucket, sampling: SamplingParams = GREEDY
+) -> Program:
     """The decoding loop as an engine compiles it, with the whole state donated."""
     state = abstract_state(target, drafter, shapes)
-    sampling = abstract_sampling(target, shapes.batch)
+    parameters = abstract_sampling(target, shapes.batch, sampling)
     strategy = loop.Strategy(Constant(drafter.lookahead))
 
     def decode(target, drafter, state, sampling, rounds):
@@ -162,7 +167,7 @@ def compile_round(target: Model, drafter: DraftModel, shapes: Bucket) -> Program
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
     )
     rounds = jax.ShapeDtypeStruct((), jax.numpy.int32)
-    return _compile(jitted, target, drafter, state, sampling, rounds)
+    return _compile(jitted, target, drafter, state, parameters, rounds)
 
 
 def compile_prefill(target: Model, drafter: DraftModel, shapes: Bucket) -> Program:
@@ -170,7 +175,8 @@ def compile_prefill(target: Model, drafter: DraftModel, shapes: Bucket) -> Progr
     policy = Constant(drafter.lookahead)
 
     def start(target: Model, drafter: DraftModel, prompts: dict[str, Any]):
-        return loop.start(target, drafter, policy, block=shapes.block, **prompts)
+        room = headroom_of_rounds(shapes.block, "block", drafter.lookahead, drafter.drafts)
+        return loop.start(target, drafter, policy, block=shapes.block, headroom=room, **prompts)
 
     # Prefill does not read the heads, but they take memory too.
     jitted = target.jit(start, keep_unused=True)

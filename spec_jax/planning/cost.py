@@ -4,17 +4,20 @@ Everything here is a *projection* from the data sheet's memory, arithmetic and l
 software overhead and without any factor fitted to a measurement.
 """
 
+import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from spec_jax.models.cache import KVCache
+from spec_jax.models.cache import slots_of_layer
+from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import bytes_per_chip, host_bytes_per_chip, parameters_per_chip
-from spec_jax.sharding import Chip
+from spec_jax.sharding import Chip, Placement
 
 TPU_HOP_SECONDS = 1e-6
 """From one chip to the next over a TPU's interconnect (ASTRA-sim's figure for v3)."""
@@ -75,6 +78,118 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """A chip's part of a key/value cache.
+
+    Attributes:
+      rows: its rows.
+      slots: KV slots of a row in each layer.
+      slot_bytes: what a slot of a layer takes.
+    """
+
+    rows: int
+    slots: tuple[int, ...]
+    slot_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all layers, and the rows' lengths."""
+        return self.rows * (sum(self.slots) * self.slot_bytes + 4)
+
+    def bytes_up_to(self, seen: int | None) -> int:
+        """Those of the first so many tokens of each row."""
+        if seen is None:
+            return self.bytes
+        return self.rows * sum(min(seen, each) for each in self.slots) * self.slot_bytes
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights on each chip: all that its calls have in common.
+
+    Attributes:
+      config: the model's shape.
+      placement: how it is sharded.
+      dtype: of plain weights.
+      bytes: all weights of a chip.
+      streamed: bytes of each block in host memory.
+      table: bytes of the embedding.
+      head: bytes of the head, 0 if it is tied.
+      multiplied: weights that every token is multiplied with.
+      head_weights: those of the head.
+      stacks: bytes of the experts.
+    """
+
+    config: TransformerConfig
+    placement: Placement
+    dtype: jnp.dtype
+    bytes: int
+    streamed: tuple[int, ...]
+    table: int
+    head: int
+    multiplied: int
+    head_weights: int
+    stacks: int
+
+    @classmethod
+    def of(cls, model: Model) -> "Weights":
+        """Those of an abstract model."""
+        config, placement = model.config, model.placement
+        assert placement is not None  # plans are made for layouts
+        multiplied = parameters_per_chip(model.params)
+        if not config.tied_head:
+            multiplied -= parameters_per_chip(model.params["embed"])
+        stacks = []
+        if config.experts is not None:
+            stacks = [weight for name, weight in model.weights.items() if ".expert_" in name]
+            left_out = config.experts.count - config.experts.per_token
+            multiplied -= parameters_per_chip(stacks) * left_out // config.experts.count
+        head = model.params["embed" if config.tied_head else "head"]
+        blocks = model.params["blocks"]
+        return cls(
+            config=config,
+            placement=placement,
+            dtype=model.dtype,
+            bytes=bytes_per_chip(model.params),
+            streamed=tuple(host_bytes_per_chip(blocks[i]) for i in range(config.num_layers)),
+            table=bytes_per_chip(model.params["embed"]),
+            head=0 if config.tied_head else bytes_per_chip(head),
+            multiplied=multiplied,
+            head_weights=parameters_per_chip(head),
+            stacks=bytes_per_chip(stacks),
+        )
+
+    @property
+    def held(self) -> int:
+        """Bytes in a chip's memory; of the blocks in host memory the two largest at a time."""
+        return self.bytes - sum(self.streamed) + sum(sorted(self.streamed)[-2:])
+
+    @functools.cached_property
+    def num_shards(self) -> dict[str, int]:
+        """The shards of each logical axis that is cut."""
+        return {axis: self.placement.num_shards(axis) for axis, _ in self.placement.axes}
+
+    def shards(self, axis: str) -> int:
+        """The number of shards of a logical axis."""
+        return self.num_shards.get(axis, 1)
+
+    @functools.cached_property
+    def sparse_layers(self) -> int:
+        """Layers with experts."""
+        return sum(map(self.config.is_sparse, range(self.config.num_layers)))
+
+    def cache(self, batch: int, capacity: int, headroom: int, dtype: DTypeLike) -> Cache:
+        """Its key/value cache; arguments as for `KVCache.zeros`."""
+        config, heads = self.config, self.config.num_kv_heads // self.shards("kv_heads")
+        layers = range(config.num_layers)
+        return Cache(
+            batch // self.shards("batch"),
+            tuple(slots_of_layer(config, number, capacity, headroom) for number in layers),
+            2 * heads * config.head_dim * jnp.dtype(dtype).itemsize,
+        )
+
+
+@dataclass(frozen=True)
 class Call:
     """One call of a model, on each chip.
 
@@ -85,6 +200,7 @@ class Call:
       cache_bytes: its part of the cache.
       weight_bytes_read: the weights it reads; of the embedding only the tokens' rows, and of
         experts as many as the tokens choose, if no two choose the same.
+      cache_bytes_read: of the cache.
       flops: floating-point operations.
       exchanges: its all-reduces.
       dtype: of the weights.
@@ -94,63 +210,61 @@ class Call:
     host_bytes: int
     cache_bytes: int
     weight_bytes_read: int
+    cache_bytes_read: int
     flops: int
     exchanges: tuple[Exchange, ...]
     dtype: jnp.dtype
 
     @classmethod
-    def of(cls, model: Model, cache: KVCache, tokens: int) -> "Call":
-        """A call over `tokens` new tokens of each row, of an abstract model and its cache."""
-        config, placement = model.config, model.placement
-        assert placement is not None  # plans are made for layouts
-        rows = cache.lengths.shape[0] // placement.num_shards("batch") * tokens
-        itemsize = model.dtype.itemsize
-        whole = bytes_per_chip(model.params)
-        table = bytes_per_chip(model.params["embed"])
-        looked_up = rows * config.embed_size * itemsize
-        read = whole if config.tied_head else whole - table + looked_up
-        multiplied = parameters_per_chip(model.params)
+    def of(cls, weights: Weights, cache: Cache, tokens: int, *, seen: int | None = None) -> "Call":
+        """A call over `tokens` new tokens of each row.
+
+        Args:
+          weights: the model's.
+          cache: its cache.
+          tokens: new tokens of each row.
+          seen: slots of a row that are read, in a chunk of a prompt, which needs no logits either;
+            None reads all.
+        """
+        config = weights.config
+        rows = cache.rows * tokens
+        looked_up = rows * config.embed_size * weights.dtype.itemsize
+        read, multiplied = weights.bytes, weights.multiplied
         if not config.tied_head:
-            multiplied -= parameters_per_chip(model.params["embed"])
-        sparse = [i for i in range(config.num_layers) if config.is_sparse(i)]
+            read += looked_up - weights.table
+        if seen is not None:
+            multiplied -= weights.head_weights
+            read -= weights.table - looked_up if config.tied_head else weights.head
         if config.experts is not None:
-            stacks = [weight for name, weight in model.weights.items() if ".expert_" in name]
-            here = config.experts.count // placement.num_shards("experts")
+            here = config.experts.count // weights.shards("experts")
             # The rows of chips beside which the experts lie are gathered for them.
+            placement = weights.placement
             gathered = set(placement.mesh_axes("experts")) & set(placement.mesh_axes("batch"))
             chosen = config.experts.per_token * rows
             chosen *= math.prod(placement.mesh.shape[axis] for axis in gathered)
             # No chip reads more than its own experts, and none of them twice.
-            read -= bytes_per_chip(stacks) * max(0, here - chosen) // here
-            left_out = config.experts.count - config.experts.per_token
-            multiplied -= parameters_per_chip(stacks) * left_out // config.experts.count
-        slots = sum(layer.slots for layer in cache.layers)
-        heads = config.num_heads // placement.num_shards("heads")
-        scores = rows * heads * config.head_dim * slots
+            read -= weights.stacks * max(0, here - chosen) // here
+        slots = sum(each if seen is None else min(each, seen) for each in cache.slots)
+        scores = rows * (config.num_heads // weights.shards("heads")) * config.head_dim * slots
         # Activations are float32; the embedding is looked up in the weights' dtype.
-        summed = rows * config.embed_size * 4
-        layers = config.num_layers
+        summed, layers = rows * config.embed_size * 4, config.num_layers
+        experts = weights.shards("experts") * weights.shards("mlp")
         exchanges = (
-            Exchange("embedding", 1, looked_up, placement.num_shards("vocab")),
-            Exchange("attention", layers, summed, placement.num_shards("heads")),
-            Exchange("MLP", layers - len(sparse), summed, placement.num_shards("mlp")),
-            Exchange(
-                "experts",
-                len(sparse),
-                summed,
-                placement.num_shards("experts") * placement.num_shards("mlp"),
-            ),
+            Exchange("embedding", 1, looked_up, weights.shards("vocab")),
+            Exchange("attention", layers, summed, weights.shards("heads")),
+            Exchange("MLP", layers - weights.sparse_layers, summed, weights.shards("mlp")),
+            Exchange("experts", weights.sparse_layers, summed, experts),
         )
-        streamed = [host_bytes_per_chip(model.params["blocks"][i]) for i in range(layers)]
         return cls(
-            weight_bytes=whole - sum(streamed) + sum(sorted(streamed)[-2:]),
-            host_bytes=sum(streamed),
-            cache_bytes=bytes_per_chip(cache),
+            weight_bytes=weights.held,
+            host_bytes=sum(weights.streamed),
+            cache_bytes=cache.bytes,
             weight_bytes_read=read,
+            cache_bytes_read=cache.bytes_up_to(seen),
             # A multiplication and an addition for each weight; queries with keys, and values.
             flops=2 * rows * multiplied + 4 * scores,
             exchanges=tuple(each for each in exchanges if each.count and each.num_chips > 1),
-            dtype=model.dtype,
+            dtype=weights.dtype,
         )
 
     @property
@@ -167,20 +281,28 @@ class Call:
     def terms(self, platform: str | None, chip: Chip) -> Terms:
         """The parts of its time on a chip."""
         passes = TPU_FLOAT32_PASSES if platform == "tpu" and self.dtype == jnp.float32 else 1
-        latency = transfer = 0.0
-        for each in self.exchanges:
-            latency += each.count * exchange_latency(platform, chip, each.num_chips)
-            # Each byte is sent once to be summed and once to be spread.
-            sent = 2 * (each.num_chips - 1) / each.num_chips * each.bytes
-            transfer += each.count * sent / chip.link
+        latency, transfer = exchange_seconds(self.exchanges, platform, chip)
         return Terms(
             weights=self.weight_bytes_read / chip.bandwidth,
-            cache=self.cache_bytes / chip.bandwidth,
+            cache=self.cache_bytes_read / chip.bandwidth,
             compute=passes * self.flops / chip.flops,
             latency=latency,
             transfer=transfer,
             stream=self.host_bytes / (chip.host or math.inf),
         )
+
+
+def exchange_seconds(
+    exchanges: Iterable[Exchange], platform: str | None, chip: Chip
+) -> tuple[float, float]:
+    """Seconds of latency, and of bytes over one link."""
+    latency = transfer = 0.0
+    for each in exchanges:
+        latency += each.count * exchange_latency(platform, chip, each.num_chips)
+        # Each byte is sent once to be summed and once to be spread.
+        sent = 2 * (each.num_chips - 1) / each.num_chips * each.bytes
+        transfer += each.count * sent / chip.link
+    return latency, transfer
 
 
 def exchange_latency(platform: str | None, chip: Chip, num_chips: int) -> float:

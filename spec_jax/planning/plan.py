@@ -2,22 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import jax.numpy as jnp
+from collections.abc import Callable
 
 from spec_jax.checkpoints.shape import Shape
-from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS
-from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
-from spec_jax.engine.offloading import offloaded
-from spec_jax.engine.requests import Bucket
+from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS, SamplingParams
+from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.model import Model
 from spec_jax.models.sizes import WideShallow
 from spec_jax.planning import cost
-from spec_jax.planning.abstract import abstract_cache, abstract_model, bucket, stand_ins
+from spec_jax.planning.abstract import GREEDY
 from spec_jax.planning.compiled import (
     Program,
     compile_call,
@@ -25,9 +19,10 @@ from spec_jax.planning.compiled import (
     compile_round,
     devices_for,
 )
-from spec_jax.planning.cost import Call
-from spec_jax.planning.report import Plan, Replicated, Section
-from spec_jax.sharding import Layout, Placement
+from spec_jax.planning.pair import Job, Pair, check_context
+from spec_jax.planning.report import Plan, Replicated
+from spec_jax.sampling.parameters import SamplingFeatures
+from spec_jax.sharding import ROLES, Layout, Placement
 
 
 def derived_draft(target: Shape, layout: Layout) -> Shape:
@@ -48,6 +43,7 @@ def make_plan(
     acceptance: float = 0.8,
     batch: int = 1,
     context: int | None = None,
+    sampling: SamplingParams = GREEDY,
     dtype: str = "bfloat16",
     quantization: str = "none",
     offload: str = "none",
@@ -65,6 +61,7 @@ def make_plan(
       acceptance: the probability that a draft token is accepted.
       batch: rows decoded together.
       context: most tokens of prompt and completion together; the target's own by default.
+      sampling: how rows sample; greedy by default.
       dtype: `float32` or `bfloat16`.
       quantization: of the matrices of both models: `none`, `int8` or `int4`.
       offload: `host` plans the target's blocks in host memory, from where every call streams them.
@@ -76,8 +73,7 @@ def make_plan(
       ConfigError: a value is out of range, the layout does not fit the models, or something that
         compiling needs is missing.
     """
-    most = target.config.max_position
-    context = most if context is None else context
+    context = target.config.max_position if context is None else context
     _check(num_speculative_tokens, acceptance, batch, context)
     for name, value, known in (
         ("dtype", dtype, DTYPES),
@@ -91,67 +87,38 @@ def make_plan(
             f"offload is 'host', but layout {layout.name} does not say how fast a device reads "
             "host memory; add host_gb_per_s under [chip], such as 32 for PCIe 4.0 x16."
         )
-    if context > most:
-        raise ConfigError(
-            f"context is {context}, but {target.name} was made for {most} tokens; give at most "
-            f"{most}."
-        )
+    check_context(context, target)
     progress = on_progress or (lambda line: None)
-    shapes = {"target": target, "draft": draft}
-
-    def models(devices: Sequence) -> tuple[Model, Model]:
-        placed = []
-        for role, shape in shapes.items():
-            placement = layout.place(role, shape.config.axis_sizes, devices)
-            if role == "target":
-                placement = offloaded(placement, shape.config, offload, resident_layers)
-            placed.append(abstract_model(shape.config, dtype, quantization, placement))
-        return placed[0], placed[1]
-
+    shapes, settings = (target, draft), (dtype, quantization, offload, resident_layers)
     progress("laying out the models")
-    abstract = models(stand_ins(layout))
-    drafter = DraftModel(abstract[1], num_speculative_tokens)
-    static = bucket(abstract[0], drafter, batch, context)
-    # On CPU a model keeps its cache in float32.
-    cache_dtype = jnp.dtype("float32" if layout.platform == "cpu" else dtype)
-    headroom = headroom_of_drafts(static.block, num_speculative_tokens)
-    caches = [
-        abstract_cache(each, static.batch, static.capacity, cache_dtype, headroom)
-        for each in abstract
-    ]
-
-    def call(role: int, tokens: int) -> Section:
-        return _section(Call.of(abstract[role], caches[role], tokens), layout)
-
-    def round_of(lookahead: int) -> Section:
-        drafted = [call(1, 2), *[call(1, 1)] * (lookahead - 1)]
-        return _together(call(0, lookahead + 1), drafted)
-
-    lookahead = num_speculative_tokens
+    pair = Pair.of(shapes, layout, *settings)
+    lookahead, features = num_speculative_tokens, SamplingFeatures.of([sampling])
+    job = pair.job(batch, context, lookahead, features)
     sections = {
-        "target_call": call(0, 1),
-        "scoring": call(0, lookahead + 1),
-        "draft_step": call(1, 1),
-        "round": round_of(lookahead),
+        "target_call": job.call(0, 1),
+        "scoring": job.call(0, lookahead + 1),
+        "draft_step": job.call(1, 1),
+        "sampling": job.sampling,
+        "round": job.round,
     }
     speedup = best = None
     if (plain := sections["target_call"].seconds) is not None:
 
         def round_seconds(lookahead: int) -> float:
-            seconds = round_of(lookahead).seconds
+            seconds = dataclasses.replace(job, lookahead=lookahead).round.seconds
             assert seconds is not None  # as of the target call
             return seconds
 
         speedup = cost.speedup(acceptance, lookahead, plain, round_seconds)
         k = cost.best_lookahead(acceptance, plain, round_seconds)
         best = k, cost.speedup(acceptance, k, plain, round_seconds)
-    prefill = None
+    prefill = job.prefill
     if compile:
-        programs = _compile(*models(devices_for(layout)), lookahead, static, cache_dtype, progress)
-        prefill = programs.pop("prefill")
+        whole = Pair.of(shapes, layout, *settings, devices=devices_for(layout))
+        programs = _compile(dataclasses.replace(job, pair=whole), sampling, progress)
+        prefill = dataclasses.replace(prefill, program=programs.pop("prefill"))
         for name, program in programs.items():
             sections[name] = dataclasses.replace(sections[name], program=program)
-    placements = [model.placement for model in abstract]
     return Plan(
         target=target,
         draft=draft,
@@ -160,17 +127,17 @@ def make_plan(
         quantization=quantization,
         offload=offload,
         resident_layers=resident_layers,
-        batch=static.batch,
-        capacity=static.capacity,
+        batch=job.shapes.batch,
+        capacity=job.shapes.capacity,
         num_speculative_tokens=lookahead,
         acceptance=acceptance,
+        parameters=sampling,
         **sections,
         prefill=prefill,
         replicated=tuple(
             each
-            for (role, shape), placement in zip(shapes.items(), placements, strict=True)
-            if placement is not None
-            for each in _replicated(layout, role, shape.config, placement)
+            for role, weights in zip(ROLES, pair.weights, strict=True)
+            for each in _replicated(layout, role, weights.config, weights.placement)
         ),
         tokens_per_round=cost.tokens_per_round(acceptance, lookahead),
         speedup=speedup,
@@ -179,27 +146,23 @@ def make_plan(
 
 
 def _compile(
-    target: Model,
-    draft: Model,
-    lookahead: int,
-    shapes: Bucket,
-    cache_dtype: Any,
-    progress: Callable[[str], object],
+    job: Job, sampling: SamplingParams, progress: Callable[[str], object]
 ) -> dict[str, Program]:
+    target, draft = job.pair.models
     calls = {
         "target_call": (target, 1),
-        "scoring": (target, lookahead + 1),
+        "scoring": (target, job.lookahead + 1),
         "draft_step": (draft, 1),
     }
     programs = {}
     for name, (model, tokens) in calls.items():
         progress(f"compiling the {name.replace('_', ' ')}")
-        programs[name] = compile_call(model, shapes, tokens, cache_dtype)
-    drafter = DraftModel(draft, lookahead)
+        programs[name] = compile_call(model, job.shapes, tokens, job.pair.cache_dtype)
+    drafter = DraftModel(draft, job.lookahead)
     progress("compiling the round")
-    programs["round"] = compile_round(target, drafter, shapes)
+    programs["round"] = compile_round(target, drafter, job.shapes, sampling)
     progress("compiling the prefill")
-    programs["prefill"] = compile_prefill(target, drafter, shapes)
+    programs["prefill"] = compile_prefill(target, drafter, job.shapes)
     return programs
 
 
@@ -210,35 +173,6 @@ def _check(lookahead: int, acceptance: float, batch: int, context: int) -> None:
             raise ConfigError(f"{name} is {value}; give at least 1.")
     if not 0 <= acceptance <= 1:
         raise ConfigError(f"acceptance is {acceptance}; give a probability, such as 0.8.")
-
-
-def _section(call: Call, layout: Layout) -> Section:
-    terms = call.terms(layout.platform, layout.chip) if layout.chip else None
-    return Section(
-        weight_bytes=call.weight_bytes,
-        host_bytes=call.host_bytes,
-        cache_bytes=call.cache_bytes,
-        collectives=call.collectives,
-        collective_bytes=call.collective_bytes,
-        terms=terms,
-        seconds=terms.total if terms else None,
-    )
-
-
-def _together(scoring: Section, drafted: Sequence[Section]) -> Section:
-    """A round: the memory of one target and one draft, and the work of all of its calls."""
-    calls = [scoring, *drafted]
-    counts = [each.collectives.get("all-reduce", 0) for each in calls]
-    terms = [each.terms for each in calls if each.terms]
-    return Section(
-        weight_bytes=scoring.weight_bytes + drafted[0].weight_bytes,
-        host_bytes=scoring.host_bytes + drafted[0].host_bytes,
-        cache_bytes=scoring.cache_bytes + drafted[0].cache_bytes,
-        collectives={"all-reduce": sum(counts)} if any(counts) else {},
-        collective_bytes=sum(each.collective_bytes for each in calls),
-        terms=sum(terms[1:], terms[0]) if terms else None,
-        seconds=sum(each.total for each in terms) if terms else None,
-    )
 
 
 def _replicated(

@@ -5,6 +5,7 @@ from typing import Any
 
 from spec_jax.checkpoints.recipe import Published
 from spec_jax.checkpoints.shape import Shape
+from spec_jax.config import SamplingParams
 from spec_jax.models.sizes import parameter_count
 from spec_jax.planning.compiled import Program
 from spec_jax.planning.cost import Terms
@@ -38,6 +39,7 @@ class Section:
       weight_bytes: the weights that a chip holds; of those in host memory, two blocks.
       host_bytes: the weights in host memory that a chip copies.
       cache_bytes: its part of the caches.
+      temporary_bytes: what the logits and probabilities of a round take, an estimate.
       collectives: kind -> count, computed.
       collective_bytes: bytes that these exchange.
       terms: the parts of the projected time; None if the layout has no figures of the chip.
@@ -48,6 +50,7 @@ class Section:
     weight_bytes: int
     host_bytes: int
     cache_bytes: int
+    temporary_bytes: int
     collectives: dict[str, int]
     collective_bytes: int
     terms: Terms | None
@@ -58,7 +61,7 @@ class Section:
     def memory_bytes(self) -> int | None:
         """Compiled, or else computed; None if the compiler found it too large to compile."""
         if self.program is None:
-            return self.weight_bytes + self.cache_bytes
+            return self.weight_bytes + self.cache_bytes + self.temporary_bytes
         return self.program.memory_bytes
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,11 +75,58 @@ class Section:
                 "weight_bytes": self.weight_bytes,
                 "host_bytes": self.host_bytes,
                 "cache_bytes": self.cache_bytes,
+                "temporary_bytes": self.temporary_bytes,
                 "collectives": self.collectives,
                 "collective_bytes": self.collective_bytes,
                 "seconds": dataclasses.asdict(self.terms) if self.terms else None,
             },
             "compiled": compiled,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefill:
+    """Reading prompts as long as the context, all rows at once, on each chip.
+
+    Attributes:
+      block: tokens of each row that are read at a time.
+      chunks: how often.
+      held_bytes: weights and caches, which it makes.
+      temporary_bytes: temporaries, an estimate.
+      joining_bytes: caches of the rows that are read together while others decode, which exist
+        beside the batch's until they join it.
+      seconds: the projected time; None if the layout has no figures of the chip.
+      program: the compiler's figures, if requested.
+    """
+
+    block: int
+    chunks: int
+    held_bytes: int
+    temporary_bytes: int
+    joining_bytes: int
+    seconds: float | None
+    program: Program | None = None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Compiled, or else estimated; None if the compiler found it too large to compile."""
+        if self.program is None:
+            return self.held_bytes + self.temporary_bytes
+        return self.program.memory_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "memory_bytes_per_chip": self.memory_bytes,
+            "projected_seconds": self.seconds,
+            "block": self.block,
+            "chunks": self.chunks,
+            "joining_bytes": self.joining_bytes,
+            "computed": {
+                "held_bytes": self.held_bytes,
+                "temporary_bytes": self.temporary_bytes,
+            },
+            "compiled": self.program.as_dict() if self.program else None,
         }
 
 
@@ -96,13 +146,13 @@ class Plan:
       capacity: KV slots of a row: the context and the room that a round needs.
       num_speculative_tokens: draft tokens of a round (K).
       acceptance: the probability that a draft token is accepted; an assumption.
+      parameters: how rows sample.
       target_call: one token of each row.
       scoring: K + 1 tokens of each row.
       draft_step: one token of each row, by the draft.
-      round: K draft steps, the first of which reads two tokens, and scoring; the projection leaves
-        sampling and verification out.
-      prefill: prefill of both models for prompts as long as the context; None without compilation,
-        since only the compiler knows its temporaries.
+      sampling: drawing and verification of a round, of which only the all-reduces count.
+      round: K draft steps, the first of which reads two tokens, scoring, and sampling.
+      prefill: prefill of both models for prompts as long as the context.
       replicated: axes that are not sharded as the layout says.
       tokens_per_round: tokens that a round emits on average.
       speedup: over plain decoding; None if the layout has no figures of the chip.
@@ -120,11 +170,13 @@ class Plan:
     capacity: int
     num_speculative_tokens: int
     acceptance: float
+    parameters: SamplingParams
     target_call: Section
     scoring: Section
     draft_step: Section
+    sampling: Section
     round: Section
-    prefill: Program | None
+    prefill: Prefill
     replicated: tuple[Replicated, ...]
     tokens_per_round: float
     speedup: float | None
@@ -143,21 +195,25 @@ class Plan:
     @property
     def compile_seconds(self) -> float | None:
         """Tracing and compiling in all, if that was asked for."""
-        sections = (self.target_call, self.scoring, self.draft_step, self.round)
-        programs = [*(each.program for each in sections), self.prefill]
-        seconds = [each.compile_seconds for each in programs if each]
+        sections = (self.target_call, self.scoring, self.draft_step, self.round, self.prefill)
+        seconds = [each.program.compile_seconds for each in sections if each.program]
         return sum(seconds) if seconds else None
 
     @property
-    def memory_bytes(self) -> int | None:
-        """Bytes of the largest program on a chip; None if the compiler refused one as too large.
+    def seconds_to_first_token(self) -> float | None:
+        """Prefill and a round; None without figures of the chip."""
+        if self.prefill.seconds is None or self.round.seconds is None:
+            return None
+        return self.prefill.seconds + self.round.seconds
 
-        That is a round or, if it was compiled, the prefill.
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes of the larger of round and prefill on a chip; None if one was refused as too large.
+
+        What is not compiled is an estimate.
         """
-        taken = self.round.memory_bytes
-        if self.prefill is None or taken is None or self.prefill.memory_bytes is None:
-            return taken if self.prefill is None else None
-        return max(taken, self.prefill.memory_bytes)
+        round, prefill = self.round.memory_bytes, self.prefill.memory_bytes
+        return None if round is None or prefill is None else max(round, prefill)
 
     @property
     def fits(self) -> bool | None:
@@ -184,11 +240,16 @@ class Plan:
             "capacity": self.capacity,
             "num_speculative_tokens": self.num_speculative_tokens,
             "acceptance": self.acceptance,
+            "temperature": self.parameters.temperature,
+            "top_k": self.parameters.top_k,
+            "top_p": self.parameters.top_p,
             "target_call": self.target_call.as_dict(),
             "scoring": self.scoring.as_dict(),
             "draft_step": self.draft_step.as_dict(),
+            "sampling": self.sampling.as_dict(),
             "round": self.round.as_dict(),
-            "prefill": self.prefill.as_dict() if self.prefill else None,
+            "prefill": self.prefill.as_dict(),
+            "seconds_to_first_token": self.seconds_to_first_token,
             "tokens_per_round": self.tokens_per_round,
             "speedup": self.speedup,
             "best_num_speculative_tokens": self.best[0] if self.best else None,

@@ -1,7 +1,7 @@
 """Sampling parameters as arrays: one entry a row."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -59,7 +59,7 @@ class SamplingFeatures:
 
 
 class Room(NamedTuple):
-    """What rows must share to share a program: sizes that are powers of two, and features; static.
+    """What rows must share to share a program: sizes, powers of eight, and features; static.
 
     Attributes:
       stops: stop tokens of a row.
@@ -81,12 +81,10 @@ class Room(NamedTuple):
         features: SamplingFeatures = SamplingFeatures(),
     ) -> "Room":
         """What holds all of these requests."""
-        return cls(
-            stops=_room(map(len, stop_token_ids)),
-            words=_room(map(len, bad_words)),
-            longest=_room(len(word) for words in bad_words for word in words),
-            features=features,
-        )
+        # One size for both of the words' dimensions: two would make twice as many programs.
+        lengths = (len(word) for words in bad_words for word in words)
+        words = room_of((*map(len, bad_words), *lengths))
+        return cls(room_of(map(len, stop_token_ids)), words, words, features)
 
 
 @pytree
@@ -192,6 +190,6 @@ def _needs_history(row: SamplingParams) -> bool:
     return row.min_tokens > 0 or penalties != (1, 0, 0)
 
 
-def _room(sizes) -> int:
-    """The power of two that holds all sizes, at least 4, so that few programs are compiled."""
-    return max(4, 1 << (max(sizes, default=1) - 1).bit_length())
+def room_of(sizes: Iterable[int]) -> int:
+    """The power of eight that holds all sizes, at least 8, so that few programs are compiled."""
+    return 8 ** max(1, -(-(max(sizes, default=1) - 1).bit_length() // 3))

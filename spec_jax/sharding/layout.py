@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from spec_jax.config import check_path
 from spec_jax.errors import ConfigError, did_you_mean
-from spec_jax.sharding.layout_file import ROLES, Chip, Rule, read_fields
+from spec_jax.sharding.layout_file import ROLES, Chip, Rule, read_fields, text_of
 from spec_jax.sharding.placement import Placement
 
 AXES = ("batch", "length", "vocab", "embed", "heads", "kv_heads", "mlp", "experts")
@@ -111,7 +112,22 @@ class Layout:
         Raises:
           ConfigError: it does not exist, is no TOML, or a key is unknown, missing or malformed.
         """
+        check_path("layout", path)
         return cls(**read_fields(Path(path)))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes it as a layout file, from which `read` makes the same.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(text_of(self))
+        except OSError as error:
+            raise ConfigError(
+                f"the layout {path} cannot be written: {error.strerror}; name a file in a folder "
+                "that exists and may be written to."
+            ) from None
 
     def place(
         self,

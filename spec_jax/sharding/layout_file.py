@@ -1,6 +1,7 @@
 """Layout files: one TOML file a topology, in the folder `sharding/`."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,6 +49,8 @@ class Rule:
 
 
 ROLES = ("target", "draft")
+_LAYOUTS = Path(__file__).with_name("layouts")
+"""The layouts that come with spec-jax: a link to the folder `sharding/`, and files in a wheel."""
 
 
 def _spelt_out(value: Any) -> Any:
@@ -88,17 +91,20 @@ class _File(Table):
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """The fields of the `Layout` that a file holds.
+    """The fields of the `Layout` that a file holds, or a layout that comes with spec-jax.
 
     Raises:
       ConfigError: it does not exist, is no TOML, or a key is unknown, missing or malformed.
     """
+    names = sorted(each.stem for each in _LAYOUTS.glob("*.toml"))
+    if str(file) in names and not file.exists():
+        file = _LAYOUTS / f"{file}.toml"
     try:
         found = _File.read(file, ConfigError)
     except OSError as error:
         raise ConfigError(
-            f"the layout {file} cannot be read: {error.strerror}; layouts are .toml files such "
-            "as sharding/cpu-8.toml."
+            f"the layout {file} cannot be read: {error.strerror}; layouts are .toml files, or one "
+            f"of {', '.join(names)}."
         ) from None
     chip = found.chip
     return {
@@ -119,6 +125,36 @@ def read_fields(file: Path) -> dict[str, Any]:
             topology=chip.topology,
         ),
     }
+
+
+def text_of(layout: Any) -> str:
+    """A layout as its file has it; `read_fields` gives the same again, but for the name."""
+    head = [f'platform = "{layout.platform or "cpu"}"']
+    if layout.processes > 1:
+        head.append(f"processes = {layout.processes}")
+    parts = {"mesh": [f"{name} = {size}" for name, size in layout.mesh]}
+    if chip := layout.chip:
+        figures = {
+            "memory_gib": chip.memory / 2**30,
+            "memory_gb_per_s": chip.bandwidth / 1e9,
+            "bf16_tflops": chip.flops / 1e12,
+            "link_gb_per_s": chip.link / 1e9,
+            "host_gb_per_s": chip.host and chip.host / 1e9,
+        }
+        parts["chip"] = [
+            f"name = {json.dumps(chip.name)}",
+            *(f"{name} = {value:.12g}" for name, value in figures.items() if value),
+            *([f"topology = {json.dumps(chip.topology)}"] if chip.topology else []),
+        ]
+    for role in ROLES:
+        parts[role] = [f"{name} = {_spelt(rule)}" for name, rule in getattr(layout, role)]
+    tables = [[f"[{name}]", *lines] for name, lines in parts.items()]
+    return "\n\n".join("\n".join(lines) for lines in [head, *tables]) + "\n"
+
+
+def _spelt(rule: Rule) -> str:
+    axes = json.dumps(list(rule.axes) if len(rule.axes) > 1 else rule.axes[0])
+    return f'{{ axes = {axes}, on_indivisible = "replicate" }}' if rule.replicate else axes
 
 
 def _rules(found: _Rules) -> tuple[tuple[str, Rule], ...]:

@@ -72,7 +72,12 @@ class _Renderer:
 
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
         """The answer, or `failed` if there is none in time."""
-        line = json.dumps(question).encode() + b"\n"
+        try:
+            line = json.dumps(question).encode() + b"\n"
+        except (RecursionError, TypeError, ValueError) as error:
+            raise RequestError(
+                f"messages should be such that JSON can hold them: {error}."
+            ) from None
         with self._lock:
             process = self._started()
             try:

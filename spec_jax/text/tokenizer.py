@@ -87,6 +87,11 @@ class Tokenizer:
         """Ids below this have a token; a model's embedding may have padding rows beyond."""
         return len(self._tokens)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text has at least so many fewer tokens."""
+        return max((len(token) for token in self._tokens if token), default=1)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
@@ -260,7 +265,7 @@ class _WindowStream(StreamDecoder):
 
 
 def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    if isinstance(messages, str | Mapping) or not messages:
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(
             f"messages is {messages!r}; give a list such as "
             "[{'role': 'user', 'content': 'Hello'}]."

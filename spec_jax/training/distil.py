@@ -5,12 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int, UInt
 
+from spec_jax.errors import extra
 from spec_jax.models.model import Model
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.training.config import TrainingConfig
+
+with extra("train"):
+    import optax
 
 
 @pytree

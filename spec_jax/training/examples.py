@@ -33,6 +33,9 @@ def fingerprints(paths: Sequence[Path]) -> list[str]:
     Raises:
       RequestError: a file cannot be read.
     """
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{path} is no file but a directory, a pipe or a device.")
     try:
         return [hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths]
     except OSError as error:

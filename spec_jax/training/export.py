@@ -1,16 +1,24 @@
 """Writes a trained draft: its own weights, a copy with all weights, a recipe and a model card."""
 
 import dataclasses
+import re
+import tempfile
+import unicodedata
 from pathlib import Path
 
 import jax
 
 from spec_jax.checkpoints.draft_directory import Lender, write_draft
 from spec_jax.checkpoints.hf_writer import write_model, write_tokenizer
+from spec_jax.checkpoints.recipe import Recipe
+from spec_jax.errors import CheckpointError, ConfigError, extra
 from spec_jax.training.config import TrainingConfig
 from spec_jax.training.draft import BORROWED, untrained_draft
 from spec_jax.training.run import TrainedDraft
 from spec_jax.training.store import replace_text
+
+with extra("train"):
+    import tomli_w
 
 DRAFT, WHOLE, RECIPE = "draft", "draft-whole", "draft.toml"
 
@@ -63,14 +71,36 @@ def export(
         write_tokenizer(path / WHOLE, target.tokenizer)
     if jax.process_index() == 0:
         replace_text(path / DRAFT / "README.md", card(trained, config, provenance))
-        recipe = f"""\
-name = "{provenance.target}-draft"
-license = "{provenance.license}"
+        _write_recipe(path, provenance)
 
-[source]
-path = "{DRAFT}"
-"""
-        replace_text(path / RECIPE, recipe)
+
+def check_recipe(provenance: Provenance) -> None:
+    """Writes a draft's recipe and reads it back, before there is a draft.
+
+    Raises:
+      ConfigError: it cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            _write_recipe(Path(scratch), provenance)
+        except (CheckpointError, UnicodeEncodeError):
+            raise ConfigError(
+                f"license is {provenance.license!r}, which no recipe can hold; give an SPDX "
+                "expression such as Apache-2.0."
+            ) from None
+
+
+def _write_recipe(path: Path, provenance: Provenance) -> None:
+    # A recipe's name is plainer than that of a directory may be.
+    name = unicodedata.normalize("NFKD", provenance.target).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-._")
+    recipe = {
+        "name": f"{name}-draft" if name else "draft",
+        "license": provenance.license,
+        "source": {"path": DRAFT},
+    }
+    replace_text(path / RECIPE, tomli_w.dumps(recipe))
+    Recipe.read(path / RECIPE)
 
 
 def card(trained: TrainedDraft, config: TrainingConfig, provenance: Provenance) -> str:
@@ -82,7 +112,7 @@ def card(trained: TrainedDraft, config: TrainingConfig, provenance: Provenance) 
         if config.embedding == "own" or not name.startswith(BORROWED)
     )
     lends = "its embedding and head" if config.embedding == "shared" else "nothing"
-    return f"""\
+    text = f"""\
 # A draft for {provenance.target}
 
 It drafts for {provenance.target}, which lends it {lends}, in speculative decoding with spec-jax:
@@ -105,3 +135,4 @@ prompts. It was trained by
 
     {provenance.command}
 """
+    return text.encode(errors="backslashreplace").decode()  # names of files may not be UTF-8

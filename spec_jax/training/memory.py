@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable
 
 import jax
-import psutil
 
 from spec_jax import distributed
-from spec_jax.errors import ConfigError, is_out_of_memory
+from spec_jax.errors import ConfigError, extra, is_out_of_memory
 from spec_jax.models.model import Model
+
+with extra("train"):
+    import psutil
 
 GIB = 2**30
 

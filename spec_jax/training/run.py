@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax.checkpoints import orbax_directory
 from spec_jax.engine.programs import bytes_beside_arguments
 from spec_jax.errors import ConfigError, TrainingError
 from spec_jax.llm import LLM
@@ -108,6 +109,7 @@ class TrainingRun:
         data_dir: Path | None = None,
         on_progress: Callable[[str], object] | None = None,
     ):
+        orbax_directory.check_path(path)
         placement = llm.engine.target.placement
         if placement is not None and placement.streamed_from is not None:
             raise ConfigError(

@@ -12,7 +12,7 @@ import filelock
 import jax
 
 from spec_jax import distributed
-from spec_jax.errors import CheckpointError, ConfigError
+from spec_jax.errors import CheckpointError, ConfigError, extra
 from spec_jax.training.distil import TrainState
 
 LOCK = "lock"
@@ -86,7 +86,8 @@ class RunStore:
         remedy = "wait for it, or end it to go on from its latest checkpoint"
         self._lock = lock(path, "is training", remedy)
         claim(path, *RUN, identity)
-        from orbax.checkpoint import v1 as ocp  # takes a second to import
+        with extra("train"):
+            from orbax.checkpoint import v1 as ocp  # takes a second to import
 
         keep: Any = ocp.training.preservation_policies
         best = keep.BestN(n=1, get_metric_fn=_score, keep_checkpoints_without_metrics=False)

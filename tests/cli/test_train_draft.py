@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from spec_jax.checkpoints.recipe import Recipe
 from tests.cli.harness import failure, run, spawn
 
 FLAGS = (
@@ -69,6 +71,39 @@ def test_mistakes_are_refused_before_anything_is_written(capsys, model, tmp_path
     out = tmp_path / "run"
     assert message in failure(capsys, "train-draft", "--target", model, "--out", out, *flags)
     assert not out.exists()
+
+
+def test_names_that_need_quotes(capsys, model, prompts, tmp_path):
+    """Each of the recipe's texts could end it: after the training it must still be read."""
+    target = tmp_path / "a \"grüße\" = 'x' \\ #1"
+    shutil.copytree(model, target)
+    data = shutil.copy(prompts, tmp_path / "not UTF-8 \udce9.jsonl")
+    out = tmp_path / "the run's 50% {ü}"
+    said = 'LicenseRef-"mine" \\ 2\n#'
+    args = ("--data", data, "--out", out, "--license", said, *FLAGS, "--steps", 1)
+    code, _, log = run(capsys, "train-draft", "--target", target, *args)
+    assert code == 0, log
+    recipe = Recipe.read(out / "draft.toml")
+    assert recipe.license == said and recipe.name == "a-grue-x-1-draft"
+    args = ("--target", target, "--draft", out / "draft.toml", "--max-tokens", 2, "--json")
+    assert run(capsys, "generate", "the inn", *args)[0] == 0
+
+
+@pytest.mark.parametrize("license", ["", "\udcff"])
+def test_a_licence_that_cannot_be_written_is_refused_before_hours_of_work(
+    capsys, model, tmp_path, license
+):
+    out = tmp_path / "run"
+    args = ("train-draft", "--target", model, "--out", out, "--license", license)
+    assert "license is '" in failure(capsys, *args) and not out.exists()
+
+
+@pytest.mark.parametrize("sign", "[*?\\")
+def test_an_output_that_orbax_could_not_read_again_is_refused(capsys, model, tmp_path, sign):
+    out = tmp_path / f"run {sign}1]"
+    for command in (("train-draft", "--target", model, "--out", out), ("convert", model, out)):
+        assert f"holds {sign!r}, under which" in failure(capsys, *command)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_output_is_required(capsys, model):

@@ -11,7 +11,10 @@ from spec_jax.text.tokenizer import StreamDecoder
 
 
 class Letters(StreamDecoder):
-    """A tokenizer's stream whose tokens are characters."""
+    """A tokenizer, and its stream, whose tokens are characters."""
+
+    def stream(self, skip_special_tokens):
+        return self
 
     def push(self, token_ids):
         return "".join(map(chr, token_ids))
@@ -32,7 +35,7 @@ class Letters(StreamDecoder):
 def test_text_that_may_become_a_stop_string_is_held_back_and_no_longer(text, shown):
     params = SamplingParams(stop=("END", "never"))
     prompt = Request([1], params, np.zeros((2,), np.uint32), (), max_length=99)
-    row = Row(0, None, prompt, object.__new__(Letters))
+    row = Row(0, 0, "0", None, prompt, Letters())
     seen = []
     for i, letter in enumerate(text):
         if row.finish_reason is None:

@@ -3,6 +3,7 @@
 import pytest
 
 from spec_jax.config import SamplingParams
+from spec_jax.engine import requests as requests_module
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from tests import quick
@@ -27,6 +28,30 @@ def test_caches_are_updated_in_place(method, monkeypatch):
     needed, taken = engine.memory()
     assert needed > 16 * one  # keys and values of eight layers
     assert taken - needed < 10 * one  # what the attention of one layer needs, not of each
+
+
+def test_prompts_of_many_rows_are_read_in_smaller_chunks(monkeypatch):
+    """What reading takes beside caches does not grow with the rows: four times as much before."""
+    target = tiny_model(0, max_position=2048)
+    monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)
+    monkeypatch.setattr(requests_module, "CHUNK_BYTES", 4 * 4 * 512 * target.config.embed_size)
+    engine, temporaries = make_engine("prompt_lookup", target, max_len=2048), []
+    for rows, block in ((4, 512), (16, 128), (64, 64)):
+        asked = [request([1] * 600, SamplingParams(max_tokens=5), max_len=605)] * rows
+        assert engine.bucket(asked).block == block
+        if block > 64:  # the least
+            program, _ = engine.prefill(asked)
+            temporaries.append(program.memory_analysis().temp_size_in_bytes)
+    assert temporaries[1] < 1.3 * temporaries[0]
+
+
+def test_joining_rows_are_read_in_chunks_of_their_own_size(monkeypatch):
+    monkeypatch.setattr(requests_module, "CHUNK_BYTES", 2**16)
+    engine = make_engine("prompt_lookup", tiny_model(0, max_position=2048), max_len=2048)
+    asked = [request([1] * 600, SamplingParams(max_tokens=5), max_len=605)] * 17
+    together, alone = engine.open(asked[:16], 16), engine.open(asked, 16)
+    assert together._admission.bucket.block < alone._admission.bucket.block
+    assert (together._admission.together, alone._admission.together) == (16, 1)
 
 
 def test_a_bucket_is_compiled_once_and_others_on_their_own():

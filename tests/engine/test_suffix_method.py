@@ -95,8 +95,8 @@ def test_the_same_requests_are_drafted_for_alike_however_they_are_cut_into_calls
 def stored(llm, namespace=""):
     """The outputs of a namespace as the drafter would be told them."""
     ids = llm.tokenizer.encode(PROMPTS[0])
-    row = llm._row(0, ids, SamplingParams(namespace=namespace))
-    tokens, _, counts = llm.engine.inputs([row.request], llm.engine.bucket([row.request]))
+    request = llm.request(ids, SamplingParams(namespace=namespace))
+    tokens, _, counts = llm.engine.inputs([request], llm.engine.bucket([request]))
     text = tokens[0].tolist()
     assert counts[0] == sum(token >= 0 for token in text)
     return text[: text.index(-1, counts[0])] if counts[0] else []

@@ -13,6 +13,7 @@ import pytest
 from spec_jax.kernels import native
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 from tests.often import often
+from tests.test_packaging import NOT_SOURCES, ROOT
 
 needs_a_compiler = pytest.mark.skipif(
     not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
@@ -117,6 +118,33 @@ def test_zig_builds_where_there_is_no_other_compiler(tmp_path):
     assert said[0] == said[1]
     assert list((tmp_path / "cache/native").glob("*.so"))
     assert not list((tmp_path / "cache/native").glob("tmp*"))
+
+
+@needs_a_compiler
+@pytest.mark.slow
+def test_a_wheel_may_bring_native_code(tmp_path):
+    source, installed = tmp_path / "source", tmp_path / "installed"
+    shutil.copytree(ROOT, source, ignore=NOT_SOURCES)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*command, "--no-index", "--wheel-dir", str(tmp_path), str(source)],
+        env=os.environ | {"SPEC_JAX_PREBUILD": "1"},
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("spec_jax-*-py3-none-*.whl")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
+    subprocess.run([*command, str(installed), str(wheel)], check=True)
+    cache = tmp_path / "cache"
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "spec_jax", "env"],
+        env=os.environ | {"PATH": "", "PYTHONPATH": str(installed), "SPEC_JAX_CACHE": str(cache)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert native.description() in result.stdout
+    assert not (cache / "native").exists()
 
 
 @needs_a_compiler

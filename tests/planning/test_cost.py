@@ -7,8 +7,8 @@ import pytest
 from spec_jax.models.config import Experts
 from spec_jax.models.model import Model
 from spec_jax.planning import cost
-from spec_jax.planning.abstract import abstract_cache, abstract_model, stand_ins
-from spec_jax.planning.cost import Call, Exchange, Terms
+from spec_jax.planning.abstract import abstract_cache, abstract_model, bytes_per_chip, stand_ins
+from spec_jax.planning.cost import Cache, Call, Exchange, Terms, Weights
 from spec_jax.sharding import Chip, Layout, Rule
 from tests.planning.shapes import TARGET, shape
 
@@ -27,8 +27,12 @@ def call(
     layout = Layout.tensor_parallel(num_chips)
     config = shape(**changes).config
     placement = layout.place("target", config.axis_sizes, stand_ins(layout))
-    model = abstract_model(config, dtype, quantization, placement)
-    return Call.of(model, abstract_cache(model, batch, 64, dtype), tokens)
+    return called(abstract_model(config, dtype, quantization, placement), tokens, batch)
+
+
+def called(model: Model, tokens: int, batch: int = 1, **options) -> Call:
+    weights = Weights.of(model)
+    return Call.of(weights, weights.cache(batch, 64, 64, model.dtype), tokens, **options)
 
 
 def test_bytes_of_a_chip():
@@ -66,6 +70,36 @@ def test_replicated_pieces_count_on_every_chip():
     assert call(1, num_kv_heads=4).cache_bytes == 2 * (2 * 2 * 1 * 64 * 128) + 4
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_kv_heads": 4}, {"sliding_window": 100, "global_every": 2}]
+)
+def test_a_cache_is_as_large_as_the_one_that_is_made(changes):
+    layout = Layout.tensor_parallel(8)
+    config = shape(num_layers=3, **changes).config
+    placement = layout.place("target", config.axis_sizes, stand_ins(layout))
+    model = abstract_model(config, jnp.bfloat16, "none", placement)
+    made = abstract_cache(model, 4, 2048, jnp.bfloat16, headroom=64)
+    found = Weights.of(model).cache(4, 2048, 64, jnp.bfloat16)
+    assert found.bytes == bytes_per_chip(made)
+    assert found.slots == tuple(layer.slots for layer in made.layers)
+
+
+def test_a_chunk_of_a_prompt_reads_what_it_sees_and_no_head():
+    layout = Layout.tensor_parallel(8)
+    for tied in (False, True):
+        config = shape(tied_head=tied).config
+        placement = layout.place("target", config.axis_sizes, stand_ins(layout))
+        model = abstract_model(config, jnp.bfloat16, "none", placement)
+        whole, chunk = called(model, 8), called(model, 8, seen=16)
+        head = 2 * VOCAB * EMBED // 8
+        table_rows = 2 * 8 * EMBED if tied else 0
+        assert whole.weight_bytes_read - chunk.weight_bytes_read == head - table_rows
+        assert chunk.cache_bytes_read == (whole.cache_bytes - 4) // 4  # 16 of 64 slots
+        scores = 4 * 8 * 2 * 2 * 128 * (64 - 16)  # two layers of two heads
+        assert whole.flops - chunk.flops == 2 * 8 * VOCAB * EMBED // 8 + scores
+        assert chunk.cache_bytes == whole.cache_bytes
+
+
 SPARSE = Experts(count=16, per_token=2, size=128, dense_layers=(1,))
 
 
@@ -95,7 +129,7 @@ def test_experts_that_are_cut_apart():
         config = shape(experts=SPARSE).config
         placement = layout.place("target", config.axis_sizes, stand_ins(layout))
         model = abstract_model(config, jnp.bfloat16, "none", placement)
-        return Call.of(model, abstract_cache(model, 4, 64, jnp.bfloat16), 1)
+        return called(model, 1, batch=4)
 
     matrix = 2 * 3 * EMBED * 128
     table = 2 * (VOCAB - 2) * EMBED  # of two rows on each half of the chips
@@ -162,7 +196,8 @@ def test_arithmetic_is_that_of_the_compiled_program():
     words = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     program = jax.jit(lambda model, words, cache: model.score(words, cache))
     counted = program.lower(model, words, cache).compile().cost_analysis()
-    assert Call.of(model, cache, 8).flops == pytest.approx(counted["flops"], rel=0.03)
+    found = Call.of(Weights.of(model), Cache(1, (32,) * TARGET.num_layers, 0), 8)
+    assert found.flops == pytest.approx(counted["flops"], rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -207,5 +242,5 @@ def test_a_draft_cut_elsewhere():
     layout = Layout("mine", (("outer", 2), ("inner", 4)), "cpu", draft=rules)
     placement = layout.place("draft", TARGET.axis_sizes, stand_ins(layout))
     model = Model.abstract(TARGET, dtype=jnp.float32, placement=placement)
-    found = Call.of(model, abstract_cache(model, 1, 64, jnp.float32), 1)
+    found = called(model, 1)
     assert found.exchanges == (Exchange("attention", 2, EMBED * 4, 4),)

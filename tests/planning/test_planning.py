@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from spec_jax.checkpoints.shape import read_shape
+from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError
 from spec_jax.planning import Program, derived_draft, make_plan
 from spec_jax.planning.hlo import by_kind
@@ -43,20 +44,23 @@ def test_the_compiler_agrees(layers):
     most = by_kind(program.collectives)["all-reduce"]
     # Drafting and scoring, and what sampling adds, which does not depend on the depth.
     models = 2 * layers + 1 + 4 * 3
-    assert found.round.collectives == {"all-reduce": models}
+    assert found.sampling.collectives == {"all-reduce": 2 * 5}
+    assert found.round.collectives == {"all-reduce": models + 2 * 5}
     assert models < least < models + 60 and least <= most
     computed = found.round.weight_bytes + found.round.cache_bytes
     assert program.argument_bytes == pytest.approx(computed, rel=0.01)
     # Temporaries are a larger part of a model as small as this.
     assert program.temporary_bytes < 0.2 * computed
-    assert found.prefill and found.prefill.memory_bytes and program.memory_bytes
+    prefill = found.prefill.program
+    assert prefill and prefill.memory_bytes and program.memory_bytes
     # The caches are results of it. Nobody reads what the last layers give out, and the embeddings
     # of the single block that both models read are summed by one exchange.
-    assert found.prefill.argument_bytes == pytest.approx(found.round.weight_bytes, rel=0.01)
-    assert found.prefill.memory_bytes > computed
-    assert by_kind(found.prefill.collectives) == {"all-reduce": 2 * (layers - 1) + 1}
-    assert found.memory_bytes == max(found.prefill.memory_bytes, program.memory_bytes)
-    assert found.as_dict()["prefill"]["temporary_bytes"] == found.prefill.temporary_bytes
+    assert prefill.argument_bytes == pytest.approx(found.round.weight_bytes, rel=0.01)
+    assert prefill.memory_bytes > computed
+    assert by_kind(prefill.collectives) == {"all-reduce": 2 * (layers - 1) + 1}
+    assert found.memory_bytes == max(prefill.memory_bytes, program.memory_bytes)
+    compiled = found.as_dict()["prefill"]["compiled"]
+    assert compiled["temporary_bytes"] == prefill.temporary_bytes
     assert found.compile_seconds and found.compile_seconds > 0
     assert found.fits is None and found.speedup is None and found.round.seconds is None
 
@@ -70,11 +74,15 @@ def test_json_without_compiling():
     for name in ("target_call", "scoring", "draft_step", "round"):
         section = found[name]
         computed = section["computed"]
-        assert (
-            section["memory_bytes_per_chip"] == computed["weight_bytes"] + computed["cache_bytes"]
-        )
+        parts = ("weight_bytes", "cache_bytes", "temporary_bytes")
+        assert section["memory_bytes_per_chip"] == sum(computed[part] for part in parts)
         assert section["projected_seconds"] > 0 and section["compiled"] is None
-    rounds = found["round"]["projected_seconds"]
+    rounds, prefill = found["round"]["projected_seconds"], found["prefill"]
+    assert prefill["compiled"] is None and (prefill["block"], prefill["chunks"]) == (128, 1)
+    assert found["seconds_to_first_token"] == prefill["projected_seconds"] + rounds
+    assert found["memory_bytes_per_chip"] == max(
+        found[part]["memory_bytes_per_chip"] for part in ("round", "prefill")
+    )
     draft, scoring = found["draft_step"]["projected_seconds"], found["scoring"]["projected_seconds"]
     assert rounds > scoring + 4 * draft
     plain = found["target_call"]["projected_seconds"]
@@ -116,14 +124,63 @@ def test_a_prefill_that_does_not_fit_counts(in_round, in_prefill, largest, fits)
 
     layout = Layout("mine", (("model", 1),), "gpu", chip=Chip("small", 100.0, 1e9, 1e9, 1e9))
     found = make_plan(shape(), shape(), layout)
-    assert found.prefill is None and found.compile_seconds is None
+    assert found.compile_seconds is None
     compiled = dataclasses.replace(
         found,
         round=dataclasses.replace(found.round, program=program(in_round)),
-        prefill=program(in_prefill),
+        prefill=dataclasses.replace(found.prefill, program=program(in_prefill)),
     )
     assert (compiled.memory_bytes, compiled.fits) == (largest, fits)
     assert compiled.compile_seconds == 2.0
+
+
+LLAMA = tuple(ROOT / f"checkpoints/llama-{size}.toml" for size in ("8b", "1b"))
+
+
+def test_temporaries_decide_whether_a_batch_fits():
+    """Weights and caches take 12.78 of 16 GiB."""
+    found = plan(*map(read_shape, LLAMA), "tpu-v5e-8", batch=64, context=8192)
+    held = found.round.weight_bytes + found.round.cache_bytes
+    assert held / 2**30 == pytest.approx(12.78, abs=0.01)
+    assert found.prefill.block == 128 and found.fits is True
+    assert found.layout.chip is not None
+    between = (found.round.memory_bytes + found.prefill.memory_bytes) / 2
+    chip = dataclasses.replace(found.layout.chip, memory=between)
+    less = dataclasses.replace(found, layout=dataclasses.replace(found.layout, chip=chip))
+    assert held < between and less.fits is False
+
+
+def test_prefill_takes_what_arithmetic_takes():
+    """Two floating-point operations for each weight and token, and attention."""
+    target, draft = map(read_shape, LLAMA)
+    found = plan(target, draft, "tpu-v5e-8", batch=8, context=8192)
+    assert found.layout.chip and found.prefill.seconds
+    weights = 8.03e9 - 2 * 128256 * 4096 + 0.97e9  # no embeddings, no heads
+    scores = 32 * 4096 + 16 * 2048  # query widths of all layers
+    tokens = 8 * 8192
+    flops = 2 * weights * tokens + 4 * scores * tokens * 8192 / 2
+    arithmetic = flops / 8 / found.layout.chip.flops
+    summed = 2 * 7 / 8 * 2 * 4 * tokens * (32 * 4096 + 16 * 2048) / found.layout.chip.link
+    assert found.prefill.seconds == pytest.approx(arithmetic + summed, rel=0.1)
+    # One of eight rows is read at a time while others decode.
+    assert found.prefill.joining_bytes == pytest.approx(found.round.cache_bytes / 8, rel=0.01)
+
+
+def test_sampling_adds_exchanges():
+    """At four draft tokens, and at the target's five places together."""
+
+    def exchanges(**options) -> int:
+        sampling = SamplingParams(**options)
+        found = plan(shape(), shape(num_layers=1), "tpu-v6e-8", sampling=sampling)
+        models = found.scoring.collectives["all-reduce"] + 4 * 3
+        added = found.sampling.collectives["all-reduce"]
+        assert found.round.collectives["all-reduce"] == models + added
+        assert found.sampling.seconds == pytest.approx(added * 8e-6, rel=0.01)
+        return added
+
+    assert exchanges() == exchanges(top_k=50) == 2 * 5  # a greedy row has nothing to cut
+    assert exchanges(temperature=1.0) == 4 * 8 + 10
+    assert exchanges(temperature=1.0, top_k=50, top_p=0.9) == 4 * 8 + 10 + 5 * (32 + 37)
 
 
 def test_chinchilla_on_sixteen_v4_chips():

@@ -16,10 +16,14 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from spec_jax.distributed.roll_call import call_roll
 from spec_jax.errors import CheckpointError, ConfigError, DisagreementError, TrainingError
 from spec_jax.sharding import Layout
 
 T = TypeVar("T")
+
+JOIN_SECONDS = 60
+"""The longest wait for other processes; SPEC_JAX_JOIN_SECONDS, if it is set, comes first."""
 
 HEARTBEAT_SECONDS = 10
 """After this long without a sign of life a process counts as dead."""
@@ -71,11 +75,18 @@ def _emulate(layout: Layout) -> None:
 
 
 def _join(layout: Layout) -> None:
+    address, number = os.environ.get("JAX_COORDINATOR_ADDRESS"), _number("JAX_PROCESS_ID")
+    seconds = _number("SPEC_JAX_JOIN_SECONDS") or JOIN_SECONDS
+    if address is not None and number is not None and number < layout.processes:
+        call_roll(address, number, layout.processes, seconds)
+    # It would hold SIGTERM back, for a program that asks it whether there was one.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            coordinator_address=os.environ.get("JAX_COORDINATOR_ADDRESS"),
+            coordinator_address=address,
             num_processes=_number("JAX_NUM_PROCESSES"),
-            process_id=_number("JAX_PROCESS_ID"),
+            process_id=number,
+            initialization_timeout=seconds,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )

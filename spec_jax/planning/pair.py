@@ -1,0 +1,229 @@
+"""A target and its draft on a layout, and what a job of a batch and a context asks of them."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from spec_jax.checkpoints.shape import Shape
+from spec_jax.decoding.score import headroom
+from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
+from spec_jax.engine.engine import joining
+from spec_jax.engine.offloading import offloaded
+from spec_jax.engine.requests import Bucket, prompt_block
+from spec_jax.errors import ConfigError
+from spec_jax.models.model import Model
+from spec_jax.planning.abstract import abstract_model, bucket, stand_ins
+from spec_jax.planning.cost import Cache, Call, Terms, Weights, exchange_seconds
+from spec_jax.planning.report import Prefill, Section
+from spec_jax.planning.sampling import sampling_exchanges
+from spec_jax.planning.temporaries import of_prefill, of_round
+from spec_jax.sampling.parameters import SamplingFeatures
+from spec_jax.sharding import Layout
+
+NOTHING = Terms(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def check_context(context: int, target: Shape) -> None:
+    """Refuses a context that the target was not made for.
+
+    Raises:
+      ConfigError: it is too long.
+    """
+    if context > (most := target.config.max_position):
+        raise ConfigError(
+            f"context is {context}, but {target.name} was made for {most} tokens; give at most "
+            f"{most}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """All that jobs of a pair have in common.
+
+    Attributes:
+      models: target and draft, abstract.
+      weights: theirs, on each chip.
+      layout: where they lie.
+      cache_dtype: of keys and values.
+    """
+
+    models: tuple[Model, Model]
+    weights: tuple[Weights, Weights]
+    layout: Layout
+    cache_dtype: Any
+
+    @property
+    def platform(self) -> str:
+        """What it is planned for: `cpu`, `gpu` or `tpu`."""
+        return self.layout.platform or "cpu"
+
+    @classmethod
+    def of(
+        cls,
+        shapes: tuple[Shape, Shape],
+        layout: Layout,
+        dtype: str,
+        quantization: str = "none",
+        offload: str = "none",
+        resident_layers: int = 0,
+        devices: Sequence[Any] | None = None,
+    ) -> "Pair":
+        """Lays out a target and a draft; arguments as for `make_plan`.
+
+        Args:
+          shapes: the target's and the draft's.
+          layout: the layout.
+          dtype: of weights and, but on CPU, caches.
+          quantization: of matrices.
+          offload: where the target's blocks lie.
+          resident_layers: those that stay on the chips.
+          devices: what to compile for; by default stand-ins.
+
+        Raises:
+          ConfigError: the layout does not fit a model.
+        """
+        placed = []
+        for role, shape in zip(("target", "draft"), shapes, strict=True):
+            where = layout.place(role, shape.config.axis_sizes, devices or stand_ins(layout))
+            if role == "target":
+                where = offloaded(where, shape.config, offload, resident_layers)
+            placed.append(abstract_model(shape.config, dtype, quantization, where))
+        # On CPU a model keeps its cache in float32.
+        cache_dtype = jnp.dtype("float32" if layout.platform == "cpu" else dtype)
+        target, draft = placed
+        return cls((target, draft), (Weights.of(target), Weights.of(draft)), layout, cache_dtype)
+
+    def job(self, batch: int, context: int, lookahead: int, features: SamplingFeatures) -> "Job":
+        """Rows that may fill the context, drafted `lookahead` tokens at a time."""
+        target, draft = self.models
+        shapes = bucket(target, DraftModel(draft, lookahead), batch, context)
+        return Job(self, shapes, context, lookahead, features)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A batch of a pair; every time is a projection.
+
+    Attributes:
+      pair: the models.
+      shapes: of the batch.
+      context: tokens of the longest prompt, and of prompt and completion together.
+      lookahead: draft tokens of a round (K).
+      features: what the rows ask of sampling.
+    """
+
+    pair: Pair
+    shapes: Bucket
+    context: int
+    lookahead: int
+    features: SamplingFeatures
+
+    @functools.cached_property
+    def caches(self) -> tuple[Cache, Cache]:
+        """The target's and the draft's."""
+        target, draft = self.pair.weights
+        shapes, dtype = self.shapes, self.pair.cache_dtype
+        room = (
+            headroom(shapes.block, "block", self.lookahead, 1),
+            headroom_of_drafts(shapes.block, self.lookahead),
+        )
+        return (
+            target.cache(shapes.batch, shapes.capacity, room[0], dtype),
+            draft.cache(shapes.batch, shapes.capacity, room[1], dtype),
+        )
+
+    def call(self, role: int, tokens: int) -> Section:
+        """A call of the target (0) or the draft (1) over `tokens` tokens of each row."""
+        layout = self.pair.layout
+        call = Call.of(self.pair.weights[role], self.caches[role], tokens)
+        terms = call.terms(layout.platform, layout.chip) if layout.chip else None
+        return Section(
+            weight_bytes=call.weight_bytes,
+            host_bytes=call.host_bytes,
+            cache_bytes=call.cache_bytes,
+            temporary_bytes=0,
+            collectives=call.collectives,
+            collective_bytes=call.collective_bytes,
+            terms=terms,
+            seconds=terms.total if terms else None,
+        )
+
+    @property
+    def sampling(self) -> Section:
+        """Drawing and verification of a round: their all-reduces, and nothing else."""
+        layout, (target, draft) = self.pair.layout, self.pair.weights
+        rows = self.caches[0].rows
+        exchanges = sampling_exchanges(target, draft, rows, self.lookahead, self.features)
+        terms = None
+        if layout.chip:
+            latency, transfer = exchange_seconds(exchanges, layout.platform, layout.chip)
+            terms = dataclasses.replace(NOTHING, latency=latency, transfer=transfer)
+        count = sum(each.count for each in exchanges)
+        return Section(
+            weight_bytes=0,
+            host_bytes=0,
+            cache_bytes=0,
+            temporary_bytes=0,
+            collectives={"all-reduce": count} if count else {},
+            collective_bytes=sum(each.count * each.bytes for each in exchanges),
+            terms=terms,
+            seconds=terms.total if terms else None,
+        )
+
+    @property
+    def round(self) -> Section:
+        """K draft steps, the first of which reads two tokens, scoring, and sampling."""
+        drafted = [self.call(1, 2)]
+        if self.lookahead > 1:
+            drafted += [self.call(1, 1)] * (self.lookahead - 1)
+        scoring = self.call(0, self.lookahead + 1)
+        calls = [scoring, *drafted, self.sampling]
+        counts = [each.collectives.get("all-reduce", 0) for each in calls]
+        terms = [each.terms for each in calls if each.terms]
+        models = (scoring, drafted[0])
+        return Section(
+            weight_bytes=sum(each.weight_bytes for each in models),
+            host_bytes=sum(each.host_bytes for each in models),
+            cache_bytes=sum(each.cache_bytes for each in models),
+            temporary_bytes=of_round(
+                self.pair.weights, self.caches, self.lookahead, self.pair.platform
+            ),
+            collectives={"all-reduce": sum(counts)} if any(counts) else {},
+            collective_bytes=sum(each.collective_bytes for each in calls),
+            terms=sum(terms[1:], terms[0]) if terms else None,
+            seconds=sum(each.total for each in terms) if terms else None,
+        )
+
+    @property
+    def prefill(self) -> Prefill:
+        """Reading prompts as long as the context into both models' caches, all rows at once."""
+        layout, block = self.pair.layout, self.shapes.block
+        chunks = -(-(self.context - 1) // block)
+        caches, weights = self.caches, self.pair.weights
+        seconds = None
+        if layout.chip:
+            # On average a chunk sees half of the prompt, and the half of itself.
+            seen = (chunks + 1) * block // 2
+            calls = [
+                Call.of(each, cache, block, seen=seen)
+                for each, cache in zip(weights, caches, strict=True)
+            ]
+            seconds = chunks * sum(call.terms(layout.platform, layout.chip).total for call in calls)
+        alone = prompt_block(self.context, 1, weights[0].config.embed_size)
+        together = joining(
+            self.pair.platform,
+            dataclasses.replace(self.shapes, block=alone),
+            weights[0].shards("batch"),
+        )
+        held = sum(each.held for each in weights)
+        return Prefill(
+            block=block,
+            chunks=chunks,
+            held_bytes=held + sum(each.bytes for each in caches),
+            temporary_bytes=of_prefill(weights, caches, block, self.pair.platform),
+            joining_bytes=sum(each.bytes * together // self.shapes.batch for each in caches),
+            seconds=seconds,
+        )

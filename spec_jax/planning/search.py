@@ -1,0 +1,297 @@
+"""Searches batch, draft layout, K, quantization and context for the fastest that fits."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from spec_jax.checkpoints.shape import Shape
+from spec_jax.config import SamplingParams
+from spec_jax.errors import ConfigError
+from spec_jax.planning import cost
+from spec_jax.planning.abstract import GREEDY
+from spec_jax.planning.pair import Pair, check_context
+from spec_jax.sampling.parameters import SamplingFeatures
+from spec_jax.sharding import Layout, Rule
+
+MOST_ROWS = 1024
+"""How far batches are doubled that are not given."""
+LOOKAHEADS = tuple(range(1, cost.MOST_SPECULATIVE_TOKENS + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One way to run a pair; every time is a projection, and memory an estimate, on each chip.
+
+    Attributes:
+      layout: target and draft on the chips.
+      draft_chips: chips that hold one copy of the draft together.
+      is_given: whether it is the layout that the search was started with.
+      quantization: of the matrices.
+      context: tokens of prompt and completion together.
+      batch: rows.
+      num_speculative_tokens: draft tokens of a round (K).
+      round_seconds: a round.
+      tokens_per_second: of all rows together.
+      speedup: over plain decoding of the same batch.
+      seconds_to_first_token: prefill of prompts as long as the context, and a round.
+      round_bytes: weights, caches and temporaries of a round.
+      prefill_bytes: those of prefill.
+      memory: bytes of a chip.
+    """
+
+    layout: Layout
+    draft_chips: int
+    is_given: bool
+    quantization: str
+    context: int
+    batch: int
+    num_speculative_tokens: int
+    round_seconds: float
+    tokens_per_second: float
+    speedup: float
+    seconds_to_first_token: float
+    round_bytes: int
+    prefill_bytes: int
+    memory: float
+
+    @property
+    def too_large(self) -> tuple[str, ...]:
+        """What does not fit."""
+        sizes = {"round": self.round_bytes, "prefill": self.prefill_bytes}
+        return tuple(name for name, size in sizes.items() if size > self.memory)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What is compared only with its like."""
+        return self.quantization, self.context, self.batch
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Larger is better: what fits comes first, then tokens a second."""
+        return not self.too_large, self.tokens_per_second
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            **kept,
+            "layout": self.layout.name,
+            "fits": not self.too_large,
+            "too_large": list(self.too_large),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What a search found.
+
+    Attributes:
+      target: the target's shape.
+      draft: the draft's.
+      layout: the given layout.
+      acceptance: the probability that a draft token is accepted; an assumption.
+      candidates: all of them.
+    """
+
+    target: Shape
+    draft: Shape
+    layout: Layout
+    acceptance: float
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def groups(self) -> list[list[Candidate]]:
+        """Those of the same quantization, context and batch together."""
+        found: dict[tuple, list[Candidate]] = {}
+        for each in self.candidates:
+            found.setdefault(each.key, []).append(each)
+        return list(found.values())
+
+    @property
+    def best(self) -> list[Candidate]:
+        """The best of each group."""
+        return [max(group, key=lambda each: each.rank) for group in self.groups]
+
+    @property
+    def given(self) -> list[Candidate]:
+        """The best of each group that has the given layout."""
+        return [
+            max((each for each in group if each.is_given), key=lambda each: each.rank)
+            for group in self.groups
+        ]
+
+    @property
+    def excess(self) -> list[float]:
+        """By how much more time a token takes on the given layout, for each group; 0 if none."""
+        pairs = zip(self.best, self.given, strict=True)
+        return [best.tokens_per_second / given.tokens_per_second - 1 for best, given in pairs]
+
+    @property
+    def largest(self) -> dict[tuple[str, int], int]:
+        """(quantization, context) -> the most rows that fit, 0 if not even the least do."""
+        found: dict[tuple[str, int], int] = {}
+        for each in self.best:
+            key, rows = (each.quantization, each.context), 0 if each.too_large else each.batch
+            found[key] = max(found.get(key, 0), rows)
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: of each draft layout the best K."""
+        kept: dict[tuple, Candidate] = {}
+        for each in sorted(self.candidates, key=lambda each: each.rank):
+            kept[(*each.key, each.layout.name)] = each
+        return {
+            "projection": True,
+            "target": self.target.name,
+            "draft": self.draft.name,
+            "layout": self.layout.name,
+            "acceptance": self.acceptance,
+            "best": [each.as_dict() for each in self.best],
+            "given": [each.as_dict() for each in self.given],
+            "given_excess": self.excess,
+            "largest_batch": [
+                {"quantization": quantization, "context": context, "batch": batch}
+                for (quantization, context), batch in self.largest.items()
+            ],
+            "candidates": [each.as_dict() for each in kept.values()],
+        }
+
+
+def search(
+    target: Shape,
+    draft: Shape,
+    layout: Layout,
+    *,
+    acceptance: float = 0.8,
+    batches: Sequence[int] = (),
+    contexts: Sequence[int] = (),
+    lookaheads: Sequence[int] = LOOKAHEADS,
+    quantizations: Sequence[str] = ("none",),
+    sampling: SamplingParams = GREEDY,
+    dtype: str = "bfloat16",
+) -> Search:
+    """Tries every combination.
+
+    Args:
+      target: the target's shape.
+      draft: the draft's.
+      layout: tells the chips and where the target lies; the draft is tried elsewhere, too.
+      acceptance: the probability that a draft token is accepted.
+      batches: rows; by default doubled until nothing fits.
+      contexts: tokens of prompt and completion together; the target's own by default.
+      lookaheads: draft tokens of a round (K).
+      quantizations: of the matrices.
+      sampling: how rows sample.
+      dtype: of weights and caches.
+
+    Raises:
+      ConfigError: the layout has no figures of its chip, or does not fit the target.
+    """
+    chip, features = layout.chip, SamplingFeatures.of([sampling])
+    if chip is None:
+        raise ConfigError(
+            f"layout {layout.name} has no figures of its chip, by which to search; add [chip], or "
+            "choose another layout, such as sharding/tpu-v5e-8.toml."
+        )
+    for context in contexts:
+        check_context(context, target)
+    found: list[Candidate] = []
+    layouts = list(draft_layouts(layout))
+    for quantization, context in itertools.product(
+        quantizations, contexts or (target.config.max_position,)
+    ):
+        pairs = [Pair.of((target, draft), each, dtype, quantization) for each in layouts]
+        shards = pairs[0].weights[0].shards("batch")
+
+        def tried(pair: Pair, batch: int, lookahead: int, context=context, of=quantization):
+            job = pair.job(batch, context, lookahead, features)
+            round, plain, prefill = job.round, job.call(0, 1), job.prefill
+            assert round.seconds and plain.seconds and prefill.seconds is not None
+            emitted = cost.tokens_per_round(acceptance, lookahead)
+            round_bytes, prefill_bytes = round.memory_bytes, prefill.memory_bytes
+            assert round_bytes is not None and prefill_bytes is not None  # nothing is compiled
+            return Candidate(
+                layout=pair.layout,
+                draft_chips=math.prod(
+                    dict(pair.layout.mesh)[axis] for axis in _axes(pair.layout, "draft")
+                ),
+                is_given=pair.layout is layout,
+                quantization=of,
+                context=context,
+                batch=job.shapes.batch,
+                num_speculative_tokens=lookahead,
+                round_seconds=round.seconds,
+                tokens_per_second=job.shapes.batch * emitted / round.seconds,
+                speedup=emitted * plain.seconds / round.seconds,
+                seconds_to_first_token=prefill.seconds + round.seconds,
+                round_bytes=round_bytes,
+                prefill_bytes=prefill_bytes,
+                memory=chip.memory,
+            )
+
+        for batch in batches or _doubled(shards):
+            some = [tried(pair, batch, k) for pair in pairs for k in lookaheads]
+            found += some
+            if not batches and all(each.too_large for each in some):
+                break
+    return Search(target, draft, layout, acceptance, tuple(found))
+
+
+def draft_layouts(layout: Layout) -> Iterator[Layout]:
+    """The given layout first, then others with the draft on 1, 2, 4, .. of a row's chips.
+
+    The target lies as before. A layout that does not cut all of the target's axes alike is not
+    varied.
+    """
+    yield layout
+    rules, mesh = dict(layout.target), dict(layout.mesh)
+    axes = _axes(layout, "target")
+    own = {name: rule for name, rule in rules.items() if name != "batch"}
+    if not own or any(rule.axes != axes for rule in own.values()):
+        return
+    whole = math.prod(mesh[axis] for axis in axes)
+    others = tuple(each for each in layout.mesh if each[0] not in axes)
+    batch = tuple((name, rule) for name, rule in layout.target if name == "batch")
+    for chips in (2**i for i in range(whole.bit_length()) if whole % 2**i == 0):
+        inner = (("outer", whole // chips), ("inner", chips))
+        parts = inner if 1 < chips < whole else (("model", whole),)
+        names = tuple(name for name, _ in parts)
+        varied = dataclasses.replace(
+            layout,
+            name=f"{layout.name}-draft-on-{chips}",
+            mesh=(*others, *parts),
+            target=(
+                *batch,
+                *((name, Rule(names, replicate=rule.replicate)) for name, rule in own.items()),
+            ),
+            draft=(
+                *batch,
+                *((name, Rule(names[-1:], replicate=True)) for name in own if chips > 1),
+            ),
+        )
+        if not _alike(varied, layout):
+            yield varied
+
+
+def _axes(layout: Layout, role: str) -> tuple[str, ...]:
+    """The mesh axes of the heads, or of whatever else than the rows is cut."""
+    rules = dict(getattr(layout, role))
+    rule = rules.get("heads") or next((rules[name] for name in rules if name != "batch"), None)
+    return rule.axes if rule else ()
+
+
+def _alike(one: Layout, other: Layout) -> bool:
+    """Whether the draft of two layouts lies on as many neighbouring chips."""
+    sizes = [
+        [(name, [dict(each.mesh)[axis] for axis in rule.axes]) for name, rule in each.draft]
+        for each in (one, other)
+    ]
+    return sizes[0] == sizes[1]
+
+
+def _doubled(least: int) -> Iterator[int]:
+    while least <= MOST_ROWS:
+        yield least
+        least *= 2
