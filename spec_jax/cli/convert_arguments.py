@@ -84,4 +84,4 @@ def parse_convert(arguments: Sequence[str]) -> ConvertOptions:
         if name in given and given[name] not in choices:
             raise ConfigError(f"{name} is {given[name]!r}.{did_you_mean(given[name], choices)}")
     convert = {name: given[name] for name in known if name in given}
-    return ConvertOptions(given["source"], *outputs, given.get("layout"), convert)
+    return ConvertOptions(given["source"], outputs[0], given.get("layout"), convert)

@@ -19,7 +19,7 @@ def ignore_absent_tpu() -> None:
 
     Call it before JAX has devices. What `JAX_PLATFORMS` says is left as it is.
     """
-    chosen = jax.config.jax_platforms or "JAX_FORCE_TPU_INIT" in os.environ
+    chosen = jax.config.read("jax_platforms") or "JAX_FORCE_TPU_INIT" in os.environ
     if not chosen and importlib.util.find_spec("libtpu") and not has_tpu() and not _plugins():
         jax.config.update("jax_platforms", "cpu")
 

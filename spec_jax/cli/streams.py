@@ -33,8 +33,8 @@ def complain(text: str) -> None:
     text = printable(f"spec-jax: error: {text}")
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr.isatty() and (columns := os.get_terminal_size(sys.stderr.fileno()).columns):
-            whole = {"break_long_words": False, "break_on_hyphens": False}
-            text = "\n".join(textwrap.fill(line, columns, **whole) for line in text.splitlines())
+            wrap = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
+            text = "\n".join(map(wrap.fill, text.splitlines()))
         print(text, file=sys.stderr, flush=True)
 
 
