@@ -28,6 +28,10 @@ else
   count="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')" || count=0
   found="nvidia-smi -L lists none"
 fi
+if [ "$count" = 0 ] && [ -n "$DRY_RUN" ]; then
+  say "no GPU: $found; this is what one would run"
+  count=1
+fi
 [ "$count" -gt 0 ] || die "no GPU: $found; launch/local.sh runs on the CPU"
 layout="$(layout gpu- "$count")"
 case "${1-}" in generate | chat | convert | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac

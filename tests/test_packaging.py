@@ -55,7 +55,7 @@ def test_wheel_metadata(wheel):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
     entry_points = wheel.read(f"{info}/entry_points.txt").decode()
-    assert "spec-jax = spec_jax.cli:main" in entry_points
+    assert "spec-jax = spec_jax.__main__:main" in entry_points
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from spec_jax import __version__
+from spec_jax.cli import streams
 from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
 from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.cli.convert_arguments import parse_convert
@@ -22,7 +23,6 @@ from spec_jax.errors import (
     SpecJaxError,
     did_you_mean,
     is_out_of_memory,
-    printable,
 )
 
 PEER_LOST = 3
@@ -51,27 +51,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _guarded(arguments: list[str]) -> int:
     """Runs a command; whatever goes wrong becomes a message and an exit code."""
     try:
+        streams.complete()
         with raised_until_heard():
             code = _unwrapped(arguments)
         sys.stdout.flush()
         return code
-    except SystemExit as exit:  # argparse, after --help
-        return exit.code if isinstance(exit.code, int) else 2
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _discard_stdout()
+        streams.discard()
         return BROKEN_PIPE
     except (SpecJaxError, OSError) as error:
         if "--debug" in arguments:
             traceback.print_exc()
         if isinstance(error, OSError):  # a full disk, say; Python would complain again at exit
-            _discard_stdout()
+            streams.discard()
         number, count = _process()
         # If only one process met an error, only that process can report it.
         if number == 0 or not isinstance(error, DisagreementError):
             which = f"process {number} of {count}: " if count > 1 else ""
-            print(printable(f"spec-jax: error: {which}{error}"), file=sys.stderr)
+            streams.complain(f"{which}{streams.in_words(error)}")
         return 2
     except Exception as error:
         number, count = _process()
@@ -80,19 +79,17 @@ def _guarded(arguments: list[str]) -> int:
             raise
         if "--debug" in arguments:
             traceback.print_exc()
-        reason = printable(str(error).strip().splitlines()[0])
+        reason = str(error).strip().splitlines()[0]
         if full:
-            print(
-                f"spec-jax: error: a device's memory is full ({reason}); decode fewer prompts at "
-                "once (--max-num-seqs, or --sample-batch of train-draft), lower --max-model-len, "
-                "or use --dtype bfloat16, --offload host or a --layout of more devices.",
-                file=sys.stderr,
+            streams.complain(
+                f"a device's memory is full ({reason}); decode fewer prompts at once "
+                "(--max-num-seqs, or --sample-batch of train-draft), lower --max-model-len, or use "
+                "--dtype bfloat16, --offload host or a --layout of more devices."
             )
             return 2
-        print(
-            f"spec-jax: error: process {number} of {count} ends: another one has died or cannot be "
-            f"reached, unless this one failed by itself: {reason}",
-            file=sys.stderr,
+        streams.complain(
+            f"process {number} of {count} ends: another one has died or cannot be reached, unless "
+            f"this one failed by itself: {reason}"
         )
         return PEER_LOST
 
@@ -103,6 +100,8 @@ def _unwrapped(arguments: list[str]) -> int:
         return _run(arguments)
     except GenerationError as error:
         raise error.__cause__ or error from None
+    except SystemExit as exit:  # argparse, after --help
+        return exit.code if isinstance(exit.code, int) else 2
 
 
 def _run(arguments: list[str]) -> int:
@@ -176,9 +175,3 @@ def _leave_peers(code: int) -> None:
             sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _discard_stdout() -> None:
-    """Makes Python's own flush at exit succeed when nobody reads, or nothing can be written."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

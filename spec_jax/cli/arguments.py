@@ -37,23 +37,28 @@ COMMANDS = ("generate", "chat", "transcribe", "audit", "train-draft", "convert",
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
 
-Decode language models faster without changing what they generate.
+Decode language models faster without changing what they
+generate.
 
-  spec-jax generate      complete prompts
-  spec-jax chat          hold a conversation
-  spec-jax transcribe    write down what is said in sound files
-  spec-jax audit         test on your own models that nothing is lost
-  spec-jax train-draft   train a draft for your target
-  spec-jax convert       write a model in another format
-  spec-jax plan          project memory and speed on other machines
-  spec-jax env           show versions and devices, for bug reports
+  generate      complete prompts
+  chat          hold a conversation
+  transcribe    write down what is said in sound files
+  audit         test that nothing is lost, on your models
+  train-draft   train a draft for your target
+  convert       write a model in another format
+  plan          project memory and speed elsewhere
+  env           show versions and devices
 
-  spec-jax COMMAND --help   options of a command
+  spec-jax COMMAND --help   the options of a command
   spec-jax --version        the version
 
-for example:
+For example, with a small model that is fetched once:
+
   spec-jax generate --target smollm2-135m-instruct \\
-    --method prompt_lookup --chat "Name three rivers." """.rstrip()
+    --method prompt_lookup --chat --compare \\
+    "Repeat: A draft is cheap, and the target checks it \\
+at once. So the text is the same, and comes sooner."
+""".rstrip()
 
 _GENERATE_EPILOG = """\
 Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order.
@@ -86,6 +91,7 @@ class Options:
       chat: whether prompts go through the chat template.
       json: print JSON lines.
       compare: decode plainly as well.
+      system: the system message of a chat, or None.
     """
 
     target: str
@@ -96,6 +102,7 @@ class Options:
     chat: bool = False
     json: bool = False
     compare: bool = False
+    system: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +137,9 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
     if command == "generate":
         _add_generate(parser)
     else:
-        add_debug(parser)
+        group = parser.add_argument_group("conversation")
+        group.add_argument("--system", metavar="TEXT", help="tell the model how to answer")
+        add_debug(group)
     given = parser.parse(arguments)
     require_target(given, LLM_DTYPES)
     for name in ("max_model_len", "max_num_seqs"):
@@ -145,7 +154,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
             *([Source("text", given["positional"])] if given.get("positional") is not None else []),
             *given.get("sources", ()),
         ),
-        **{name: given[name] for name in ("chat", "json", "compare") if name in given},
+        **{name: given[name] for name in ("chat", "json", "compare", "system") if name in given},
     )
     refuse_greedy_sampling(options)
     if options.sampling.logprobs is not None and not options.json:

@@ -1,13 +1,12 @@
-"""`spec-jax chat`: a conversation, one line a turn."""
+"""`spec-jax chat`: a conversation."""
 
-import contextlib
 import re
 import sys
 
 from spec_jax.cli.arguments import Options
+from spec_jax.cli.conversation import Conversation
 from spec_jax.cli.interrupts import heard
 from spec_jax.cli.loading import load
-from spec_jax.cli.prompts import checked
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
@@ -15,9 +14,19 @@ from spec_jax.llm import LLM
 from spec_jax.outputs import RequestOutput
 from spec_jax.sharding import Layout
 
-HELP = "/reset starts a new conversation, /exit or Ctrl-D ends, Ctrl-C interrupts an answer"
-COMMANDS = ("/exit", "/help", "/reset")
-PROMPT = "> "
+HELP = "/help lists the commands, /exit or Ctrl-D ends, Ctrl-C interrupts an answer"
+COMMANDS = {
+    "/exit": "end (or Ctrl-D)",
+    "/help": "this list",
+    "/reset": "start a new conversation; the system message stays",
+    "/save FILE": "write the messages as JSON",
+    "/system TEXT": "tell the model how to answer; without TEXT, show what it was told",
+}
+KEYS = """\
+Enter sends. Alt-Enter begins a new line. Pasted text is one message, whatever its lines.
+Up and Down show earlier messages. Ctrl-C interrupts an answer.
+A message that begins with a slash needs a space before it."""
+LONGER = ", for longer texts"
 
 
 def run(options: Options) -> int:
@@ -28,96 +37,113 @@ def run(options: Options) -> int:
             f"layout {layout} is for {count} processes, but only one of them has the terminal; "
             "give chat a layout of one process, or use `spec-jax generate --chat` with this one."
         )
+    if sys.stdin is None:
+        raise ConfigError("standard input is closed; chat reads the messages there.")
     with Screen() as screen:
         llm = load(options, screen)
-        llm.encode_chat([{"role": "user", "content": "Hello"}])  # needs a template
+        conversation = Conversation(llm.encode_chat, options.system)
         screen.settle()
-        return _Conversation(llm, options.sampling, screen).run()
+        return _Chat(llm, options.sampling, conversation, screen).run()
 
 
-class _Conversation:
-    """The messages so far, and the loop that adds to them."""
+class _Chat:
+    """Reads messages and commands, and writes answers."""
 
-    def __init__(self, llm: LLM, sampling: SamplingParams, screen: Screen):
+    def __init__(
+        self, llm: LLM, sampling: SamplingParams, conversation: Conversation, screen: Screen
+    ):
         self._llm, self._sampling, self._screen = llm, sampling, screen
-        self._messages: list[dict[str, str]] = []
-        self._interactive = sys.stdin.isatty()
+        self._conversation = conversation
+        self._turns = 0
+        self._keyboard = None
+        if sys.stdin.isatty() and (shown := screen.terminal) is not None:
+            from spec_jax.cli.keyboard import Keyboard
+
+            self._keyboard = Keyboard(sys.stdin, shown, [each.split()[0] for each in COMMANDS])
 
     def run(self) -> int:
         """Takes turns until the input ends."""
         code = 0
-        if self._interactive:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401  (gives input() a history and editing)
+        if self._keyboard:
             self._screen.note(HELP)
-        while (line := self._read()) is not None:
-            if not line.strip():
+        while (text := self._read()) is not None:
+            if not text.strip():
                 continue
-            if re.fullmatch(r"/[a-z]+", line.strip()):
-                if line.strip() == "/exit":
-                    break
-                self._command(line.strip())
-                continue
+            if text.strip() == "/exit":
+                break
             try:
-                self._turn(line)
+                if command := re.fullmatch(r"(/[a-z]+)(?:\s+(.*))?", text.rstrip(), re.DOTALL):
+                    self._command(command[1], (command[2] or "").strip())
+                else:
+                    self._turn(text)
             except RequestError as error:
                 self._screen.error(str(error))
                 code = 2
-        return 0 if self._interactive else code
+        return 0 if self._keyboard else code
 
     def _read(self) -> str | None:
-        """The next line, or None at the end of the input."""
+        """The next message, or None at the end of the input."""
         while True:
             try:
-                return self._read_line()
+                if self._keyboard:
+                    return self._keyboard.read()
+                line = sys.stdin.readline()
+                return line.rstrip("\r\n") if line else None
             except EOFError:
-                if self._interactive:
-                    self._screen.write("\n")
                 return None
             except UnicodeDecodeError as error:
-                if not self._interactive:
-                    raise RequestError(f"the input is not UTF-8 text: {error}.") from error
-                self._screen.error(f"that is not UTF-8 text: {error}")
+                raise RequestError(f"the input is not UTF-8 text: {error}.") from error
             except KeyboardInterrupt:
-                if not self._interactive:
+                if not self._keyboard:
                     raise
                 heard()
-                self._screen.note("\n(/exit or Ctrl-D ends)")
+                self._screen.note("(/exit or Ctrl-D ends)")
 
-    def _read_line(self) -> str:
-        if self._interactive and self._screen.is_terminal:
-            return input(PROMPT)
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        return line.rstrip("\r\n")
-
-    def _command(self, command: str) -> None:
-        if command == "/reset":
-            self._messages.clear()
+    def _command(self, name: str, text: str) -> None:
+        takes = {each.split()[0]: " " in each for each in COMMANDS}
+        if name not in takes:
+            hint = did_you_mean(name, takes)
+            raise RequestError(
+                f"unknown command {name!r}.{hint} A space before it makes it a message."
+            )
+        if text and not takes[name]:
+            raise RequestError(f"{name} takes nothing after it, but got {text!r}.")
+        if name == "/help":
+            lines = [f"{each:14}{meaning}" for each, meaning in COMMANDS.items()]
+            self._screen.note("\n".join([*lines, KEYS]))
+        elif name == "/reset":
+            self._conversation.clear()
             self._screen.note("a new conversation starts")
-        elif command == "/help":
-            self._screen.note(HELP)
+        elif name == "/save":
+            if not text:
+                raise RequestError("no file given; write /save FILE.")
+            self._screen.note(f"saved to {self._conversation.save(text)}")
+        elif text:
+            self._conversation.instruct(text)
+            self._screen.note("the system message is set")
         else:
-            self._screen.note(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)}")
+            told = self._conversation.system
+            self._screen.note("there is no system message" if told is None else told)
 
     def _turn(self, text: str) -> None:
         """Answers one message; the turn is forgotten if there was no answer."""
-        asked = [*self._messages, {"role": "user", "content": checked(text, "the message")}]
-        ids = self._llm.encode_chat(asked)
+        ids = self._conversation.asked(text)
         context = self._llm.max_model_len
         if len(ids) >= context:
             raise RequestError(
                 f"the conversation has {len(ids)} tokens, which leaves no room for an answer in a "
-                f"context of {context}; /reset starts a new one."
+                f"context of {context}; /save FILE keeps it, /reset starts a new one."
             )
+        # Programs are made for some length of text; a longer conversation needs others.
+        self._screen.remark = LONGER if self._turns else ""
+        self._turns += 1
         answer, output = "", None
         try:
             for chunk in self._llm.stream([ids], self._sampling):
                 self._screen.write(chunk.text)
                 answer, output = answer + chunk.text, chunk.output
         except KeyboardInterrupt:
-            if not self._interactive:
+            if not self._keyboard:
                 raise
             heard()
             self._screen.end_line()
@@ -126,7 +152,7 @@ class _Conversation:
         if output is not None:
             self._report(output)
         if answer and (output is None or output.error is None):
-            self._messages = [*asked, {"role": "assistant", "content": answer}]
+            self._conversation.add(text, answer)
 
     def _report(self, output: RequestOutput) -> None:
         """One line of statistics, and why the answer stopped if that was not its own end."""

@@ -34,14 +34,17 @@ def parse_convert(arguments: Sequence[str]) -> ConvertOptions:
     """
     parser = Parser(
         "convert",
-        "SRC DST",
-        "The model is read while it is written, some GiB at a time. DST appears when it is\n"
-        "complete, with the SHA-256 of every file, which loading compares. With --layout each\n"
-        "process writes its own part, and DST must be storage that all processes share.",
+        "SRC --out DIR",
+        "The model is read while it is written, some GiB at a time. DIR appears when it is "
+        "complete, with the SHA-256 of every file, which loading compares. With --layout each "
+        "process writes its own part, and DIR must be storage that all processes share.",
     )
     parser.add_argument("source", nargs="?", metavar="SRC", help="the model, as for --target")
     parser.add_argument(
-        "output", nargs="?", metavar="DST", help="a directory that does not exist yet"
+        "output", nargs="?", metavar="DIR", help="the output, if it is not named with --out"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="the directory to write, which does not exist yet"
     )
     parser.add_argument(
         "--format",
@@ -68,12 +71,17 @@ def parse_convert(arguments: Sequence[str]) -> ConvertOptions:
     )
     add_debug(parser)
     given = parser.parse(arguments)
-    for name, what in (("source", "model"), ("output", "output")):
-        if not given.get(name):
-            raise ConfigError(f"no {what} given; write spec-jax convert SRC DST.")
+    outputs = [given[name] for name in ("output", "out") if given.get(name)]
+    if not given.get("source"):
+        raise ConfigError("no model given; write spec-jax convert SRC --out DIR.")
+    if len(outputs) != 1:
+        found = (
+            f"the output is named twice, {' and '.join(outputs)}" if outputs else "no output given"
+        )
+        raise ConfigError(f"{found}; name the directory with --out.")
     known = {"format": CHECKPOINT_FORMATS, "dtype": LLM_DTYPES, "quantization": QUANTIZATIONS}
     for name, choices in known.items():
         if name in given and given[name] not in choices:
             raise ConfigError(f"{name} is {given[name]!r}.{did_you_mean(given[name], choices)}")
     convert = {name: given[name] for name in known if name in given}
-    return ConvertOptions(given["source"], given["output"], given.get("layout"), convert)
+    return ConvertOptions(given["source"], outputs[0], given.get("layout"), convert)

@@ -75,7 +75,10 @@ def _jax() -> dict[str, Any]:
     try:
         import jax
 
+        from spec_jax.cli.devices import ignore_absent_tpu
         from spec_jax.kernels import native
+
+        ignore_absent_tpu()
 
         return {
             "backend": jax.default_backend(),

@@ -11,6 +11,7 @@ from spec_jax.config import SpeculativeConfig
 from spec_jax.llm import LLM, Prompt
 from spec_jax.outputs import RequestOutput, StreamChunk
 
+PLAIN = "this was plain decoding; --method prompt_lookup or --draft REF makes it speculative"
 HEADING_WIDTH = 60
 """Characters of a prompt that the heading above its result shows."""
 
@@ -37,8 +38,8 @@ def run(options: Options, texts: Sequence[str]) -> int:
         if not options.json:
             screen.note("")
             screen.note(table(ours, plain, greedy=options.sampling.temperature == 0))
-        if options.compare and not compare:
-            screen.note("nothing to compare: --method none is plain decoding")
+        if options.speculative.method == "none" and (options.compare or not options.json):
+            screen.note(f"{'nothing to compare: ' if options.compare else ''}{PLAIN}")
         errors = [output.error for output in outputs if output.error is not None]
         for error in errors:
             screen.error(error)

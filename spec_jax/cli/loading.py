@@ -4,6 +4,7 @@ import secrets
 
 from spec_jax import distributed
 from spec_jax.cli.arguments import Options
+from spec_jax.cli.devices import ignore_absent_tpu
 from spec_jax.cli.screen import Screen
 from spec_jax.llm import LLM
 from spec_jax.sharding import Layout
@@ -11,6 +12,7 @@ from spec_jax.sharding import Layout
 
 def join(file: str | None, screen: Screen) -> Layout | None:
     """Reads a layout file and joins the other processes; only the first process prints."""
+    ignore_absent_tpu()
     if file is None:
         return None
     layout = Layout.read(file)

@@ -2,11 +2,42 @@
 
 import argparse
 import dataclasses
-import functools
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from spec_jax.errors import ConfigError, did_you_mean
+
+WIDEST = 100
+"""Columns of help on a wide terminal: longer lines are hard to read."""
+NARROW = 80
+"""Below so many columns, what an option means begins further to the left."""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Fits help to the terminal: long choices are broken at their bars, paragraphs are filled."""
+
+    def __init__(self, prog: str):
+        columns = min(shutil.get_terminal_size().columns, WIDEST)
+        super().__init__(prog, max_help_position=36 if columns >= NARROW else 20, width=columns)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(
+            textwrap.fill(each, width, initial_indent=indent, subsequent_indent=indent)
+            for each in paragraphs
+        )
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        whole = super()._format_action_invocation(action)
+        room = self._width - self._current_indent
+        if len(whole) <= room or "|" not in whole:
+            return whole
+        name, _, choices = whole.rpartition(" ")
+        indent = " " * (self._current_indent + 4)
+        lines = textwrap.wrap(choices.replace("|", "| "), room - 4, break_on_hyphens=False)
+        return "\n".join([name, *(indent + line.replace("| ", "|") for line in lines)])
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,9 +48,7 @@ class Parser(argparse.ArgumentParser):
             prog=f"spec-jax {command}",
             usage=" ".join(f"spec-jax {command} {operands} [options]".split()),
             epilog=epilog,
-            formatter_class=functools.partial(
-                argparse.RawDescriptionHelpFormatter, max_help_position=36
-            ),
+            formatter_class=_Formatter,
             argument_default=argparse.SUPPRESS,  # what is not given is left to the config objects
             allow_abbrev=False,  # an abbreviation would break when a flag is added
         )
@@ -41,6 +70,10 @@ class Parser(argparse.ArgumentParser):
                 hint = f" `{self.prog} --help` lists the options."
             raise ConfigError(f"unknown option {name!r}.{hint}")
         return vars(namespace)
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help; argparse itself would ignore that it cannot be written."""
+        print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
         """Reports argparse's own complaints in the same way as all others."""

@@ -4,14 +4,15 @@ import contextlib
 from collections.abc import Callable
 
 import jax
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from spec_jax.checkpoints.recipe import Published
 from spec_jax.checkpoints.shape import Shape, read_shape
 from spec_jax.cli.plan_arguments import LOOKAHEAD, PlanOptions
-from spec_jax.cli.plan_search import print_search, write_best
-from spec_jax.cli.screen import Screen
+from spec_jax.cli.plan_search import report_search, write_best
+from spec_jax.cli.screen import Screen, visible
 from spec_jax.models.sizes import parameter_count
 from spec_jax.planning import (
     LOOKAHEADS,
@@ -24,9 +25,6 @@ from spec_jax.planning import (
     search,
 )
 from spec_jax.sharding import Layout
-
-WIDTH = 100
-"""Columns of the tables where there is no terminal to fit."""
 
 
 def run(options: PlanOptions) -> int:
@@ -59,8 +57,7 @@ def run(options: PlanOptions) -> int:
         if options.json:
             screen.record(plan.as_dict())
         else:
-            screen.settle()
-            _print(plan)
+            screen.show(*_report(plan))
     return 0
 
 
@@ -83,15 +80,7 @@ def _search(
     if options.json:
         screen.record(found.as_dict())
         return
-    screen.settle()
-    print_search(found, _console())
-    if written:
-        _console().print(written, markup=False)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+    screen.show(*report_search(found), *([written] if written else []))
 
 
 def _choose_devices(layout: Layout, *, compile: bool) -> None:
@@ -103,30 +92,25 @@ def _choose_devices(layout: Layout, *, compile: bool) -> None:
             jax.config.update("jax_num_cpu_devices", layout.size)
 
 
-def _print(plan: Plan) -> None:
-    console = _console()
+def _report(plan: Plan) -> list[RenderableType]:
+    """The plan for people."""
     chip = f" of {plan.layout.chip.name}" if plan.layout.chip else ""
     weights = "" if plan.quantization == "none" else f" and {plan.quantization}"
     offloaded = ""
     if plan.offload == "host":
         away = plan.target.config.num_layers - plan.resident_layers
         offloaded = f", {away} layers in host memory"
-    console.print(
+    heading = (
         f"{plan.target.name} with {plan.draft.name} on {plan.layout.name}: "
         f"{plan.layout.size} devices{chip}, {plan.dtype}{weights}{offloaded}, batch {plan.batch}, "
-        f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}",
-        style="bold",
-        markup=False,
+        f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}"
     )
-    sizes = (
+    sizes = [
         f"{shape.name}: {parameter_count(shape.config):,} parameters"
         for shape in (plan.target, plan.draft)
-    )
-    console.print(*sizes, "Figures are for one device.\n", sep="\n", markup=False)
-    console.print(_sections(plan))
-    console.print()
-    for line in _verdicts(plan):
-        console.print(line, markup=False)
+    ]
+    note = "Figures are for one device."
+    return [Text(visible(heading), "bold"), *sizes, note, "", _sections(plan), "", *_verdicts(plan)]
 
 
 def _sections(plan: Plan) -> Table:
@@ -138,10 +122,10 @@ def _sections(plan: Plan) -> Table:
         "round": plan.round,
     }
     programs = [section.program for section in (*sections.values(), plan.prefill)]
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("", style="dim", no_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", style="dim")  # may wrap, for the sake of the numbers
     for name in [*sections, "prefill"]:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
 
     def row(label: str, of: Callable[[Section], str], prefill: str = "") -> None:
         cells = [of(section) for section in sections.values()]

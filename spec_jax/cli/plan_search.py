@@ -1,8 +1,10 @@
 """`spec-jax plan --search`: the tables of what was found."""
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
+from spec_jax.cli.screen import visible
 from spec_jax.planning import Candidate, Search
 
 COLUMNS = (
@@ -11,37 +13,36 @@ COLUMNS = (
 )
 
 
-def print_search(found: Search, console: Console) -> None:
-    """Prints of each batch the best draft layout and K, and what the given layout costs."""
+def report_search(found: Search) -> list[RenderableType]:
+    """Of each batch the best draft layout and K, and what the given layout costs."""
     chip = found.layout.chip
     assert chip is not None  # or nothing was searched
-    console.print(
+    heading = (
         f"{found.target.name} with {found.draft.name} on {found.layout.name}: "
-        f"{found.layout.size} devices of {chip.name} with {chip.memory / 2**30:g} GiB",
-        style="bold",
-        markup=False,
+        f"{found.layout.size} devices of {chip.name} with {chip.memory / 2**30:g} GiB"
     )
-    console.print(
+    shown: list[RenderableType] = [
+        Text(visible(heading), "bold"),
         f"Times are projections, if {found.acceptance:g} of drafted tokens are accepted; memory is "
-        "an estimate, for one device.\n"
+        "an estimate, for one device.",
         "The draft lies on so many devices together; * marks the given layout.",
-        markup=False,
-    )
+    ]
     for (quantization, context), rows in found.largest.items():
         most = f"the largest of these batches that fits has {rows} rows" if rows else "none fits"
-        console.print(
-            f"\nQuantization {quantization}, {context} tokens of context: {most}.", markup=False
-        )
-        console.print(_table(found, quantization, context))
+        shown += [
+            "",
+            f"Quantization {quantization}, {context} tokens of context: {most}.",
+            _table(found, quantization, context),
+        ]
     worst, best = max(zip(found.excess, found.best, strict=True), key=lambda each: each[0])
     if worst > 0:
-        console.print(
-            f"\nThe given layout takes up to {100 * worst:.1f} % more time a token than the best: "
-            f"the draft on {best.draft_chips} devices ({_job(best)}).",
-            markup=False,
+        last = (
+            f"The given layout takes up to {100 * worst:.1f} % more time a token than the best: "
+            f"the draft on {best.draft_chips} devices ({_job(best)})."
         )
     else:
-        console.print("\nNo other draft layout is faster than that of the given file.")
+        last = "No other draft layout is faster than that of the given file."
+    return [*shown, "", last]
 
 
 def write_best(found: Search, file: str) -> str:
@@ -54,7 +55,7 @@ def write_best(found: Search, file: str) -> str:
 def _table(found: Search, quantization: str, context: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for best, given in zip(found.best, found.given, strict=True):
         if (best.quantization, best.context) == (quantization, context):
             for each in [best] if given.rank == best.rank else [best, given]:

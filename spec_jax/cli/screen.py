@@ -5,15 +5,16 @@ import json
 import os
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.status import Status
 from rich.text import Text
 
 from spec_jax.cli.interrupts import held_back
+from spec_jax.cli.waiting import Waiting
+from spec_jax.cli.wrapping import Wrapper
 
 REPORT_WIDTH = 100
 """Columns of a report where there is no terminal to fit."""
@@ -32,6 +33,13 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+class _Console(Console):
+    """A console whose closed pipe is an error like any other; rich's own exits with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Screen:
     """Writes results, progress and statistics, and knows where the cursor is.
 
@@ -42,14 +50,16 @@ class Screen:
     """
 
     def __init__(self, *, json_lines: bool = False):
-        self._out = sys.stdout
+        self._out: TextIO = sys.stdout
         self.is_terminal = self._out.isatty()
         if isinstance(self._out, io.TextIOWrapper):
             encoding = "utf-8" if json_lines else None
             self._out.reconfigure(encoding=encoding, errors="backslashreplace")
-        self._errors = Console(stderr=True, highlight=False)
-        self._headings = Console(file=self._out, highlight=False)
-        self._status: Status | None = None
+        self._errors = _Console(stderr=True, highlight=False)
+        self._waiting: Waiting | None = None
+        self._wrapper = Wrapper(self._columns)
+        self.remark = ""
+        """Added to what the program waits for."""
         self._bar: Progress | None = None
         self._in_line = False
 
@@ -71,7 +81,7 @@ class Screen:
         """Shows nothing from now on: only one of several processes prints."""
         self.settle()
         self._out = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
-        self._errors = self._headings = Console(file=self._out)
+        self._errors = _Console(file=self._out)
         self.is_terminal = False
 
     def claim_output(self) -> None:
@@ -84,7 +94,13 @@ class Screen:
             os.dup2(nowhere.fileno(), self._out.fileno())
         self._out = io.TextIOWrapper(mine, encoding=self._out.encoding, errors="backslashreplace")
         sys.stdout = self._out
-        self._headings = Console(file=self._out, highlight=False)
+
+    @property
+    def terminal(self) -> TextIO | None:
+        """The terminal, or None if neither the text nor the rest goes to one."""
+        if self.is_terminal:
+            return self._out
+        return sys.stderr if self._errors.is_terminal else None
 
     @property
     def shows_progress(self) -> bool:
@@ -92,16 +108,16 @@ class Screen:
         return self._errors.is_terminal
 
     def progress(self, message: str) -> None:
-        """Shows what the program waits for, on a terminal and if no line of text is unfinished."""
-        if not self._errors.is_terminal or (self._in_line and self.is_terminal):
+        """Shows what the program waits for, if no line of text is unfinished on the terminal."""
+        if self._in_line and self.is_terminal:
             return
-        text = Text(visible(message))
-        if self._status is None:
+        starts = self._waiting is None
+        waiting = self._waiting or Waiting(self._errors)
+        waiting.update(visible(message + self.remark))
+        if starts:
             with held_back():
-                self._status = self._errors.status(text)
-                self._status.start()
-        else:
-            self._status.update(text)
+                self._waiting = waiting
+                waiting.start()
 
     def bar(self, done: int, total: int, message: str) -> None:
         """Shows how much of something is done, on a terminal."""
@@ -119,18 +135,18 @@ class Screen:
 
     def settle(self) -> None:
         """Takes the progress away."""
-        status, bar, self._status, self._bar = self._status, self._bar, None, None
-        for shown in (status, bar):
+        waiting, bar, self._waiting, self._bar = self._waiting, self._bar, None, None
+        for shown in (waiting, bar):
             if shown is not None:
                 with held_back():
                     shown.stop()
 
     def write(self, text: str) -> None:
-        """Writes text of the model, literally."""
+        """Writes text of the model, literally; a terminal gets whole words."""
         if not text:
             return
         self.settle()
-        self._out.write(visible(text) if self.is_terminal else text)
+        self._out.write(self._wrapper.feed(visible(text)) if self.is_terminal else text)
         self._out.flush()
         self._in_line = not text.endswith("\n")
 
@@ -142,14 +158,14 @@ class Screen:
     def heading(self, text: str) -> None:
         """Writes a line above a result."""
         self.settle()
-        self._headings.print(Text(visible(text), style="bold"), soft_wrap=True)
+        console = _Console(file=self._out, highlight=False)
+        console.print(Text(visible(text), style="bold"), soft_wrap=not self.is_terminal)
 
     def show(self, *lines: RenderableType) -> None:
         """Writes a report as the result; text in it is literal."""
         self.settle()
-        console = Console(file=self._out, highlight=False)
-        if not self.is_terminal:
-            console = Console(file=self._out, highlight=False, width=REPORT_WIDTH)
+        width = None if self.is_terminal else REPORT_WIDTH
+        console = _Console(file=self._out, highlight=False, width=width)
         for line in lines:
             console.print(Text(visible(line)) if isinstance(line, str) else line)
 
@@ -166,8 +182,18 @@ class Screen:
             self.end_line()
         if isinstance(text, str):
             text = Text(visible(text), style="dim")
-        self._errors.print(text, soft_wrap=isinstance(text, Text))
+        whole_lines = isinstance(text, Text) and not self._errors.is_terminal
+        self._errors.print(text, soft_wrap=whole_lines)
 
     def error(self, message: str) -> None:
         """Reports what went wrong without ending the program."""
         self.note(Text(f"spec-jax: error: {visible(message)}"))
+
+    def _columns(self) -> int:
+        """How wide the terminal is now; 0 if it does not say or cannot take words back."""
+        if self._errors.is_dumb_terminal:
+            return 0
+        try:
+            return os.get_terminal_size(self._out.fileno()).columns
+        except (OSError, ValueError):
+            return 0

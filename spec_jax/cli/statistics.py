@@ -14,9 +14,6 @@ from spec_jax.outputs import RequestOutput, SpeculativeMetrics
 def total(outputs: Sequence[RequestOutput], slots: int) -> SpeculativeMetrics:
     """The metrics of all results of a call together, which shared this number of slots."""
     metrics = [output.metrics for output in outputs]
-    ends = [0.0] * slots
-    for each in metrics:  # in their order, each in the slot that is free first
-        heapq.heapreplace(ends, ends[0] + each.decode_seconds)
     per_position = zip_longest(*(each.accepted_per_position for each in metrics), fillvalue=0)
     return SpeculativeMetrics(
         rounds=sum(each.rounds for each in metrics),
@@ -24,10 +21,18 @@ def total(outputs: Sequence[RequestOutput], slots: int) -> SpeculativeMetrics:
         accepted_tokens=sum(each.accepted_tokens for each in metrics),
         accepted_per_position=tuple(map(sum, per_position)),
         prefill_seconds=sum(each.prefill_seconds for each in metrics),
-        decode_seconds=max(ends),
+        decode_seconds=_wall([each.decode_seconds for each in metrics], slots),
         compile_seconds=max((each.compile_seconds for each in metrics), default=0.0),
         completion_tokens=sum(each.completion_tokens for each in metrics),
     )
+
+
+def _wall(seconds: Sequence[float], slots: int) -> float:
+    """When all are done, if they are taken in order, each by the slot that is free first."""
+    ends = [0.0] * slots
+    for each in seconds:
+        heapq.heapreplace(ends, ends[0] + each)
+    return max(ends)
 
 
 class Run:
@@ -73,6 +78,28 @@ class Run:
         rows["compile"] = f"{self.llm.engine.compile_seconds:.2f} s"
         return rows
 
+    def estimate(self) -> str | None:
+        """How much faster it was than plain decoding would have been; None if nothing was drafted.
+
+        By the measured time of a round without a draft if the method has measured it; otherwise
+        what the saved target calls would give if drafting took no time.
+        """
+        m = self.metrics
+        if not (m.draft_tokens and m.decode_seconds):
+            return None
+        if seconds := self._plain_round():
+            counts = [output.metrics.completion_tokens for output in self.outputs]
+            plain = _wall([count * seconds for count in counts], self.llm.max_num_seqs)
+            return f"{plain / m.decode_seconds:.2f}x, by the measured time of a plain step"
+        return f"at most {m.completion_tokens / m.rounds:.2f}x; --compare measures it"
+
+    def _plain_round(self) -> float | None:
+        profiler = self.llm.engine.cost_profiler
+        if profiler is None or not profiler.costs or 0 not in profiler.policy.choices:
+            return None
+        *_, costs = profiler.costs.values()
+        return float(costs[profiler.policy.choices.index(0)])
+
 
 def same_tokens(run: Run, other: Run) -> list[bool]:
     """For each prompt, whether both runs gave the same tokens."""
@@ -96,7 +123,10 @@ def table(run: Run, plain: Run | None = None, *, greedy: bool = False) -> Table:
     columns = [each.rows() for each in runs]
     for label in dict.fromkeys(label for column in columns for label in column):
         result.add_row(label, *(column.get(label, "") for column in columns))
-    if plain is not None:
+    if plain is None:
+        if estimate := run.estimate():
+            result.add_row("estimated speed-up", estimate)
+    else:
         slow, fast = plain.metrics.tokens_per_second, run.metrics.tokens_per_second
         result.add_row("speed-up", f"{fast / slow:.2f}x" if slow else "")
         if greedy:

@@ -76,7 +76,8 @@ class _Log:
         self._shown = 0.0
 
     def line(self, text: str) -> None:
-        self._screen.progress(text)
+        if self._screen.shows_progress:
+            self._screen.progress(text)
         self._note(text, now=False)
 
     def progress(self, progress: Progress) -> None:

@@ -49,7 +49,7 @@ def parse_transcribe(arguments: Sequence[str]) -> TranscribeOptions:
     Raises:
       ConfigError: an argument is unknown, malformed or out of range, or two contradict each other.
     """
-    parser = Parser("transcribe", "SOUND [SOUND ...] --target REF", _EPILOG)
+    parser = Parser("transcribe", "SOUND... --target REF", _EPILOG)
     parser.add_argument("sounds", nargs="*", metavar="SOUND", help="a sound file")
     group = add_model(parser)
     group.add_argument(

@@ -9,18 +9,23 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 from types import SimpleNamespace
+from unittest import mock
 
 from spec_jax import LLM, CompletionOutput, RequestOutput
-from spec_jax.cli import main
+from spec_jax.cli import main, waiting
 from spec_jax.outputs import SpeculativeMetrics, StreamChunk
 
 KEYS = {"text", "token_ids", "finish_reason", "usage", "metrics"}
 ESCAPE = "\x1b"
+ASKS = f"{ESCAPE}[?2004h"
+"""Switches bracketed paste on, as a program does that waits for a message."""
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
-    code = main([str(each) for each in argv])
+    with mock.patch.object(waiting, "EVERY", 3600.0):  # however slow the machine is
+        code = main([str(each) for each in argv])
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return code, out, err
@@ -67,7 +72,7 @@ class Scripted(LLM):
     def __init__(self, target, **arguments):
         type(self).loaded = (*self.loaded, (target, arguments))
         self.max_num_seqs, self.max_model_len = 8, arguments.get("max_model_len", 100)
-        self.engine = SimpleNamespace(compile_seconds=1.5)
+        self.engine = SimpleNamespace(compile_seconds=1.5, cost_profiler=None)
 
     def stream(self, prompts, sampling_params=None):
         type(self).prompts = (*self.prompts, prompts)
@@ -98,6 +103,28 @@ class Terminal:
         os.set_blocking(self.master, False)
         self.before = termios.tcgetattr(self.slave)
         self.text = ""
+
+    def resize(self, columns: int) -> None:
+        termios.tcsetwinsize(self.slave, (24, columns))
+
+    @contextlib.contextmanager
+    def typing(self, monkeypatch, *messages: str):
+        """Makes this standard input, where a message is typed whenever one is asked for."""
+        monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers here
+
+        def type_all():
+            for count, message in enumerate(messages, start=1):
+                while self.read().count(ASKS) < count and not over.wait(0.01):
+                    pass
+                os.write(self.master, message.encode())
+
+        over, typist = threading.Event(), threading.Thread(target=type_all)
+        with open(self.slave, closefd=False) as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            typist.start()
+            yield
+            over.set()
+            typist.join()
 
     def main(self, *argv) -> int:
         """Runs the command in this process; what it writes goes to the terminal."""

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -120,6 +121,22 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
     most = [config.most_speculative_tokens for config in configs]
     assert set(most) == {4, 8, 20}
     assert "(default: 4; where K changes, 8 if adaptive, else 20)" in text
+
+
+@pytest.mark.parametrize("command", arguments.COMMANDS)
+def test_help_fits_a_narrow_terminal(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "60")
+    for argv in ([command, "--help"], ["--help"]):
+        code, out, _ = run(capsys, *argv)
+        assert code == 0 and max(map(len, out.splitlines())) <= 60
+
+
+def test_help_takes_little_time():
+    """Time of the processor, which does not depend on what else the machine does."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "spec_jax", "--help"], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5
 
 
 def test_overview_and_version(capsys):

@@ -1,9 +1,16 @@
 """`spec-jax chat`: turns, commands, interruptions."""
 
+import errno
+import json
+import os
+import re
 import time
+from types import SimpleNamespace
 
 from spec_jax.cli.interrupts import AGAIN
-from tests.cli.harness import Stdin, interrupt, output, run
+from spec_jax.cli.keyboard import Keyboard
+from spec_jax.errors import RequestError
+from tests.cli.harness import ESCAPE, Stdin, failure, interrupt, output, run
 
 
 def chat(capsys, monkeypatch, lines: str | bytes, *flags) -> tuple[int, str, str]:
@@ -15,8 +22,8 @@ def test_chat_keeps_the_history_until_reset(capsys, scripted, monkeypatch):
     llm = scripted((0, "an"), (0, "swer", output("answer")))
     lines = "Hello\n\nAgain?\n/reset\nNew\n/rest\n/usr/bin is a path\n/exit\nnever\n"
     code, out, err = chat(capsys, monkeypatch, lines)
-    assert (code, out) == (0, "answer\n" * 4)
-    assert "unknown command '/rest'. Did you mean '/reset'?" in err
+    assert (code, out) == (2, "answer\n" * 4)
+    assert "unknown command '/rest'. Did you mean '/reset'? A space before it" in err
     assert "6 tokens, 2.50 per target call, 24.0 per second" in err
     lengths = [prompts[0] for prompts in llm.prompts]  # the fake tokenizer's ids are lengths
     assert lengths == [[5], [5, 6, 6], [3], [3, 6, 18]]
@@ -56,25 +63,121 @@ def test_chat_refuses_what_is_not_text(capsys, scripted, monkeypatch):
 
 def test_ctrl_c_interrupts_the_answer_only(scripted, terminal, monkeypatch):
     llm = scripted((0, "partial"), interrupt)
-    asked, lines = [], iter(["Hello", interrupt, "Go on", None])
-
-    def ask(prompt):
-        terminal.read()
-        asked.append(prompt)
-        assert len(asked) <= 4
-        time.sleep(1.5 * AGAIN)  # a Ctrl-C that was heard does not come back
-        line = next(lines)
-        if line is None:
-            raise EOFError
-        return line() if callable(line) else line
-
-    monkeypatch.setattr("builtins.input", ask)
-    monkeypatch.setattr("sys.stdin", Stdin("", terminal=True))
-    assert terminal.main("chat", "--target", "t") == 0
+    pause = lambda: time.sleep(1.5 * AGAIN)  # noqa: E731  (a Ctrl-C that was heard stays away)
+    reads = Keyboard.read
+    monkeypatch.setattr(Keyboard, "read", lambda keyboard: (pause(), reads(keyboard))[1])
+    with terminal.typing(monkeypatch, "Hello\r", "\x03", "Go on\r", "\x04"):
+        assert terminal.main("chat", "--target", "t") == 0
     assert [prompts[0] for prompts in llm.prompts] == [[5], [5, 7, 5]]
     text = terminal.read()
     assert text.count("(interrupted)") == 2 and text.count("(/exit or Ctrl-D ends)") == 1
     assert terminal.is_as_before()
+
+
+def test_a_paste_is_one_message(scripted, terminal, monkeypatch):
+    """With and without the marks that most terminals put around it."""
+    llm = scripted((0, "answer", output("answer")))
+    marked = f"{ESCAPE}[200~one\r\rtwo\r{ESCAPE}[201~"
+    with terminal.typing(monkeypatch, f"{marked}\r", "three\r\rfour\r", "a\x1b\rb\r", "/exit\r"):
+        assert terminal.main("chat", "--target", "t") == 0
+    assert [prompts[0] for prompts in llm.prompts] == [[8], [8, 6, 11], [8, 6, 11, 6, 3]]
+    assert terminal.is_as_before()
+
+
+def test_words_are_whole_on_a_terminal(scripted, terminal, monkeypatch):
+    terminal.resize(12)
+    scripted((0, "one two th"), (0, "ree 世界世界世界 four", output("x")))
+    with terminal.typing(monkeypatch, "Hello\r", "\x04"):
+        assert terminal.main("chat", "--target", "t") == 0
+    text = terminal.read().replace(f"th{ESCAPE}[2D{ESCAPE}[K", "")
+    assert "one two \r\nthree 世界\r\n世界世界 \r\nfour\r\n" in text
+
+
+def test_a_pause_between_turns_is_explained(scripted, terminal, monkeypatch):
+    def compiling():
+        llm.loaded[0][1]["on_progress"]("compiling the decoding loop")
+
+    llm = scripted(compiling, (0, "answer", output("answer")))
+    with terminal.typing(monkeypatch, "Hello\r", "Again\r", "\x04"):
+        assert terminal.main("chat", "--target", "t") == 0
+    first, second = re.findall(r"compiling the decoding loop(, for longer texts)?", terminal.read())
+    assert (first, second) == ("", ", for longer texts")
+
+
+def test_the_model_is_told_how_to_answer(capsys, scripted, monkeypatch):
+    llm = scripted((0, "answer", output("answer")))
+    lines = "Hello\n/system Be kind.\nAgain\n/reset\n/system\nNew\n"
+    code, _, err = chat(capsys, monkeypatch, lines, "--system", "Be short!")
+    assert code == 0 and "Be kind.\n" in err
+    assert [prompts[0] for prompts in llm.prompts] == [[9, 5], [8, 5, 6, 5], [8, 3]]
+
+
+def test_a_model_that_takes_no_system_message(capsys, scripted, monkeypatch):
+    def encode(messages):
+        if messages[0]["role"] == "system":
+            raise RequestError("the template refuses: no system role")
+        return [len(each["content"]) for each in messages]
+
+    llm = scripted((0, "answer", output("answer")))
+    llm.tokenizer = SimpleNamespace(encode_chat=encode)
+    code, out, err = chat(capsys, monkeypatch, "/system x\nHello\n")
+    assert (code, out) == (2, "answer\n") and "no system role" in err
+    code, out, err = chat(capsys, monkeypatch, "Hello\n", "--system", "x")
+    assert (code, out) == (2, "") and "no system role" in err
+
+
+def test_a_conversation_is_saved(capsys, scripted, monkeypatch, tmp_path):
+    scripted((0, "Grüße", output("answer")))
+    monkeypatch.chdir(tmp_path)
+    code, _, _ = chat(
+        capsys, monkeypatch, "Hello\n/save c.json\nAgain\n/save c.json\n", "--system", "x"
+    )
+    saved = json.loads((tmp_path / "c.json").read_text("utf-8"))
+    assert code == 0
+    assert [each["role"] for each in saved] == ["system", *["user", "assistant"] * 2]
+    assert [each["content"] for each in saved] == ["x", "Hello", "Grüße", "Again", "Grüße"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+
+
+def test_what_cannot_be_saved_is_said_and_nothing_is_lost(capsys, scripted, monkeypatch, tmp_path):
+    llm = scripted((0, "answer", output("answer")))
+    (tmp_path / "mine").write_text("precious")
+    monkeypatch.chdir(tmp_path)
+    lines = "Hello\n/save no/where\n/save mine\n/save\nAgain\n/save c\n/save c\n"
+    monkeypatch.setattr("os.replace", fails_once(os.replace))
+    code, _, err = chat(capsys, monkeypatch, lines)
+    assert code == 2
+    assert "no/where: No such file or directory; the conversation goes on" in err
+    assert "mine exists" in err and "/save FILE" in err and "No space left on device" in err
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "mine"]
+    assert len(json.loads((tmp_path / "c").read_text())) == 4 and len(llm.prompts) == 2
+
+
+def fails_once(works):
+    answers = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+
+    def replace(*args):
+        for error in answers:
+            raise error
+        return works(*args)
+
+    return replace
+
+
+def test_commands(capsys, scripted, monkeypatch):
+    llm = scripted((0, "answer", output("answer")))
+    code, _, err = chat(capsys, monkeypatch, "/help\n/reset now\n /help is a message\n")
+    assert code == 2
+    assert all(f"/{name} " in err for name in ("exit", "help", "reset", "save", "system"))
+    assert "/reset takes nothing after it, but got 'now'" in err
+    assert len(llm.prompts) == 1
+
+
+def test_a_closed_input_is_said(capsys, scripted, monkeypatch):
+    scripted()
+    monkeypatch.setattr("sys.stdin", None)
+    assert "standard input is closed" in failure(capsys, "chat", "--target", "t")
 
 
 def test_ctrl_c_ends_a_piped_chat(capsys, scripted, monkeypatch):

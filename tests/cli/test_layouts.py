@@ -69,8 +69,10 @@ def test_what_cannot_work_is_refused(capsys, model, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no model given; write spec-jax convert SRC DST"),
-        (("x",), "no output given; write spec-jax convert SRC DST"),
+        ((), "no model given; write spec-jax convert SRC --out DIR"),
+        (("x",), "no output given; name the directory with --out"),
+        (("x", "y", "--out", "z"), "named twice, y and z; name the directory with --out"),
+        (("x", "--out", "y", "--dtype", "int3"), "dtype is 'int3'"),
         (("x", "y", "--dtype", "int3"), "dtype is 'int3'"),
         (("x", "y", "--format", "orbx"), "format is 'orbx'. Did you mean 'orbax'?"),
         (("x", "y", "--format", "safetensors", "--quantization", "int8"), "use format orbax"),

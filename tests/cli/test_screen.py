@@ -144,6 +144,13 @@ def test_a_process_on_a_terminal(model, terminal):
     assert terminal.is_as_before()
 
 
+def test_an_error_is_not_broken_within_words(terminal):
+    terminal.resize(30)
+    assert terminal.main("generate", "--target", "t", "--top-p", "2", "hi") == 2
+    lines = ["spec-jax: error: top_p is 2.0;", "it should be at most 1."]
+    assert terminal.read().split("\r\n") == [*lines, ""]
+
+
 def test_control_characters_become_visible():
     assert visible("a\tb\nc") == "a\tb\nc"
     assert visible("\x00\x1b\x7f\x9b") == "\u2400\u241b\u2421\\x9b"

@@ -179,8 +179,6 @@ def test_a_number_without_a_layout_is_refused(checkout, words, message):
         (None, "GPU 0: H200\nGPU 1: H200\n", "gpu-2.toml"),
         ("4,5,6,7", "GPU 0: H200\n", "gpu-4.toml"),
         ("0,1,2", "GPU 0: H200\n", "no layout for N = '3': there is sharding/gpu-N.toml for N = 1"),
-        ("", "GPU 0: H200\n", "no GPU: CUDA_VISIBLE_DEVICES is ''"),
-        (None, "", "no GPU: nvidia-smi -L lists none"),
     ],
 )
 def test_gpus_are_counted(checkout, visible, listed, expected):
@@ -189,6 +187,22 @@ def test_gpus_are_counted(checkout, visible, listed, expected):
     result = checkout.run("gpu_local.sh", "--dry-run", "generate", "Hello", env=env)
     assert expected in result.stdout + result.stderr
     assert result.returncode == (0 if expected.endswith(".toml") else 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": ""}, "no GPU: CUDA_VISIBLE_DEVICES is ''; "),
+        ({}, "no GPU: nvidia-smi -L lists none; "),
+    ],
+)
+def test_without_a_gpu_only_a_dry_run_goes_on(checkout, env, said):
+    checkout.command("nvidia-smi", "#!/bin/sh\nexit 9\n")
+    dry = checkout.run("gpu_local.sh", "--dry-run", "generate", "Hello", env=env)
+    assert dry.returncode == 0 and "sharding/gpu-1.toml" in dry.stdout
+    assert f"{said}this is what one would run" in dry.stderr
+    result = checkout.run("gpu_local.sh", "generate", "Hello", env=env)
+    assert result.returncode == 1 and f"{said}launch/local.sh runs on the CPU" in result.stderr
 
 
 def test_processes_know_each_other(checkout):

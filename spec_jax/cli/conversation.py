@@ -1,0 +1,103 @@
+"""The messages of a conversation, and the file that they are saved to."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from spec_jax.cli.prompts import checked
+from spec_jax.errors import RequestError
+
+Message = dict[str, str]
+Encode = Callable[[Sequence[Message]], Sequence[int]]
+
+
+class Conversation:
+    """What was said so far, after a system message if there is one.
+
+    Args:
+      encode: messages -> token ids, by the model's chat template.
+      system: the system message, or None.
+
+    Raises:
+      RequestError: the model has no chat template, or one that refuses system messages.
+    """
+
+    def __init__(self, encode: Encode, system: str | None = None):
+        self._encode = encode
+        self._turns: list[Message] = []
+        self._saved: set[Path] = set()
+        self.system: str | None = None
+        self.instruct(system)
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages, the system message first."""
+        system = [] if self.system is None else [_message("system", self.system)]
+        return [*system, *self._turns]
+
+    def instruct(self, system: str | None) -> None:
+        """Replaces the system message; without one the template's own applies."""
+        before, self.system = self.system, system and checked(system, "the system message")
+        try:
+            self._encode([*self.messages, _message("user", "Hello")])
+        except RequestError:
+            self.system = before
+            raise
+
+    def asked(self, text: str) -> Sequence[int]:
+        """The token ids of the conversation with one more question, which is not kept."""
+        return self._encode([*self.messages, _message("user", checked(text, "the message"))])
+
+    def add(self, question: str, answer: str) -> None:
+        """Keeps a turn."""
+        self._turns += [_message("user", question), _message("assistant", answer)]
+
+    def clear(self) -> None:
+        """Forgets all turns; the system message stays."""
+        self._turns.clear()
+
+    def save(self, name: str) -> Path:
+        """Writes the messages as a JSON list, which `LLM.chat` takes, and returns the file's path.
+
+        Raises:
+          RequestError: the file holds something else, or cannot be written; it is as it was.
+        """
+        path = Path(name).expanduser().absolute()
+        if path.exists() and path not in self._saved:
+            raise RequestError(f"{name} exists and is not of this conversation; name another file.")
+        content = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
+        try:
+            _replace(path, content.encode())
+        except OSError as error:
+            raise RequestError(
+                f"cannot write {name}: {error.strerror}; the conversation goes on."
+            ) from error
+        self._saved.add(path)
+        return path
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all."""
+    number, beside = tempfile.mkstemp(prefix=f".{path.name[:64]}-", dir=path.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(beside, 0o666 & ~_umask())
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

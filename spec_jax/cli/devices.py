@@ -1,0 +1,47 @@
+"""Keeps JAX from looking for a TPU where there is none: libtpu complains at length."""
+
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+from pathlib import Path
+
+import jax
+
+PCI = Path("/sys/bus/pci/devices")
+GOOGLE = "0x1ae0"
+OTHER_CLASSES = ("0x01", "0x02")
+"""PCI classes of storage and network, which Google's virtual machines have of Google, too."""
+
+
+def ignore_absent_tpu() -> None:
+    """Leaves JAX the CPU alone if libtpu is installed, but no TPU and no other plug-in.
+
+    Call it before JAX has devices. What `JAX_PLATFORMS` says is left as it is.
+    """
+    chosen = jax.config.read("jax_platforms") or "JAX_FORCE_TPU_INIT" in os.environ
+    if not chosen and importlib.util.find_spec("libtpu") and not has_tpu() and not _plugins():
+        jax.config.update("jax_platforms", "cpu")
+
+
+def has_tpu() -> bool:
+    """Whether there may be a TPU on the PCI bus."""
+    return any(
+        _read(device / "vendor") == GOOGLE and not _read(device / "class").startswith(OTHER_CLASSES)
+        for device in PCI.glob("*")
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _plugins() -> bool:
+    """Whether JAX has plug-ins for other accelerators, found as JAX finds them."""
+    found = importlib.util.find_spec("jax_plugins")
+    places = found.submodule_search_locations if found else None
+    named = importlib.metadata.entry_points(group="jax_plugins")
+    return bool(named) or any(pkgutil.iter_modules(places or []))
