@@ -162,6 +162,7 @@ class LLM:
         self.max_num_seqs = max_num_seqs
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._lock, self._request_ids = threading.RLock(), itertools.count()
+        self._draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
         self._speculate(speculative_config or SpeculativeConfig())
 
@@ -181,7 +182,10 @@ class LLM:
         return self._checkpoint.quantization
 
     def with_speculation(self, speculative_config: SpeculativeConfig) -> "LLM":
-        """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
+        """A second `LLM` that drafts or verifies differently.
+
+        It shares the target's weights, and the draft's if it names the same.
+        """
         sibling = copy.copy(self)
         sibling._intake = copy.copy(self._intake)  # which counts its own requests
         sibling._speculate(speculative_config)
@@ -213,8 +217,11 @@ class LLM:
             quantization = config.draft_quantization or asked
             if config.draft == self._target and quantization in (asked, found):
                 return self._checkpoint
-            draft = self._load("draft", config.draft, quantization)
-            return dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
+            if self._draft is None or self._draft[0] != (config.draft, quantization):
+                draft = self._load("draft", config.draft, quantization)
+                draft = dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
+                self._draft = (config.draft, quantization), draft
+            return self._draft[1]
 
         self.speculative_config = config
         drafting = make_drafting(Setting(config, self._checkpoint, load_draft))

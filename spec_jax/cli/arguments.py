@@ -30,7 +30,10 @@ LLM_OPTIONS = (
 )
 """Arguments of `LLM` that are flags of every command that makes one."""
 
-COMMANDS = ("generate", "chat", "transcribe", "audit", "train-draft", "convert", "plan", "env")
+COMMANDS = (
+    *("generate", "chat", "transcribe", "audit", "bench", "report"),
+    *("train-draft", "convert", "plan", "env"),
+)
 
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
@@ -41,6 +44,8 @@ Decode language models faster without changing what they generate.
   spec-jax chat          hold a conversation
   spec-jax transcribe    write down what is said in sound files
   spec-jax audit         test on your own models that nothing is lost
+  spec-jax bench         measure speed on your own models and prompts
+  spec-jax report        draw what bench measured, and compare two files
   spec-jax train-draft   train a draft for your target
   spec-jax convert       write a model in another format
   spec-jax plan          project memory and speed on other machines
