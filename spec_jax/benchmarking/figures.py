@@ -29,7 +29,8 @@ def line_plot(
 
     Args:
       series: label -> points, whose y may be a spread, of which the range is a bar.
-      x, y: labels of the axes.
+      x: label of the axis.
+      y: likewise.
       reference: draws a horizontal line there.
       at_least_0: whether the axis of y begins at 0.
 
@@ -56,7 +57,7 @@ def line_plot(
         **dict.fromkeys(("xtick.color", "ytick.color"), _RULE),
     }
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(4.5, 3.1), layout="constrained")
+        figure = Figure(figsize=(3.7, 2.8), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         for number, (label, points) in enumerate(series.items()):
@@ -70,7 +71,7 @@ def line_plot(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        if len(series) > 1 or any(series):
+        if any(series):
             figure.legend(loc="outside upper left", ncols=2, fontsize=8)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})

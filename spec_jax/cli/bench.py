@@ -18,6 +18,12 @@ from spec_jax.cli.screen import Screen
 from spec_jax.llm import LLM
 
 INTERRUPTED = 130
+_LEGEND = (
+    "tokens/s: medians of the repeats. Speed-up: against the fastest plain decoding, and its "
+    "range. A call: tokens a target call. Kept: of drafted tokens. First, token: medians of "
+    "requests, to the first token and of each after it. Loop: measured speed-up over what the cost "
+    "of calls predicts."
+)
 
 
 def run(options: BenchOptions) -> int:
@@ -125,25 +131,24 @@ def show(screen: Screen, results: Results) -> None:
     """Prints a table for each set of prompts, way of sampling and batch size."""
     for cell, measured in summarize(results).items():
         screen.show(cell.name, _table(measured), "")
+    screen.show(_LEGEND)
 
 
 def _table(measured: Sequence[Measured]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("system")
-    for name in ("tokens/s", "speed-up", "tokens/call", "accepted", "first, ms", "per token, ms"):
-        table.add_column(name, justify="right", no_wrap=name != "per token, ms")
-    table.add_column("loop", justify="right", no_wrap=True)
+    for name in ("tokens/s", "speed-up", "a call", "kept", "first, ms", "token, ms", "loop"):
+        table.add_column(name, justify="right", no_wrap=True)
     for each in measured:
         rate, efficiency = each.acceptance_rate, each.loop_efficiency
-        later = [1000 * value for value in each.seconds_per_output_token]
         table.add_row(
             each.system.name,
-            each.tokens_per_second.text(1),
+            f"{each.tokens_per_second.median:.1f}",
             _spread(each.speedup),
             f"{each.tokens_per_call:.2f}",
             "" if rate is None else f"{rate:.0%}",
             f"{1000 * each.first_token_seconds[0]:.1f}",
-            " ".join(f"{value:.1f}" for value in later),
+            f"{1000 * each.seconds_per_output_token[0]:.1f}",
             "" if efficiency is None else f"{efficiency.median:.2f}",
         )
     return table

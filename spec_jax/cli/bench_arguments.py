@@ -122,7 +122,10 @@ def parse_bench(arguments: Sequence[str]) -> BenchOptions:
     require_target(given, LLM_DTYPES)
     if not given.get("output"):
         raise ConfigError("no output given; name the file of results with --out FILE.jsonl.")
-    own = {name: given[name] for name in _DEFAULTS if name in given}
+    own: dict[str, Any] = {name: given[name] for name in _DEFAULTS if name in given}
+    for name, value in own.items():
+        if isinstance(value, list | tuple):
+            own[name] = tuple(dict.fromkeys(value))
     methods = given.get("methods")
     if methods is None:
         methods = ("draft_model", "prompt_lookup") if given.get("draft") else ("prompt_lookup",)
@@ -134,7 +137,7 @@ def parse_bench(arguments: Sequence[str]) -> BenchOptions:
         methods=methods,
         speculation={name: given[name] for name in OPTIONS if name in given},
         command=f"spec-jax bench {shlex.join(arguments)}",
-        **{name: tuple(dict.fromkeys(v)) if isinstance(v, tuple) else v for name, v in own.items()},
+        **own,
     )
     _check(options)
     return options
