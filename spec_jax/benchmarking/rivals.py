@@ -13,7 +13,7 @@ from spec_jax.benchmarking.results import Request, Setting, System
 from spec_jax.benchmarking.systems import Task, digest, system_of
 from spec_jax.checkpoints import locate
 from spec_jax.config import SpeculativeConfig
-from spec_jax.errors import ConfigError, did_you_mean
+from spec_jax.errors import BenchmarkError, ConfigError, did_you_mean
 from spec_jax.llm import LLM
 
 TRANSFORMERS, LLAMA_CPP = "transformers", "llama-cpp"
@@ -205,7 +205,11 @@ def load_transformers(path: Path, dtype: Any) -> Any:
             AutoConfig.for_model(found.pop("model_type"), **found)
         )
         read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
-        model.load_state_dict(read["tensors"], strict=False)
+        lacking = model.load_state_dict(read["tensors"], strict=False).missing_keys
+        if set(lacking) - {"lm_head.weight"}:  # which may be the embedding
+            raise BenchmarkError(
+                f"transformers finds no {lacking[0]} in {path}; leave --rival transformers out."
+            )
         model.tie_weights()
         model = model.to(dtype)
     else:
