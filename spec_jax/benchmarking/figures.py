@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from spec_jax.benchmarking.summary import Spread
 from spec_jax.errors import ConfigError
@@ -44,7 +45,7 @@ def line_plot(
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise ConfigError("figures need matplotlib: pip install 'spec-jax[bench]'.") from None
-    style = {
+    style: dict[Any, Any] = {
         "svg.fonttype": "none",
         # Identical figures are identical text, and no two figures of a page share a name.
         "svg.hashsalt": repr((series, x, y)),

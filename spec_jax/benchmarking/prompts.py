@@ -84,7 +84,11 @@ def load(name: str) -> PromptSet:
     """
     check_known(name)
     if name in BUILT_IN:
-        text = importlib.resources.files(__package__).joinpath("prompts.jsonl").read_text("utf-8")
+        text = (
+            importlib.resources.files("spec_jax.benchmarking")
+            .joinpath("prompts.jsonl")
+            .read_text("utf-8")
+        )
         own = [line for line in text.split("\n") if line and json.loads(line)["set"] == name]
         return PromptSet(name, tuple(_prompt(json.loads(line), name) for line in own))
     if name == HUMANEVAL:
@@ -114,7 +118,7 @@ def _prompt(value: Any, where: str) -> Prompt:
     if not isinstance(value, dict) or not {"prompt", "turns"} & value.keys():
         raise RequestError(f'{where} has no key "prompt" or "turns"; give one of the two.')
     turns, category = value.get("turns"), value.get("category", "")
-    text = turns[0] if isinstance(turns, list) and turns else value.get("prompt")
+    text: Any = turns[0] if isinstance(turns, list) and turns else value.get("prompt")
     chat = value.get("chat", True)
     for key, found, right, wanted in (
         ("prompt", text, isinstance(text, str) and text, "text"),

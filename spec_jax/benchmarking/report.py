@@ -67,7 +67,11 @@ def render(files: Mapping[str, Results]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = importlib.resources.files(__package__).joinpath("report.html").read_text("utf-8")
+    template = (
+        importlib.resources.files("spec_jax.benchmarking")
+        .joinpath("report.html")
+        .read_text("utf-8")
+    )
     targets = dict.fromkeys(results.header.target for results in files.values())
     return environment.from_string(template).render(
         title=f"Speculative decoding of {', '.join(targets)}",

@@ -138,7 +138,13 @@ def _transformers(
 
     torch.set_num_threads(THREADS)
     dtype = getattr(torch, llm.dtype)
-    model = load_transformers(path, dtype)
+    try:
+        model = load_transformers(path, dtype)
+    except Exception as error:  # of any kind: what it cannot read is for it to say
+        reason = str(error).strip().partition("\n")[0]
+        raise BenchmarkError(
+            f"transformers cannot read {path}: {reason}; leave --rival transformers out."
+        ) from error
     drafts: dict[str, Any] = {}
     for config in (SpeculativeConfig(), *configs):
         usual = (config.draft_length_policy, config.verification, config.scoring)
@@ -207,9 +213,7 @@ def load_transformers(path: Path, dtype: Any) -> Any:
         read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
         lacking = model.load_state_dict(read["tensors"], strict=False).missing_keys
         if set(lacking) - {"lm_head.weight"}:  # which may be the embedding
-            raise BenchmarkError(
-                f"transformers finds no {lacking[0]} in {path}; leave --rival transformers out."
-            )
+            raise ValueError(f"it finds no {lacking[0]} there")
         model.tie_weights()
         model = model.to(dtype)
     else:

@@ -47,7 +47,9 @@ def test_llama_cpp_gets_our_sampling_and_stops():
 @pytest.mark.parametrize("form", ["directory", "gguf"])
 def test_transformers_gives_our_tokens(tmp_path, form):
     write = tiny.write_gguf if form == "gguf" else tiny.write_directory
-    path = write(tmp_path / f"target.{form}")
+    # transformers reads no head_dim from a GGUF file.
+    config = tiny.CONFIG | {"head_dim": 4}
+    path = write(tmp_path / f"target.{form}", config)
     llm = LLM(str(path), dtype="float32", quantization="none")
     configs = [
         SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=2),
