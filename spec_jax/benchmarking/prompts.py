@@ -84,11 +84,8 @@ def load(name: str) -> PromptSet:
     """
     check_known(name)
     if name in BUILT_IN:
-        text = (
-            importlib.resources.files("spec_jax.benchmarking")
-            .joinpath("prompts.jsonl")
-            .read_text("utf-8")
-        )
+        folder = importlib.resources.files("spec_jax.benchmarking")
+        text = folder.joinpath("prompts.jsonl").read_text("utf-8")
         own = [line for line in text.split("\n") if line and json.loads(line)["set"] == name]
         return PromptSet(name, tuple(_prompt(json.loads(line), name) for line in own))
     if name == HUMANEVAL:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from spec_jax.benchmarking.comparison import LEVEL, compare
 from spec_jax.benchmarking.figures import line_plot
@@ -30,7 +29,7 @@ Cells = Mapping[Cell, list[Measured]]
 class Figure:
     """A figure and what is under it."""
 
-    svg: Markup
+    svg: str
     caption: str
 
 
@@ -67,11 +66,8 @@ def render(files: Mapping[str, Results]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = (
-        importlib.resources.files("spec_jax.benchmarking")
-        .joinpath("report.html")
-        .read_text("utf-8")
-    )
+    folder = importlib.resources.files("spec_jax.benchmarking")
+    template = folder.joinpath("report.html").read_text("utf-8")
     targets = dict.fromkeys(results.header.target for results in files.values())
     return environment.from_string(template).render(
         title=f"Speculative decoding of {', '.join(targets)}",
@@ -221,14 +217,20 @@ def _optimum(cells: Cells) -> Section:
                     f"{relative_cost(each.costs)[k + 1]:.2f}",
                     f"{predicted:.2f}",
                     efficiency.text(),
+                    " + ".join(f"{1000 * part:.2f}" for part in each.round_seconds or ()),
                 ]
             )
-    head = ("domain", "system", "E", "c", "v(K + 1)", "E / (K c + v)", "loop efficiency")
+    head = (
+        *("domain", "system", "E", "c", "v(K + 1)", "E / (K c + v)", "loop efficiency"),
+        "a round, ms: draft + score + rest",
+    )
     return Section(
         "Why this K",
         "E: tokens a target call. c: a draft step over a target call of one token. v(n): a call "
         "that scores n tokens over one that scores one. Loop efficiency is the measured speed-up "
-        "of decoding, prompts apart and against our own plain decoding, over E / (K c + v(K + 1)).",
+        "of decoding, prompts apart and against our own plain decoding, over E / (K c + v(K + 1)). "
+        "Of a round, draft and score are what those calls cost by themselves; the rest is what "
+        "else the round took.",
         tables=[Table("Predicted by the cost of calls", head, rows)] if rows else [],
     )
 
@@ -407,7 +409,7 @@ def _figure(
 ) -> Figure:
     points = {label: list(each) for label, each in series.items()}
     svg = line_plot(points, x=x, y=y, reference=reference, at_least_0=from_0)
-    return Figure(Markup(svg), caption)
+    return Figure(svg, caption)
 
 
 def _scaled(spread: Spread) -> Spread:

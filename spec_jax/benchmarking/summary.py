@@ -176,6 +176,16 @@ class Measured:
         return None if c is None or v is None else self.tokens_per_call / (k * c + v)
 
     @property
+    def round_seconds(self) -> tuple[float, float, float] | None:
+        """A round: drafting and scoring by the cost of their calls, and the rest of its time."""
+        if self.predicted_speedup is None or self.costs is None:
+            return None
+        k, c = self.system.num_speculative_tokens, draft_cost(self.costs, self.system.method)
+        call = target_seconds(self.costs)
+        draft, score = k * (c or 0.0) * call[1], call[k + 1]
+        return draft, score, self.seconds_per_round.median - draft - score
+
+    @property
     def loop_efficiency(self) -> Spread | None:
         """Measured over predicted speed-up, both of decoding alone and against our plain one."""
         predicted = self.predicted_speedup
@@ -207,21 +217,27 @@ def _ratio(requests: Sequence[Request], above: str, below: str) -> float:
     return sum(getattr(each, above) for each in requests) / total if total else 0.0
 
 
+def target_seconds(costs: Costs) -> dict[int, float]:
+    """Tokens scored -> seconds of the target's call."""
+    return {
+        step.width: statistics.median(step.seconds)
+        for step in sorted(costs.steps, key=lambda step: step.width)
+        if step.name == "target"
+    }
+
+
 def relative_cost(costs: Costs) -> dict[int, float]:
     """v: tokens scored -> time of the call over that of one token."""
-    seconds = {
-        step.width: statistics.median(step.seconds) for step in costs.steps if step.name == "target"
-    }
-    return {width: each / seconds[1] for width, each in sorted(seconds.items())}
+    seconds = target_seconds(costs)
+    return {width: each / seconds[1] for width, each in seconds.items()}
 
 
 def draft_cost(costs: Costs, method: str) -> float | None:
     """c: a draft step over a target call of one token; None if it was not measured."""
     if method in ("none", *LOOKUPS):
         return 0.0
-    seconds = {(step.name, step.width): statistics.median(step.seconds) for step in costs.steps}
-    step = seconds.get((method, 1))
-    return None if step is None else step / seconds["target", 1]
+    steps = {step.name: statistics.median(step.seconds) for step in costs.steps if step.width == 1}
+    return steps[method] / target_seconds(costs)[1] if method in steps else None
 
 
 def summarize(results: Results) -> dict[Cell, list[Measured]]:

@@ -96,7 +96,7 @@ def test_tables_have_the_numbers():
     plain = ["chat, greedy", "plain", "2250.00 (1500.00 - 3000.00)", "1.00", "1.00"]
     own = ["chat, greedy", "draft_model, K = 1", "1125.00 (750.00 - 1500.00)", "2.00", "2.00"]
     assert plain in page.rows and own in page.rows
-    predicted = next(r for r in page.rows if r[1:2] == ["draft_model, K = 3"] and len(r) == 7)
+    predicted = next(r for r in page.rows if r[1:2] == ["draft_model, K = 3"] and len(r) == 8)
     assert predicted[2:6] == ["2.00", "0.250", "2.00", "0.73"]
     assert ["b", "1.00 / 1.00", "2.00 / 2.00"] in page.rows
     assert any(r[0] == "batch 1" and r[3:] == ["4.0", "0.50"] for r in page.rows)

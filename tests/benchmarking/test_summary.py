@@ -56,6 +56,7 @@ def test_the_cost_of_calls_predicts_the_speed_up():
     assert one.predicted_speedup == pytest.approx(2 / (0.25 + 1.5))
     assert three.predicted_speedup == pytest.approx(2 / (3 * 0.25 + 2.0))
     assert one.loop_efficiency == pytest.approx((1.75, 1.75, 1.75))
+    assert three.round_seconds == pytest.approx((0.75, 2.0, 2.8125 - 2.75))
     assert three.loop_efficiency is not None
     assert three.loop_efficiency.median == pytest.approx((8 / 5) / (2 / 2.75))
 
