@@ -16,25 +16,29 @@ import resource
 import statistics
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax.benchmarking.costs import greedy_steps, streaming_bandwidth, weight_bytes
+from spec_jax.benchmarking.rivals import (
+    complete_with_llama_cpp,
+    complete_with_transformers,
+    load_transformers,
+    open_llama_cpp,
+)
 from spec_jax.checkpoints import locate
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
 from spec_jax.kernels import native
 from tests.prompts import COPY_PROMPTS, PROMPTS
-from tests.torch_reference import load_llama
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = str(ROOT / "checkpoints" / "smollm2-135m-instruct.toml")
@@ -88,47 +92,16 @@ def ours(llm, prompts, tokens=TOKENS):
 
 def hugging_face(model, prompts, tokens=TOKENS, **options):
     def call():
-        count = 0
-        for ids in prompts:
-            with torch.inference_mode():
-                out = model.generate(
-                    torch.tensor([ids]),
-                    attention_mask=torch.ones((1, len(ids)), dtype=torch.long),
-                    do_sample=False,
-                    max_new_tokens=tokens,
-                    eos_token_id=None,
-                    pad_token_id=0,
-                    **options,
-                )
-            count += out.shape[1] - len(ids)
-        return count
+        each = (complete_with_transformers(model, ids, tokens, **options) for ids in prompts)
+        return sum(len(found.token_ids) for found in each)
 
     return call
 
 
-def open_llama_cpp(path):
-    from llama_cpp import Llama
-
-    return Llama(
-        str(path),
-        n_ctx=2048,
-        n_threads=THREADS,
-        n_threads_batch=THREADS,
-        n_batch=512,
-        verbose=False,
-    )
-
-
 def llama_cpp(model, prompts, tokens=TOKENS):
     def call():
-        count = 0
-        for ids in prompts:
-            model.reset()
-            stream = model.generate(ids, temp=0.0)
-            for _ in range(tokens):
-                next(stream)
-                count += 1
-        return count
+        each = (complete_with_llama_cpp(model, ids, tokens) for ids in prompts)
+        return sum(len(found.token_ids) for found in each)
 
     return call
 
@@ -155,47 +128,6 @@ def gguf_of_kind(path, kind, out):
     writer.write_tensors_to_file()
     writer.close()
     return out
-
-
-def streaming_bandwidth():
-    """GB/s at which all threads together read memory (the best of five sums over 1 GiB)."""
-    data = np.ones(2**28, np.float32)
-    parts = np.array_split(data, THREADS)
-    best = 0.0
-    with ThreadPoolExecutor(THREADS) as pool:
-        for _ in range(5):
-            begin = time.perf_counter()
-            list(pool.map(np.add.reduce, parts))
-            best = max(best, data.nbytes / (time.perf_counter() - begin))
-    return best / 1e9
-
-
-def greedy_steps(model, rows, steps=16):
-    """A function that times greedy steps, each scoring `rows` tokens, in a loop on device."""
-
-    def run(model, cache, tokens):
-        def step(_, carry):
-            cache, tokens = carry
-            logits, cache = model.score(tokens, cache)
-            return cache.with_lengths(cache.lengths + 1), jnp.argmax(logits, -1).astype(jnp.int32)
-
-        return jax.lax.fori_loop(0, steps, step, (cache, tokens))
-
-    tokens = jnp.ones((1, rows), jnp.int32)
-    lowered = model.jit(run, donate_argnums=1).lower(model, model.new_cache(1, 256), tokens)
-    compiled = lowered.compile()
-
-    def seconds_per_step():
-        cache = jax.block_until_ready(model.new_cache(1, 256))
-        begin = time.perf_counter()
-        jax.block_until_ready(compiled(model, cache, tokens))
-        return (time.perf_counter() - begin) / steps
-
-    return seconds_per_step
-
-
-def weight_bytes(model):
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
 
 
 def round_seconds(llm, prompts):
@@ -265,7 +197,7 @@ def rows(llms, repeats):
         seconds = [statistics.median(step() for _ in range(repeats)) for step in steps]
         cells = (f"{each * 1e3:.1f} ({each / seconds[0]:.2f})" for each in seconds)
         show(name, *cells, f"{weight_bytes(model) / seconds[0] / 1e9:.1f}")
-    print(f"\nAll threads together read memory at {streaming_bandwidth():.1f} GB/s.")
+    print(f"\nAll threads together read memory at {streaming_bandwidth(2**30) / 1e9:.1f} GB/s.")
 
 
 def lookup(llm):
@@ -322,13 +254,17 @@ def main():
 
     chat, copy = encode(PROMPTS[:2]), encode(COPY_PROMPTS[:3])
     _, path = locate(RECIPE, lambda line: None)
-    hugging = {name: load_llama(path, getattr(torch, name)) for name in ("float32", "bfloat16")}
+    hugging = {
+        name: load_transformers(path, getattr(torch, name)) for name in ("float32", "bfloat16")
+    }
     llama = {}
     if importlib.util.find_spec("llama_cpp"):
         folder = tempfile.TemporaryDirectory()
         for _, kind in SETTINGS.values():
             file = Path(folder.name) / f"{kind}.gguf"
-            llama[kind] = open_llama_cpp(path if kind == "Q4_1" else gguf_of_kind(path, kind, file))
+            llama[kind] = open_llama_cpp(
+                path if kind == "Q4_1" else gguf_of_kind(path, kind, file), 2048
+            )
 
     def plain(prompts, tokens=TOKENS):
         own = {f"spec-jax {name}": ours(llm, prompts, tokens) for name, llm in llms.items()}

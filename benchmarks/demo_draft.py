@@ -115,7 +115,7 @@ def speed(args):
         torch.set_num_threads(cpu_decode.THREADS)
         dtype = torch.bfloat16  # the fastest of transformers where CPUs have such products
         _, path = locate(RECIPE, lambda line: None)
-        target = cpu_decode.load_llama(path, dtype)
+        target = cpu_decode.load_transformers(path, dtype)
         from transformers import AutoModelForCausalLM
 
         assistant = AutoModelForCausalLM.from_pretrained(args.whole, dtype=dtype)

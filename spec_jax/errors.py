@@ -103,6 +103,10 @@ class TrainingError(SpecJaxError):
     """Training a draft cannot go on; what was saved is intact."""
 
 
+class BenchmarkError(SpecJaxError):
+    """A benchmark cannot be run, or a file of results is damaged or of another measurement."""
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether JAX reports, when compiling or running, that a device's memory is too small."""
     return type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)

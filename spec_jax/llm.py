@@ -152,6 +152,7 @@ class LLM:
         self.max_num_seqs = 8 if max_num_seqs is None else max_num_seqs
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._turns = Turns()
+        self._draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
         self._speculate(speculation, drafter)
 
@@ -175,7 +176,10 @@ class LLM:
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
         drafter: DrafterFactory | None = None,
     ) -> "LLM":
-        """A second `LLM` that drafts or verifies differently; it shares the target's weights."""
+        """A second `LLM` that drafts or verifies differently.
+
+        It shares the target's weights, and the draft's if it names the same.
+        """
         speculation = choose(speculative_config, drafter)
         sibling = copy.copy(self)
         sibling._intake = copy.copy(self._intake)  # which counts its own requests
@@ -189,8 +193,11 @@ class LLM:
             quantization = config.draft_quantization or asked
             if config.draft == self._target and quantization in (asked, found):
                 return self._checkpoint
-            draft = self._loader.draft(config.draft, quantization, self._checkpoint)
-            return dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
+            if self._draft is None or self._draft[0] != (config.draft, quantization):
+                draft = self._loader.draft(config.draft, quantization, self._checkpoint)
+                draft = dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
+                self._draft = (config.draft, quantization), draft
+            return self._draft[1]
 
         self.speculative_config = config
         drafting = make_drafting(DrafterSetting(config, self._checkpoint, load_draft, factory))

@@ -45,7 +45,8 @@ def test_wheel_contains_spec_jax_alone(wheel):
 def test_wheel_contains_every_module_and_the_type_marker(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "spec_jax").rglob("*.py")}
     assert modules <= set(wheel.namelist())
-    assert "spec_jax/py.typed" in wheel.namelist()
+    data = ("py.typed", "benchmarking/report.html", "benchmarking/prompts.jsonl")
+    assert {f"spec_jax/{name}" for name in data} <= set(wheel.namelist())
 
 
 def test_wheel_metadata(wheel):

@@ -10,10 +10,12 @@ from spec_jax import __version__
 from spec_jax.cli import streams
 from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_command
 from spec_jax.cli.audit_arguments import parse_audit
+from spec_jax.cli.bench_arguments import parse_bench
 from spec_jax.cli.convert_arguments import parse_convert
 from spec_jax.cli.interrupts import raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
+from spec_jax.cli.report_arguments import parse_report
 from spec_jax.cli.train_arguments import parse_train
 from spec_jax.cli.transcribe_arguments import parse_transcribe
 from spec_jax.errors import (
@@ -136,6 +138,16 @@ def _run(arguments: list[str]) -> int:
         from spec_jax.cli import audit
 
         return audit.run(audit_options, audit_prompts)
+    if command == "bench":
+        bench_options = parse_bench(rest)
+        from spec_jax.cli import bench
+
+        return bench.run(bench_options)
+    if command == "report":
+        report_options = parse_report(rest)
+        from spec_jax.cli import report
+
+        return report.run(report_options)
     if command == "train-draft":
         train_options = parse_train(rest)
         from spec_jax.cli import train_draft

@@ -32,7 +32,10 @@ LLM_OPTIONS = (
 )
 """Arguments of `LLM` that are flags of every command that makes one."""
 
-COMMANDS = ("generate", "chat", "transcribe", "audit", "train-draft", "convert", "plan", "env")
+COMMANDS = (
+    *("generate", "chat", "transcribe", "audit", "bench", "report"),
+    *("train-draft", "convert", "plan", "env"),
+)
 
 OVERVIEW = """\
 usage: spec-jax COMMAND [options]
@@ -44,6 +47,8 @@ generate.
   chat          hold a conversation
   transcribe    write down what is said in sound files
   audit         test that nothing is lost, on your models
+  bench         measure speed on your models and prompts
+  report        draw what bench measured, compare two files
   train-draft   train a draft for your target
   convert       write a model in another format
   plan          project memory and speed elsewhere

@@ -113,6 +113,25 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
+def wholes(text: str) -> tuple[int, ...]:
+    """Whole numbers such as `1,2,4` or `1-4`, for `type=`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        found += range(whole(first), whole(last) + 1) if dash and first else [whole(part)]
+    return tuple(found)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers such as `0,0.8`, for `type=`."""
+    return tuple(number(part) for part in text.split(","))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names such as `a,b`, for `type=`."""
+    return tuple(part.strip() for part in text.split(","))
+
+
 def add_debug(group: Any) -> None:
     """Adds the flag that every command has."""
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+import time
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -16,6 +17,8 @@ from spec_jax.cli.interrupts import held_back
 from spec_jax.cli.waiting import Waiting
 from spec_jax.cli.wrapping import Wrapper
 
+LOG_SECONDS = 30.0
+"""Between lines of a log, where there is no terminal."""
 REPORT_WIDTH = 100
 """Columns of a report where there is no terminal to fit."""
 
@@ -62,6 +65,7 @@ class Screen:
         """Added to what the program waits for."""
         self._bar: Progress | None = None
         self._in_line = False
+        self._logged = 0.0
 
     def __enter__(self) -> "Screen":
         return self
@@ -132,6 +136,14 @@ class Screen:
                 self._bar.start()
         task = self._bar.task_ids[0]
         self._bar.update(task, completed=done, total=total, description=escape(visible(message)))
+
+    def log(self, text: str, *, now: bool) -> None:
+        """Writes a line where there is no terminal; unless `now`, one in half a minute."""
+        if self.shows_progress:
+            return
+        if now or time.monotonic() - self._logged > LOG_SECONDS:
+            self._logged = time.monotonic()
+            self.note(text)
 
     def settle(self) -> None:
         """Takes the progress away."""

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from spec_jax.cli.arguments import add_reference, require_target
-from spec_jax.cli.parser import Parser, add_debug, add_field, fields_of, number, whole
+from spec_jax.cli.parser import (
+    Parser,
+    add_debug,
+    add_field,
+    fields_of,
+    number,
+    numbers,
+    whole,
+    wholes,
+)
 from spec_jax.errors import ConfigError
 from spec_jax.training.config import EMBEDDINGS, OBJECTIVES, TrainingConfig
 
@@ -65,7 +74,7 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
     add(group, "layers", "layers of the draft", type=whole, metavar="N")
     group.add_argument(
         "--from-layers",
-        type=_wholes,
+        type=wholes,
         metavar="I,J",
         help="layers of the target that it is initialised from (default: evenly spaced)",
     )
@@ -83,7 +92,7 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
         help="where sampled rows are kept; runs can share them (default: data in the run's)",
     )
     add(group, "sample_tokens", "tokens to sample from the target", type=whole, metavar="N")
-    add(group, "temperatures", "sampling temperatures, in turn", type=_numbers, metavar="T,U")
+    add(group, "temperatures", "sampling temperatures, in turn", type=numbers, metavar="T,U")
     add(group, "sequence_length", "tokens per row, prompt included", type=whole, metavar="N")
     add(group, "sample_batch", "rows sampled at once", type=whole, metavar="N")
     add(group, "held_out", "prompts kept for evaluation", type=whole, metavar="N")
@@ -121,11 +130,3 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
         license=given.get("license", LICENSE),
         arguments=tuple(arguments),
     )
-
-
-def _wholes(text: str) -> tuple[int, ...]:
-    return tuple(whole(part) for part in text.split(","))
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(number(part) for part in text.split(","))

@@ -1,7 +1,6 @@
 """`spec-jax train-draft`: trains a draft for a target."""
 
 import shlex
-import time
 
 from spec_jax.checkpoints.draft_directory import Lender
 from spec_jax.cli.loading import join
@@ -12,9 +11,6 @@ from spec_jax.training.examples import fingerprints, read_examples
 from spec_jax.training.export import RECIPE, Provenance, check_recipe, export
 from spec_jax.training.plot import plot_acceptance
 from spec_jax.training.run import Progress, TrainingRun
-
-LOG_SECONDS = 30.0
-"""Between lines of the log, where there is no terminal."""
 
 
 def run(options: TrainOptions) -> int:
@@ -73,12 +69,11 @@ class _Log:
 
     def __init__(self, screen: Screen):
         self._screen = screen
-        self._shown = 0.0
 
     def line(self, text: str) -> None:
         if self._screen.shows_progress:
             self._screen.progress(text)
-        self._note(text, now=False)
+        self._screen.log(text, now=False)
 
     def progress(self, progress: Progress) -> None:
         accepted = ", ".join(f"{kind} {rate:.3f}" for kind, rate in progress.acceptance.items())
@@ -88,11 +83,6 @@ class _Log:
             f"{progress.tokens_per_second:.0f} tokens/s, {minutes}:{seconds:02d} left"
         )
         self._screen.bar(progress.step, progress.steps, text)
-        self._note(f"step {progress.step} of {progress.steps}: {text}", now=progress.evaluated)
-
-    def _note(self, text: str, *, now: bool) -> None:
-        if self._screen.shows_progress:
-            return
-        if now or time.monotonic() - self._shown > LOG_SECONDS:
-            self._shown = time.monotonic()
-            self._screen.note(text)
+        self._screen.log(
+            f"step {progress.step} of {progress.steps}: {text}", now=progress.evaluated
+        )

@@ -17,7 +17,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from spec_jax.distributed.roll_call import call_roll
-from spec_jax.errors import CheckpointError, ConfigError, DisagreementError, TrainingError
+from spec_jax.errors import (
+    BenchmarkError,
+    CheckpointError,
+    ConfigError,
+    DisagreementError,
+    TrainingError,
+)
 from spec_jax.sharding import Layout
 
 T = TypeVar("T")
@@ -35,7 +41,8 @@ _PACKAGES = (
 _SHOWN = 224
 """Bytes of a fact that travel besides its checksum."""
 _PASSED_ON = {
-    kind.__name__: kind for kind in (ConfigError, CheckpointError, TrainingError, OSError)
+    kind.__name__: kind
+    for kind in (BenchmarkError, ConfigError, CheckpointError, TrainingError, OSError)
 }
 """Errors of process 0 that are those of the whole run."""
 

@@ -1,0 +1,329 @@
+"""Other libraries in the same run, where they are installed: the same weights, prompts, threads."""
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_jax.benchmarking.results import Request, Setting, System
+from spec_jax.benchmarking.systems import Task, digest, system_of
+from spec_jax.checkpoints import locate
+from spec_jax.config import SpeculativeConfig
+from spec_jax.errors import BenchmarkError, ConfigError, did_you_mean
+from spec_jax.llm import LLM
+
+TRANSFORMERS, LLAMA_CPP = "transformers", "llama-cpp"
+RIVALS = {TRANSFORMERS: "torch", LLAMA_CPP: "llama_cpp"}
+"""Name -> the module that it needs and that this package does not bring along."""
+THREADS = os.cpu_count() or 1
+GREEDY = Setting()
+
+
+def check_rival(name: str) -> None:
+    """Refuses a rival that is not known or not installed.
+
+    Raises:
+      ConfigError: with what to install.
+    """
+    if name not in RIVALS:
+        raise ConfigError(f"rival is {name!r}.{did_you_mean(name, RIVALS)}")
+    if importlib.util.find_spec(RIVALS[name]) is None:
+        packages = {TRANSFORMERS: "torch", LLAMA_CPP: "llama-cpp-python"}
+        raise ConfigError(f"rival {name!r} needs {packages[name]}: pip install {packages[name]}.")
+
+
+@dataclasses.dataclass
+class Completion:
+    """What one request of another library gave.
+
+    Attributes:
+      token_ids: the generated tokens.
+      calls: of the target.
+      first, seconds: from the begin to the first token, and to the end.
+    """
+
+    token_ids: list[int]
+    calls: int
+    first: float
+    seconds: float
+
+
+@dataclasses.dataclass
+class Rival:
+    """A system of another library: one request at a time.
+
+    Attributes:
+      system: what it is.
+      complete: decodes the token ids of a prompt, given how to sample, the seed, the most tokens,
+        and whether end-of-sequence tokens count.
+    """
+
+    system: System
+    complete: Callable[[list[int], Setting, int, int, bool], Completion]
+
+    def can(self, setting: Setting, batch_size: int) -> bool:
+        """Batches of others are left out: each pads and schedules in its own way."""
+        return batch_size == 1
+
+    def run(self, task: Task) -> tuple[float, list[Request]]:
+        """Decodes the prompts one after another."""
+        begin, requests = time.perf_counter(), []
+        tasks = zip(task.numbers, task.prompts, task.categories, task.seeds, strict=True)
+        for number, prompt, category, seed in tasks:
+            found = self.complete(prompt, task.setting, seed, task.max_tokens, task.ignore_eos)
+            requests.append(
+                Request(
+                    prompt=number,
+                    category=category,
+                    prompt_tokens=len(prompt),
+                    tokens=len(found.token_ids),
+                    finish_reason="length" if len(found.token_ids) == task.max_tokens else "stop",
+                    digest=digest(found.token_ids),
+                    rounds=found.calls,
+                    first_token_seconds=found.first,
+                    seconds=found.seconds,
+                    decode_seconds=max(found.seconds - found.first, 0.0),
+                )
+            )
+        return time.perf_counter() - begin, requests
+
+
+def prepare_rivals(
+    names: Sequence[str],
+    llm: LLM,
+    reference: str,
+    configs: Sequence[SpeculativeConfig],
+    on_note: Callable[[str], None],
+) -> Iterator[Rival]:
+    """Loads other libraries' models and yields their systems.
+
+    Args:
+      names: of the libraries.
+      llm: whose target, precision and end-of-sequence tokens are taken.
+      reference: the target's.
+      configs: what to compare with; the ones that the others have too are taken.
+      on_note: called with what is left out, and why.
+    """
+    if not names:
+        return
+    _, path = locate(reference, lambda line: None)
+    stops = llm.eos_token_ids
+    if TRANSFORMERS in names:
+        yield from _transformers(path, llm, configs, stops, on_note)
+    if LLAMA_CPP in names:
+        if path.suffix != ".gguf":
+            on_note(f"llama-cpp is left out: it reads .gguf files, and the target is {path.name}")
+            return
+        model = open_llama_cpp(path, llm.max_model_len)
+
+        def complete(ids: list[int], setting: Setting, seed: int, tokens: int, past_eos: bool):
+            ends = () if past_eos else stops
+            return complete_with_llama_cpp(model, ids, tokens, setting, seed=seed, stops=ends)
+
+        yield Rival(system_of(SpeculativeConfig(), "llama.cpp"), complete)
+
+
+def _transformers(
+    path: Path,
+    llm: LLM,
+    configs: Sequence[SpeculativeConfig],
+    stops: Sequence[int],
+    on_note: Callable[[str], None],
+) -> Iterator[Rival]:
+    import torch
+
+    torch.set_num_threads(THREADS)
+    dtype = getattr(torch, llm.dtype)
+    try:
+        model = load_transformers(path, dtype)
+    except Exception as error:  # of any kind: what it cannot read is for it to say
+        reason = str(error).strip().partition("\n")[0]
+        raise BenchmarkError(
+            f"transformers cannot read {path}: {reason}; leave --rival transformers out."
+        ) from error
+    drafts: dict[str, Any] = {}
+    for config in (SpeculativeConfig(), *configs):
+        usual = (config.draft_length_policy, config.verification, config.scoring)
+        if usual != ("constant", "token", "block") or config.num_drafts > 1:
+            continue
+        k, options = config.most_speculative_tokens, {}
+        if config.method == "prompt_lookup":
+            options = {"prompt_lookup_num_tokens": k}
+        elif config.method == "draft_model" and config.draft:
+            if config.draft not in drafts:
+                drafts[config.draft] = _draft(config.draft, dtype, on_note)
+            if drafts[config.draft] is None:
+                continue
+            options = {"assistant_model": drafts[config.draft]}
+        elif config.method != "none":
+            continue
+
+        def complete(
+            ids: list[int],
+            setting: Setting,
+            seed: int,
+            tokens: int,
+            past_eos: bool,
+            k: int = k,
+            options: dict[str, Any] = options,
+        ) -> Completion:
+            if assistant := options.get("assistant_model"):
+                _draft_always(assistant, k)
+            ends = None if past_eos else list(stops)
+            return complete_with_transformers(
+                model, ids, tokens, setting, seed=seed, eos_token_id=ends, **options
+            )
+
+        yield Rival(system_of(config, TRANSFORMERS), complete)
+
+
+def _draft(reference: str, dtype: Any, on_note: Callable[[str], None]) -> Any:
+    _, path = locate(reference, lambda line: None)
+    try:
+        return load_transformers(path, dtype)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        on_note(f"transformers cannot read the draft {path.name}, and has no row of it: {reason}")
+        return None
+
+
+def _draft_always(assistant: Any, k: int) -> None:
+    """K tokens in each round, as here: no schedule, and no stop at a token of low confidence."""
+    config = assistant.generation_config
+    config.num_assistant_tokens, config.assistant_confidence_threshold = k, 0.0
+    config.num_assistant_tokens_schedule = "constant"
+
+
+def load_transformers(path: Path, dtype: Any) -> Any:
+    """A causal language model of transformers, from a directory or a .gguf file."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    if path.suffix == ".gguf":
+        # What `from_pretrained(gguf_file=...)` does, without the `accelerate` that it asks for.
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+        found = dict(load_gguf_checkpoint(path)["config"])
+        model: Any = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(found.pop("model_type"), **found)
+        )
+        read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
+        lacking = model.load_state_dict(read["tensors"], strict=False).missing_keys
+        if set(lacking) - {"lm_head.weight"}:  # which may be the embedding
+            raise ValueError(f"it finds no {lacking[0]} there")
+        model.tie_weights()
+        model = model.to(dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
+    model.generation_config = GenerationConfig(pad_token_id=0)  # its sampling is given, not found
+    return model.eval()
+
+
+class _FirstToken:
+    """A streamer that notes when the first token came."""
+
+    def __init__(self) -> None:
+        self.puts, self.seconds = 0, 0.0
+
+    def put(self, value: Any) -> None:
+        self.puts += 1
+        if self.puts == 2:  # the first is the prompt
+            self.seconds = time.perf_counter()
+
+    def end(self) -> None:
+        pass
+
+
+def complete_with_transformers(
+    model: Any,
+    ids: list[int],
+    tokens: int,
+    setting: Setting = GREEDY,
+    *,
+    seed: int = 0,
+    eos_token_id: Sequence[int] | None = None,
+    **options: Any,
+) -> Completion:
+    """One request of transformers.
+
+    Args:
+      model: of transformers.
+      ids: the prompt's tokens.
+      tokens: most tokens to generate.
+      setting: how to sample.
+      seed: of torch.
+      eos_token_id: tokens that end it.
+      **options: further arguments of `generate`.
+    """
+    import torch
+
+    sampling: dict[str, Any] = {"do_sample": False}
+    if setting.temperature:
+        torch.manual_seed(seed)
+        sampling = {"do_sample": True, "temperature": setting.temperature, "top_k": 0}
+        sampling["top_p"] = setting.top_p
+    calls, streamer = 0, _FirstToken()
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    hook = model.register_forward_hook(count)
+    begin = time.perf_counter()
+    try:
+        with torch.inference_mode():
+            out = model.generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones((1, len(ids)), dtype=torch.long),
+                max_new_tokens=tokens,
+                eos_token_id=eos_token_id,
+                pad_token_id=0,
+                streamer=streamer,
+                **sampling,
+                **options,
+            )
+    finally:
+        hook.remove()
+    end = time.perf_counter()
+    found = out[0, len(ids) :].tolist()
+    return Completion(found, calls, streamer.seconds - begin, end - begin)
+
+
+def open_llama_cpp(path: Path, context: int) -> Any:
+    """A model of llama.cpp, with all threads of this machine."""
+    return importlib.import_module("llama_cpp").Llama(
+        str(path),
+        n_ctx=context,
+        n_threads=THREADS,
+        n_threads_batch=THREADS,
+        n_batch=512,
+        verbose=False,
+    )
+
+
+def complete_with_llama_cpp(
+    model: Any,
+    ids: list[int],
+    tokens: int,
+    setting: Setting = GREEDY,
+    *,
+    seed: int = 0,
+    stops: Sequence[int] = (),
+) -> Completion:
+    """One request of llama.cpp; see `complete_with_transformers`."""
+    begin = time.perf_counter()
+    model.reset()
+    model.set_seed(seed % 2**32)
+    stream = model.generate(
+        ids, temp=setting.temperature, top_p=setting.top_p, top_k=0, min_p=0.0, repeat_penalty=1.0
+    )
+    found, first = [], 0.0
+    for _ in range(tokens):
+        found.append(next(stream))
+        first = first or time.perf_counter() - begin
+        if found[-1] in stops:
+            break
+    return Completion(found, len(found), first, time.perf_counter() - begin)

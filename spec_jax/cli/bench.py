@@ -1,0 +1,158 @@
+"""`spec-jax bench`: measures systems side by side, into a file of results."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from spec_jax import distributed
+from spec_jax.benchmarking import prompts
+from spec_jax.benchmarking.measuring import Progress, describe, encode, measure
+from spec_jax.benchmarking.results import Results, Setting, Writer
+from spec_jax.benchmarking.rivals import check_rival, prepare_rivals
+from spec_jax.benchmarking.summary import Measured, Spread, summarize
+from spec_jax.benchmarking.systems import Runner, grid, prepare
+from spec_jax.cli.bench_arguments import BenchOptions
+from spec_jax.cli.interrupts import heard
+from spec_jax.cli.loading import join
+from spec_jax.cli.screen import Screen
+from spec_jax.llm import LLM
+
+INTERRUPTED = 130
+_LEGEND = (
+    "tokens/s: medians of the repeats. Speed-up: against the fastest plain decoding, and its "
+    "range. A call: tokens a target call. Kept: of drafted tokens. First, token: medians of "
+    "requests, to the first token and of each after it. Loop: measured speed-up over what the cost "
+    "of calls predicts."
+)
+
+
+def run(options: BenchOptions) -> int:
+    """Measures and prints a table; returns the exit code, 130 after Ctrl-C."""
+    for name in options.rivals:
+        check_rival(name)
+    configs = grid(
+        options.methods,
+        options.lookaheads,
+        policies=options.policies,
+        verifications=options.verifications,
+        scorings=options.scorings,
+        options=options.speculation,
+    )
+    sets = [prompts.load(name).some(options.num_prompts) for name in options.prompt_sets]
+    with Screen() as screen:
+        screen.progress("loading")
+        arguments = dict(options.llm)
+        layout = join(arguments.pop("layout", None), screen)
+        llm = LLM(
+            options.target,
+            layout=layout,
+            seed=options.seed,
+            on_progress=screen.progress,
+            **arguments,
+        )
+        encoded = encode(llm, sets, options.max_tokens, screen.note)
+        runners: list[Runner] = [*prepare(llm, configs)]
+        runners += prepare_rivals(options.rivals, llm, options.target, configs, screen.note)
+        header = describe(
+            llm,
+            runners,
+            encoded,
+            target=options.target,
+            draft=options.speculation.get("draft"),
+            options=_named(options),
+            settings=_settings(options),
+            batch_sizes=options.batch_sizes,
+            max_tokens=options.max_tokens,
+            ignore_eos=options.ignore_eos,
+            repeats=options.repeats,
+            seed=options.seed,
+            command=options.command,
+        )
+        writer: Writer | None = None
+
+        def open_file() -> None:
+            nonlocal writer
+            writer = Writer(options.output, header, resume=options.resume)
+
+        distributed.from_first(open_file)
+        interrupted = False
+        try:
+            measure(header, runners, encoded, writer, _Shown(screen))
+        except KeyboardInterrupt:
+            heard()
+            interrupted = True
+        screen.settle()
+        if writer is not None:
+            show(screen, writer.results)
+            done = len(writer.results.runs)
+            screen.note(f"{done} runs in {options.output}")
+        if interrupted:
+            screen.note("interrupted; the same command with --resume goes on")
+    return INTERRUPTED if interrupted else 0
+
+
+def _settings(options: BenchOptions) -> list[Setting]:
+    """Greedy decoding once, and each temperature with each top-p."""
+    found = [
+        Setting(temperature=temperature, top_p=top_p if temperature else 1.0)
+        for temperature in options.temperatures
+        for top_p in options.top_ps
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _named(options: BenchOptions) -> dict[str, str]:
+    """Options that the head of the file has no field of its own for."""
+    own = {**options.llm, **options.speculation}
+    return {
+        name: str(value)
+        for name, value in own.items()
+        if name not in ("draft", "dtype", "quantization", "layout")
+    }
+
+
+class _Shown:
+    """Progress as a bar on a terminal, and as lines of text elsewhere."""
+
+    def __init__(self, screen: Screen):
+        self._screen = screen
+
+    def __call__(self, progress: Progress) -> None:
+        left = ""
+        if progress.seconds_left is not None:
+            minutes, seconds = divmod(round(progress.seconds_left), 60)
+            left = f", {minutes}:{seconds:02d} left"
+        self._screen.bar(progress.done, progress.total, f"{progress.text}{left}")
+        line = f"{progress.done} of {progress.total} runs, {progress.text}{left}"
+        self._screen.log(line, now=False)
+
+
+def show(screen: Screen, results: Results) -> None:
+    """Prints a table for each set of prompts, way of sampling and batch size."""
+    for cell, measured in summarize(results).items():
+        screen.show(cell.name, _table(measured), "")
+    screen.show(_LEGEND)
+
+
+def _table(measured: Sequence[Measured]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("system")
+    for name in ("tokens/s", "speed-up", "a call", "kept", "first, ms", "token, ms", "loop"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in measured:
+        rate, efficiency = each.acceptance_rate, each.loop_efficiency
+        table.add_row(
+            each.system.name,
+            f"{each.tokens_per_second.median:.1f}",
+            _spread(each.speedup),
+            f"{each.tokens_per_call:.2f}",
+            "" if rate is None else f"{rate:.0%}",
+            f"{1000 * each.first_token_seconds[0]:.1f}",
+            f"{1000 * each.seconds_per_output_token[0]:.1f}",
+            "" if efficiency is None else f"{efficiency.median:.2f}",
+        )
+    return table
+
+
+def _spread(spread: Spread | None) -> str:
+    return "" if spread is None else spread.text()

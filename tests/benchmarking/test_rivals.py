@@ -1,0 +1,80 @@
+"""transformers in the same run: the same tokens from the same files."""
+
+import types
+
+import pytest
+
+from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax.benchmarking import rivals
+from spec_jax.benchmarking.results import Setting
+from spec_jax.benchmarking.systems import Task, digest
+from spec_jax.errors import ConfigError
+from tests.checkpoints import tiny
+
+PROMPT = "the in the in the"
+
+
+@pytest.mark.parametrize("name", rivals.RIVALS)
+def test_what_is_not_installed(name, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    with pytest.raises(ConfigError, match="pip install"):
+        rivals.check_rival(name)
+
+
+def test_llama_cpp_gets_our_sampling_and_stops():
+    asked = {}
+
+    class Model:
+        def reset(self):
+            asked["reset"] = True
+
+        def set_seed(self, seed):
+            asked["seed"] = seed
+
+        def generate(self, ids, **options):
+            asked.update(options, ids=ids)
+            yield from (5, 6, 7, 8)
+
+    setting = Setting(temperature=0.8, top_p=0.9)
+    found = rivals.complete_with_llama_cpp(Model(), [1, 2], 3, setting, seed=2**32 + 4, stops=(6,))
+    assert (found.token_ids, found.calls) == ([5, 6], 2)
+    assert rivals.complete_with_llama_cpp(Model(), [1, 2], 3).token_ids == [5, 6, 7]
+    assert asked["ids"] == [1, 2] and asked["reset"] and asked["temp"] == 0.0
+    assert (asked["top_k"], asked["min_p"], asked["repeat_penalty"]) == (0, 0.0, 1.0)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["directory", "gguf"])
+def test_transformers_gives_our_tokens(tmp_path, form):
+    write = tiny.write_gguf if form == "gguf" else tiny.write_directory
+    # transformers reads no head_dim from a GGUF file.
+    config = tiny.CONFIG | {"head_dim": 4}
+    path = write(tmp_path / f"target.{form}", config)
+    llm = LLM(str(path), dtype="float32", quantization="none")
+    configs = [
+        SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=2),
+        SpeculativeConfig(method="draft_model", draft=str(path), num_speculative_tokens=2),
+        SpeculativeConfig(method="suffix", num_speculative_tokens=2),
+    ]
+    notes: list[str] = []
+    systems = list(rivals.prepare_rivals(("transformers",), llm, str(path), configs, notes.append))
+    assert [each.system.name for each in systems] == [
+        "transformers, plain",
+        "transformers, prompt_lookup, K = 2",
+        "transformers, draft_model, K = 2",
+    ]
+    assert notes == []
+    ids = llm.tokenizer.encode(PROMPT)
+    ours = llm.generate([ids], SamplingParams(max_tokens=12, ignore_eos=True))[0]
+    task = Task([0], [ids], ["c"], Setting(), [0], 12, True, 1, "t")
+    for each in systems:
+        seconds, (request,) = each.run(task)
+        assert request.digest == digest(ours.token_ids), each.system.name
+        assert 0 < request.first_token_seconds < request.seconds <= seconds
+        assert (request.tokens, request.category) == (12, "c")
+        drafts = each.system.method == "draft_model"  # the target itself: two of two are kept
+        assert request.rounds == (4 if drafts else request.rounds) and request.rounds <= 12
+    sampled = Task([0], [ids], [""], Setting(temperature=0.9), [3], 12, True, 1, "t")
+    one, other = (systems[0].run(sampled)[1][0] for _ in range(2))
+    assert one.digest == other.digest != digest(ours.token_ids)
+    assert isinstance(systems[0].complete, types.FunctionType)
