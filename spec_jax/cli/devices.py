@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -19,9 +20,10 @@ def ignore_absent_tpu() -> None:
 
     Call it before JAX has devices. What `JAX_PLATFORMS` says is left as it is.
     """
-    chosen = jax.config.read("jax_platforms") or "JAX_FORCE_TPU_INIT" in os.environ
+    config: Any = jax.config
+    chosen = config.jax_platforms or "JAX_FORCE_TPU_INIT" in os.environ
     if not chosen and importlib.util.find_spec("libtpu") and not has_tpu() and not _plugins():
-        jax.config.update("jax_platforms", "cpu")
+        config.update("jax_platforms", "cpu")
 
 
 def has_tpu() -> bool:
