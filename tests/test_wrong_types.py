@@ -29,7 +29,6 @@ def llm(path) -> LLM:
         *([None], [5.0], [b"a"], [iter("a")], [[]], [[None]], [[1.5]], ["a", ["b"]], [[10**30]]),
         *("", "\ud800", [""], np.zeros((2, 2)), np.array([["a"]])),
     ],
-    ids=repr,
 )
 def test_prompts(llm, prompts):
     with pytest.raises(RequestError):
@@ -49,7 +48,6 @@ def test_sampling_params(llm, params):
     [5, None, "hi", [5], [[]], {"role": "user", "content": "a"}, [{"role": "user"}]]
     + [[{"role": role, "content": content}] for role, content in (("user", 5), (["user"], "a"))]
     + [[{"role": "user", "content": "a", "tools": object()}]],
-    ids=repr,
 )
 def test_messages(llm, messages):
     with pytest.raises(RequestError, match="message"):
@@ -73,7 +71,6 @@ def test_sounds(llm, sounds):
         *({"layout": value} for value in (5, "", "a\0b", "a" * 10**5)),
         *({"dtype": value} for value in (5, [], np.float32)),
     ],
-    ids=repr,
 )
 def test_arguments_of_llm(path, arguments):
     if arguments == {"speculative_config": []}:
