@@ -67,11 +67,14 @@ GUARDS = {
         ],
     },
     "closed pipes and streams, Ctrl-C": {
-        "cli/test_generate.py": [
-            "test_output_that_cannot_be_written",
-            "test_ctrl_c_ends_quietly_and_keeps_what_was_printed",
-        ],
+        "cli/test_generate.py": ["test_ctrl_c_ends_quietly_and_keeps_what_was_printed"],
         "cli/test_screen.py": ["test_ctrl_c_is_not_lost"],
+        "cli/test_streams.py": [
+            "test_a_pipe_that_nobody_reads",
+            "test_an_output_that_is_full",
+            "test_a_closed_stream_is_said",
+            "test_ctrl_c_during_imports",
+        ],
     },
     "threads: keys and cold starts": {
         "test_wrong_types.py": [

@@ -148,7 +148,7 @@ def test_what_is_refused(directories, llm, tmp_path):
         llm.generate("Hello")
     with pytest.raises(RequestError, match="sound 1 is an array of shape"):
         llm.transcribe([SOUNDS[0], np.zeros((2, 2))])
-    with pytest.raises(RequestError, match="sound 1 is of type int; give the path"):
+    with pytest.raises(RequestError, match="sound 1 is 5; give a path"):
         llm.transcribe([SOUNDS[0], 5])
     several = SpeculativeConfig(
         method="universal_text", draft=directories["other"], num_speculative_tokens=2

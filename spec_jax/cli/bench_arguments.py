@@ -106,7 +106,7 @@ def parse_bench(arguments: Sequence[str]) -> BenchOptions:
       ConfigError: an argument is unknown, malformed or out of range, or a package is missing.
       RequestError: a file of prompts is not there.
     """
-    parser = Parser("bench", "--target REF --out FILE.jsonl", _EPILOG)
+    parser = Parser("bench", "--target REF --out FILE", _EPILOG)
     add_model(parser)
     _add_systems(parser)
     _add_measurement(parser)

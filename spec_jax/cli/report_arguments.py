@@ -32,7 +32,7 @@ def parse_report(arguments: Sequence[str]) -> ReportOptions:
     Raises:
       ConfigError: an argument is missing or unknown.
     """
-    parser = Parser("report", "RESULTS.jsonl [RESULTS.jsonl ...] --out report.html", _EPILOG)
+    parser = Parser("report", "RESULTS... --out FILE", _EPILOG)
     parser.add_argument(
         "results",
         nargs="*",

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import time
-from types import SimpleNamespace
 
 from spec_jax.cli.interrupts import AGAIN
 from spec_jax.cli.keyboard import Keyboard
@@ -119,7 +118,7 @@ def test_a_model_that_takes_no_system_message(capsys, scripted, monkeypatch):
         return [len(each["content"]) for each in messages]
 
     llm = scripted((0, "answer", output("answer")))
-    llm.tokenizer = SimpleNamespace(encode_chat=encode)
+    llm.encode_chat = staticmethod(encode)
     code, out, err = chat(capsys, monkeypatch, "/system x\nHello\n")
     assert (code, out) == (2, "answer\n") and "no system role" in err
     code, out, err = chat(capsys, monkeypatch, "Hello\n", "--system", "x")
