@@ -149,12 +149,11 @@ class LLM:
             )
         self.max_model_len = max_model_len or context
         within = checkpoint.model.within(self.max_model_len)
-        self.max_num_seqs = 8 if max_num_seqs is None else max_num_seqs
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._turns = Turns()
         self._draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
-        self._speculate(speculation, drafter)
+        self._speculate(speculation, drafter, 8 if max_num_seqs is None else max_num_seqs)
 
     @property
     def name(self) -> str:
@@ -171,6 +170,16 @@ class LLM:
         """How the target's matrices are kept; see the argument."""
         return self._checkpoint.quantization
 
+    @property
+    def max_num_seqs(self) -> int:
+        """Most requests decoded at once; it may be set between calls."""
+        return self._calls.max_num_seqs
+
+    @max_num_seqs.setter
+    def max_num_seqs(self, most: int) -> None:
+        check_whole("max_num_seqs", most, 1)
+        self._calls = dataclasses.replace(self._calls, max_num_seqs=most)
+
     def with_speculation(
         self,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
@@ -183,10 +192,12 @@ class LLM:
         speculation = choose(speculative_config, drafter)
         sibling = copy.copy(self)
         sibling._intake = copy.copy(self._intake)  # which counts its own requests
-        sibling._speculate(speculation, drafter)
+        sibling._speculate(speculation, drafter, self.max_num_seqs)
         return sibling
 
-    def _speculate(self, config: SpeculativeConfig, factory: DrafterFactory | None) -> None:
+    def _speculate(
+        self, config: SpeculativeConfig, factory: DrafterFactory | None, max_num_seqs: int
+    ) -> None:
         def load_draft() -> checkpoints.Checkpoint:
             assert config.draft is not None  # SpeculativeConfig has checked it
             asked, found = self._loader.quantization, self.quantization
@@ -217,7 +228,7 @@ class LLM:
             self.engine,
             self._intake,
             self.tokenizer,
-            self.max_num_seqs,
+            max_num_seqs,
             self._turns,
             drafting.learn or (lambda request, token_ids: None),
             facts={

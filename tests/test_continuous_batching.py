@@ -81,7 +81,7 @@ def test_a_slot_is_refilled_in_the_round_in_which_its_row_finishes(plain, monkey
     lengths = [30, 5, 9, 3, 8]
     params = [SamplingParams(max_tokens=each, ignore_eos=True) for each in lengths]
     llm = plain.with_speculation(SpeculativeConfig())
-    monkeypatch.setattr(llm, "_calls", dataclasses.replace(llm._calls, max_num_seqs=2))
+    monkeypatch.setattr(llm, "max_num_seqs", 2)
     if rounds == "ROUNDS_PER_CALL":
         outputs = llm.generate([PROMPTS[0]] * 5, params)
     else:

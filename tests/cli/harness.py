@@ -65,13 +65,14 @@ class Scripted(LLM):
     script: tuple = ()
     loaded: tuple = ()
     prompts: tuple = ()
+    max_num_seqs = 8
 
     def encode_chat(self, messages):
         return [len(message["content"]) for message in messages]
 
     def __init__(self, target, **arguments):
         type(self).loaded = (*self.loaded, (target, arguments))
-        self.max_num_seqs, self.max_model_len = 8, arguments.get("max_model_len", 100)
+        self.max_model_len = arguments.get("max_model_len", 100)
         self.engine = SimpleNamespace(compile_seconds=1.5, cost_profiler=None)
 
     def stream(self, prompts, sampling_params=None):

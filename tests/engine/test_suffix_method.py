@@ -1,6 +1,5 @@
 """Method `suffix` through `LLM`: what is learnt, from whom, and that it changes no token."""
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -32,8 +31,7 @@ def fresh(plain, compiled):
 
     def make():
         llm = plain.with_speculation(SpeculativeConfig(method="suffix"))
-        engine = copy.copy(compiled)
-        engine.inputs, llm.engine = llm.engine.inputs, engine
+        llm.engine.compiler = compiled.compiler
         return llm
 
     return make
@@ -72,7 +70,7 @@ def test_one_namespace_learns_nothing_of_another(fresh):
 
 def test_outputs_of_a_batch_help_the_next_batch_of_the_same_call(plain, fresh):
     llm = fresh()
-    llm._calls = dataclasses.replace(llm._calls, max_num_seqs=1)
+    llm.max_num_seqs = 1
     first, second = llm.generate([PROMPTS[0]] * 2, GREEDY)
     assert first.token_ids == second.token_ids
     assert second.metrics.rounds < first.metrics.rounds / 2
