@@ -92,7 +92,7 @@ def check_prompt(llm, output, count):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
-@pytest.mark.parametrize("method", often(METHODS, ["tree", "confidence"]))
+@pytest.mark.parametrize("method", often(METHODS, ["tree"]))
 def test_they_are_the_targets(llm, method, temperature):
     """Also under penalties and bans, of which they know nothing."""
     params = SamplingParams(

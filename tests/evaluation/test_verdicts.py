@@ -83,6 +83,7 @@ def test_in_bfloat16_rounding_is_no_failure():
     assert statuses(report)["rows: that join"] == NOT_TESTED
 
 
+@pytest.mark.slow
 def test_a_method_that_drafts_nothing_was_not_tested():
     """Lookups that match nothing: every check of drafts says so, and nothing passes."""
     silent = make_engine("prompt_lookup", TARGET, lookahead=2)
