@@ -96,6 +96,21 @@ def speak(folder):
     return files
 
 
+def for_the_rival(reference, folder):
+    """The model's directory with the list of tokens that CTranslate2 reads beside it."""
+    path, own = locate(reference, print)[1], folder / Path(reference).stem
+    own.mkdir()
+    for name in ("model.bin", "config.json", "tokenizer.json"):
+        (own / name).symlink_to(path / name)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    ids |= {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
+    times = [f"<|{step / 50:.2f}|>" for step in range(1501)]
+    words = [*sorted(ids, key=ids.get), *(each for each in times if each not in ids)]
+    (own / "vocabulary.txt").write_text("\n".join(words) + "\n")
+    return str(own)
+
+
 def tokens(results, end):
     return [
         [token for window in text.windows for token in window.token_ids if token != end]
@@ -103,7 +118,7 @@ def tokens(results, end):
     ]
 
 
-def measure(reference, methods, files, args):
+def measure(reference, methods, files, folder, args):
     plain = LLM(reference, dtype="float32", quantization="none", max_num_seqs=1)
     wide = LLM(reference, dtype="float32", quantization="none", max_num_seqs=4)
     systems = {
@@ -115,7 +130,7 @@ def measure(reference, methods, files, args):
     end, seconds = plain.eos_token_ids[0], {name: [] for name in systems}
     rival = None
     if args.rival:
-        directory = args.rival_base if reference == BASE else str(locate(reference, print)[1])
+        directory = for_the_rival(reference, folder)
         rival = subprocess.Popen(
             [args.rival, "-c", RIVAL, directory, json.dumps(files)],
             stdin=subprocess.PIPE,
@@ -172,13 +187,12 @@ def measure(reference, methods, files, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rival", help="a Python with faster-whisper")
-    parser.add_argument("--rival-base", help="directory of base with vocabulary.txt beside it")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = speak(Path(folder))
-        measure(TINY, METHODS, files, args)
-        measure(BASE, METHODS | WITH_TINY, files, args)
+        measure(TINY, METHODS, files, Path(folder), args)
+        measure(BASE, METHODS | WITH_TINY, files, Path(folder), args)
 
 
 if __name__ == "__main__":
