@@ -34,9 +34,6 @@ from spec_jax.benchmarking.rivals import (
     open_llama_cpp,
 )
 from spec_jax.checkpoints import locate
-from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine.engine import Engine
 from spec_jax.kernels import native
 from tests.prompts import COPY_PROMPTS, PROMPTS
 
@@ -212,13 +209,9 @@ def loop_efficiency(llm, prompts, copy, repeats):
     calls = greedy_steps(model, 1), greedy_steps(model, LOOKAHEAD + 1)
     print("\n### The loop (gguf)\n")
     efficiency("Prompt lookup", lookup(llm), copy, *calls, 0, repeats)
-    mirror = llm.with_speculation(SpeculativeConfig())
-    mirror.engine = Engine(
-        model,
-        DraftModel(model, LOOKAHEAD),
-        Constant(LOOKAHEAD),
-        "token",
-        max_model_len=llm.max_model_len,
+    # Naming the target shares its weights.
+    mirror = llm.with_speculation(
+        SpeculativeConfig(method="draft_model", draft=RECIPE, num_speculative_tokens=LOOKAHEAD)
     )
     efficiency("Self-draft", mirror, prompts, *calls, LOOKAHEAD, repeats)
     needed, taken = llm.engine.memory()

@@ -171,6 +171,11 @@ class LLM:
         return self._checkpoint.quantization
 
     @property
+    def engine(self) -> Engine:
+        """What decodes its requests."""
+        return self._calls.engine
+
+    @property
     def max_num_seqs(self) -> int:
         """Most requests decoded at once; it may be set between calls."""
         return self._calls.max_num_seqs
@@ -212,7 +217,7 @@ class LLM:
 
         self.speculative_config = config
         drafting = make_drafting(DrafterSetting(config, self._checkpoint, load_draft, factory))
-        self.engine = Engine(
+        engine = Engine(
             self._checkpoint.model,
             drafting.drafter,
             make_draft_length_policy(config),
@@ -225,7 +230,7 @@ class LLM:
         )
         loader = self._loader
         self._calls = Calls(
-            self.engine,
+            engine,
             self._intake,
             self.tokenizer,
             max_num_seqs,

@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 from spec_jax import LLM, CompletionOutput, RequestOutput
@@ -66,6 +67,7 @@ class Scripted(LLM):
     loaded: tuple = ()
     prompts: tuple = ()
     max_num_seqs = 8
+    engine: Any = None
 
     def encode_chat(self, messages):
         return [len(message["content"]) for message in messages]
