@@ -25,6 +25,7 @@
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are arguments of inlined functions only
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 
 namespace {
 
@@ -92,16 +93,27 @@ INLINE Floats load_floats(const uint16_t* from) {
 #endif
 }
 
+// What the processor holds of 16 floats in one register: GCC 12 keeps sums of wider vectors in memory.
+#if defined(__AVX512F__)
+typedef float Part __attribute__((vector_size(64)));
+#elif defined(__AVX2__)
+typedef float Part __attribute__((vector_size(32)));
+#else
+typedef float Part __attribute__((vector_size(16)));
+#endif
+
 // What `tile` multiplies: a step is one vector of weights and one broadcast activation.
 
 struct FloatStep {
   using Activation = float;
-  static INLINE Floats add(Floats sum, Floats weights, float x) { return sum + weights * x; }
+  using Register = Part;
+  static INLINE Part add(Part sum, Part weights, float x) { return sum + weights * x; }
 };
 
 #if defined(__AVX512BF16__)
 struct PairStep {  // two inputs in a step
   using Activation = uint32_t;
+  using Register = Floats;
   static INLINE Floats add(Floats sum, Floats weights, uint32_t x) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)weights,
                                     (__m512bh)_mm512_set1_epi32((int)x));
@@ -113,38 +125,45 @@ struct PairStep {  // two inputs in a step
 template <class Step, int R, int P, int U>
 INLINE void tile(const Floats* weights, int64_t panel_stride, const typename Step::Activation* x,
                  int64_t x_stride, int64_t steps, Floats (&out)[P][R]) {
-  Floats sums[U][P][R] = {};
+  using Register = typename Step::Register;
+  constexpr int N = sizeof(Floats) / sizeof(Register);
+  Register sums[U][P][R][N] = {};
+  auto add = [&](int64_t i, Register (&to)[P][R][N]) INLINE_LAMBDA {
+    Register w[P][N];
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        w[p][n] = load<Register>((const Register*)(weights + p * panel_stride + i) + n);
+      }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      typename Step::Activation value = x[r * x_stride + i];
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) to[p][r][n] = Step::add(to[p][r][n], w[p][n], value);
+      }
+    }
+  };
   int64_t i = 0;
   for (; i + U <= steps; i += U) {
 #pragma GCC unroll 4
-    for (int u = 0; u < U; ++u) {
-      Floats w[P];
-#pragma GCC unroll 2
-      for (int p = 0; p < P; ++p) w[p] = load<Floats>(weights + p * panel_stride + i + u);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        typename Step::Activation value = x[r * x_stride + i + u];
-#pragma GCC unroll 2
-        for (int p = 0; p < P; ++p) sums[u][p][r] = Step::add(sums[u][p][r], w[p], value);
-      }
-    }
+    for (int u = 0; u < U; ++u) add(i + u, sums[u]);
   }
-  for (; i < steps; ++i) {
-#pragma GCC unroll 2
-    for (int p = 0; p < P; ++p) {
-      Floats w = load<Floats>(weights + p * panel_stride + i);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) sums[0][p][r] = Step::add(sums[0][p][r], w, x[r * x_stride + i]);
-    }
-  }
+  for (; i < steps; ++i) add(i, sums[0]);
 #pragma GCC unroll 2
   for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      Floats sum = sums[0][p][r];
 #pragma GCC unroll 4
-      for (int u = 1; u < U; ++u) sum += sums[u][p][r];
-      out[p][r] = sum;
+      for (int n = 0; n < N; ++n) {
+        Register sum = sums[0][p][r][n];
+#pragma GCC unroll 4
+        for (int u = 1; u < U; ++u) sum += sums[u][p][r][n];
+        std::memcpy((Register*)&out[p][r] + n, &sum, sizeof(sum));
+      }
     }
   }
 }
