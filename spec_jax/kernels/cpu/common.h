@@ -96,11 +96,22 @@ INLINE Floats load_floats(const uint16_t* from) {
 // What the processor holds of 16 floats in one register: GCC 12 keeps sums of wider vectors in memory.
 #if defined(__AVX512F__)
 typedef float Part __attribute__((vector_size(64)));
+typedef int32_t PartInts __attribute__((vector_size(64)));
+typedef uint32_t PartWords __attribute__((vector_size(64)));
 #elif defined(__AVX2__)
 typedef float Part __attribute__((vector_size(32)));
+typedef int32_t PartInts __attribute__((vector_size(32)));
+typedef uint32_t PartWords __attribute__((vector_size(32)));
 #else
 typedef float Part __attribute__((vector_size(16)));
+typedef int32_t PartInts __attribute__((vector_size(16)));
+typedef uint32_t PartWords __attribute__((vector_size(16)));
 #endif
+
+template <size_t N>
+INLINE void split(Floats whole, Part (&parts)[N]) {
+  std::memcpy(parts, &whole, sizeof(whole));
+}
 
 // What `tile` multiplies: a step is one vector of weights and one broadcast activation.
 

@@ -21,43 +21,50 @@ constexpr int kPackedRows = 5;
 
 struct Int8 {
   static constexpr int kInputs = 4;
-  static INLINE Floats decode(const uint8_t* from, int input) {
-    const uint8_t* bytes = from + kLanes * input;
-#if defined(__AVX512F__)  // compilers convert such vectors lane by lane
-    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(bytes)));
+  static INLINE Part decode(const uint8_t* from, int input, int part) {
+    const uint8_t* bytes = from + kLanes * input + part * (sizeof(Part) / sizeof(float));
+#if defined(__AVX512F__)
+    return (Part)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(bytes)));
 #elif defined(__AVX2__)
-    Floats out;
-    for (int i = 0; i < kLanes; i += 8) {
-      __m256 part = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(bytes + i)));
-      std::memcpy((float*)&out + i, &part, sizeof(part));
-    }
-    return out;
+    return (Part)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(bytes)));
 #else
-    return __builtin_convertvector(__builtin_convertvector(load<Bytes>(bytes), Ints), Floats);
+    typedef int8_t Four __attribute__((vector_size(4)));
+    return __builtin_convertvector(__builtin_convertvector(load<Four>(bytes), PartInts), Part);
 #endif
   }
 };
 
 struct Int4 {  // 0 to 15; each output's word holds eight neighbouring inputs, the lowest bits first
   static constexpr int kInputs = 8;
-  static INLINE Floats decode(const uint8_t* from, int input) {
-    Words words = load<Words>(from) >> (4 * input);
+  static INLINE Part decode(const uint8_t* from, int input, int part) {
+    PartWords words = load<PartWords>(from + part * sizeof(Part)) >> (4 * input);
 #if defined(__AVX512F__)  // a look-up that regards the lowest four bits alone
     const Floats numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return (Floats)_mm512_permutexvar_ps((__m512i)words, (__m512)numbers);
+    return (Part)_mm512_permutexvar_ps((__m512i)words, (__m512)numbers);
 #else
-    return __builtin_convertvector((Ints)(words & 15), Floats);
+    return __builtin_convertvector((PartInts)(words & 15), Part);
 #endif
   }
 };
 
 struct Bfloat16 {  // each output's word holds two neighbouring inputs, the first in the low half
   static constexpr int kInputs = 2;
-  static INLINE Floats decode(const uint8_t* from, int input) {
-    Words pair = load<Words>(from);
-    return (Floats)(input ? pair & 0xffff0000u : pair << 16);
+  static INLINE Part decode(const uint8_t* from, int input, int part) {
+    PartWords pair = load<PartWords>(from + part * sizeof(Part));
+    return (Part)(input ? pair & 0xffff0000u : pair << 16);
   }
 };
+
+template <class Weights>
+INLINE Floats decode(const uint8_t* from, int input) {
+  Floats out;
+#pragma GCC unroll 4
+  for (size_t n = 0; n < sizeof(Floats) / sizeof(Part); ++n) {
+    Part part = Weights::decode(from, input, n);
+    std::memcpy((Part*)&out + n, &part, sizeof(part));
+  }
+  return out;
+}
 
 // A weight and the activations it meets.
 
@@ -104,38 +111,40 @@ void packed_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row)
   const uint8_t* values = to.values + panel * call.panel_bytes();
   const int64_t at = panel * call.groups * kLanes;
   const float* x = call.x + row * call.inputs;
-  Floats total[R] = {};
+  constexpr int N = sizeof(Floats) / sizeof(Part);
+  Part total[R][N] = {};
   for (int64_t g = 0; g < call.groups; ++g) {
-    Floats sums[kChains][R] = {};
+    Part sums[kChains][R][N] = {};
     for (int64_t i = g * call.group; i < (g + 1) * call.group; i += kInputs, values += 64) {
       __builtin_prefetch(values + 1024);
 #pragma GCC unroll 12
       for (int j = 0; j < kInputs; ++j) {
-        Floats w = Weights::decode(values, j);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+          Part w = Weights::decode(values, j, n);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) sums[j % kChains][r] += w * x[r * call.inputs + i + j];
+          for (int r = 0; r < R; ++r) sums[j % kChains][r][n] += w * x[r * call.inputs + i + j];
+        }
       }
     }
+    Part scale[N], minimum[N];
+    if (to.scales) split(load_floats((const Scale*)to.scales + at + g * kLanes), scale);
+    if (to.minima) split(load_floats((const Scale*)to.minima + at + g * kLanes), minimum);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const float sum_of_x = to.minima ? call.group_sums[(row + r) * call.groups + g] : 0;
 #pragma GCC unroll 4
-    for (int u = 1; u < kChains; ++u) {
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) sums[0][r] += sums[u][r];
+      for (int n = 0; n < N; ++n) {
+        Part sum = sums[0][r][n];
+#pragma GCC unroll 4
+        for (int u = 1; u < kChains; ++u) sum += sums[u][r][n];
+        total[r][n] += to.scales ? scale[n] * sum : sum;
+        if (to.minima) total[r][n] += minimum[n] * sum_of_x;
+      }
     }
-    if (!to.scales) {
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) total[r] += sums[0][r];
-      continue;
-    }
-    Floats scale = load_floats((const Scale*)to.scales + at + g * kLanes);
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) total[r] += scale * sums[0][r];
-    if (!to.minima) continue;
-    Floats minimum = load_floats((const Scale*)to.minima + at + g * kLanes);
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) total[r] += minimum * call.group_sums[(row + r) * call.groups + g];
   }
 #pragma GCC unroll 12
-  for (int r = 0; r < R; ++r) store(to, panel, row + r, total[r]);
+  for (int r = 0; r < R; ++r) store(to, panel, row + r, load<Floats>(total[r]));
 }
 
 // A panel of packed weights as floats, for so many rows that widening pays once for all.
@@ -150,7 +159,7 @@ void widen(const Call& call, const Matrix& from, int64_t panel, Floats* out) {
     for (int64_t i = g * call.group; i < (g + 1) * call.group; i += Weights::kInputs, values += 64) {
 #pragma GCC unroll 12
       for (int j = 0; j < Weights::kInputs; ++j) {
-        out[i + j] = Weights::decode(values, j) * scale + minimum;
+        out[i + j] = decode<Weights>(values, j) * scale + minimum;
       }
     }
   }
