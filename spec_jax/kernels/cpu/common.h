@@ -93,7 +93,7 @@ INLINE Floats load_floats(const uint16_t* from) {
 #endif
 }
 
-// What the processor holds of 16 floats in one register: GCC 12 keeps sums of wider vectors in memory.
+// What one register holds of 16 floats: GCC 12 keeps sums of wider vectors in memory.
 #if defined(__AVX512F__)
 typedef float Part __attribute__((vector_size(64)));
 typedef int32_t PartInts __attribute__((vector_size(64)));

@@ -11,6 +11,8 @@ namespace {
 // How many rows are multiplied with packed weights as those are read.
 #if defined(__AVX512F__)
 constexpr int kPackedRows = 12;
+#elif defined(__AVX2__)
+constexpr int kPackedRows = 5;
 #elif defined(__x86_64__)
 constexpr int kPackedRows = 3;
 #else
