@@ -117,22 +117,23 @@ template <int R, int P>
 void mix(const float* weights, int64_t stride, const float* values, const int32_t* slots,
          int64_t count, int64_t width, int64_t feature, const float* scales, float* out,
          int64_t out_width) {
-  Floats sums[R][P] = {};
+  constexpr int N = P * kParts;
+  Part sums[R][N] = {};
   for (int64_t j = 0; j < count; ++j) {
     const float* from = values + (slots ? slots[j] : j) * width + feature;
-    Floats value[P];
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) value[p] = load<Floats>(from + p * kLanes);
+    Part value[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) value[n] = load<Part>((const Part*)from + n);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       float weight = weights[r * stride + j];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] += value[p] * weight;
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) sums[r][n] += value[n] * weight;
     }
   }
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) {
-      Floats sum = sums[r][p] * scales[r];
+      Floats sum = load<Floats>(&sums[r][p * kParts]) * scales[r];
       int64_t at = feature + p * kLanes;
       int64_t lanes = std::min<int64_t>(kLanes, out_width - at);
       if (lanes > 0) std::memcpy(out + r * out_width + at, &sum, lanes * sizeof(float));

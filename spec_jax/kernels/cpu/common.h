@@ -31,9 +31,7 @@ namespace {
 
 constexpr int kLanes = 16;
 typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
-typedef int8_t Bytes __attribute__((vector_size(16)));
 
 // How many rows and panels share a pass over a weight: their sums fill the vector registers.
 #if defined(__AVX512F__)
@@ -108,8 +106,9 @@ typedef int32_t PartInts __attribute__((vector_size(16)));
 typedef uint32_t PartWords __attribute__((vector_size(16)));
 #endif
 
-template <size_t N>
-INLINE void split(Floats whole, Part (&parts)[N]) {
+constexpr int kParts = sizeof(Floats) / sizeof(Part);
+
+INLINE void split(Floats whole, Part (&parts)[kParts]) {
   std::memcpy(parts, &whole, sizeof(whole));
 }
 

@@ -61,7 +61,7 @@ template <class Weights>
 INLINE Floats decode(const uint8_t* from, int input) {
   Floats out;
 #pragma GCC unroll 4
-  for (size_t n = 0; n < sizeof(Floats) / sizeof(Part); ++n) {
+  for (int n = 0; n < kParts; ++n) {
     Part part = Weights::decode(from, input, n);
     std::memcpy((Part*)&out + n, &part, sizeof(part));
   }
@@ -113,7 +113,7 @@ void packed_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row)
   const uint8_t* values = to.values + panel * call.panel_bytes();
   const int64_t at = panel * call.groups * kLanes;
   const float* x = call.x + row * call.inputs;
-  constexpr int N = sizeof(Floats) / sizeof(Part);
+  constexpr int N = kParts;
   Part total[R][N] = {};
   for (int64_t g = 0; g < call.groups; ++g) {
     Part sums[kChains][R][N] = {};
