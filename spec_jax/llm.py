@@ -303,11 +303,12 @@ class LLM:
         continue_final_message: bool = False,
     ) -> list[int]:
         """The token ids that `chat` reads of one conversation; arguments and errors are its."""
-        return self.tokenizer.encode_chat(
+        text = self.tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
+        return self._intake.encode(text, 0, add_special_tokens=False)
 
     @overload
     def chat(

@@ -67,14 +67,12 @@ def test_sounds(llm, sounds):
         *({"max_model_len": value} for value in ("8", 2.5, 0)),
         *({"seed": value} for value in ("8", 2.5, -1, 2**64)),
         *({"tensor_parallel_size": value} for value in ("2", 2.0, 0)),
-        *({"speculative_config": value} for value in ("ngram", 5, [], {1: 2})),
+        *({"speculative_config": value} for value in ("ngram", 5, [1], {1: 2})),
         *({"layout": value} for value in (5, "", "a\0b", "a" * 10**5)),
         *({"dtype": value} for value in (5, [], np.float32)),
     ],
 )
 def test_arguments_of_llm(path, arguments):
-    if arguments == {"speculative_config": []}:
-        arguments = {"speculative_config": [1]}
     with pytest.raises(ConfigError):
         LLM(path, **arguments)
 

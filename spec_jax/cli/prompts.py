@@ -1,15 +1,12 @@
 """Prompts from arguments, files and standard input. Imports no JAX."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from spec_jax.cli.arguments import Source
 from spec_jax.errors import RequestError, did_you_mean
-
-MOST_BYTES = 128 << 20
-"""Of a file of prompts; a device such as /dev/zero has no end."""
+from spec_jax.text.prompt_files import json_lines, read_text
 
 
 def read_prompts(sources: Sequence[Source]) -> list[str]:
@@ -34,23 +31,7 @@ def _read(source: Source) -> list[str]:
     name = "standard input" if source.value == "-" else source.value
     if source.value == "-" and sys.stdin is None:
         raise RequestError("standard input is closed; give a prompt as an argument.")
-    try:
-        if source.value == "-":
-            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
-        else:
-            with Path(source.value).open("rb") as file:
-                raw = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise RequestError(f"cannot read prompt file {name!r}: {error.strerror}.") from error
-    if len(raw) > MOST_BYTES:
-        raise RequestError(f"{name} holds more than {MOST_BYTES >> 20} MiB; split it.")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{name} is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert "
-            "it, for example with iconv."
-        ) from error
+    text = read_text(sys.stdin.buffer if source.value == "-" else Path(source.value), name)
     if source.value.endswith(".jsonl"):
         return _json_lines(text, name)
     return [checked(text.removesuffix("\n").removesuffix("\r"), name)]
@@ -58,15 +39,7 @@ def _read(source: Source) -> list[str]:
 
 def _json_lines(text: str, name: str) -> list[str]:
     prompts = []
-    # Not splitlines(): JSON strings may hold the other line separators of Unicode.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise RequestError(f"{where} is not JSON: {error}.") from error
+    for where, value in json_lines(text, name):
         if not isinstance(value, dict):
             raise RequestError(f'{where} is {value!r}; expected an object {{"prompt": "..."}}.')
         if "prompt" not in value:

@@ -222,7 +222,7 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
     if os.environ.get(SWITCH) == "0":
         return f"off ({SWITCH} is 0)"
     try:
-        library = ctypes.CDLL(str(_built(on_progress)))
+        library = _open_shipped() or ctypes.CDLL(str(_built(on_progress)))
         handlers = {
             _PRODUCT: library.SpecJaxProduct,
             _EXPERT_PRODUCT: library.SpecJaxExpertProduct,
@@ -264,15 +264,22 @@ def _digest(variant: _Variant, *versions: str) -> str:
     return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 
 
-def _built(on_progress: Callable[[str], object] | None) -> Path:
-    """The library for this processor, built unless it came with the package or is in the cache."""
+def _open_shipped() -> ctypes.CDLL | None:
+    """The library that came with the package, if this system can load it."""
     variant = _variant()
-    shipped = _PREBUILT / f"{variant.name}-{_digest(variant)}.so"
+    try:
+        return ctypes.CDLL(str(_PREBUILT / f"{variant.name}-{_digest(variant)}.so"))
+    except OSError:  # there is none, or it was built for a later C library
+        return None
+
+
+def _built(on_progress: Callable[[str], object] | None) -> Path:
+    """The library for this processor, built unless it is in the cache."""
+    variant = _variant()
     folder = cache_directory() / "native"
     library = folder / f"{variant.name}-{_digest(variant, jax.__version__)}.so"
-    for known in (shipped, library):
-        if known.is_file():
-            return known
+    if library.is_file():
+        return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock", timeout=_BUILD_SECONDS):

@@ -81,10 +81,12 @@ class Room(NamedTuple):
         features: SamplingFeatures = SamplingFeatures(),
     ) -> "Room":
         """What holds all of these requests."""
-        # One size for both of the words' dimensions: two would make twice as many programs.
-        lengths = (len(word) for words in bad_words for word in words)
-        words = room_of((*map(len, bad_words), *lengths))
-        return cls(room_of(map(len, stop_token_ids)), words, words, features)
+        return cls(
+            stops=room_of(map(len, stop_token_ids)),
+            words=room_of(map(len, bad_words)),
+            longest=room_of(len(word) for words in bad_words for word in words),
+            features=features,
+        )
 
 
 @pytree

@@ -1,10 +1,12 @@
 """Directories that `convert` writes: both ways, in few bits, in little memory, or not at all."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -246,6 +248,24 @@ def test_a_limit_on_the_size_of_files_is_said(form, source, tmp_path):
     assert found.returncode == 2 and "Traceback" not in found.stderr, found.stderr
     assert "out cannot be written" in found.stderr
     assert {file.name for file in tmp_path.iterdir()} == {"tiny"}
+
+
+def test_what_threads_still_write_is_removed(tmp_path):
+    def write(partial):
+        for number in range(20):
+            file = partial / "deep" / str(number)
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("1")
+            time.sleep(0.01)
+
+    with pytest.raises(CheckpointError, match="disk"), new_directory(tmp_path / "out") as partial:
+        thread = threading.Thread(target=write, args=[partial])
+        thread.start()
+        time.sleep(0.05)
+        raise OSError("disk")
+    thread.join()
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_at_once(tmp_path):

@@ -302,8 +302,8 @@ def test_sizes_are_rounded_so_that_few_programs_are_compiled():
         return sampling.stop_token_ids.shape[1], *sampling.bad_words.shape[1:]
 
     assert shapes([], []) == shapes([[1]], [[[1, 2, 3, 4]] * 4]) == (8, 8, 8)
-    assert shapes([[1] * 9], [[], [[1]] * 9]) == (64, 64, 64)
-    assert shapes([[1] * 8], [[[1] * 65]]) == (8, 512, 512)
+    assert shapes([[1] * 9], [[], [[1]] * 9]) == (64, 64, 8)
+    assert shapes([[1] * 8], [[[1] * 65]]) == (8, 8, 512)
 
 
 def test_a_sharded_vocabulary_is_processed_without_communication():
