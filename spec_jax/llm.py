@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
-import numpy as np
-
 from spec_jax import checkpoints, distributed
 from spec_jax.config import (
     AUTO,
@@ -28,13 +26,12 @@ from spec_jax.engine.loading import Loader, layout_of
 from spec_jax.engine.methods import make_draft_length_policy, make_drafting
 from spec_jax.engine.progress import Bar
 from spec_jax.engine.requests import Request, Start
-from spec_jax.engine.transcription import Transcriber
-from spec_jax.errors import ConfigError, RequestError
+from spec_jax.engine.transcription import Sound, Transcriber
+from spec_jax.errors import ConfigError
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
 from spec_jax.sharding import Layout
 from spec_jax.text.tokenizer import Tokenizer
 
-Sound = str | os.PathLike[str] | np.ndarray
 Message = Mapping[str, str]
 
 
@@ -407,19 +404,13 @@ class LLM:
           RequestError: a sound cannot be read.
           ConfigError: the model reads no speech, or does not know the language or the task.
         """
-        several: list[Any] = [sounds]
-        if not isinstance(sounds, str | os.PathLike | np.ndarray) and isinstance(sounds, Sequence):
-            several = list(sounds)
-        for i, sound in enumerate(several):
-            if not isinstance(sound, str | os.PathLike | np.ndarray):
-                raise RequestError(f"sound {i} is {sound!r}; give a path, or an array of samples.")
         speech, config = self._checkpoint.speech, self.engine.target.config
         if speech is None:
             raise ConfigError(f"{self.name} reads no speech; use a model such as Whisper.")
         params = sampling_params or SamplingParams(max_tokens=config.max_position)
         transcriber = Transcriber(config, speech, self.tokenizer, self._calls.generate)
         with self._turns.lock:
-            return transcriber.run(several, language, task, timestamps, params)
+            return transcriber.run(sounds, language, task, timestamps, params)
 
     def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int = 0) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.

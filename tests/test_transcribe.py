@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from spec_jax import LLM, ConfigError, RequestError, SamplingParams, SpeculativeConfig
 from spec_jax.cli import main
-from spec_jax.engine.transcription import Sound
+from spec_jax.engine.transcription import SoundReader
 from spec_jax.outputs import CompletionOutput, RequestOutput, SpeculativeMetrics
 from spec_jax.text.speech import SpeechTokens
 from spec_jax.text.tokenizer import Tokenizer
@@ -200,7 +200,7 @@ def test_where_the_next_window_begins(ids, segments, frames):
     special = tokenizer()
     tokens = Tokenizer(special, eos_token_ids=(END,))
     speech = SpeechTokens.of(tokens, "tiny", 2000, [], [])
-    text = Sound(sound(10.0), config().encoder, speech, timestamps=True)
+    text = SoundReader(sound(10.0), config().encoder, speech, timestamps=True)
     said = [FIRST + each if isinstance(each, int) else special.token_to_id(each) for each in ids]
     text.take(output(*said, END), tokens)
     found = [(round(each.start, 2), round(each.end, 2)) for each in text.segments]

@@ -24,16 +24,14 @@ def line_plot(
     x: str,
     y: str,
     reference: float | None = None,
-    at_least_0: bool = True,
 ) -> str:
-    """A plot of lines, as an `<svg>` element.
+    """A plot of lines whose y begins at 0, as an `<svg>` element.
 
     Args:
       series: label -> points, whose y may be a spread, of which the range is a bar.
       x: label of the axis.
       y: likewise.
       reference: draws a horizontal line there.
-      at_least_0: whether the axis of y begins at 0.
 
     Raises:
       ConfigError: matplotlib is not installed.
@@ -66,8 +64,7 @@ def line_plot(
         if reference is not None:
             axes.axhline(reference, color=_INK, linewidth=0.8, linestyle=":")
         axes.set(xlabel=x, ylabel=y)
-        if at_least_0:
-            axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0)
         if all(float(place).is_integer() for points in series.values() for place, _ in points):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(linewidth=0.4, alpha=0.6)

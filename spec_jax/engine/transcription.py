@@ -27,10 +27,12 @@ FRAMES_PER_TIMESTAMP = 2
 
 Generate = Callable[[Sequence[Start], Sequence[SamplingParams]], list[RequestOutput]]
 """Completes the texts of windows."""
+Sound = str | os.PathLike[str] | np.ndarray
+"""The path of a sound file, or samples of one channel at 16 kHz."""
 
 
-class Sound:
-    """A sound that is being transcribed.
+class SoundReader:
+    """Reads one sound, window after window, and collects its text.
 
     Args:
       samples: at 16 kHz.
@@ -133,7 +135,7 @@ class Transcriber:
 
     def run(
         self,
-        sounds: Sequence[str | os.PathLike[str] | np.ndarray],
+        sounds: Sound | Sequence[Sound],
         language: str | None,
         task: str,
         timestamps: bool,
@@ -149,8 +151,11 @@ class Transcriber:
             min_tokens=min(params.min_tokens, self._most_tokens),
             logit_bias={**params.logit_bias, **self._never},
         )
-        samples = [_samples(i, each) for i, each in enumerate(sounds)]
-        texts = [Sound(each, self._encoder, self._speech, timestamps) for each in samples]
+        several: list[object] = [sounds]
+        if isinstance(sounds, Sequence) and not isinstance(sounds, str):
+            several = list(sounds)
+        samples = [_samples(i, each) for i, each in enumerate(several)]
+        texts = [SoundReader(each, self._encoder, self._speech, timestamps) for each in samples]
         languages = [language or "en"] * len(texts)
         if language is None and self._speech.languages:
             languages = self._languages(texts)
@@ -171,7 +176,7 @@ class Transcriber:
             for text, each, code in zip(texts, samples, languages, strict=True)
         ]
 
-    def _languages(self, texts: Sequence[Sound]) -> list[str]:
+    def _languages(self, texts: Sequence[SoundReader]) -> list[str]:
         """The likeliest language of each sound's first window."""
         params = SamplingParams(max_tokens=1, logit_bias=self._others)
         starts = [Start([self._speech.start], each.window) for each in texts]
@@ -179,7 +184,7 @@ class Transcriber:
         codes = {i: code for code, i in self._speech.languages.items()}
         return [codes[output.token_ids[0]] for output in outputs]
 
-    def _start(self, text: Sound, language: str, task: str, timestamps: bool) -> Start:
+    def _start(self, text: SoundReader, language: str, task: str, timestamps: bool) -> Start:
         ids = self._speech.prompt(language, task, timestamps)
         first = self._speech.first_timestamp if timestamps else -1
         blank = tuple((ids[-1], token) for token in self._speech.suppressed_first)
