@@ -118,6 +118,29 @@ def test_two_processes_do_what_one_does(capsys, model, prompts, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_file_of_results_is_the_first_processes(together, model, prompts, tmp_path):
+    """Each process is given a path; a second run goes on with what the first process wrote."""
+    out, other = (str(tmp_path / name) for name in ("out.jsonl", "other.jsonl"))
+    job = generate(model, "--prompt-file", prompts, "--max-tokens", "24", "--resume", "--out")
+    for process in together(*job, out, other=(*job, other)):
+        assert process.wait(300) == 0, process.stderr.read()
+    assert not Path(other).exists()
+    whole = records(Path(out).read_text())
+    assert sorted(each["index"] for each in whole) == list(range(20))
+    lines = Path(out).read_bytes().splitlines(keepends=True)
+    Path(out).write_bytes(b"".join(lines[:7]))
+    again = together(*job, out, other=(*job, other))[-2:]
+    for process in again:
+        assert process.wait(300) == 0, process.stderr.read()
+    assert len(records(Path(out).read_text())) == 20
+    texts = [
+        {each["index"]: each["text"] for each in found}
+        for found in (whole, records(Path(out).read_text()))
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
 def test_two_processes_draft_by_text_as_one_does(capsys, model, prompts, tmp_path):
     """Under a grammar, too: hosts have a say in both."""
     draft = write_model(tmp_path / "draft", vocabulary("sentencepiece"))

@@ -4,8 +4,6 @@ Every other line is a run, all prompts of a set decoded once by one system, or t
 line is written when its run has ended, so that an interrupted measurement keeps all runs before.
 """
 
-import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +13,7 @@ from pydantic import Field
 
 from spec_jax.config import AtLeast0, AtLeast1, NotNegative, Text
 from spec_jax.errors import BenchmarkError, explain
+from spec_jax.text.json_lines import append_line, drop_unfinished_line
 
 VERSION = 1
 SPEC_JAX = "spec-jax"
@@ -334,18 +333,17 @@ class Writer:
 
     def __init__(self, path: Path, header: Header, *, resume: bool = False):
         self._path = path
-        if not path.exists():
-            self.results = Results(header)
-            with path.open("x", encoding="utf-8"):
-                pass
-            self._append(header)
-            return
-        if not resume:
+        if path.exists() and not resume:
             raise BenchmarkError(
                 f"{path} exists, and nothing is overwritten; give --resume to go on with it, or "
                 "another --out."
             )
-        self._drop_what_was_cut_off()
+        path.touch()
+        drop_unfinished_line(path, b'{"kind": "header"')
+        if not path.stat().st_size:
+            self.results = Results(header)
+            append_line(path, header.model_dump())
+            return
         self.results = read(path)
         if differences := self.results.header.differences(header):
             raise BenchmarkError(
@@ -355,18 +353,5 @@ class Writer:
 
     def add(self, line: Run | Costs) -> None:
         """Writes what was measured."""
-        self._append(line)
+        append_line(self._path, line.model_dump())
         self.results.add(line)
-
-    def _append(self, line: Record) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line.model_dump(), ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _drop_what_was_cut_off(self) -> None:
-        """Removes the begin of a line that a killed run did not finish."""
-        data = self._path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole and whole < len(data):
-            os.truncate(self._path, whole)

@@ -12,7 +12,7 @@ from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_co
 from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.cli.bench_arguments import parse_bench
 from spec_jax.cli.convert_arguments import parse_convert
-from spec_jax.cli.interrupts import raised_until_heard
+from spec_jax.cli.interrupts import INTERRUPTED, raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
 from spec_jax.cli.report_arguments import parse_report
@@ -29,8 +29,8 @@ from spec_jax.errors import (
 
 PEER_LOST = 3
 """Exit code of a process whose peers are gone."""
-INTERRUPTED, BROKEN_PIPE = 130, 141
-"""Exit codes of a program that SIGINT or SIGPIPE ended, as shells report them."""
+BROKEN_PIPE = 141
+"""Exit code of a program that SIGPIPE ended, as shells report it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from spec_jax.cli.parser import Parser, add_debug, add_field, fields_of, number, whole
@@ -65,6 +66,7 @@ For example, with a small model that is fetched once:
 at once. So the text is the same, and comes sooner."
 """.rstrip()
 
+_OWN = ("chat", "json", "compare", "output", "resume", "system")
 _GENERATE_EPILOG = """\
 Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order.
 Without a prompt, standard input is the prompt. One line break at the end of a file is dropped.
@@ -73,6 +75,9 @@ Without a prompt, standard input is the prompt. One line break at the end of a f
 error if the request failed; with --logprobs also logprobs (for each token by id) and
 cumulative_logprob; with --compare also plain (the metrics of plain decoding) and
 identical (whether it gave the same tokens; null if sampled).
+
+--out writes the same keys to a file, and index and prompt, each result as soon as it is there. If
+the job is stopped or killed, the same command with --resume decodes what is missing.
 """
 
 
@@ -96,6 +101,8 @@ class Options:
       chat: whether prompts go through the chat template.
       json: print JSON lines.
       compare: decode plainly as well.
+      output: a file for the results, or None.
+      resume: whether to go on with it.
       system: the system message of a chat, or None.
     """
 
@@ -107,6 +114,8 @@ class Options:
     chat: bool = False
     json: bool = False
     compare: bool = False
+    output: Path | None = None
+    resume: bool = False
     system: str | None = None
 
 
@@ -159,11 +168,21 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
             *([Source("text", given["positional"])] if given.get("positional") is not None else []),
             *given.get("sources", ()),
         ),
-        **{name: given[name] for name in ("chat", "json", "compare", "system") if name in given},
+        **{name: given[name] for name in _OWN if name in given},
     )
     refuse_greedy_sampling(options)
-    if options.sampling.logprobs is not None and not options.json:
-        raise ConfigError(f"logprobs is {options.sampling.logprobs}, but only --json prints them.")
+    records = options.json or options.output is not None
+    if options.sampling.logprobs is not None and not records:
+        raise ConfigError(
+            f"logprobs is {options.sampling.logprobs}, but only --json and --out show them."
+        )
+    if options.output is None and options.resume:
+        raise ConfigError("resume goes on with a file; name it with --out FILE.jsonl.")
+    if options.output is not None and (options.json or options.compare):
+        raise ConfigError(
+            f"{'json' if options.json else 'compare'} prints results, but --out writes them to a "
+            "file; give one of the two."
+        )
     return options
 
 
@@ -372,11 +391,15 @@ def _add_generate(parser: Parser) -> None:
     group.add_argument(
         "--json", action="store_true", help="print one JSON object per prompt, one a line"
     )
+    group.add_argument(
+        "--out", dest="output", type=Path, metavar="FILE", help="write results to this file instead"
+    )
+    group.add_argument("--resume", action="store_true", help="go on with the file if it is there")
     add_field(
         group,
         SamplingParams,
         "logprobs",
-        "with --json, log-probabilities of each token and of the N likeliest in its place",
+        "with --json or --out, log-probabilities of each token and of the N likeliest in its place",
         type=whole,
         metavar="N",
     )

@@ -12,12 +12,11 @@ from spec_jax.benchmarking.rivals import check_rival, prepare_rivals
 from spec_jax.benchmarking.summary import Measured, Spread, summarize
 from spec_jax.benchmarking.systems import Runner, grid, prepare
 from spec_jax.cli.bench_arguments import BenchOptions
-from spec_jax.cli.interrupts import heard
+from spec_jax.cli.interrupts import INTERRUPTED, heard
 from spec_jax.cli.loading import join
 from spec_jax.cli.screen import Screen
 from spec_jax.llm import LLM
 
-INTERRUPTED = 130
 _LEGEND = (
     "tokens/s: medians of the repeats. Speed-up: against the fastest plain decoding, and its "
     "range. A call: tokens a target call. Kept: of drafted tokens. First, token: medians of "

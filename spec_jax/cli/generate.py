@@ -1,10 +1,14 @@
 """`spec-jax generate`: completes prompts."""
 
+import contextlib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 
+from spec_jax import distributed
 from spec_jax.cli.arguments import Options
+from spec_jax.cli.interrupts import INTERRUPTED, heard
 from spec_jax.cli.loading import load
+from spec_jax.cli.results_file import ResultsFile, refuse_existing
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.statistics import Run, same_tokens, table
 from spec_jax.config import SpeculativeConfig
@@ -19,6 +23,8 @@ HEADING_WIDTH = 60
 def run(options: Options, texts: Sequence[str]) -> int:
     """Completes prompts and prints the results; returns the exit code."""
     compare = options.compare and options.speculative.method != "none"
+    if options.output is not None:
+        refuse_existing(options.output, options.resume)
     with Screen(json_lines=options.json) as screen:
         llm = load(options, screen)
         if options.chat:
@@ -26,6 +32,8 @@ def run(options: Options, texts: Sequence[str]) -> int:
             prompts: list[Prompt] = [llm.encode_chat(chat) for chat in chats]
         else:
             prompts = list(texts)
+        if options.output is not None:
+            return _write(llm, prompts, texts, options, screen)
         if compare:
             _warm_up(llm, prompts, options)
         outputs = []
@@ -40,9 +48,51 @@ def run(options: Options, texts: Sequence[str]) -> int:
             screen.note(table(ours, plain, greedy=options.sampling.temperature == 0))
         if options.speculative.method == "none" and (options.compare or not options.json):
             screen.note(f"{'nothing to compare: ' if options.compare else ''}{PLAIN}")
-        errors = [output.error for output in outputs if output.error is not None]
-        for error in errors:
-            screen.error(error)
+        return _report_errors(outputs, screen)
+
+
+def _write(
+    llm: LLM, prompts: list[Prompt], texts: Sequence[str], options: Options, screen: Screen
+) -> int:
+    """Writes the results that the file does not hold yet; process 0 does, of several."""
+    outputs: list[RequestOutput] = []
+    interrupted = False
+    with contextlib.ExitStack() as stack:
+        file: ResultsFile | None = None
+
+        def open_file() -> list[int]:
+            nonlocal file
+            file = stack.enter_context(ResultsFile(options, texts))
+            return sorted(file.done)
+
+        done = set(distributed.from_first(open_file))
+        left = [i for i in range(len(prompts)) if i not in done]
+        try:
+            for chunk in llm.stream([prompts[i] for i in left], options.sampling) if left else ():
+                count = len(done) + len(outputs)
+                screen.progress(f"decoding, {count} of {len(prompts)} prompts done")
+                if chunk.output is not None:
+                    outputs.append(chunk.output)
+                    if file is not None:
+                        file.add(left[chunk.index], chunk.output.as_dict())
+        except KeyboardInterrupt:
+            heard()
+            interrupted = True
+    screen.settle()
+    if outputs:
+        screen.note(table(Run(options.speculative.method, outputs, llm), None))
+    screen.note(f"{len(done) + len(outputs)} of {len(prompts)} results in {options.output}")
+    if interrupted:
+        screen.note("interrupted; the same command with --resume goes on")
+        return INTERRUPTED
+    return _report_errors(outputs, screen)
+
+
+def _report_errors(outputs: Sequence[RequestOutput], screen: Screen) -> int:
+    """Shows the errors of requests; returns the exit code."""
+    errors = [output.error for output in outputs if output.error is not None]
+    for error in errors:
+        screen.error(error)
     return 2 if errors else 0
 
 

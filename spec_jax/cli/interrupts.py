@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+INTERRUPTED = 130
+"""Exit code of a program that SIGINT ended, as shells report it."""
 AGAIN = 0.25
 """Seconds until a Ctrl-C that was not handled is raised again."""
 

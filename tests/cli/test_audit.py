@@ -52,6 +52,7 @@ def test_help_shows_the_audits_own_defaults(capsys):
     assert "(default: 4; where K changes, 8 if adaptive, else 20)" in words
 
 
+@pytest.mark.slow
 def test_an_audit_for_people(capsys, model):
     options = ("--method", "prompt_lookup", "--temperature", "0.8", *QUICK)
     code, out, err = run(capsys, "audit", "--target", model, *options, "--allow-untested")

@@ -73,6 +73,7 @@ def test_mistakes_are_refused_before_anything_is_written(capsys, model, tmp_path
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_names_that_need_quotes(capsys, model, prompts, tmp_path):
     """Each of the recipe's texts could end it: after the training it must still be read."""
     target = tmp_path / "a \"grüße\" = 'x' \\ #1"

@@ -182,7 +182,8 @@ def test_a_text_that_outgrows_the_drafters_room_is_drafted_for_no_more(
     assert drafts[0] == 0 < drafts[1] < drafts[2]
 
 
-@pytest.mark.parametrize("method", often(METHODS, ["universal_vocabulary"]))
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_drafter_of_nan_drafts_nothing_and_does_no_harm(plain, tmp_path, method):
     draft = write_model(tmp_path / "nan", vocabulary("composing"), noise=float("nan"))
     llm = plain("byte level").with_speculation(SpeculativeConfig(method=method, draft=draft))
@@ -192,7 +193,8 @@ def test_a_drafter_of_nan_drafts_nothing_and_does_no_harm(plain, tmp_path, metho
     assert ids_of(outputs[:1]) == ids_of(plain("byte level").generate(PROMPTS[0], GREEDY))
 
 
-@pytest.mark.parametrize("sizes", [(3, 90), pytest.param((90, 3), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sizes", [(3, 90), (90, 3)])
+@pytest.mark.slow
 def test_padded_embeddings_of_one_family_need_no_translation(plain, tmp_path, sizes):
     """As Qwen2's: 151936 rows in small models, 152064 in large ones, the same tokenizer."""
     paths = [

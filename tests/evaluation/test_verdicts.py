@@ -27,7 +27,6 @@ from spec_jax.sharding.rows import join_rows
 from spec_jax.testing import tiny_model
 from tests.evaluation.pairs import noisy_copy
 from tests.harness import make_engine
-from tests.often import often
 
 VOCAB = 12
 TARGET = tiny_model(0, vocab_size=VOCAB, embed_size=16, num_layers=1)
@@ -95,6 +94,7 @@ def test_a_method_that_drafts_nothing_was_not_tested():
     assert report.verdict == NOT_TESTED and not report.passed and len(report.untested) == 3
 
 
+@pytest.mark.slow
 def test_rejections_are_needed_for_a_test_of_what_follows_them():
     """A draft that is the target itself is never refused."""
     perfect = make_engine("self", TARGET, lookahead=2)
@@ -104,7 +104,8 @@ def test_rejections_are_needed_for_a_test_of_what_follows_them():
     assert checks[FOLLOWING].reason == "too few drafted tokens were rejected"
 
 
-@pytest.mark.parametrize("method", often(["prompt_lookup", "other"], ["prompt_lookup"]))
+@pytest.mark.parametrize("method", ["prompt_lookup", "other"])
+@pytest.mark.slow
 def test_the_audit_chooses_prompts_that_show_something(method):
     candidates = [[1], [2, 3], [4, 5, 4, 5, 4, 5, 4], [6, 7, 8], [1, 2, 3, 1, 2, 3, 1], [9, 10]]
     chosen = choose(engine(method), candidates, 12, lambda message: None)

@@ -9,7 +9,6 @@ import pytest
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from tests.harness import make_engine, request, run
-from tests.often import often
 
 WINDOW = 5
 
@@ -56,7 +55,8 @@ def test_windows_that_hide_nothing(rows):
         assert np.abs(logits(changed(model, **changes), rows) - full).max() > 1e-3
 
 
-@pytest.mark.parametrize("method", often(["self", "other", "prompt_lookup"], ["other"]))
+@pytest.mark.parametrize("method", ["self", "other", "prompt_lookup"])
+@pytest.mark.slow
 def test_speculation_through_windows(method):
     """Greedy tokens are plain decoding's, with prompts and completions longer than the window."""
     target, draft = (

@@ -270,6 +270,7 @@ def test_acceptances_and_the_tokens_after_them_are_jointly_exact(name):
     assert _p_value(_outcomes(name), exact) > LEAST_P_VALUE
 
 
+@pytest.mark.slow
 def test_block_verification_accepts_more_than_the_token_rule():
     """What it is for (arXiv 2403.10444, theorem 2); more than chance explains."""
     accepted = {

@@ -87,6 +87,7 @@ def first_state(student, config):
     return TrainState(weights, optimizer.init(weights), jnp.int32(0), key), optimizer
 
 
+@pytest.mark.slow
 def test_accumulating_over_parts_is_the_update_on_the_whole():
     config = TrainingConfig(steps=10, warmup_steps=0)
     after = []

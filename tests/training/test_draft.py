@@ -40,6 +40,7 @@ def test_a_narrower_draft_has_narrower_experts():
     assert draft.weights["blocks.0.mlp.expert_up.weight"].shape == (6, 16, 12)
 
 
+@pytest.mark.slow
 def test_experts_learn():
     draft = untrained_draft(TARGET, TrainingConfig(layers=2, from_layers=(0, 1)))
     tokens = np.random.default_rng(0).integers(0, 16, (1, 4, 10)).astype(np.int32)

@@ -88,6 +88,7 @@ def test_what_the_layout_cannot_shard_is_refused(spread, data_file, tmp_path, ch
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_best_step(llm, data_file, tmp_path):
     run, measured = history(llm, tmp_path / "run", data_file)
     best = run.best()

@@ -1,0 +1,114 @@
+"""A file of results that a killed job goes on with. Imports no JAX."""
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_jax.cli.arguments import Options
+from spec_jax.errors import ConfigError
+from spec_jax.text.json_lines import append_line, drop_unfinished_line
+
+_OF_THE_TEXT = ("dtype", "quantization", "kv_cache_dtype", "max_model_len")
+"""Arguments of `LLM` that change what is said; how it is drafted and sharded may be changed."""
+
+
+def refuse_existing(path: Path, resume: bool) -> None:
+    """Refuses to write where something is, unless the job goes on with it.
+
+    Raises:
+      ConfigError: there is a file and `resume` is not set, or there can be none.
+    """
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"out is {str(path)!r}; give a file in a directory that exists.")
+    if path.exists() and not resume:
+        raise ConfigError(
+            f"{path} exists, and nothing is overwritten; give --resume to go on with it, or "
+            "another --out."
+        )
+
+
+class ResultsFile:
+    """One JSON object a line, each whole on the disk once its prompt is done, in any order.
+
+    Args:
+      options: what was asked for.
+      prompts: the text of all prompts.
+
+    Attributes:
+      done: the numbers of the prompts whose results the file holds.
+
+    Raises:
+      ConfigError: the file is there and was not to be resumed, another process writes it, or it
+        holds results of another job.
+      OSError: it cannot be read or written.
+    """
+
+    def __init__(self, options: Options, prompts: Sequence[str]):
+        assert options.output is not None
+        self._path, self._prompts, self._settings = options.output, prompts, _digest(options)
+        refuse_existing(self._path, options.resume)
+        self.done: set[int] = set()
+        self._lock = self._path.open("ab")
+        try:
+            self._claim()
+            drop_unfinished_line(self._path, b'{"index": ')
+            with self._path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    self.done.add(self._index(line, f"{self._path}, line {number}"))
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> "ResultsFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.close()
+
+    def add(self, index: int, result: dict[str, Any]) -> None:
+        """Writes the result of a prompt."""
+        head = {"index": index, "prompt": self._prompts[index]}
+        append_line(self._path, {**head, **result, "settings": self._settings})
+        self.done.add(index)
+
+    def _claim(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{self._path} is being written by another process; wait for it, or choose another."
+            ) from None
+        except OSError:  # some shared storage knows no locks
+            pass
+
+    def _index(self, line: bytes, where: str) -> int:
+        other = f"{where} is no result of this job; give another --out"
+        try:
+            found = json.loads(line)
+            index, prompt, settings = found["index"], found["prompt"], found["settings"]
+            same = self._prompts[index] == prompt and index >= 0
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
+            raise ConfigError(f"{other}.") from error
+        if not same:
+            raise ConfigError(f"{other}, or the prompts that it was begun with.")
+        if settings != self._settings:
+            raise ConfigError(
+                f"{where} was made with another model, other sampling or another precision; give "
+                "the same options, or another --out."
+            )
+        return index
+
+
+def _digest(options: Options) -> str:
+    """What a text depends on, besides its prompt."""
+    told = (
+        options.target,
+        options.chat,
+        sorted(dataclasses.asdict(options.sampling).items()),
+        [options.llm.get(name) for name in _OF_THE_TEXT],
+    )
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
