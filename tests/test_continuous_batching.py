@@ -105,7 +105,8 @@ def work(output):
     )
 
 
-@pytest.mark.parametrize("policy", often(["constant", "heuristic", "oracle"], ["heuristic"]))
+@pytest.mark.parametrize("policy", ["constant", "heuristic", "oracle"])
+@pytest.mark.slow
 def test_what_is_counted_ends_with_a_stop_string_as_with_a_stop_token(plain, policy):
     """A stop token that comes up once, and the same place named by its text."""
     config = SpeculativeConfig(

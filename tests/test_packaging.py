@@ -122,6 +122,7 @@ def test_what_an_extra_brings_is_named_if_it_is_missing(tmp_path):
         assert f'pip install "spec-jax[{extra}]"' in found.stderr, found.stderr
 
 
+@pytest.mark.slow
 def test_without_any_extra_a_directory_is_completed(tmp_path):
     path = str(write_directory(tmp_path / "tiny"))
     found = without_extras("generate", "hi", "--target", path, "--max-tokens", "2", "--json")

@@ -157,8 +157,9 @@ def _sections(plan: Plan) -> Table:
     )
     compiled_row("memory, compiled, GiB", _compiled_memory)
     compiled_row("  of it temporary, GiB", lambda program: _gib(program.temporary_bytes))
-    row("all-reduces, computed", lambda s: str(s.collectives.get("all-reduce", 0)))
-    row("  bytes summed, KiB", lambda s: f"{s.collective_bytes / 2**10:.0f}")
+    for kind in dict.fromkeys(("all-reduce", *plan.round.collectives)):
+        row(f"{kind}s, computed", lambda s, kind=kind: str(s.collectives.get(kind, 0)))
+    row("  bytes exchanged, KiB", lambda s: f"{s.collective_bytes / 2**10:.0f}")
     for kind in sorted({kind for program in programs if program for kind in _collectives(program)}):
         compiled_row(
             f"{kind}, compiled", lambda program, kind=kind: _collectives(program).get(kind, "")
@@ -184,8 +185,8 @@ _TERMS = {
     "weights": "reading weights, ms",
     "cache": "reading caches, ms",
     "compute": "arithmetic meanwhile, ms",
-    "latency": "all-reduces, hops, ms",
-    "transfer": "all-reduces, bytes, ms",
+    "latency": "collectives, hops, ms",
+    "transfer": "collectives, bytes, ms",
     "stream": "host memory meanwhile, ms",
 }
 
@@ -248,7 +249,7 @@ def _compared(role: str, published: Published, section: Section) -> str:
     share = (terms.weights + terms.cache) / (measured - exchanges)
     return (
         f"{line}, {_ms(missing)} ms more than projected. It would take memory read at "
-        f"{100 * share:.0f} % of its bandwidth, or all-reduces of "
+        f"{100 * share:.0f} % of its bandwidth, or collectives of "
         f"{1e6 * (exchanges + missing) / count:.0f} us instead of "
         f"{1e6 * exchanges / count:.0f}, or {1e6 * missing / count:.0f} us of software around each."
     )

@@ -85,7 +85,7 @@ def score(
     before = None
     if draft.drafts > 1:
         before = drafted_before(draft.lookahead, draft.drafts)
-    p = probabilities(logits, sampling, history, draft.tokens, before, allowed)
+    p = probabilities(logits, sampling, history, draft.tokens, before, allowed, target.placement)
     return Scored(p, states, cache, logits)
 
 

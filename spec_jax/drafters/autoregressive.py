@@ -12,6 +12,7 @@ from spec_jax.models.control import in_place_if
 from spec_jax.sampling.draw import draw
 from spec_jax.sampling.probabilities import warp
 from spec_jax.sampling.processors import History, process
+from spec_jax.sharding.placement import Placement
 from spec_jax.sharding.pytree import pytree
 
 T = TypeVar("T")
@@ -35,7 +36,13 @@ Step = Callable[[T, int | Array, Int[Array, "batch drafts"]], tuple[Array, T]]
 
 
 def autoregress(
-    step: Step, carry: T, context: Context, *, lookahead: int, drafts: int = 1
+    step: Step,
+    carry: T,
+    context: Context,
+    *,
+    lookahead: int,
+    drafts: int = 1,
+    placement: Placement | None = None,
 ) -> tuple[Draft, T]:
     """Draws tokens one after another, each from the model's own processed distribution.
 
@@ -52,6 +59,7 @@ def autoregress(
       context: the rows.
       lookahead: most tokens to draft; static.
       drafts: drafts of each row; static.
+      placement: of the model whose logits they are; static.
     """
     batch = context.lengths.shape[0]
     rows, vocab = batch * drafts, context.sampling.logit_bias.shape[1]
@@ -70,7 +78,7 @@ def autoregress(
     def one(i: int | Array, state: _Drafting[T]) -> _Drafting[T]:
         logits, carry = step(state.carry, i, state.last.reshape(batch, drafts))
         logits = process(logits.reshape(rows, 1, vocab), sampling, state.history, nothing)
-        q = warp(logits, sampling)[:, 0]
+        q = warp(logits, sampling, placement)[:, 0]
         keys = jax.vmap(lambda key: _fold(key, i * drafts, drafts))(context.keys)
         last = draw(keys.reshape(rows), q, random)
         # A position without a distribution (NaN) ends the draft before it; the target continues.

@@ -163,7 +163,9 @@ def draft_on(
         logits, cache = model.score(last, cache, pattern)
         return over_vocabulary(logits, vocab, columns), cache
 
-    draft, cache = autoregress(step, cache, context, lookahead=lookahead, drafts=drafts)
+    draft, cache = autoregress(
+        step, cache, context, lookahead=lookahead, drafts=drafts, placement=model.placement
+    )
     read = lengths + jnp.maximum(draft.lengths - 1, 0)
     if context.limits is not None:
         read = jnp.where(context.limits > 0, read, before)

@@ -56,7 +56,13 @@ class EarlyExit:
             return self.model.exit(x), carry
 
         start = cache.lengths
-        draft, carry = autoregress(step, (cache, hidden), context, lookahead=self.lookahead)
+        draft, carry = autoregress(
+            step,
+            (cache, hidden),
+            context,
+            lookahead=self.lookahead,
+            placement=self.model.placement,
+        )
         # The last draft token has not been read yet. Rows that stopped earlier have read theirs.
         steps = draft.lengths.max()
         read_in_order = jnp.concatenate([known, draft.tokens], axis=1)

@@ -7,6 +7,7 @@ software overhead and without any factor fitted to a measurement.
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -31,19 +32,21 @@ MOST_SPECULATIVE_TOKENS = 16
 
 @dataclass(frozen=True)
 class Exchange:
-    """All-reduces of one kind in a call.
+    """Collectives of one kind in a call.
 
     Attributes:
-      what: what is summed.
+      what: what is summed or sent.
       count: how many there are.
-      bytes: what each sums, on every chip.
+      bytes: what each sums, or what a chip holds of what it sends, on every chip.
       num_chips: chips that take part.
+      kind: `all-reduce` or `all-to-all`.
     """
 
     what: str
     count: int
     bytes: int
     num_chips: int
+    kind: str = "all-reduce"
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class Terms:
       weights: reading the weights from memory.
       cache: reading the key/value cache, all of its capacity.
       compute: arithmetic, which overlaps with reading memory.
-      latency: the all-reduces' latency, independent of their size.
-      transfer: bytes of the all-reduces over one link.
+      latency: the collectives' latency, independent of their size.
+      transfer: bytes of the collectives over one link.
       stream: copying weights from host memory, which overlaps with all of the others.
     """
 
@@ -68,7 +71,7 @@ class Terms:
 
     @property
     def total(self) -> float:
-        """Memory or arithmetic, whichever takes longer, plus the all-reduces; or the copies."""
+        """Memory or arithmetic, whichever takes longer, plus the collectives; or the copies."""
         memory = self.weights + self.cache
         return max(max(memory, self.compute) + self.latency + self.transfer, self.stream)
 
@@ -202,7 +205,7 @@ class Call:
         experts as many as the tokens choose, if no two choose the same.
       cache_bytes_read: of the cache.
       flops: floating-point operations.
-      exchanges: its all-reduces.
+      exchanges: its collectives.
       dtype: of the weights.
     """
 
@@ -270,12 +273,11 @@ class Call:
     @property
     def collectives(self) -> dict[str, int]:
         """Kind -> count."""
-        count = sum(each.count for each in self.exchanges)
-        return {"all-reduce": count} if count else {}
+        return count_by_kind(self.exchanges)
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes that its exchanges sum on each chip."""
+        """Bytes that its exchanges sum or send, on each chip."""
         return sum(each.count * each.bytes for each in self.exchanges)
 
     def terms(self, platform: str | None, chip: Chip) -> Terms:
@@ -292,21 +294,39 @@ class Call:
         )
 
 
+def count_by_kind(exchanges: Iterable[Exchange]) -> dict[str, int]:
+    """Kind -> how many there are."""
+    counts: Counter[str] = Counter()
+    for each in exchanges:
+        counts[each.kind] += each.count
+    return dict(counts)
+
+
 def exchange_seconds(
     exchanges: Iterable[Exchange], platform: str | None, chip: Chip
 ) -> tuple[float, float]:
-    """Seconds of latency, and of bytes over one link."""
+    """Seconds of latency, and of bytes over one link.
+
+    An all-to-all takes half of an all-reduce's hops. On a TPU the links in the middle of the
+    longest dimension, of d chips, carry most of it: each of them d / 4 of what a chip holds.
+    """
     latency = transfer = 0.0
     for each in exchanges:
-        latency += each.count * exchange_latency(platform, chip, each.num_chips)
+        there_and_back = exchange_latency(platform, chip, each.num_chips)
         # Each byte is sent once to be summed and once to be spread.
         sent = 2 * (each.num_chips - 1) / each.num_chips * each.bytes
+        if each.kind == "all-to-all":
+            sent /= 2
+            if platform == "tpu":
+                there_and_back /= 2
+                sent = max(_dimensions(chip.topology or "", each.num_chips)) / 4 * each.bytes
+        latency += each.count * there_and_back
         transfer += each.count * sent / chip.link
     return latency, transfer
 
 
 def exchange_latency(platform: str | None, chip: Chip, num_chips: int) -> float:
-    """Seconds of a very small all-reduce.
+    """Seconds of a very small all-reduce, there and back.
 
     On a TPU the sum is formed along each dimension of the slice in turn and spread again the same
     way, as its compiled programs show, and each step is a hop to the neighbour. Links that close a

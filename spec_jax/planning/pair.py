@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from spec_jax.engine.requests import Bucket, prompt_block
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import abstract_model, bucket, stand_ins
-from spec_jax.planning.cost import Cache, Call, Terms, Weights, exchange_seconds
+from spec_jax.planning.cost import Cache, Call, Terms, Weights, count_by_kind, exchange_seconds
 from spec_jax.planning.report import Prefill, Section
 from spec_jax.planning.sampling import sampling_exchanges
 from spec_jax.planning.temporaries import of_prefill, of_round
@@ -153,7 +154,7 @@ class Job:
 
     @property
     def sampling(self) -> Section:
-        """Drawing and verification of a round: their all-reduces, and nothing else."""
+        """Drawing and verification of a round: their collectives, and nothing else."""
         layout, (target, draft) = self.pair.layout, self.pair.weights
         rows = self.caches[0].rows
         exchanges = sampling_exchanges(target, draft, rows, self.lookahead, self.features)
@@ -161,13 +162,12 @@ class Job:
         if layout.chip:
             latency, transfer = exchange_seconds(exchanges, layout.platform, layout.chip)
             terms = dataclasses.replace(NOTHING, latency=latency, transfer=transfer)
-        count = sum(each.count for each in exchanges)
         return Section(
             weight_bytes=0,
             host_bytes=0,
             cache_bytes=0,
             temporary_bytes=0,
-            collectives={"all-reduce": count} if count else {},
+            collectives=count_by_kind(exchanges),
             collective_bytes=sum(each.count * each.bytes for each in exchanges),
             terms=terms,
             seconds=terms.total if terms else None,
@@ -181,7 +181,7 @@ class Job:
             drafted += [self.call(1, 1)] * (self.lookahead - 1)
         scoring = self.call(0, self.lookahead + 1)
         calls = [scoring, *drafted, self.sampling]
-        counts = [each.collectives.get("all-reduce", 0) for each in calls]
+        counts = sum((Counter(each.collectives) for each in calls), Counter())
         terms = [each.terms for each in calls if each.terms]
         models = (scoring, drafted[0])
         return Section(
@@ -191,7 +191,7 @@ class Job:
             temporary_bytes=of_round(
                 self.pair.weights, self.caches, self.lookahead, self.pair.platform
             ),
-            collectives={"all-reduce": sum(counts)} if any(counts) else {},
+            collectives=dict(counts),
             collective_bytes=sum(each.collective_bytes for each in calls),
             terms=sum(terms[1:], terms[0]) if terms else None,
             seconds=sum(each.total for each in terms) if terms else None,

@@ -41,7 +41,7 @@ class Section:
       cache_bytes: its part of the caches.
       temporary_bytes: what the logits and probabilities of a round take, an estimate.
       collectives: kind -> count, computed.
-      collective_bytes: bytes that these exchange.
+      collective_bytes: bytes that these sum or send.
       terms: the parts of the projected time; None if the layout has no figures of the chip.
       seconds: the projected time.
       program: the compiler's figures, if requested.

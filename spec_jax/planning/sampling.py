@@ -1,4 +1,4 @@
-"""What sampling and verification add to a round: small all-reduces over the vocabulary's shards.
+"""What sampling and verification add to a round: small collectives over the vocabulary's shards.
 
 A place is a distribution that a token is drawn or verified with: one for each draft token, and the
 K + 1 of the target, which are computed together. The counts are those of programs compiled for a
@@ -10,20 +10,20 @@ from spec_jax.sampling.parameters import SamplingFeatures
 
 GREEDY = 2
 """At each place: the largest logit, and its index."""
-DRAWN = 8
-"""At each draft token of a batch that samples: softmax, and two races of a draw."""
-VERIFIED = 10
-"""At the target's places together: softmax, what was drafted, the residual and its draw."""
-TOP_K = 32
-"""Beside them: a bisection over the bits of a float32."""
-TOP_P = 37
-"""Likewise, and two softmaxes for top_p and min_p."""
+SOFTMAX = 4
+"""At each place of a batch that samples; none if top-k or top-p bring whole rows together."""
+DRAWN = 4
+"""At each draft token of a batch that samples: two races of a draw."""
+VERIFIED = 6
+"""At the target's places together: what was drafted, the residual and its draw."""
+MOVES = 2
+"""All-to-alls of a place's rows for top-k and top-p, there and back."""
 
 
 def sampling_exchanges(
     target: Weights, draft: Weights, rows: int, lookahead: int, features: SamplingFeatures
 ) -> tuple[Exchange, ...]:
-    """The all-reduces of a round that are of neither model's calls.
+    """The collectives of a round that are of neither model's calls.
 
     Penalties and grammars add none.
 
@@ -34,12 +34,17 @@ def sampling_exchanges(
       lookahead: draft tokens of a round (K).
       features: what the batch's rows ask for.
     """
-    cuts = TOP_K * features.top_k + TOP_P * features.top_p
+    cut = features.random and (features.top_k or features.top_p)
+    softmax = SOFTMAX if features.random and not cut else 0
     drawn, verified = (DRAWN, VERIFIED) if features.random else (GREEDY, GREEDY)
-    exchanges = (
-        Exchange("drawing", lookahead * (drawn + cuts), 4 * rows, draft.shards("vocab")),
-        Exchange(
-            "verification", verified + cuts, 4 * rows * (lookahead + 1), target.shards("vocab")
-        ),
-    )
+    exchanges = []
+    for what, turns, count, places, weights in (
+        ("drawing", lookahead, drawn + softmax, rows, draft),
+        ("verification", 1, verified + softmax, rows * (lookahead + 1), target),
+    ):
+        shards = weights.shards("vocab")
+        exchanges.append(Exchange(what, turns * count, 4 * places, shards))
+        if cut:
+            held = 4 * -(-places // shards) * target.config.vocab_size
+            exchanges.append(Exchange(what, turns * MOVES, held, shards, "all-to-all"))
     return tuple(each for each in exchanges if each.num_chips > 1)

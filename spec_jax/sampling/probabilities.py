@@ -2,10 +2,13 @@
 
 The order and semantics are those of Hugging Face transformers' logits processors: what
 `processors` does (bias, penalties, bans), then temperature, top-k, top-p, min-p. Every step is a
-reduction over the vocabulary, so the vocabulary may stay sharded. A step that no row of the batch
-uses is no part of the program (`SamplingFeatures`); a row that does not use a step passes through
-it bit for bit, so a row's tokens do not depend on its neighbours' parameters.
+reduction over the vocabulary, so the vocabulary may stay sharded; only for the many reductions of
+top-k and top-p are whole rows brought together, on as many devices as there are shards. A step that
+no row of the batch uses is no part of the program (`SamplingFeatures`); a row that does not use a
+step passes through it bit for bit, so a row's tokens do not depend on its neighbours' parameters.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +16,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from spec_jax.sampling.draw import largest
-from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sampling.parameters import BatchSampling, SamplingFeatures
 from spec_jax.sampling.processors import History, process
+from spec_jax.sharding.placement import Placement
 
 
 def probabilities(
@@ -26,6 +30,7 @@ def probabilities(
     allowed: UInt32[Array, "batch positions words"]
     | Int32[Array, "batch positions words"]
     | None = None,
+    placement: Placement | None = None,
 ) -> Float[Array, "batch positions vocab"]:
     """The distributions that tokens are drawn from, at several query positions of each row.
 
@@ -39,33 +44,104 @@ def probabilities(
         earlier ones if None. For a tree it is the path to each position.
       allowed: packed sets of tokens, all others banned: token i is bit i % 32 of word i // 32,
         and ids past the last word are banned too. None bans nothing.
+      placement: of the model that the logits are from; None on one device. Static.
 
     Returns:
       Probabilities; one-hot for greedy rows. A position whose logits hold a NaN, or whose tokens
       are all masked, has no distribution and returns zeros.
     """
-    return warp(process(logits, sampling, history, following, ancestors, allowed), sampling)
+    processed = process(logits, sampling, history, following, ancestors, allowed)
+    return warp(processed, sampling, placement)
 
 
 def warp(
-    logits: Float[Array, "batch positions vocab"], sampling: BatchSampling
+    logits: Float[Array, "batch positions vocab"],
+    sampling: BatchSampling,
+    placement: Placement | None = None,
 ) -> Float[Array, "batch positions vocab"]:
     """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
+    own = _Parameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    features = sampling.features
+    cut = features.random and (features.top_k or features.top_p)
+    shards = placement.num_shards("vocab") if placement else 1
+    if placement is None or not cut or shards == 1 or logits.shape[-1] % shards:
+        return _warp(logits, _Parameters(*(each[:, None, None] for each in own)), features)
+    rows = _Rows(placement, *logits.shape[:2])
+    each_row = (jnp.repeat(each[:, None], logits.shape[1], axis=1)[..., None] for each in own)
+    return rows.back(_warp(rows.whole(logits), _Parameters(*map(rows.of_rows, each_row)), features))
+
+
+class _Parameters(NamedTuple):
+    """Sampling parameters, with a last axis of length 1 beside the vocabulary."""
+
+    temperature: Float[Array, "*#lead 1"]
+    top_k: Int[Array, "*#lead 1"]
+    top_p: Float[Array, "*#lead 1"]
+    min_p: Float[Array, "*#lead 1"]
+
+
+class _Rows:
+    """Moves a sharded vocabulary so that each of its shards' devices holds some rows whole.
+
+    There and back are an all-to-all each, of as many bytes as a device holds. In between, the 32
+    reductions of a cut, which would each be an exchange between all devices, are its own.
+
+    Args:
+      placement: of the logits.
+      batch: rows.
+      positions: of each row.
+    """
+
+    def __init__(self, placement: Placement, batch: int, positions: int):
+        self._placement, self._shape = placement, (batch, positions)
+        self._parts = placement.num_shards("batch")
+        self._size = batch // self._parts * positions
+        shards = placement.num_shards("vocab")
+        self._padding = -self._size % shards
+
+    def whole(
+        self, logits: Float[Array, "batch positions vocab"]
+    ) -> Float[Array, "parts rows vocab"]:
+        """Rows of logits, sharded over the devices of the vocabulary."""
+        rows = self._placement.pin(self.pad(logits), "batch", None, "vocab")
+        return self._placement.pin(rows, "batch", "vocab", None)
+
+    def back(
+        self, probs: Float[Array, "parts rows vocab"]
+    ) -> Float[Array, "batch positions vocab"]:
+        """Rows of a sharded vocabulary."""
+        probs = self._placement.pin(probs, "batch", "vocab", None)
+        probs = self._placement.pin(probs, "batch", None, "vocab")[:, : self._size]
+        return self._placement.pin(probs.reshape(*self._shape, -1), "batch", None, "vocab")
+
+    def of_rows(self, values: Array) -> Array:
+        """A value of each row beside it."""
+        values = self._placement.pin(self.pad(values), "batch", None, None)
+        return self._placement.pin(values, "batch", "vocab", None)
+
+    def pad(self, rows: Array) -> Array:
+        """Of each part of the batch all positions of all rows, and as many more as make it even."""
+        rows = rows.reshape(self._parts, self._size, -1)
+        return jnp.pad(rows, ((0, 0), (0, self._padding), (0, 0)))
+
+
+def _warp(
+    logits: Float[Array, "*lead vocab"], own: _Parameters, features: SamplingFeatures
+) -> Float[Array, "*lead vocab"]:
     best = logits.max(-1, keepdims=True)
     greedy = jax.nn.one_hot(largest(logits), logits.shape[-1], dtype=logits.dtype)
 
     probs = greedy
-    if sampling.features.random:
-        is_greedy = (sampling.temperature == 0)[:, None, None]
-        probs = jnp.where(is_greedy, greedy, _warp(logits, sampling))
+    if features.random:
+        probs = jnp.where(own.temperature == 0, greedy, _softened(logits, own, features))
     return jnp.where(jnp.isfinite(best), probs, 0.0)
 
 
-def _warp(
-    logits: Float[Array, "batch positions vocab"], sampling: BatchSampling
-) -> Float[Array, "batch positions vocab"]:
+def _softened(
+    logits: Float[Array, "*lead vocab"], own: _Parameters, features: SamplingFeatures
+) -> Float[Array, "*lead vocab"]:
     """Temperature, top-k, top-p, min-p, softmax. Rows of temperature 0 pass through it unused."""
-    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None, None]
+    temperature = jnp.where(own.temperature > 0, own.temperature, 1.0)
     best = logits.max(-1, keepdims=True)
 
     def softmax(logits: Array) -> Array:
@@ -74,24 +150,24 @@ def _warp(
         return jax.nn.softmax((logits - best) / temperature, -1)
 
     # The cuts mask the logits as they are: of equal order, and free of the quotient's rounding.
-    if sampling.features.top_k:
-        limit = jnp.where(sampling.top_k > 0, sampling.top_k, logits.shape[-1])
+    if features.top_k:
+        limit = jnp.where(own.top_k > 0, own.top_k, logits.shape[-1])
         logits = _keep_top(logits, jnp.ones_like(logits), limit.astype(logits.dtype))
-    if sampling.features.top_p:
-        kept = _keep_top(logits, softmax(logits), sampling.top_p)
+    if features.top_p:
+        kept = _keep_top(logits, softmax(logits), own.top_p)
         # At 1 nothing may be dropped, whatever the rounding of the sum.
-        logits = jnp.where((sampling.top_p < 1)[:, None, None], kept, logits)
+        logits = jnp.where(own.top_p < 1, kept, logits)
         probs = softmax(logits)
-        floor = sampling.min_p[:, None, None] * probs.max(-1, keepdims=True)
+        floor = own.min_p * probs.max(-1, keepdims=True)
         logits = jnp.where(probs < floor, -jnp.inf, logits)
     return softmax(logits)
 
 
 def _keep_top(
-    logits: Float[Array, "batch positions vocab"],
-    weights: Float[Array, "batch positions vocab"],
-    limit: Float[Array, " batch"],
-) -> Float[Array, "batch positions vocab"]:
+    logits: Float[Array, "*lead vocab"],
+    weights: Float[Array, "*lead vocab"],
+    limit: Float[Array, "*#lead 1"],
+) -> Float[Array, "*lead vocab"]:
     """Masks every logit above which tokens of `limit` total weight stand already.
 
     The cut is found by bisection over the ordered bit patterns of floats: 32 (64) reductions and
@@ -100,7 +176,7 @@ def _keep_top(
     order = _ordered_bits(logits)
     info = jnp.iinfo(order.dtype)
     shape = (*logits.shape[:-1], 1)
-    bound = limit.astype(logits.dtype)[:, None, None]
+    bound = limit.astype(logits.dtype)
 
     def halve(_, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds

@@ -93,7 +93,8 @@ def test_every_number_is_kept_unless_a_dtype_is_asked_for(stored, tmp_path):
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("bits", often(["int8", "int4"], ["int4"]))
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.slow
 def test_few_bits_are_written_as_they_are_rounded(bits, source, tmp_path):
     checkpoints.convert(source, tmp_path / bits, quantization=bits)
     now = checkpoints.load(source, packing=Packing(bits, native=True))
@@ -293,7 +294,8 @@ checkpoints.convert(sys.argv[1], sys.argv[2], format=sys.argv[3])
 KILLS = [(form, moments) for form in CHECKPOINT_FORMATS for moments in (2, 25)]
 
 
-@pytest.mark.parametrize(("form", "moments"), often(KILLS, [("orbax", 2)]))
+@pytest.mark.parametrize(("form", "moments"), KILLS)
+@pytest.mark.slow
 def test_a_killed_conversion_leaves_no_half_checkpoint(form, moments, source, tmp_path):
     def begin(path):
         command = [sys.executable, "-c", WAIT, str(source), str(path), form]

@@ -181,6 +181,7 @@ def test_logprobs_and_stop_tokens(model, capsys):
     assert code == 0 and cut == ids[: min(ids.index(each) for each in stops if each in ids) + 1]
 
 
+@pytest.mark.slow
 def test_json_is_utf8_and_alone_on_standard_output_in_any_locale(model, tmp_path):
     (tmp_path / "p.jsonl").write_text(
         '{"prompt": "gr\u00fc\u00dfe"}\n{"prompt": "second"}\n', "utf-8"

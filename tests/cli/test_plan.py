@@ -92,6 +92,7 @@ def test_a_plan_as_json(capsys):
     assert plan["fits"] is True and plan["compile_seconds"] is None
 
 
+@pytest.mark.slow
 def test_a_plan_that_compiles_for_cpus(capsys, model):
     own = flags("cpu-8", **{"--target": model, "--draft": model, "--dtype": "float32"})
     code, out, _ = run(capsys, "plan", *own, "--compile", "--num-speculative-tokens", "2")

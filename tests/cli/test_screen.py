@@ -125,6 +125,7 @@ def exit_code(process: subprocess.Popen, terminal: Terminal) -> int:
     return process.returncode
 
 
+@pytest.mark.slow
 def test_a_process_on_a_terminal(model, terminal):
     """A whole run in a process of its own; the second one is interrupted while it loads."""
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.slave)

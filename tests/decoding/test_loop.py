@@ -127,7 +127,7 @@ def test_rounds_may_be_cut_into_calls_anywhere(method):
     assert run(engine, requests, rounds=1) == run(engine, requests)
 
 
-@pytest.mark.parametrize("method", often(METHODS, ["early_exit"]))
+@pytest.mark.parametrize("method", often(METHODS, ["other"]))
 def test_a_sampled_row_depends_on_its_seed_and_not_on_its_neighbours(method):
     warm = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, repetition_penalty=1.1)
     others = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=40, temperature=2.0, top_k=3)]

@@ -75,8 +75,5 @@ def test_a_bucket_is_compiled_once_and_others_on_their_own():
     assert traces_of(3, bad_words=[[2]] * 8) == traces_of(3) == 0
     assert traces_of(3, 9) == 2
     assert traces_of(9, 30) == 0
-    assert traces_of(3, 9, 2) == 2  # in a batch of four
-    assert traces_of(3, 9, 2, 4) == 0
     assert traces_of(60) == 1  # a wider block of the prompt, the same loop
-    assert traces_of(300) == 2
     assert traces_of(3) == 0

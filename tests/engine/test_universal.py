@@ -123,6 +123,7 @@ def test_greedy_text_is_plain_decodings(
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["universal_text"]))
+@pytest.mark.slow
 def test_special_tokens_and_what_ends_a_request(plain, drafted, method):
     """Chat markers in the prompt; the end token, a stop string and max_tokens in one batch."""
     target, llm = plain("byte level"), drafted(method)
@@ -161,6 +162,7 @@ CAPACITY = 256
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["universal_text"]))
+@pytest.mark.slow
 def test_a_text_that_outgrows_the_drafters_room_is_drafted_for_no_more(
     directories, plain, tmp_path, method
 ):

@@ -42,7 +42,7 @@ SCRIPTS = [
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(each, marks=() if each[1] == "2" else pytest.mark.slow) for each in SCRIPTS],
+    [pytest.param(each, marks=() if each == SCRIPTS[1] else pytest.mark.slow) for each in SCRIPTS],
     ids=" ".join,
 )
 def test_decodes_as_one_device_does(script, model, alone):

@@ -170,30 +170,38 @@ def test_prefill_takes_what_arithmetic_takes():
 def test_sampling_adds_exchanges():
     """At four draft tokens, and at the target's five places together."""
 
-    def exchanges(**options) -> int:
+    def exchanges(**options) -> dict[str, int]:
         sampling = SamplingParams(**options)
         found = plan(shape(), shape(num_layers=1), "tpu-v6e-8", sampling=sampling)
-        models = found.scoring.collectives["all-reduce"] + 4 * 3
-        added = found.sampling.collectives["all-reduce"]
-        assert found.round.collectives["all-reduce"] == models + added
-        assert found.sampling.seconds == pytest.approx(added * 8e-6, rel=0.01)
+        models, added = found.scoring.collectives["all-reduce"] + 4 * 3, found.sampling.collectives
+        assert found.round.collectives == added | {"all-reduce": models + added["all-reduce"]}
+        # 2 x 4 chips: an all-reduce takes eight hops, an all-to-all four.
+        hops = 8e-6 * added["all-reduce"] + 4e-6 * added.get("all-to-all", 0)
+        assert found.sampling.seconds == pytest.approx(hops, rel=0.01)
         return added
 
-    assert exchanges() == exchanges(top_k=50) == 2 * 5  # a greedy row has nothing to cut
-    assert exchanges(temperature=1.0) == 4 * 8 + 10
-    assert exchanges(temperature=1.0, top_k=50, top_p=0.9) == 4 * 8 + 10 + 5 * (32 + 37)
+    assert exchanges() == exchanges(top_k=50) == {"all-reduce": 2 * 5}  # nothing to cut
+    assert exchanges(temperature=1.0) == {"all-reduce": 4 * 8 + 10}
+    cut = {"all-reduce": 4 * 4 + 6, "all-to-all": 2 * 5}
+    assert exchanges(temperature=1.0, top_k=50) == cut
+    assert exchanges(temperature=1.0, top_k=50, top_p=0.9) == cut
 
 
 def test_chinchilla_on_sixteen_v4_chips():
     recipes = (
         ROOT / f"checkpoints/{name}.toml" for name in ("chinchilla-70b", "chinchilla-draft-4b")
     )
-    found = plan(*map(read_shape, recipes), "tpu-v4-16")
+    shapes = [read_shape(recipe) for recipe in recipes]
+    found = plan(*shapes, "tpu-v4-16")
     assert found.target_call.collectives == {"all-reduce": 161}
     assert found.draft_step.collectives == {"all-reduce": 17}
     terms = found.target_call.terms
     assert terms is not None
     assert terms.weights == pytest.approx(2 * 64.95e9 / 16 / 1.228e12, rel=0.01)
+    nucleus = plan(*shapes, "tpu-v4-16", sampling=SamplingParams(temperature=1.0, top_p=0.8))
+    assert nucleus.round.collectives["all-reduce"] <= 300
+    assert nucleus.round.seconds and found.round.seconds
+    assert nucleus.round.seconds < 1.05 * found.round.seconds
     # A floor: what was published takes longer.
     for section, milliseconds in ((found.target_call, 14.1), (found.draft_step, 1.8)):
         assert section.seconds is not None and section.seconds < milliseconds / 1000

@@ -434,9 +434,8 @@ def _keep_top_by_sorting(logits, weights, limit) -> np.ndarray:
 
 
 def _check_keep_top(logits, weights, limit) -> None:
-    found = np.asarray(
-        jax.jit(_keep_top)(jnp.asarray(logits), jnp.asarray(weights), jnp.asarray(limit))
-    )
+    arrays = map(jnp.asarray, (logits, weights, limit[:, None, None]))
+    found = np.asarray(jax.jit(_keep_top)(*arrays))
     # XLA may or may not treat denormals as zeros.
     tiny = np.finfo(logits.dtype).tiny
     flushed = np.where(np.abs(logits) < tiny, 0.0, logits).astype(logits.dtype)

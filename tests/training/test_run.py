@@ -295,6 +295,7 @@ def test_other_drafts_learn_too(llm, data_file, tmp_path, changes):
     assert reports[-1].loss < reports[0].loss
 
 
+@pytest.mark.slow
 def test_the_target_can_invent_its_prompts(llm, tmp_path, monkeypatch):
     asked = [f"{chr(97 + i % 26)}{i // 26}" for i in range(40)]
     monkeypatch.setattr(Sampler, "questions", lambda self, count, seed: asked[:count])
