@@ -54,7 +54,7 @@ class LLM:
       drafter: a drafter of your own, for the method `custom`: a function of a `DrafterSetting`
         that returns it (`spec_jax.drafters`).
       layout: how the models are sharded over several devices or processes: a layout file
-        (sharding/*.toml) or a `Layout`; by default JAX's first device. It decides which devices
+        (`sharding/*.toml`) or a `Layout`; by default JAX's first device. It decides which devices
         JAX has, so make the `LLM` before anything else uses them.
       tensor_parallel_size: instead of a layout, the number of this machine's devices that the
         models are sharded over (`Layout.tensor_parallel`); 1 is one device.
