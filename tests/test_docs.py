@@ -24,6 +24,7 @@ from spec_jax.cli.report_arguments import parse_report
 from spec_jax.cli.train_arguments import parse_train
 from spec_jax.cli.transcribe_arguments import parse_transcribe
 from tests.checkpoints.tiny import CONFIG, write_directory, write_json
+from tests.often import often
 from tests.speech import sound, write_speech_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +37,10 @@ PARSERS = {
     **{"train-draft": parse_train, "convert": parse_convert, "transcribe": parse_transcribe},
     "env": cli.parse_env,
 }
-name = lambda path: path.name  # noqa: E731
+
+
+def name(path: Path) -> str:
+    return path.name
 
 
 def code_of(page: Path, language: str) -> list[str]:
@@ -117,16 +121,13 @@ def tiny_models(tmp_path, monkeypatch):
 
 
 WITH_TESTS_OF_THEIR_OWN = ("drafter.md", "vllm.md")
+WITH_CODE = [
+    page for page in PAGES if code_of(page, "python") and page.name not in WITH_TESTS_OF_THEIR_OWN
+]
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        page
-        for page in PAGES
-        if code_of(page, "python") and page.name not in WITH_TESTS_OF_THEIR_OWN
-    ],
-    ids=name,
+    "page", often(WITH_CODE, [page for page in WITH_CODE if page.stem == "quickstart"]), ids=name
 )
 def test_the_code_of_a_page(page, tiny_models, capsys):
     """Its blocks are one program."""
