@@ -169,6 +169,7 @@ def of_two_and_of_one(capsys, model, options, *commands):
     return records(results), records(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_another_prompt_is_caught_before_decoding(together, model):
     first, second = together(
         *generate(model, "the inn", "--seed", "1"), other=generate(model, "the end", "--seed", "1")

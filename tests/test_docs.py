@@ -84,6 +84,7 @@ def test_every_block_is_found():
     assert len(list(blocks())) == PAGE.read_text().count("```python") == 6
 
 
+@pytest.mark.slow
 def test_a_drafter_of_ones_own(forgotten, tmp_path, monkeypatch, capsys):
     """With a tiny model, and fewer samples than users take."""
     model, real = str(write_directory(tmp_path / "target")), spec_jax.LLM

@@ -93,7 +93,7 @@ CALLS = {
 }
 
 
-@pytest.fixture(scope="module", params=often(SHAPES, ["gemma2", "qwen3_moe"]))
+@pytest.fixture(scope="module", params=often(SHAPES, ["qwen3_moe"]))
 def model(request, tmp_path_factory):
     """The directory of a random model, whose biases and norms matter too, and what it says."""
     path = tmp_path_factory.mktemp("model")

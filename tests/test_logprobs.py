@@ -111,12 +111,14 @@ def test_they_are_the_targets(llm, method, temperature):
         check(llm, output, 3)
 
 
+@pytest.mark.slow
 def test_on_a_mesh(llm, tmp_path):
     sharded = LLM(write_directory(tmp_path / "tiny"), layout=Layout.tensor_parallel(2))
     sharded = sharded.with_speculation(SpeculativeConfig(method="prompt_lookup"))
     check(llm, sharded.generate(PROMPTS[0], SamplingParams(max_tokens=8, logprobs=2))[0], 2)
 
 
+@pytest.mark.slow
 def test_rows_with_and_without(llm):
     params = [SamplingParams(max_tokens=6, logprobs=count) for count in (None, 0, 5, None)]
     found = llm.generate(PROMPTS, params)

@@ -111,6 +111,7 @@ def without_extras(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_what_an_extra_brings_is_named_if_it_is_missing(tmp_path):
     path = str(write_directory(tmp_path / "tiny"))
     for extra, arguments in {

@@ -197,6 +197,5 @@ def _samples(number: int, sound: object) -> Float[np.ndarray, " samples"]:
     if isinstance(sound, str | os.PathLike):
         return read_sound(sound)
     raise RequestError(
-        f"sound {number} is of type {type(sound).__name__}; give the path of a file, or a NumPy "
-        f"array of samples at {RATE} Hz."
+        f"sound {number} is {sound!r:.80}; give a path, or a NumPy array of samples at {RATE} Hz."
     )

@@ -64,6 +64,7 @@ def test_greedy_with_every_processor_is_the_targets_own(method):
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["other"]))
+@pytest.mark.slow
 def test_greedy_with_bad_words_is_the_targets_own(method):
     free = [tokens for tokens, _ in reference(PROMPTS, SamplingParams(max_tokens=30))]
     # Words that stand in what the rows would say: at every distance, of one to four tokens.
@@ -128,6 +129,7 @@ def test_rounds_may_be_cut_into_calls_anywhere(method):
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["other"]))
+@pytest.mark.slow
 def test_a_sampled_row_depends_on_its_seed_and_not_on_its_neighbours(method):
     warm = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, repetition_penalty=1.1)
     others = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=40, temperature=2.0, top_k=3)]

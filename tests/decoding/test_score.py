@@ -79,6 +79,7 @@ def state_after(text):
 
 
 @pytest.mark.parametrize("scoring", ["block", "prefix_batch"])
+@pytest.mark.slow
 def test_each_place_of_a_draft_is_scored_after_its_own_text(scoring):
     tokens = np.maximum(TREE[:, :, 0], 0)
     p, states, cache = scored(tokens, scoring=scoring)

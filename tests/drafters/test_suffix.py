@@ -198,6 +198,7 @@ def engine_over(target, index, lookahead):
     )
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_the_targets_own_and_come_in_fewer_rounds_the_second_time():
     index = SuffixIndex(capacity=256)
     engine = engine_over(TARGET, index, 6)

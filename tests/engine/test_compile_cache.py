@@ -39,6 +39,7 @@ def decode(model, cache, **variables):
     return int(hits), folder
 
 
+@pytest.mark.slow
 def test_a_second_process_reads_what_the_first_compiled(tmp_path):
     model, cache = write_directory(tmp_path / "model"), tmp_path / "cache"
     if native.available():  # native code need not be built again

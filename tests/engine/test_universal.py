@@ -145,6 +145,7 @@ def test_special_tokens_and_what_ends_a_request(plain, drafted, method):
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["universal_text"]))
+@pytest.mark.slow
 def test_a_sampled_request_depends_on_its_seed_and_on_no_neighbour(drafted, method):
     llm = drafted(method)
     warm = [dataclasses.replace(GREEDY, temperature=0.9, seed=seed) for seed in (5, 5, 6)]

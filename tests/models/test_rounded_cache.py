@@ -91,6 +91,7 @@ def test_every_method_says_what_plain_decoding_says(method):
     assert run(make_engine(method, target, draft), requests) == expected
 
 
+@pytest.mark.slow
 def test_the_option(tmp_path):
     model = write_directory(tmp_path / "model", CONFIG, llama_tensors(CONFIG))
     llm = LLM(model, kv_cache_dtype="int8", max_model_len=128)

@@ -45,7 +45,7 @@ def config(method: str, directories, **options) -> SpeculativeConfig:
     return SpeculativeConfig(method=method, draft=draft, num_speculative_tokens=3, **options)
 
 
-REGEX = {"regex": "[a-c]{3,9}( [0-9]{2}){2}"}
+REGEX = {"structured_outputs": {"regex": "[a-c]{3,9}( [0-9]{2}){2}"}}
 CASES = [
     ("universal_vocabulary", {}, {}, "tensor"),
     ("universal_vocabulary", {"draft_length_policy": "heuristic"}, {}, "data"),
