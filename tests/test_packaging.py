@@ -76,6 +76,10 @@ def test_constraints_pin_every_direct_requirement(python):
         assert requirement.specifier.contains(pinned[requirement.name]), str(requirement)
 
 
+def test_the_citation_names_the_version():
+    assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_constraints_name_no_address():
     assert not re.search(r"://|--", (ROOT / "constraints.txt").read_text())
 
