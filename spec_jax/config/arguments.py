@@ -1,10 +1,9 @@
 """Checks of arguments that belong to no config class."""
 
+import numbers
 import os
 from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from spec_jax.errors import ConfigError
 
@@ -17,8 +16,9 @@ def check_choice(name: str, value: object, known: Iterable[str]) -> None:
 
 def check_whole(name: str, value: Any, least: int, below: int | None = None) -> None:
     """Raises `ConfigError` unless a value is a whole number, at least `least` and below `below`."""
-    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_whole or value < least or (below is not None and value >= below):
+    # NumPy's integers are `Integral` too; NumPy itself need not be imported for them.
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or int(value) < least or (below is not None and int(value) >= below):
         most = "" if below is None else f" and below {below}"
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}{most}.")
 

@@ -131,12 +131,16 @@ def test_help_fits_a_narrow_terminal(capsys, monkeypatch, command):
         assert code == 0 and max(map(len, out.splitlines())) <= 60
 
 
-def test_help_takes_little_time():
-    """Time of the processor, which does not depend on what else the machine does."""
+def seconds_of_help() -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "spec_jax", "--help"], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def test_help_takes_little_time():
+    """Time of the processor; a core that works on something else as well is slower, too."""
+    assert min(seconds_of_help() for _ in range(3)) < 0.5
 
 
 def test_overview_and_version(capsys):
