@@ -24,6 +24,7 @@ from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.rows import fill_rows, join_rows, write_rows
 
 
+@jax.named_scope("prefill")
 def start(
     target: Model,
     drafter: Drafter,
@@ -243,6 +244,7 @@ def limits(
     return allowed, policy.threshold(state.draft_length, batch)
 
 
+@jax.named_scope("propose")
 def propose(
     drafter: Drafter, policy: DraftLengthPolicy, state: DecodeState, sampling: BatchSampling
 ) -> tuple[Draft, DecodeState]:
@@ -280,6 +282,7 @@ def _round_keys(state: DecodeState) -> tuple[Array, Array]:
     return both[:, 0], both[:, 1]
 
 
+@jax.named_scope("commit")
 def commit(
     state: DecodeState,
     draft: Draft,

@@ -46,6 +46,7 @@ class Scored(NamedTuple):
     logits: Float[Array, "batch positions vocab"]
 
 
+@jax.named_scope("score")
 def score(
     target: Model,
     state: DecodeState,

@@ -168,6 +168,7 @@ RULES: dict[str, Rule] = {
 }
 
 
+@jax.named_scope("verify")
 def verify(
     verification: str,
     p: Float[Array, "batch positions vocab"],
