@@ -111,7 +111,7 @@ def test_greedy_text_is_plain_decodings_whatever_is_chosen(demo_recipe, demo_llm
         options = {"draft": str(demo_recipe), **options}
     fast = llm.with_speculation(SpeculativeConfig(**options))
     for _ in range(2):  # the suffix method drafts from the first time
-        outputs = fast.generate(prompts, SamplingParams(max_tokens=24))
+        outputs = fast.generate(prompts, SamplingParams(max_tokens=16))
         assert [each.token_ids for each in outputs] == plain
     assert sum(each.metrics.accepted_tokens for each in outputs) > 0
 
@@ -123,7 +123,7 @@ def test_the_demo_draft_is_small_and_changes_nothing_that_is_said(demo_llm):
     config = SpeculativeConfig(
         method="draft_model", draft=str(DEMO_DRAFT), num_speculative_tokens=2
     )
-    outputs = llm.with_speculation(config).generate(prompts, SamplingParams(max_tokens=24))
+    outputs = llm.with_speculation(config).generate(prompts, SamplingParams(max_tokens=16))
     assert [each.token_ids for each in outputs] == plain
     metrics = [each.metrics for each in outputs]
     kept = sum(each.accepted_per_position[0] for each in metrics)
@@ -133,12 +133,12 @@ def test_the_demo_draft_is_small_and_changes_nothing_that_is_said(demo_llm):
 
 @pytest.fixture(scope="module")
 def demo_llm(demo_recipe):
-    """The demo model, six prompts, and what it says to them."""
+    """The demo model, four prompts, and what it says to them."""
     llm = LLM(str(demo_recipe), max_model_len=1024, max_num_seqs=3)
-    texts = [*PROMPTS[:5], COPY_PROMPTS[0]]
+    texts = [*PROMPTS[:3], COPY_PROMPTS[0]]
     chats = [[{"role": "user", "content": text}] for text in texts]
     prompts = [llm.tokenizer.encode_chat(chat) for chat in chats]
-    outputs = llm.generate(prompts, SamplingParams(max_tokens=24))
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=16))
     return llm, prompts, [each.token_ids for each in outputs]
 
 

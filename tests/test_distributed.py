@@ -109,7 +109,7 @@ for arguments in json.loads(sys.argv[1]):
 def test_two_processes_do_what_one_does(capsys, model, prompts, tmp_path):
     saved = str(tmp_path / "saved")
     write = ("convert", model, saved, "--layout", LAYOUT)
-    options = (*SAMPLED, "--prompt-file", prompts, "--max-tokens", "24")
+    options = (*SAMPLED, "--prompt-file", prompts, "--max-tokens", "12")
     ours, theirs = of_two_and_of_one(capsys, model, (*options, "--method", "prompt_lookup"), write)
     assert len(ours) == 20
     assert [each["token_ids"] for each in ours] == [each["token_ids"] for each in theirs]
@@ -223,6 +223,7 @@ print(json.dumps(said), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_what_differs_between_hosts_is_decided_once_or_refused(model, tmp_path):
     tensors = {name: 2 * each for name, each in llama_tensors(CONFIG_LONG).items()}
     other = str(write_directory(tmp_path / "tiny", CONFIG_LONG, tensors))

@@ -102,7 +102,7 @@ def first_occurrence(tokenizer, token_ids, stop):
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
 def test_a_stop_string_ends_a_request_where_it_is_complete(plain, llm_of, method, size):
     letters = SamplingParams(max_tokens=32, ignore_eos=True, logit_bias=LETTERS_ONLY)
     whole = plain.generate(PROMPTS[0], letters)[0]
@@ -167,7 +167,7 @@ def test_eos_ends_a_request(plain):
     assert plain.generate(PROMPTS[0], on)[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
 def test_the_edge_of_the_context_ends_a_request(directories, method):
     draft = str(directories / "draft") if method == "draft_model" else None
     config = SpeculativeConfig(method=method, draft=draft)
@@ -176,7 +176,7 @@ def test_the_edge_of_the_context_ends_a_request(directories, method):
     assert output.finish_reason == "length" and output.usage.total_tokens == 30
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
 def test_bad_words_are_not_spoken(llm_of, plain, method):
     params = SamplingParams(max_tokens=48, ignore_eos=True, logit_bias=LETTERS_ONLY)
     (free,) = plain.generate(PROMPTS[0], params)
@@ -195,7 +195,7 @@ def test_bad_words_are_not_spoken(llm_of, plain, method):
     assert output.token_ids == plain.generate(PROMPTS[0], banned)[0].token_ids
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
 def test_min_tokens_holds_against_end_tokens_and_stop_strings(llm_of, plain, method):
     eos = plain.eos_token_ids[0]
     eager = SamplingParams(max_tokens=32, logit_bias={eos: 1e4})
@@ -220,7 +220,7 @@ def test_min_tokens_holds_against_end_tokens_and_stop_strings(llm_of, plain, met
     assert len(output.token_ids) > 10
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
 def test_a_request_without_a_distribution_fails_alone(llm_of, method):
     llm = llm_of(method)
     nothing = dict.fromkeys(range(tiny.CONFIG["vocab_size"]), float("-inf"))
@@ -231,7 +231,7 @@ def test_a_request_without_a_distribution_fails_alone(llm_of, method):
     assert fine.error is None and len(fine.token_ids) == 32
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
 def test_nothing_is_traced_or_compiled_again_inside_a_bucket(llm_of, method):
     llm = llm_of(method)
     llm.generate(PROMPTS, GREEDY)

@@ -161,6 +161,7 @@ def test_a_prompt_that_fills_the_context(llm):
     assert output.as_dict()["prompt_logprobs"][0] is None
 
 
+@pytest.mark.slow
 def test_those_of_prompts_on_a_mesh(llm, tmp_path):
     sharded = LLM(write_directory(tmp_path / "tiny"), layout=Layout.tensor_parallel(2))
     for output in sharded.generate(["an", LONG], SamplingParams(max_tokens=2, prompt_logprobs=2)):

@@ -126,7 +126,7 @@ METHODS = {
 }
 
 
-OFTEN = ["draft_model", "early_exit"]
+OFTEN = ["draft_model"]
 
 
 @pytest.fixture(scope="module", params=["int8", "gguf"])

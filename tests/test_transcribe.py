@@ -66,7 +66,7 @@ def test_windows(llm, plain):
     assert len({windows[0] for windows in plain["greedy"]}) == len(SOUNDS)
 
 
-@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
+@pytest.mark.parametrize("method", often(METHODS, ["prompt_lookup"]))
 def test_every_method_says_what_plain_decoding_says(directories, llm, plain, method):
     options = {"method": method, **METHODS[method]}
     if draft := options.get("draft"):
@@ -112,6 +112,7 @@ def test_timestamps_obey_their_rules(plain):
     assert spoken > 10
 
 
+@pytest.mark.slow
 def test_languages(directories):
     llm = LLM(directories["several"], max_num_seqs=4)
     found = llm.transcribe(SOUNDS[:2])

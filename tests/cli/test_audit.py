@@ -68,6 +68,7 @@ def test_an_audit_for_people(capsys, model):
         assert text in words, text
 
 
+@pytest.mark.slow
 def test_an_audit_as_json(capsys, model):
     code, out, _ = run(
         capsys, "audit", "--target", model, "--method", "prompt_lookup", *QUICK, "--json",

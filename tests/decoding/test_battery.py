@@ -132,13 +132,18 @@ def pairs(each):
     return {(method,), (policy,), *itertools.combinations(others, 2)}
 
 
+SLOW_TO_SAMPLE = ("suffix", "universal_vocabulary", "other", "tree", "reduced")
+"""Methods that compile or decode for long where a row samples: others stand for them by default."""
+
+
 def covering(combinations):
     """Few of them that make every two choices which any of them makes, each about as often."""
     left = {each: pairs(each) for each in combinations}
     wanted, chosen, uses = set().union(*left.values()), [], Counter()
 
     def gain(each):
-        return len(left[each] & wanted), -sum(uses[choice] for choice in enumerate(each))
+        dear = each.method in SLOW_TO_SAMPLE and each.setting != "greedy"
+        return len(left[each] & wanted), not dear, -sum(uses[choice] for choice in enumerate(each))
 
     while wanted:
         best = max(left, key=gain)

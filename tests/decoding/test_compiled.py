@@ -15,7 +15,7 @@ from spec_jax.sampling.probabilities import probabilities
 from spec_jax.sampling.processors import History
 from tests.harness import DRAFT, TARGET, make_engine, request, run
 
-ROWS, LOOKAHEAD, VOCAB = 4, 3, 131_072
+ROWS, LOOKAHEAD, VOCAB = 4, 2, 131_072
 SAMPLING = BatchSampling.stack(
     [
         SamplingParams(temperature=1.0),
@@ -57,7 +57,7 @@ class TestSteps(chex.TestCase):
         p, q = (jax.nn.softmax(logits(2, count), -1) for count in (LOOKAHEAD + 1, LOOKAHEAD))
         keys = jax.random.split(jax.random.key(1), 2)
         drafted = jax.vmap(draw, in_axes=(None, 1), out_axes=1)(keys, q)
-        draft = Draft(drafted, q, jnp.asarray([3, 2], jnp.int32))
+        draft = Draft(drafted, q, jnp.asarray([2, 1], jnp.int32))
 
         for rule in ("token", "block"):
 

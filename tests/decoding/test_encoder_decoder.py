@@ -51,7 +51,7 @@ def test_greedy_tokens_are_the_targets(method):
     assert run(engine_of(method), requests) == [expected(i) for i in range(len(SOURCES))]
 
 
-@pytest.mark.parametrize("method", often(DRAFTINGS, ["early_exit"]))
+@pytest.mark.parametrize("method", often(DRAFTINGS, ["other"]))
 def test_rows_that_join_keep_their_sources(method):
     random = np.random.default_rng(3)
     hot = SamplingParams(max_tokens=12, temperature=1.1)

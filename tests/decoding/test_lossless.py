@@ -132,7 +132,7 @@ def problems(draw):
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(problem=problems())
 def test_verification_emits_the_targets_joint_distribution(rule, problem):
     p, q, stops, _ = problem

@@ -39,6 +39,7 @@ def engine_of(method):
 CASES = list(itertools.product(("other", "prompt_lookup"), SETTINGS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "setting"), often(CASES, [("prompt_lookup", "warm")]))
 def test_the_first_tokens_have_the_targets_joint_distribution(method, setting):
     params, words = SETTINGS[setting], BAD_WORDS.get(setting, ())

@@ -177,6 +177,7 @@ def test_independent_drafts_emit_the_targets_joint_distribution(problem):
         np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(problem=problems())
 def test_drafts_that_are_looked_up_do_so_too(problem):

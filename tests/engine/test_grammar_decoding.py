@@ -127,7 +127,7 @@ def greedy(method: str, free: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("method", often(METHODS, ["draft_model as a tree"]))
+@pytest.mark.parametrize("method", often(METHODS, METHODS[:1]))
 def test_greedy_tokens_are_plain_decodings(method):
     """With and without neighbours that have no grammar; the batches share their programs."""
     assert greedy("none", 4)[:40] == greedy("none", 0)

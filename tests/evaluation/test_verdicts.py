@@ -150,7 +150,10 @@ class Overconfident(DraftModel):
 
 @pytest.mark.parametrize(
     ("drafter", "said"),
-    [(Restless(2), "says that it is deterministic"), (Overconfident(DRAFT, 2), "no distribution")],
+    [
+        pytest.param(Restless(2), "says that it is deterministic", marks=pytest.mark.slow),
+        (Overconfident(DRAFT, 2), "no distribution"),
+    ],
 )
 def test_what_a_drafter_reports_is_checked(drafter, said):
     untrue = Engine(TARGET, drafter, Constant(2), "token", max_model_len=256)

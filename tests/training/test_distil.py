@@ -18,6 +18,7 @@ from spec_jax.training.distil import (
     optimizer_of,
     update,
 )
+from tests.often import often
 
 TARGET, DRAFT = tiny_model(0), tiny_model(1)
 OUTPUTS = [0, 2, 3, 5, 8, 13]
@@ -101,7 +102,7 @@ def test_accumulating_over_parts_is_the_update_on_the_whole():
     )
 
 
-@pytest.mark.parametrize("objective", ["kl", "tv", "ce"])
+@pytest.mark.parametrize("objective", often(["kl", "tv", "ce"], ["kl"]))
 def test_updates_lower_the_objective(objective):
     student, teacher, batch, *_ = example(False)
     student = dataclasses.replace(student, objective=objective)
