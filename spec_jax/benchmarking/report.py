@@ -1,10 +1,12 @@
 """A report of files of results: one HTML file that needs no network."""
 
 import importlib.resources
+import re
 from collections.abc import Mapping
 
 import jinja2
 
+from spec_jax.benchmarking import figures
 from spec_jax.benchmarking.comparison import LEVEL, compare
 from spec_jax.benchmarking.results import Header, Results
 from spec_jax.benchmarking.sections import Section, Table, sections_of
@@ -31,18 +33,35 @@ def render(files: Mapping[str, Results]) -> str:
         title=f"Speculative decoding of {', '.join(targets)}",
         comparisons=_comparisons(files),
         files=[
-            {
-                "title": name,
-                "facts": _facts(results),
-                "sections": [
-                    section
-                    for section in sections_of(summarize(results))
-                    if section.figures or section.tables
-                ],
-            }
+            {"title": name, "facts": _facts(results), "sections": _sections(results)}
             for name, results in files.items()
         ],
+        light=figures.LIGHT,
+        svg=figures.svg,
     )
+
+
+def draw(results: Results) -> dict[str, bytes]:
+    """The report's figures as PNG files.
+
+    Returns:
+      Name of the file -> its bytes.
+
+    Raises:
+      ConfigError: matplotlib is not installed.
+    """
+    found = {}
+    for section in _sections(results):
+        for number, figure in enumerate(section.figures, start=1):
+            words = re.sub(r"[^a-z0-9]+", "_", section.title.lower()).strip("_")
+            name = f"{words}_{number}.png"
+            found[name] = figures.png(figure.plot, f"{section.title}: {figure.caption}")
+    return found
+
+
+def _sections(results: Results) -> list[Section]:
+    found = sections_of(summarize(results))
+    return [section for section in found if section.figures or section.tables]
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:

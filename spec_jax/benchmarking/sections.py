@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from spec_jax.benchmarking.figures import line_plot
+from spec_jax.benchmarking.figures import Plot
 from spec_jax.benchmarking.results import SPEC_JAX
 from spec_jax.benchmarking.summary import (
     Cell,
@@ -14,6 +14,7 @@ from spec_jax.benchmarking.summary import (
     best_of_families,
     categories,
     draft_cost,
+    projected_speedups,
     relative_cost,
 )
 
@@ -22,9 +23,9 @@ Cells = Mapping[Cell, list[Measured]]
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure and what is under it."""
+    """A plot and what is under it."""
 
-    svg: str
+    plot: Plot
     caption: str
 
 
@@ -55,6 +56,7 @@ def sections_of(cells: Cells) -> list[Section]:
         _table_1(singles),
         *_figure_1(singles),
         _optimum(singles),
+        _against_an_oracle(singles),
         _by_temperature(cells),
         _by_batch_size(cells),
         _by_position(singles),
@@ -175,6 +177,37 @@ def _optimum(cells: Cells) -> Section:
         "Of a round, draft and score are what those calls cost by themselves; the rest is what "
         "else the round took.",
         tables=[Table("Predicted by the cost of calls", head, rows)] if rows else [],
+    )
+
+
+def _against_an_oracle(cells: Cells) -> Section:
+    figures = []
+    for cell, measured in cells.items():
+        families: dict[str, list[Measured]] = defaultdict(list)
+        for each in measured:
+            if not each.system.is_plain:
+                families[each.system.family].append(each)
+        for family, several in families.items():
+            longest = max(several, key=lambda each: each.system.num_speculative_tokens)
+            if (projected := projected_speedups(longest)) is None:
+                continue
+            found = [
+                (each.system.num_speculative_tokens, each.decoding_speedup) for each in several
+            ]
+            series = {
+                "the same K in every round": enumerate(projected.same),
+                "oracle, at most K": enumerate(projected.oracle),
+                "measured": [(k, speedup) for k, speedup in found if speedup is not None],
+            }
+            caption = f"{cell.name}, {family}"
+            figures.append(_figure(series, "K", "speed-up of decoding", caption, reference=1.0))
+    return Section(
+        "What a better draft length could gain",
+        "The oracle knows in advance how many tokens of a draft will be accepted, and drafts no "
+        "more (arXiv 2405.04304, section 3). Both lines are projected from the acceptance by "
+        "position of the largest K and from what calls cost: E / (K c + v(K + 1)), where the "
+        "oracle pays n c + v(n + 1) for a round that accepts n. Prompts are not included.",
+        figures=figures,
     )
 
 
@@ -321,8 +354,7 @@ def _figure(
     reference: float | None = None,
 ) -> Figure:
     points = {label: list(each) for label, each in series.items()}
-    svg = line_plot(points, x=x, y=y, reference=reference)
-    return Figure(svg, caption)
+    return Figure(Plot(points, x, y, reference), caption)
 
 
 def _scaled(spread: Spread) -> Spread:

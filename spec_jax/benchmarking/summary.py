@@ -186,10 +186,9 @@ class Measured:
         return draft, score, self.seconds_per_round.median - draft - score
 
     @property
-    def loop_efficiency(self) -> Spread | None:
-        """Measured over predicted speed-up, both of decoding alone and against our plain one."""
-        predicted = self.predicted_speedup
-        measured = self.against(
+    def decoding_speedup(self) -> Spread | None:
+        """Against this library's plain decoding, prompts apart."""
+        return self.against(
             self.plain,
             lambda each: {
                 repeat: 1 / _ratio(each.requests_of(run), "decode_seconds", "tokens")
@@ -197,6 +196,11 @@ class Measured:
                 if any(request.decode_seconds for request in run.requests)
             },
         )
+
+    @property
+    def loop_efficiency(self) -> Spread | None:
+        """Measured over predicted speed-up, both of decoding alone and against our plain one."""
+        predicted, measured = self.predicted_speedup, self.decoding_speedup
         if predicted is None or measured is None:
             return None
         return Spread(*(each / predicted for each in measured))
@@ -238,6 +242,33 @@ def draft_cost(costs: Costs, method: str) -> float | None:
         return 0.0
     steps = {step.name: statistics.median(step.seconds) for step in costs.steps if step.width == 1}
     return steps[method] / target_seconds(costs)[1] if method in steps else None
+
+
+class Projected(NamedTuple):
+    """Speed-ups of decoding for K = 0, 1, ...: the same K in every round, and at most K."""
+
+    same: list[float]
+    oracle: list[float]
+
+
+def projected_speedups(measured: Measured) -> Projected | None:
+    """What shorter drafts would give, from the acceptance by position and the cost of calls.
+
+    The oracle drafts in each round as many tokens as will be accepted (arXiv 2405.04304,
+    section 3), at most K. Costs of widths that were not measured lie on lines between those that
+    were. None where `predicted_speedup` is.
+    """
+    if measured.predicted_speedup is None or measured.costs is None:
+        return None
+    kept = np.asarray(measured.acceptance_per_position)
+    c = draft_cost(measured.costs, measured.system.method) or 0.0
+    v = relative_cost(measured.costs)
+    lengths = np.arange(len(kept) + 1)
+    cost = lengths * c + np.interp(lengths + 1, list(v), list(v.values()))
+    tokens = 1 + np.append(0.0, kept.cumsum())
+    # A round that accepts n or more tokens pays what the n-th adds.
+    paid = cost[0] + np.append(0.0, (kept * np.diff(cost)).cumsum())
+    return Projected((tokens / cost).tolist(), (tokens / paid).tolist())
 
 
 def summarize(results: Results) -> dict[Cell, list[Measured]]:

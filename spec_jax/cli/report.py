@@ -1,7 +1,7 @@
 """`spec-jax report`: draws files of results."""
 
 from spec_jax.benchmarking import results
-from spec_jax.benchmarking.report import render
+from spec_jax.benchmarking.report import draw, render
 from spec_jax.cli.report_arguments import ReportOptions
 from spec_jax.cli.screen import Screen
 
@@ -21,4 +21,13 @@ def run(options: ReportOptions) -> int:
         part.write_text(render(files), encoding="utf-8")
         part.replace(options.output)
         screen.note(f"the report is {options.output}")
+        if options.png is not None:
+            count = 0
+            for name, each in files.items():
+                folder = options.png if len(files) == 1 else options.png / name.replace("/", "_")
+                folder.mkdir(parents=True, exist_ok=True)
+                for file, image in draw(each).items():
+                    (folder / file).write_bytes(image)
+                    count += 1
+            screen.note(f"{count} figures in {options.png}")
     return 0

@@ -20,10 +20,12 @@ class ReportOptions:
     Attributes:
       results: files of results.
       output: the HTML file.
+      png: a directory for the figures as PNG files, or None.
     """
 
     results: tuple[Path, ...]
     output: Path
+    png: Path | None = None
 
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:
@@ -41,6 +43,9 @@ def parse_report(arguments: Sequence[str]) -> ReportOptions:
         help="a file that `spec-jax bench` wrote",
     )
     parser.add_argument("--out", dest="output", type=Path, metavar="FILE", help="the HTML file")
+    parser.add_argument(
+        "--png", type=Path, metavar="DIR", help="write the figures as PNG files, too"
+    )
     add_debug(parser)
     given = parser.parse(arguments)
     if not given.get("results"):
@@ -49,4 +54,6 @@ def parse_report(arguments: Sequence[str]) -> ReportOptions:
         raise ConfigError("no output given; name the HTML file with --out report.html.")
     if given["output"] in given["results"]:
         raise ConfigError(f"--out is {given['output']}, a file of results; name another file.")
-    return ReportOptions(results=tuple(given["results"]), output=given["output"])
+    if (png := given.get("png")) and png.exists() and not png.is_dir():
+        raise ConfigError(f"--png is {png}, which is no directory; name another.")
+    return ReportOptions(tuple(given["results"]), given["output"], png)

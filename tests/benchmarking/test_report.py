@@ -1,13 +1,16 @@
 """The report of results made by hand: what they hold is drawn, and nothing else."""
 
+import io
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from spec_jax.benchmarking.report import render
+from spec_jax.benchmarking.figures import LIGHT, Plot, png
+from spec_jax.benchmarking.report import draw, render
 from spec_jax.benchmarking.results import Results
 from tests.benchmarking.handmade import PLAIN, SYSTEMS, drafting, header, results, run
 
@@ -61,6 +64,7 @@ def test_the_report_has_the_figures_and_no_link():
         "Mean token time",
         "By K: draft_model",
         "Why this K",
+        "What a better draft length could gain",
         "By temperature",
         "By batch size",
         "Acceptance by position",
@@ -84,7 +88,7 @@ def test_the_report_has_the_figures_and_no_link():
 def test_figures_take_the_colours_of_the_page():
     html = render({"before": results()})
     drawn = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
-    assert len(drawn) == 10
+    assert len(drawn) == 12
     for svg in drawn:
         # Clip paths and markers alone have colours of their own.
         assert not re.search(r"(?:fill|stroke): #(?!000000|ffffff)", svg)
@@ -118,6 +122,21 @@ def test_only_what_was_measured_is_drawn():
         "rounds that keep it by position in the draft",
     ]
     assert Page(render({"empty": Results(header())})).figures == []
+
+
+def test_figures_as_files():
+    files = draw(results())
+    assert len(files) == 12 and "what_a_better_draft_length_could_gain_2.png" in files
+    assert all(each.startswith(b"\x89PNG\r\n\x1a\n") for each in files.values())
+    assert draw(Results(header())) == {}
+
+
+def test_a_file_is_white_and_has_the_colours_of_the_light_page():
+    image = pytest.importorskip("matplotlib.image")
+    pixels = image.imread(io.BytesIO(png(Plot({"a": [(0, 1.0), (4, 2.0)]}, "K", "y"), "title")))
+    assert pixels.shape[1] == 740 and pixels[0, 0].tolist() == [1, 1, 1, 1]
+    colours = {tuple(np.rint(255 * each).astype(int)) for each in pixels.reshape(-1, 4)}
+    assert (*bytes.fromhex(LIGHT.series[0][1:]), 255) in colours
 
 
 def test_two_files_are_compared():

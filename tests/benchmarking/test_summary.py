@@ -1,11 +1,26 @@
 """Figures of results whose values are known."""
 
+import numpy as np
 import pytest
 
 from spec_jax.benchmarking.comparison import FASTER, SLOWER, UNDECIDED, compare
 from spec_jax.benchmarking.results import Results
-from spec_jax.benchmarking.summary import best_of_families, categories, summarize
-from tests.benchmarking.handmade import PLAIN, SYSTEMS, drafting, header, request, results, run
+from spec_jax.benchmarking.summary import (
+    best_of_families,
+    categories,
+    projected_speedups,
+    summarize,
+)
+from tests.benchmarking.handmade import (
+    PLAIN,
+    SYSTEMS,
+    costs,
+    drafting,
+    header,
+    request,
+    results,
+    run,
+)
 
 
 def only(found: Results, name: str):
@@ -59,6 +74,33 @@ def test_the_cost_of_calls_predicts_the_speed_up():
     assert three.round_seconds == pytest.approx((0.75, 2.0, 2.8125 - 2.75))
     assert three.loop_efficiency is not None
     assert three.loop_efficiency.median == pytest.approx((8 / 5) / (2 / 2.75))
+
+
+def test_an_oracle_pays_for_what_is_kept_alone():
+    measured = next(iter(summarize(results()).values()))
+    three = next(each for each in measured if each.system == drafting(3))
+    found = projected_speedups(three)  # each round keeps one token of three
+    assert found is not None
+    assert found.same == pytest.approx([1, 2 / 1.75, 2 / (0.5 + 1.75), 2 / 2.75])
+    assert found.same[3] == pytest.approx(three.predicted_speedup)
+    assert found.oracle == pytest.approx([1, 2 / 1.75, 2 / 1.75, 2 / 1.75])
+
+
+def test_an_oracle_of_rounds_that_differ():
+    """Against a loop over rounds, each of which accepts a length of its own."""
+    lengths = np.random.default_rng(0).integers(0, 4, 100)
+    kept = tuple(int((lengths > i).sum()) for i in range(3))
+    made = results()
+    changed = {"rounds": 100, "tokens": int(100 + lengths.sum()), "accepted_per_position": kept}
+    lines = [costs(), run(PLAIN, 0, 8.0), run(drafting(3), 0, 4.0)]
+    lines[2] = lines[2].model_copy(update={"requests": (request(0, 4.0, 3, 1, **changed),)})
+    three = next(iter(summarize(Results(made.header, lines)).values()))[1]
+    found = projected_speedups(three)
+    v = {1: 1.0, 2: 1.5, 3: 1.75, 4: 2.0}
+    for k in range(4):
+        drafts = [min(int(n), k) for n in lengths]
+        seconds = sum(0.25 * n + v[n + 1] for n in drafts)
+        assert found.oracle[k] == pytest.approx(sum(1 + n for n in drafts) / seconds)
 
 
 def test_batches_count_all_rows_together():

@@ -90,6 +90,8 @@ def test_a_report(capsys, tmp_path):
     code, out, err = run(capsys, "report", path, "--out", html)
     assert (code, out) == (0, "") and "report.html" in err
     assert html.read_text().startswith("<!doctype html>")
+    code, _, err = run(capsys, "report", path, "--out", html, "--png", tmp_path / "figures")
+    assert code == 0 and f"{len(list((tmp_path / 'figures').glob('*.png')))} figures in" in err
     path.write_text(path.read_text() + "{")
     html.unlink()
     assert "line 26 is damaged" in failure(capsys, "report", path, "--out", html)
@@ -133,6 +135,7 @@ def test_mistakes(capsys, arguments, said):
         ((), "no results given"),
         (("r.jsonl",), "--out report.html"),
         (("r.jsonl", "--out", "r.jsonl"), "name another file"),
+        (("r.jsonl", "--out", "r.html", "--png", __file__), "no directory"),
         (("none.jsonl", "--out", "r.html"), "none.jsonl"),
     ],
 )
