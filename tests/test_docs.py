@@ -5,8 +5,10 @@ import functools
 import itertools
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import soundfile
@@ -78,6 +80,13 @@ def test_the_page_for_users_of_vllm(hub, code, capsys):
         assert names["statement"].startswith("SELECT ")
         description = names["description"]
         assert len(description) >= 40 or set(json.loads(description)) == {"brand", "doors"}
+
+
+def test_pictures_are_as_their_scripts_draw_them():
+    (script,) = (DOCS / "pictures").glob("*.py")
+    drawn = runpy.run_path(str(script))["draw"]()
+    assert script.with_suffix(".svg").read_text(encoding="utf-8") == drawn
+    ElementTree.fromstring(drawn)
 
 
 def test_every_block_is_found():
