@@ -20,6 +20,7 @@ from spec_jax.cli import arguments as cli
 from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.cli.bench_arguments import parse_bench
 from spec_jax.cli.convert_arguments import parse_convert
+from spec_jax.cli.evaluate_arguments import parse_evaluate
 from spec_jax.cli.parser import Parser
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.report_arguments import parse_report
@@ -37,7 +38,7 @@ PARSERS = {
     **{name: functools.partial(cli.parse_model_command, name) for name in ("generate", "chat")},
     **{"audit": parse_audit, "bench": parse_bench, "report": parse_report, "plan": parse_plan},
     **{"train-draft": parse_train, "convert": parse_convert, "transcribe": parse_transcribe},
-    "env": cli.parse_env,
+    **{"env": cli.parse_env, "evaluate": parse_evaluate},
 }
 
 

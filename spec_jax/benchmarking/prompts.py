@@ -4,11 +4,14 @@ import dataclasses
 import importlib
 import importlib.resources
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
 from spec_jax.text.prompt_files import json_lines, read_text
+
+T = TypeVar("T")
 
 BUILT_IN = ("chat", "code", "copy")
 HUMANEVAL = "humaneval"
@@ -42,11 +45,15 @@ class PromptSet:
 
     def some(self, count: int) -> "PromptSet":
         """At most so many of the prompts, evenly spaced, since files are often sorted."""
-        total = len(self.prompts)
-        if total <= count:
-            return self
-        chosen = tuple(self.prompts[i * total // count] for i in range(count))
-        return dataclasses.replace(self, prompts=chosen)
+        return dataclasses.replace(self, prompts=evenly(self.prompts, count))
+
+
+def evenly(values: Sequence[T], count: int) -> tuple[T, ...]:
+    """At most so many of the values, evenly spaced and in order."""
+    total = len(values)
+    if total <= count:
+        return tuple(values)
+    return tuple(values[i * total // count] for i in range(count))
 
 
 def check_known(name: str) -> None:

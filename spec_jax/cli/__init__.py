@@ -12,6 +12,7 @@ from spec_jax.cli.arguments import COMMANDS, OVERVIEW, parse_env, parse_model_co
 from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.cli.bench_arguments import parse_bench
 from spec_jax.cli.convert_arguments import parse_convert
+from spec_jax.cli.evaluate_arguments import parse_evaluate
 from spec_jax.cli.interrupts import INTERRUPTED, raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
 from spec_jax.cli.prompts import read_prompts
@@ -40,8 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      0; 1 if an audit fails; 2 after a mistake in a flag, a prompt or a checkpoint, if memory is
-      full and if a request failed; 3 if another process of the same run was lost; 130 after Ctrl-C.
+      0; 1 if an audit fails or answers are of another quality; 2 after a mistake in a flag, a
+      prompt or a checkpoint, if memory is full and if a request failed; 3 if a test saw nothing or
+      another process of the same run was lost; 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     code = _guarded(arguments)
@@ -138,6 +140,11 @@ def _run(arguments: list[str]) -> int:
         from spec_jax.cli import audit
 
         return audit.run(audit_options, audit_prompts)
+    if command == "evaluate":
+        evaluate_options = parse_evaluate(rest)
+        from spec_jax.cli import evaluate
+
+        return evaluate.run(evaluate_options)
     if command == "bench":
         bench_options = parse_bench(rest)
         from spec_jax.cli import bench

@@ -34,7 +34,7 @@ LLM_OPTIONS = (
 """Arguments of `LLM` that are flags of every command that makes one."""
 
 COMMANDS = (
-    *("generate", "chat", "transcribe", "audit", "bench", "report"),
+    *("generate", "chat", "transcribe", "audit", "evaluate", "bench", "report"),
     *("train-draft", "convert", "plan", "env"),
 )
 
@@ -48,6 +48,7 @@ generate.
   chat          hold a conversation
   transcribe    write down what is said in sound files
   audit         test that nothing is lost, on your models
+  evaluate      score the answers of tasks, beside plain ones
   bench         measure speed on your models and prompts
   report        draw what bench measured, compare two files
   train-draft   train a draft for your target

@@ -16,8 +16,12 @@ _OF_THE_TEXT = ("dtype", "quantization", "kv_cache_dtype", "max_model_len")
 """Arguments of `LLM` that change what is said; how it is drafted and sharded may be changed."""
 
 
-def refuse_existing(path: Path, resume: bool) -> None:
+def refuse_existing(path: Path, resume: bool | None = None) -> None:
     """Refuses to write where something is, unless the job goes on with it.
+
+    Args:
+      path: the file.
+      resume: whether the job goes on with it; None if it cannot.
 
     Raises:
       ConfigError: there is a file and `resume` is not set, or there can be none.
@@ -25,10 +29,8 @@ def refuse_existing(path: Path, resume: bool) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"out is {str(path)!r}; give a file in a directory that exists.")
     if path.exists() and not resume:
-        raise ConfigError(
-            f"{path} exists, and nothing is overwritten; give --resume to go on with it, or "
-            "another --out."
-        )
+        remedy = "" if resume is None else "--resume to go on with it, or "
+        raise ConfigError(f"{path} exists, and nothing is overwritten; give {remedy}another --out.")
 
 
 class ResultsFile:

