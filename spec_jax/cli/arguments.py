@@ -48,7 +48,7 @@ generate.
   chat          hold a conversation
   transcribe    write down what is said in sound files
   audit         test that nothing is lost, on your models
-  evaluate      score the answers of tasks, beside plain ones
+  evaluate      score answers beside plain decoding's
   bench         measure speed on your models and prompts
   report        draw what bench measured, compare two files
   train-draft   train a draft for your target

@@ -69,7 +69,7 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateOptions:
       ConfigError: an argument is unknown, malformed or out of range, or two contradict each other.
       RequestError: a file of data is not there.
     """
-    parser = Parser("evaluate", "--task NAME --target REF --draft REF", _EPILOG)
+    parser = Parser("evaluate", "--task NAME --target REF", _EPILOG)
     _add_task(parser)
     add_model(parser).add_argument(
         "--max-num-seqs", type=whole, metavar="N", help="most rows decoded at once (default: 8)"

@@ -58,9 +58,12 @@ def check_all(
     several = list(pairs)
     found: list[Outcome] = []
     with ThreadPoolExecutor(min(_MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
-        for outcome in pool.map(lambda pair: check(*pair), several):
-            found.append(outcome)
-            on_progress(f"running programs: {len(found)} of {len(several)}")
+        try:
+            for outcome in pool.map(lambda pair: check(*pair), several):
+                found.append(outcome)
+                on_progress(f"running programs: {len(found)} of {len(several)}")
+        finally:
+            pool.shutdown(cancel_futures=True)  # after Ctrl-C no further one begins
     return found
 
 

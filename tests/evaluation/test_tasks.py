@@ -244,8 +244,9 @@ def test_an_answer_that_fails(likelihood):
 def test_a_real_method_and_one_with_other_weights(likelihood, tmp_path):
     """Likelihoods against a pass that reads everything at once, in float64."""
     tensors = llama_tensors(CONFIG)
+    tensors["lm_head.weight"] *= 4  # drafts of the first layer are then kept and refused
     shaken = tensors | {"lm_head.weight": np.roll(tensors["lm_head.weight"], 7, 0)}
-    config = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=2)
+    config = SpeculativeConfig(method="early_exit", early_exit_layers=1, num_speculative_tokens=2)
     target, other = (
         LLM(write_directory(tmp_path / name, CONFIG, each), dtype="float32", max_num_seqs=16)
         for name, each in (("target", tensors), ("other", shaken))
