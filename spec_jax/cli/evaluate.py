@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from spec_jax import distributed
 from spec_jax.cli.evaluate_arguments import EvaluateOptions
@@ -21,7 +22,10 @@ _EXIT_CODES = {NO_DIFFERENCE: 0, DIFFERENT: 1, NOT_TESTED: 3}
 
 
 def run(options: EvaluateOptions) -> int:
-    """Evaluates and prints the verdict; returns the exit code."""
+    """Evaluates and prints the verdict.
+
+    Returns the exit code: 1 if the quality differs, 3 if nothing was to be seen.
+    """
     with Screen(json_lines=options.json) as screen:
         screen.progress("reading the task")
         task = make_task(options.task, options.data, options.num_problems)
@@ -42,7 +46,9 @@ def run(options: EvaluateOptions) -> int:
             screen.record(asked | found.as_dict())
         else:
             told = ", ".join(f"{name} {value}" for name, value in asked.items())
-            screen.show(told, "", _table(options, found), "", *_verdict(options, found))
+            *remarks, verdict = _verdict(options, found)
+            style = _STYLES[found.parity.verdict]
+            screen.show(told, "", _table(options, found), "", *remarks, Text(verdict, style))
     return _EXIT_CODES[found.parity.verdict]
 
 
@@ -80,15 +86,14 @@ def _table(options: EvaluateOptions, found: Quality) -> Table:
 
 
 def _row(estimate: Estimate, sign: str = "") -> tuple[str, str]:
-    """A mean and its interval."""
-    return (
-        f"{estimate.mean:{sign}.4f}",
-        f"{estimate.low:{sign}.4f} to {estimate.high:{sign}.4f}",
-    )
+    """A mean and its interval; one without a width would say more than is known."""
+    interval = f"{estimate.low:{sign}.4f} to {estimate.high:{sign}.4f}"
+    alike = estimate.low == estimate.high
+    return f"{estimate.mean:{sign}.4f}", "all items alike" if alike else interval
 
 
 def _verdict(options: EvaluateOptions, found: Quality) -> list[str]:
-    """What the table means."""
+    """What the table means; the last line is the verdict."""
     parity, lines = found.parity, []
     if found.differing is not None:
         answers = sum(map(len, found.plain.answers))

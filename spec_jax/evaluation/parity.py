@@ -59,6 +59,12 @@ class Estimate:
         """Of the interval."""
         return (self.high - self.low) / 2
 
+    def within(self, scale: Scale) -> "Estimate":
+        """Its interval without scores that there are not."""
+        if not scale.bounded:
+            return self
+        return Estimate(self.mean, max(0.0, self.low), min(1.0, self.high))
+
     def as_dict(self) -> dict[str, float]:
         """As JSON has it."""
         return {"mean": self.mean, "low": self.low, "high": self.high}
@@ -150,8 +156,8 @@ def compare(
     return Parity(
         scale,
         len(difference),
-        estimate(means[0], weights),
-        estimate(means[1], weights),
+        estimate(means[0], weights).within(scale),
+        estimate(means[1], weights).within(scale),
         found,
         verdict,
         detectable,

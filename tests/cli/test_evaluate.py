@@ -70,14 +70,15 @@ def test_a_model_too_weak_is_not_tested(capsys, model, data):
 SCORES = np.random.default_rng(0).random((30, 1))
 ARM = Arm([[Answer(i, "", (i,), (), 1, 1)] for i in range(30)], [], 2.0)
 GAIN = np.where(np.arange(30) % 2, 0.1, -0.1)[:, None]
+WORSE = compare(Scale("ROUGE-2 F1"), SCORES, SCORES * 0.8)
 FOUND = [
     (
-        Quality(compare(Scale("ROUGE-2 F1"), SCORES, SCORES - 0.1), ARM, ARM, 15),
+        Quality(WORSE, ARM, ARM, 15),
         "0",
         1,
         (
             "ROUGE-2 F1 95 % interval tokens/s",
-            "difference -0.1000 -0.1000 to -0.1000",
+            f"difference {WORSE.difference.mean:.4f} {WORSE.difference.low:.4f} to -0.0",
             "15 of 30 answers have other tokens than plain decoding. note greedy tokens differ",
             "DIFFERENT: the interval of the difference is below 0. `spec-jax audit` tests",
         ),
@@ -99,7 +100,7 @@ FOUND = [
         "0",
         0,
         (
-            "prompt_lookup 0.5",
+            "difference +0.0000 all items alike",
             "0 of 30 answers have other tokens than plain decoding. no difference: the interval",
             "All 30 items are scored alike; had 10% of all items other scores, one run of twenty",
         ),

@@ -95,6 +95,7 @@ def test_equal_scores_are_no_difference_and_no_proof():
     one = scores.copy()
     one[1] = 1.0
     found = compare(PASS, scores, one)
+    assert found.plain.low == 0.0 < found.plain.high == pytest.approx(1.0, abs=0.1)
     assert found.verdict == NO_DIFFERENCE
     assert found.detectable == pytest.approx((found.difference.high - found.difference.low) / 2)
 
