@@ -10,6 +10,7 @@ from spec_jax import distributed
 from spec_jax.cli.evaluate_arguments import EvaluateOptions
 from spec_jax.cli.loading import load
 from spec_jax.cli.screen import Screen
+from spec_jax.config import SamplingParams
 from spec_jax.evaluation.parity import DIFFERENT, NO_DIFFERENCE, NOT_TESTED, Estimate, Parity
 from spec_jax.evaluation.quality import Quality, evaluate
 from spec_jax.evaluation.tasks import Task, make_task
@@ -19,6 +20,9 @@ from spec_jax.text.json_lines import append_line
 _STYLES = {NO_DIFFERENCE: "green", DIFFERENT: "bold red", NOT_TESTED: "yellow"}
 _EXIT_CODES = {NO_DIFFERENCE: 0, DIFFERENT: 1, NOT_TESTED: 3}
 """As of an audit."""
+_SHAPING = ("top_k", "top_p", "min_p")
+_SHAPING += ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_DEFAULTS = SamplingParams()
 
 
 def run(options: EvaluateOptions) -> int:
@@ -65,11 +69,16 @@ def _asked(options: EvaluateOptions, llm: LLM, max_tokens: int) -> dict[str, Any
         "dtype": llm.dtype,
         "quantization": llm.quantization,
         "temperature": options.sampling.temperature,
-        "top_p": options.sampling.top_p,
+        **{name: value for name, value in vars(options.sampling).items() if _told(name, value)},
         "samples": options.sampling.n,
         "max_tokens": max_tokens,
         "seed": options.seed,
     }
+
+
+def _told(name: str, value: object) -> bool:
+    """Whether it shapes the distribution and is not the default."""
+    return name in _SHAPING and value != getattr(_DEFAULTS, name)
 
 
 def _table(options: EvaluateOptions, found: Quality) -> Table:

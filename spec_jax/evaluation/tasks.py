@@ -233,7 +233,9 @@ class Speech(Task):
             words = self._words(value["text"])
             if not words:
                 raise RequestError(f"{where} has the text {value['text']!r}, which has no word.")
-            items.append(Item(str(sound), str(sound), reference=words, weight=len(words.split())))
+            items.append(
+                Item(str(sound), str(sound), reference=words, weight=float(len(words.split())))
+            )
         super().__init__(items, count)
 
     def decode(

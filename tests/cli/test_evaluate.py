@@ -115,8 +115,9 @@ def test_verdicts_in_words(capsys, scripted, data, monkeypatch, found, temperatu
     llm.dtype, llm.quantization = "float32", "none"
     llm.with_speculation = lambda self: self
     command = ("evaluate", "--task", "summarization", "--data", data, "--target", "t", *LOOKUP)
-    ended, out, _ = run(capsys, *command, "--temperature", temperature)
+    ended, out, _ = run(capsys, *command, "--temperature", temperature, "--top-k", 9)
     words = " ".join(out.split())
+    assert f"temperature {temperature}.0, top_k 9, samples 1, max_tokens 128, seed 0" in words
     assert ended == code and all(each in words for each in said), words
 
 
