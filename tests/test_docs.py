@@ -23,6 +23,7 @@ from spec_jax.cli.convert_arguments import parse_convert
 from spec_jax.cli.evaluate_arguments import parse_evaluate
 from spec_jax.cli.parser import Parser
 from spec_jax.cli.plan_arguments import parse_plan
+from spec_jax.cli.profile_arguments import parse_profile
 from spec_jax.cli.report_arguments import parse_report
 from spec_jax.cli.train_arguments import parse_train
 from spec_jax.cli.transcribe_arguments import parse_transcribe
@@ -38,7 +39,7 @@ PARSERS = {
     **{name: functools.partial(cli.parse_model_command, name) for name in ("generate", "chat")},
     **{"audit": parse_audit, "bench": parse_bench, "report": parse_report, "plan": parse_plan},
     **{"train-draft": parse_train, "convert": parse_convert, "transcribe": parse_transcribe},
-    **{"env": cli.parse_env, "evaluate": parse_evaluate},
+    **{"env": cli.parse_env, "evaluate": parse_evaluate, "profile": parse_profile},
 }
 
 

@@ -15,6 +15,7 @@ from spec_jax.cli.convert_arguments import parse_convert
 from spec_jax.cli.evaluate_arguments import parse_evaluate
 from spec_jax.cli.interrupts import INTERRUPTED, raised_until_heard
 from spec_jax.cli.plan_arguments import parse_plan
+from spec_jax.cli.profile_arguments import parse_profile
 from spec_jax.cli.prompts import read_prompts
 from spec_jax.cli.report_arguments import parse_report
 from spec_jax.cli.train_arguments import parse_train
@@ -155,6 +156,12 @@ def _run(arguments: list[str]) -> int:
         from spec_jax.cli import report
 
         return report.run(report_options)
+    if command == "profile":
+        profile_options = parse_profile(rest)
+        profile_prompts = read_prompts(profile_options.sources)
+        from spec_jax.cli import profile
+
+        return profile.run(profile_options, profile_prompts)
     if command == "train-draft":
         train_options = parse_train(rest)
         from spec_jax.cli import train_draft

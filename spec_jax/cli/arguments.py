@@ -34,7 +34,7 @@ LLM_OPTIONS = (
 """Arguments of `LLM` that are flags of every command that makes one."""
 
 COMMANDS = (
-    *("generate", "chat", "transcribe", "audit", "evaluate", "bench", "report"),
+    *("generate", "chat", "transcribe", "audit", "evaluate", "bench", "report", "profile"),
     *("train-draft", "convert", "plan", "env"),
 )
 
@@ -51,6 +51,7 @@ generate.
   evaluate      score answers beside plain decoding's
   bench         measure speed on your models and prompts
   report        draw what bench measured, compare two files
+  profile       show where the time of a round goes
   train-draft   train a draft for your target
   convert       write a model in another format
   plan          project memory and speed elsewhere
@@ -165,10 +166,7 @@ def parse_model_command(command: str, arguments: Sequence[str]) -> Options:
         speculative=speculation_of(given),
         sampling=sampling_of(given),
         llm={name: given[name] for name in (*LLM_OPTIONS, "max_num_seqs") if name in given},
-        sources=(
-            *([Source("text", given["positional"])] if given.get("positional") is not None else []),
-            *given.get("sources", ()),
-        ),
+        sources=sources_of(given),
         **{name: given[name] for name in _OWN if name in given},
     )
     refuse_greedy_sampling(options)
@@ -217,6 +215,12 @@ def speculation_of(given: dict[str, Any]) -> SpeculativeConfig:
     if given.get("draft") and "method" not in given:
         given["method"] = "draft_model"
     return SpeculativeConfig(**fields_of(SpeculativeConfig, given))
+
+
+def sources_of(given: dict[str, Any]) -> tuple[Source, ...]:
+    """Where the prompts come from: first the one that stands alone, then those of flags."""
+    alone = given.get("positional")
+    return (*([Source("text", alone)] if alone is not None else []), *given.get("sources", ()))
 
 
 def refuse_greedy_sampling(options: Options) -> None:
@@ -375,7 +379,8 @@ def add_prompts(group: Any) -> None:
     )
 
 
-def _add_generate(parser: Parser) -> None:
+def add_completed_prompts(parser: Parser) -> None:
+    """The flags that name prompts, one of which may stand alone, and how they are put."""
     group = parser.add_argument_group("prompts")
     group.add_argument("positional", nargs="?", metavar="PROMPT", help="a prompt")
     add_prompts(group)
@@ -385,6 +390,10 @@ def _add_generate(parser: Parser) -> None:
     group.add_argument(
         "--raw", dest="chat", action="store_false", help="complete prompts as they are (default)"
     )
+
+
+def _add_generate(parser: Parser) -> None:
+    add_completed_prompts(parser)
     group = parser.add_argument_group("output")
     group.add_argument(
         "--compare", action="store_true", help="also run plain decoding and show both speeds"

@@ -33,11 +33,14 @@ def add_distribution(group: Any, temperature: float | None = None) -> None:
     add("frequency_penalty", "per time generated; 0 is off", type=number, metavar="X")
 
 
-def add_sampling(parser: Parser) -> None:
-    """The flags of `SamplingParams`, but for what only JSON can show."""
+def add_sampling(parser: Parser, max_tokens: str | None = None) -> None:
+    """The flags of `SamplingParams`, but for what only JSON can show.
+
+    `max_tokens` is the command's default, in words; that of `SamplingParams` if None.
+    """
     group = parser.add_argument_group("sampling")
     add = functools.partial(add_field, group, SamplingParams)
-    add("max_tokens", "most tokens to generate", type=whole, metavar="N")
+    add("max_tokens", "most tokens to generate", max_tokens, type=whole, metavar="N")
     add_distribution(group)
     add("min_tokens", "fewest tokens to generate before any stop", type=whole, metavar="N")
     add("bad_words", "never generate this text (repeatable)", action="append", metavar="TEXT")

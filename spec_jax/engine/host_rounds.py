@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -103,9 +104,10 @@ class HostRounds:
     ) -> DecodeState:
         rounds = self._rounds
         if self._drafts is not None:
-            limits, threshold = distributed.to_host(rounds.limits(state))
-            drafted = self._drafts.propose(tokens, lengths, limits, threshold)
-            state = dataclasses.replace(state, drafter=GivenDraft(*self._put(drafted)))
+            with jax.profiler.TraceAnnotation("propose"):  # as the loop on the device names it
+                limits, threshold = distributed.to_host(rounds.limits(state))
+                drafted = self._drafts.propose(tokens, lengths, limits, threshold)
+                state = dataclasses.replace(state, drafter=GivenDraft(*self._put(drafted)))
         if self._on_draft is None and not any(self._grammars):
             return rounds.decode(state, 1)
         draft, state = rounds.propose(state)

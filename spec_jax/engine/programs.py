@@ -97,6 +97,10 @@ class Compiler:
         self._programs.move_to_end(key)
         return self._programs[key]
 
+    def texts(self) -> list[str]:
+        """The text (HLO) of each program that is kept, as the compiler optimised it."""
+        return [program.as_text() or "" for program in self._programs.values()]
+
     def memory(self, name: str) -> tuple[int, int]:
         """Bytes of the arguments, and of everything, for the largest program of a name."""
         needed = taken = 0

@@ -1,0 +1,120 @@
+"""`spec-jax profile`: where does the time of a round go?"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from spec_jax import distributed
+from spec_jax.benchmarking.profiling import COSTLY, Profile, profile
+from spec_jax.cli.loading import load
+from spec_jax.cli.profile_arguments import ProfileOptions
+from spec_jax.cli.screen import Screen
+from spec_jax.engine.requests import Request
+from spec_jax.llm import LLM, Prompt
+
+
+def run(options: ProfileOptions, texts: Sequence[str]) -> int:
+    """Records a trace and prints where the time went; returns the exit code."""
+    assert options.output is not None
+    with Screen(json_lines=options.json) as screen:
+        llm = load(options, screen)
+        found = profile(
+            llm.engine,
+            _Requests(llm, options, texts),
+            options.output,
+            options.rounds,
+            screen.progress,
+        )
+        if options.json:
+            screen.record(_asked(options, llm) | found.as_dict())
+            return 0
+        asked = ", ".join(f"{name} {value}" for name, value in _asked(options, llm).items())
+        screen.show(asked, "", _table(found), "", _in_words(found))
+        if found.rounds < options.rounds:
+            screen.note(
+                f"{options.rounds} rounds were asked for, but the text had ended; --ignore-eos or "
+                "more --max-tokens decode on"
+            )
+        screen.note(
+            f"to look at the trace, open {found.viewable} at https://ui.perfetto.dev, or run "
+            f"`xprof --logdir {found.directory}` (pip install xprof; TensorBoard shows it, too)"
+        )
+    return 0
+
+
+class _Requests:
+    """Makes the same requests at each call; a grammar goes on with its request, so none is shared."""
+
+    def __init__(self, llm: LLM, options: ProfileOptions, texts: Sequence[str]):
+        self._llm, self._sampling = llm, options.sampling
+        self._prompts: list[Prompt] = list(texts)
+        if options.chat:
+            chats = [[{"role": "user", "content": text}] for text in texts]
+            self._prompts = [llm.encode_chat(chat) for chat in chats]
+        self._first = self._make()
+        distributed.agree(
+            {
+                "its prompts": [request.prompt_token_ids for request in self._first],
+                "its sampling parameters": options.sampling,
+                "its speculation": options.speculative,
+                "its rounds": options.rounds,
+            }
+        )
+
+    def __call__(self) -> list[Request]:
+        pairs = zip(self._make(), self._first, strict=True)
+        return [dataclasses.replace(request, key=first.key) for request, first in pairs]
+
+    def _make(self) -> list[Request]:
+        return [self._llm.request(each, self._sampling, i) for i, each in enumerate(self._prompts)]
+
+
+def _asked(options: ProfileOptions, llm: LLM) -> dict[str, Any]:
+    """What was profiled."""
+    how = options.speculative
+    return {
+        "target": options.target,
+        "draft": how.draft,
+        "method": how.method,
+        "num_speculative_tokens": how.most_speculative_tokens,
+        "dtype": llm.dtype,
+        "quantization": llm.quantization,
+        "platform": llm.engine.target.platform,
+    }
+
+
+def _table(found: Profile) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("region, its most expensive ops", overflow="fold")
+    for name in ("ms", "ms a round", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for region in found.regions:
+        a_round = found.milliseconds_per_round(region)
+        table.add_row(
+            Text(region.name, style="bold"),
+            f"{1e3 * region.seconds:.2f}",
+            "" if a_round is None else f"{a_round:.3f}",
+            f"{region.seconds / found.seconds:.1%}",
+        )
+        for cost in region.costs[:COSTLY] if region.name != "host" else ():
+            kind = f", {cost.kind}" if cost.kind else ""
+            each = cost.seconds / found.rounds if found.rounds and a_round is not None else None
+            table.add_row(
+                Text(f"  {cost.name}{kind}"),
+                f"{1e3 * cost.seconds:.2f}",
+                "" if each is None else f"{1e3 * each:.3f}",
+                f"{cost.seconds / found.seconds:.1%}",
+            )
+    return table
+
+
+def _in_words(found: Profile) -> str:
+    """What the table is of."""
+    rows = f" of {found.rows} rows" if found.rows > 1 else ""
+    return (
+        f"{found.rounds} rounds{rows} gave {found.tokens} tokens in {1e3 * found.seconds:.1f} ms, "
+        f"prefill included; {1e3 * found.seconds_unrecorded:.1f} ms without the profiler."
+    )
