@@ -8,7 +8,7 @@ any, add up to the wall time, on a CPU as on accelerators.
 
 import bisect
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +95,7 @@ def _start(event: Any) -> float:
 
 def divide(
     spans: Sequence[Span], begin: float, end: float, containers: Collection[Op]
-) -> Counter[tuple[str | None, Op | None]]:
+) -> dict[tuple[str | None, Op | None], float]:
     """Nanoseconds of wall time by annotation and op; None where there was none.
 
     Args:
@@ -104,7 +104,7 @@ def divide(
       containers: ops that run other ops. An op is one as well while another of its line is open
         that started after it.
     """
-    shares: Counter[tuple[str | None, Op | None]] = Counter()
+    shares: dict[tuple[str | None, Op | None], float] = defaultdict(float)
     annotation: str | None = None
     running: dict[int, Span] = {}
     before = begin

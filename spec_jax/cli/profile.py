@@ -46,7 +46,7 @@ def run(options: ProfileOptions, texts: Sequence[str]) -> int:
 
 
 class _Requests:
-    """Makes the same requests at each call; a grammar goes on with its request, so none is shared."""
+    """Makes the same requests at each call; none is shared, as a grammar advances with its own."""
 
     def __init__(self, llm: LLM, options: ProfileOptions, texts: Sequence[str]):
         self._llm, self._sampling = llm, options.sampling

@@ -27,7 +27,7 @@ The prompts are decoded three times as one batch: to compile, to measure, and to
 divides the recorded wall time among prefill (the prompts, and all that the host does for them), the
 parts of a round (propose, score, verify, commit), other ops, and the host: time during which no op
 ran. Every moment counts once: for the op that runs, in equal parts for ops that run at once, for a
-loop only while nothing inside it runs. An op that was fused from several parts counts as one of them.
+loop only while nothing inside it runs. An op fused from several parts counts as one.
 
 DIR gets the trace itself. Without a prompt, standard input is the prompt.
 """

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (rows of tables, and program text)
 """Wall time is divided once, and ops belong to the parts that they were traced in."""
 
 from collections import Counter
@@ -107,7 +108,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   %x = f32[8]{0} parameter(0)
   ROOT %rounds = f32[8]{0} while(%x), condition=%test, body=%body, metadata={op_name="jit(counted)/while"}
 }
-"""  # noqa: E501
+"""
 
 
 def test_ops_belong_to_the_outermost_scope():
