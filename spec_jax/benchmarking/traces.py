@@ -100,7 +100,8 @@ def divide(
 
     Args:
       spans: ops and annotations. Annotations of one name or another do not overlap.
-      begin, end: of the time that is divided.
+      begin: of the time that is divided.
+      end: likewise.
       containers: ops that run other ops. An op is one as well while another of its line is open
         that started after it.
     """
