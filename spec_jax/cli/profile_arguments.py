@@ -51,7 +51,7 @@ def parse_profile(arguments: Sequence[str]) -> ProfileOptions:
       ConfigError: an argument is unknown, malformed or out of range, two contradict each other, or
         the directory holds something or cannot be made.
     """
-    parser = Parser("profile", "[PROMPT] --target REF --out DIR", _EPILOG)
+    parser = Parser("profile", "--target REF --out DIR", _EPILOG)
     add_model(parser)
     add_speculation(parser)
     add_sampling(parser, "as many as the rounds can give")
