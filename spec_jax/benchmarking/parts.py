@@ -50,7 +50,13 @@ class Program:
             for each in computation.instructions.values():
                 for callee in each.callees:
                     self._callers[callee].append((name, each))
+        self._users: dict[str, list[Instruction]] = defaultdict(list)
+        for computation in self._computations.values():
+            for each in computation.instructions.values():
+                for operand in each.operands:
+                    self._users[operand].append(each)
         self._inside: dict[str, frozenset[str]] = {}
+        self._used: dict[str, frozenset[str | None]] = {}
         self._around: dict[str, str | None] = {}
         self.ops = {
             each.name: Known(self._part(each, name), _kind(each))
@@ -59,11 +65,33 @@ class Program:
         }
 
     def _part(self, each: Instruction, home: str) -> str | None:
-        """By its own scope, else by that of all that it runs, else by that of what runs it."""
+        """By its own scope, else of all that it runs, of what runs it, or of all that use it.
+
+        Only what the compiler added has the part of those that use it: it has no scope at all.
+        """
         if own := _scope(each):
             return own
         inside = set[str]().union(*map(self._parts_inside, each.callees))
-        return inside.pop() if len(inside) == 1 else self._part_around(home)
+        if len(inside) == 1:
+            return inside.pop()
+        if around := self._part_around(home):
+            return around
+        users = set() if _PATH.search(each.attributes) else self._parts_of_users(each.name)
+        return next(iter(users)) if len(users) == 1 else None
+
+    def _parts_of_users(self, name: str) -> frozenset[str | None]:
+        if name not in self._used:
+            found: set[str | None] = set()
+            for each in self._users[name]:
+                inside = set[str]().union(*map(self._parts_inside, each.callees))
+                if own := _scope(each):
+                    found.add(own)
+                elif inside or _PATH.search(each.attributes):
+                    found.update(inside or {None})
+                else:
+                    found |= self._parts_of_users(each.name)
+            self._used[name] = frozenset(found)
+        return self._used[name]
 
     def _parts_inside(self, name: str) -> frozenset[str]:
         if name not in self._inside:

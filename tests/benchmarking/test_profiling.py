@@ -94,9 +94,12 @@ PROGRAM = """HloModule jit_counted, is_scheduled=true
   %drafted = f32[8]{0} while(%p.3), condition=%inner_test, body=%inner_body, metadata={op_name="jit(counted)/while/body/propose/while"}
   %scored = f32[8]{0} custom-call(%drafted), custom_call_target="spec_jax_product", metadata={op_name="jit(counted)/while/body/score/jit(run_kind)/propose/ffi_call"}
   %copy.2 = f32[8]{0} copy(%scored)
+  %padded = f32[8]{0} reduce-window(%p.3), to_apply=%add
+  %copy.3 = f32[8]{0} copy(%padded)
+  %copy.4 = f32[8]{0} copy(%p.3)
   %keys = f32[8]{0} add(%copy.2, %copy.2), metadata={op_name="jit(counted)/while/body/scored/proposed/add"}
-  %checked = f32[8]{0} fusion(%keys), kind=kLoop, calls=%fused
-  ROOT %done = f32[8]{0} negate(%checked), metadata={op_name="jit(counted)/while/body/commit/neg" source_file="loop.py" source_line=3}
+  %checked = f32[8]{0} fusion(%keys, %copy.3, %copy.4), kind=kLoop, calls=%fused
+  ROOT %done = f32[8]{0} negate(%checked, %copy.4), metadata={op_name="jit(counted)/while/body/commit/neg" source_file="loop.py" source_line=3}
 }
 
 %test (p.4: f32[8]) -> pred[] {
@@ -120,7 +123,9 @@ def test_ops_belong_to_the_outermost_scope():
         "scored": Known("score", "custom-call spec_jax_product"),  # not of what is named inside
         "checked": Known("verify", "fusion"),  # of what it runs
         "done": Known("commit", "negate"),
-        "copy.2": Known(None, "copy"),
+        "copy.2": Known(None, "copy"),  # of what belongs to no part
+        "padded": Known("verify", "reduce-window"),  # of what uses it
+        "copy.4": Known(None, "copy"),  # two parts use it
         "keys": Known(None, "add"),  # a scope is a whole word
         "rounds": Known(None, "while"),  # it runs several parts
         "sum.0": Known(None, "add"),
