@@ -27,10 +27,10 @@ JOINING = "tests/test_continuous_batching.py"
 BUGS = {
     "temperature on one side only": (
         "decoding/score.py",
-        "p = probabilities(logits, sampling, history, draft.tokens, before, allowed)",
+        "p = probabilities(logits, sampling, history, draft.tokens, before, allowed, ",
         "import dataclasses\n"
         "    cold = dataclasses.replace(sampling, temperature=sampling.temperature * 0 + 1)\n"
-        "    p = probabilities(logits, cold, history, draft.tokens, before, allowed)",
+        "    p = probabilities(logits, cold, history, draft.tokens, before, allowed, ",
         [SAMPLED, "-k", "other-cool"],
     ),
     "accept uniform reused for the residual": (
@@ -90,8 +90,8 @@ BUGS = {
     ),
     "min_tokens counted from the round's start": (
         "sampling/processors.py",
-        "history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]",
-        "history.lengths[:, None] + 0 * before.sum(1, dtype=jnp.int32)[None]",
+        "generated = history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]",
+        "generated = history.lengths[:, None] + 0 * before.sum(1, dtype=jnp.int32)[None]",
         [LOOP, "-k", "min_tokens and self"],
     ),
     "noise too coarse for rare tokens": (
@@ -213,7 +213,7 @@ BUGS = {
         "models/attention.py",
         "position = jnp.where(behind < 0, index, self.text[:, None, None] + self.depths[recent])",
         "position = index",
-        ["tests/models/test_attention.py", "-k", "dense-tree-2-False"],
+        ["tests/models/test_attention.py", "-k", "dense and tree and 2-False"],
     ),
 }
 
@@ -231,6 +231,14 @@ def plant(bug: str | None, root: Path) -> list[str]:
     assert source.count(right) == 1, f"{file} no longer holds {right!r} once: plant the bug anew"
     path.write_text(source.replace(right, wrong))
     return selection
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_can_be_planted(bug):
+    """The code that it changes is there, once; the slow tests plant it."""
+    file, right, _, selection = BUGS[bug]
+    assert (ROOT / "spec_jax" / file).read_text().count(right) == 1
+    assert (ROOT / selection[0].partition("::")[0]).is_file()
 
 
 @pytest.mark.slow
