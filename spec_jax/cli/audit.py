@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from spec_jax.cli.audit_arguments import AuditOptions
-from spec_jax.cli.loading import load
+from spec_jax.cli.loading import asked, load
 from spec_jax.cli.screen import Screen
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation import Report, audit
@@ -42,11 +42,12 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
             seed=options.seed,
             on_progress=screen.progress,
         )
+        audited = asked(options, llm) | {"seed": options.seed}
         if options.json:
-            screen.record(_asked(options, llm) | report.as_dict())
+            screen.record(audited | report.as_dict())
         else:
-            asked = ", ".join(f"{name} {value}" for name, value in _asked(options, llm).items())
-            screen.show(asked, "", _table(report), "", *_verdict(report, options))
+            told = ", ".join(f"{name} {value}" for name, value in audited.items())
+            screen.show(told, "", _table(report), "", *_verdict(report, options))
     untested = report.verdict == NOT_TESTED and options.allow_untested
     return 0 if untested else _EXIT_CODES[report.verdict]
 
@@ -64,21 +65,6 @@ def _prompts(
             f"{llm.name} reads speech, not text; leave the prompts out, and the audit makes noises."
         )
     return noises(config)
-
-
-def _asked(options: AuditOptions, llm: LLM) -> dict[str, str | int | None]:
-    """What was audited."""
-    how = options.speculative
-    return {
-        "target": options.target,
-        "draft": how.draft,
-        "method": how.method,
-        "verification": how.verification,
-        "num_speculative_tokens": how.most_speculative_tokens,
-        "dtype": llm.dtype,
-        "quantization": llm.quantization,
-        "seed": options.seed,
-    }
 
 
 def _table(report: Report) -> Table:

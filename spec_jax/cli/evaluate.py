@@ -8,7 +8,7 @@ from rich.text import Text
 
 from spec_jax import distributed
 from spec_jax.cli.evaluate_arguments import EvaluateOptions
-from spec_jax.cli.loading import load
+from spec_jax.cli.loading import asked, load
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.evaluation.parity import DIFFERENT, NO_DIFFERENCE, NOT_TESTED, Estimate, Parity
@@ -45,11 +45,11 @@ def run(options: EvaluateOptions) -> int:
         )
         if options.output is not None and not distributed.process()[0]:
             _write(options, task, found)
-        asked = _asked(options, llm, most)
+        evaluated = _asked(options, llm, most)
         if options.json:
-            screen.record(asked | found.as_dict())
+            screen.record(evaluated | found.as_dict())
         else:
-            told = ", ".join(f"{name} {value}" for name, value in asked.items())
+            told = ", ".join(f"{name} {value}" for name, value in evaluated.items())
             *remarks, verdict = _verdict(options, found)
             style = _STYLES[found.parity.verdict]
             screen.show(told, "", _table(options, found), "", *remarks, Text(verdict, style))
@@ -58,16 +58,9 @@ def run(options: EvaluateOptions) -> int:
 
 def _asked(options: EvaluateOptions, llm: LLM, max_tokens: int) -> dict[str, Any]:
     """What was evaluated."""
-    how = options.speculative
     return {
         "task": options.task,
-        "target": options.target,
-        "draft": how.draft,
-        "method": how.method,
-        "verification": how.verification,
-        "num_speculative_tokens": how.most_speculative_tokens,
-        "dtype": llm.dtype,
-        "quantization": llm.quantization,
+        **asked(options, llm),
         "temperature": options.sampling.temperature,
         **{name: value for name, value in vars(options.sampling).items() if _told(name, value)},
         "samples": options.sampling.n,

@@ -1,6 +1,7 @@
 """From options to a model that is ready."""
 
 import secrets
+from typing import Any
 
 from spec_jax import distributed
 from spec_jax.cli.arguments import Options
@@ -23,6 +24,20 @@ def join(file: str | None, screen: Screen) -> Layout | None:
     if distributed.process()[0] > 0:
         screen.silence()
     return layout
+
+
+def asked(options: Options, llm: LLM) -> dict[str, Any]:
+    """What a command was asked to look at, as its record and its first line have it."""
+    how = options.speculative
+    return {
+        "target": options.target,
+        "draft": how.draft,
+        "method": how.method,
+        "verification": how.verification,
+        "num_speculative_tokens": how.most_speculative_tokens,
+        "dtype": llm.dtype,
+        "quantization": llm.quantization,
+    }
 
 
 def load(options: Options, screen: Screen) -> LLM:

@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from spec_jax import distributed
 from spec_jax.benchmarking.profiling import COSTLY, Profile, profile
-from spec_jax.cli.loading import load
+from spec_jax.cli.loading import asked, load
 from spec_jax.cli.profile_arguments import ProfileOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.engine.requests import Request
@@ -28,11 +27,12 @@ def run(options: ProfileOptions, texts: Sequence[str]) -> int:
             options.rounds,
             screen.progress,
         )
+        profiled = asked(options, llm) | {"platform": llm.engine.target.platform}
         if options.json:
-            screen.record(_asked(options, llm) | found.as_dict())
+            screen.record(profiled | found.as_dict())
             return 0
-        asked = ", ".join(f"{name} {value}" for name, value in _asked(options, llm).items())
-        screen.show(asked, "", _table(found), "", _in_words(found))
+        told = ", ".join(f"{name} {value}" for name, value in profiled.items())
+        screen.show(told, "", _table(found), "", _in_words(found))
         if found.rounds < options.rounds:
             screen.note(
                 f"{options.rounds} rounds were asked for, but the text had ended; --ignore-eos or "
@@ -70,20 +70,6 @@ class _Requests:
 
     def _make(self) -> list[Request]:
         return [self._llm.request(each, self._sampling, i) for i, each in enumerate(self._prompts)]
-
-
-def _asked(options: ProfileOptions, llm: LLM) -> dict[str, Any]:
-    """What was profiled."""
-    how = options.speculative
-    return {
-        "target": options.target,
-        "draft": how.draft,
-        "method": how.method,
-        "num_speculative_tokens": how.most_speculative_tokens,
-        "dtype": llm.dtype,
-        "quantization": llm.quantization,
-        "platform": llm.engine.target.platform,
-    }
 
 
 def _table(found: Profile) -> Table:
