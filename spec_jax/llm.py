@@ -48,7 +48,7 @@ class LLM:
 
     Args:
       model: the target, which is what speaks: a Hugging Face directory, a .gguf file, a recipe
-        (.toml) or a hub id `org/name[@revision]`.
+        (.toml), a folder of a bucket (`gs://`, `s3://`) or a hub id `org/name[@revision]`.
       speculative_config: how to draft and verify; plain decoding if None. A mapping may also have
         the names of vLLM's (`SpeculativeConfig.from_dict`).
       drafter: a drafter of your own, for the method `custom`: a function of a `DrafterSetting`

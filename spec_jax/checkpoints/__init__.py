@@ -1,4 +1,4 @@
-"""Models from files: Hugging Face directories, GGUF files, recipes and the hub.
+"""Models from files: Hugging Face directories, GGUF files, recipes, buckets and the hub.
 
 Weights are read from safetensors, GGUF, Orbax and CTranslate2 files only. Nothing is unpickled,
 and no code that comes with a checkpoint is run.
@@ -65,8 +65,9 @@ def load(
 
     Args:
       reference: a Hugging Face directory, one that `convert` wrote, CTranslate2's of a Whisper
-        model, a .gguf file, a recipe (.toml), or a hub id `org/name[@revision]`; the last two
-        fetch what is not yet on this machine.
+        model, a .gguf file, a recipe (.toml), a folder or a .gguf file of a bucket (`gs://`,
+        `s3://`), or a hub id `org/name[@revision]`; the last three fetch what is not yet on this
+        machine.
       dtype: `float32` or `bfloat16`, to which all weights that are not quantized are converted,
         or `auto` for the fastest that keeps what is stored.
       packing: how matrices are kept; by default as plain arrays.

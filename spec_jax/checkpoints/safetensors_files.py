@@ -1,4 +1,4 @@
-"""The safetensors files of a Hugging Face directory: one, or shards listed in an index."""
+"""The safetensors files of a model: one, or shards listed in an index, on a disk or in a bucket."""
 
 import math
 from pathlib import Path, PurePath
@@ -6,7 +6,9 @@ from pathlib import Path, PurePath
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from spec_jax.checkpoints.bucket import weights_in
 from spec_jax.checkpoints.files import damaged, read_json
+from spec_jax.checkpoints.safetensors_ranges import RangedFile
 from spec_jax.errors import CheckpointError
 from spec_jax.models.family import Slices, Stored
 
@@ -25,7 +27,7 @@ class SafetensorsFiles:
     """All tensors of a directory's safetensors files; parts of them can be read separately.
 
     Attributes:
-      path: the directory.
+      path: the directory, which `fetch_from_bucket` may have made of a bucket's.
       shapes: shape of every tensor; matrices are [out, in].
 
     Raises:
@@ -36,18 +38,18 @@ class SafetensorsFiles:
     def __init__(self, path: Path):
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._places: dict[str, Path] = {}
+        self._places: dict[str, _LocalFile | RangedFile] = {}
+        self._bucket = weights_in(path)
         index = path / "model.safetensors.index.json"
-        single = path / "model.safetensors"
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise damaged(index, "it has no 'weight_map'")
             for name, entry in weight_map.items():
                 _check_inside(index, name, entry)
-            files = [path / name for name in sorted(set(weight_map.values()))]
-        elif single.is_file():
-            weight_map, files = {}, [single]
+            files = sorted(set(weight_map.values()))
+        elif self._has("model.safetensors"):
+            weight_map, files = {}, ["model.safetensors"]
         else:
             raise CheckpointError(_no_weights(path))
         for file in files:
@@ -59,23 +61,27 @@ class SafetensorsFiles:
                     "Download both again."
                 )
 
-    def _open(self, file: Path) -> None:
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing, but the index lists it. Download it.")
-        try:
-            handle = safe_open(file, framework="numpy")
-        except SafetensorError as error:
-            raise damaged(file, str(error)) from None
-        for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
-            self._places[name] = file
-            self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+    def _has(self, file: str) -> bool:
+        return (self.path / file).is_file() if self._bucket is None else file in self._bucket
+
+    def _open(self, file: str) -> None:
+        if not self._has(file):
+            raise CheckpointError(
+                f"{self.path / file} is missing, but the index lists it. Download it."
+            )
+        if self._bucket is None:
+            opened = _LocalFile(self.path / file)
+        else:
+            opened = RangedFile(self._bucket[file])
+        for name, shape in opened.shapes.items():
+            self._places[name] = opened
+            self.shapes[name] = shape
 
     @property
     def stored(self) -> Stored:
         """How the largest tensor is stored."""
         name = max(self.shapes, key=lambda name: math.prod(self.shapes[name]))
-        with safe_open(self._places[name], framework="numpy") as handle:
-            return _DTYPES.get(handle.get_slice(name).get_dtype(), "float32")
+        return _DTYPES.get(self._places[name].dtype(name), "float32")
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it, in the file's own floating-point dtype.
@@ -84,19 +90,42 @@ class SafetensorsFiles:
           CheckpointError: its dtype is not float64, float32, float16 or bfloat16.
         """
         file = self._places[name]
-        # Opened anew each time: pages of a file that stays mapped count as this process's memory.
-        with safe_open(file, framework="numpy") as handle:
-            tensor = handle.get_slice(name)
-            dtype = tensor.get_dtype()
-            if dtype not in _DTYPES:
-                raise CheckpointError(
-                    f"{file}: tensor {name!r} is stored as {dtype}; supported: "
-                    f"{', '.join(_DTYPES)}."
-                )
-            return tensor[part] if part else handle.get_tensor(name)
+        if (dtype := file.dtype(name)) not in _DTYPES:
+            raise CheckpointError(
+                f"{file.source}: tensor {name!r} is stored as {dtype}; supported: "
+                f"{', '.join(_DTYPES)}."
+            )
+        return file.read(name, part)
 
     def read_quantized(self, name: str) -> None:
         """No matrix: quantized safetensors files are not supported."""
+
+
+class _LocalFile:
+    """The tensors of one file on a disk."""
+
+    def __init__(self, path: Path):
+        self.source = path
+        self._dtypes: dict[str, str] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        try:
+            with safe_open(path, framework="numpy") as handle:
+                for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
+                    tensor = handle.get_slice(name)
+                    self.shapes[name] = tuple(tensor.get_shape())
+                    self._dtypes[name] = tensor.get_dtype()
+        except SafetensorError as error:
+            raise damaged(path, str(error)) from None
+
+    def dtype(self, name: str) -> str:
+        """How a tensor is stored, in the format's words."""
+        return self._dtypes[name]
+
+    def read(self, name: str, part: Slices) -> np.ndarray:
+        """A tensor, or a part of it."""
+        # Opened anew each time: pages of a file that stays mapped count as this process's memory.
+        with safe_open(self.source, framework="numpy") as handle:
+            return handle.get_slice(name)[part] if part else handle.get_tensor(name)
 
 
 def _check_inside(index: Path, name: str, entry: object) -> None:

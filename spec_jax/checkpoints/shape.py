@@ -40,8 +40,8 @@ def read_shape(
 
     Args:
       reference: a Hugging Face directory, of which config.json suffices, a directory that
-        `save` wrote, a .gguf file, a recipe (.toml) or its name, or a hub id
-        `org/name[@revision]`, of which only config.json is fetched.
+        `save` wrote, a .gguf file, a recipe (.toml) or its name, a folder of a bucket or a hub id
+        `org/name[@revision]`; of the last two only config.json is fetched.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:

@@ -227,12 +227,22 @@ def _turned(each: tuple) -> tuple:
     return (*each[:-2], *each[-2:][::-1])
 
 
+_ROWS_AT_ONCE = 16
+
+
 def _transposed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A copy of another dtype and layout, detached from the file."""
     # As whole numbers: NumPy transposes its own dtypes only fast, and bfloat16 is none.
     converted = array.astype(dtype, copy=False)
     whole = converted.view(f"u{converted.itemsize}")
-    return np.array(whole.swapaxes(-1, -2) if whole.ndim > 1 else whole, order="C").view(dtype)
+    if whole.ndim < 2:
+        return np.array(whole).view(dtype)
+    found = np.empty(_turned(whole.shape), whole.dtype)
+    # A few rows at a time: three times as fast as all of them, which would miss the caches.
+    for at in range(0, whole.shape[-2], _ROWS_AT_ONCE):
+        some = slice(at, at + _ROWS_AT_ONCE)
+        found[..., some] = whole[..., some, :].swapaxes(-1, -2)
+    return found.view(dtype)
 
 
 def _check_names(

@@ -241,8 +241,8 @@ def add_reference(
         "--model",
         metavar="REF",
         help="the model: a Hugging Face directory, one that `spec-jax convert` wrote, a .gguf "
-        "file, a recipe (.toml), a name such as smollm2-135m-instruct or a hub id "
-        "org/name[@revision]",
+        "file, a recipe (.toml), a name such as smollm2-135m-instruct, gs://BUCKET/FOLDER, "
+        "s3://BUCKET/FOLDER or a hub id org/name[@revision]",
     )
     group.add_argument(
         "--layout",

@@ -40,13 +40,14 @@ def run(options: BenchOptions) -> int:
     sets = [prompts.load(name).some(options.num_prompts) for name in options.prompt_sets]
     with Screen() as screen:
         screen.progress("loading")
+        shown = _Shown(screen)
         arguments = dict(options.llm)
         layout = join(arguments.pop("layout", None), screen)
         llm = LLM(
             options.target,
             layout=layout,
             seed=options.seed,
-            on_progress=screen.progress,
+            on_progress=shown.waiting,
             **arguments,
         )
         encoded = encode(llm, sets, options.max_tokens, screen.note)
@@ -76,7 +77,7 @@ def run(options: BenchOptions) -> int:
         distributed.from_first(open_file)
         interrupted = False
         try:
-            measure(header, runners, encoded, writer, _Shown(screen))
+            measure(header, runners, encoded, writer, shown)
         except KeyboardInterrupt:
             heard()
             interrupted = True
@@ -115,15 +116,29 @@ class _Shown:
 
     def __init__(self, screen: Screen):
         self._screen = screen
+        self._last: Progress | None = None
 
     def __call__(self, progress: Progress) -> None:
+        if self._last is None:
+            self._screen.settle()
+        self._last = progress
+        self._show(progress, "")
+
+    def waiting(self, what: str) -> None:
+        """Shows what is loaded, or compiled for the run that was shown last."""
+        if self._last is None:
+            self._screen.progress(what)
+        else:
+            self._show(self._last, f" ({what})")
+
+    def _show(self, progress: Progress, doing: str) -> None:
         left = ""
         if progress.seconds_left is not None:
             minutes, seconds = divmod(round(progress.seconds_left), 60)
             left = f", {minutes}:{seconds:02d} left"
-        self._screen.bar(progress.done, progress.total, f"{progress.text}{left}")
-        line = f"{progress.done} of {progress.total} runs, {progress.text}{left}"
-        self._screen.log(line, now=False)
+        text = f"{progress.text}{doing}{left}"
+        self._screen.bar(progress.done, progress.total, text)
+        self._screen.log(f"{progress.done} of {progress.total} runs, {text}", now=False)
 
 
 def show(screen: Screen, results: Results) -> None:

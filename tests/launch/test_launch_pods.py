@@ -240,6 +240,11 @@ def test_jobset_says_how_to_try_it_dry():
 def test_image_has_what_tpu_hosts_need():
     lines = (ROOT / "launch" / "Dockerfile").read_text().splitlines()
     (install,) = [line for line in lines if line.startswith("RUN")]
-    assert shlex.split(install)[-4:] == ["-c", "constraints.txt", "-e", ".[tpu,orbax,speech,train]"]
+    assert shlex.split(install)[-4:] == [
+        "-c",
+        "constraints.txt",
+        "-e",
+        ".[tpu,bucket,orbax,speech,train]",
+    ]
     (base,) = [line for line in lines if line.startswith("FROM")]
     assert base in [f"FROM python:3.{minor}-slim" for minor in (11, 12, 13)]

@@ -1,0 +1,273 @@
+"""Models in object stores: `gs://` and `s3://` references.
+
+A model's small files are copied into a folder of the cache, with a list of its safetensors files,
+of which each process then reads only the byte ranges that its own devices need. A .gguf file is
+copied whole. obstore, over Rust's object_store, asks the store.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from spec_jax.checkpoints.fetch import SCRATCH, alone
+from spec_jax.checkpoints.files import MODEL_FILES, read_json
+from spec_jax.config import cache_directory
+from spec_jax.errors import CheckpointError, extra
+
+_URL = re.compile(r"(gs|s3)://([^/\s]+)/(\S+?)/?")
+_LIST = "spec_jax_bucket.json"
+_WEIGHTS = "*.safetensors"
+_LARGEST = 64 << 20
+"""Bytes of the largest file that is copied besides weights."""
+AT_ONCE, BLOCK = 16, 16 << 20
+"""Requests at a time, and the most bytes of one: 256 MiB are under way at most."""
+_OTHER_FORMATS = {"spec_jax.json": "Orbax", "model.bin": "CTranslate2"}
+"""What is read from a disk only."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a bucket, as it was when it was listed.
+
+    Attributes:
+      url: where it is.
+      size: its bytes.
+      tag: the store's identifier of its contents; empty if the store gives none.
+      store: obstore's object of the bucket.
+    """
+
+    url: str
+    size: int
+    tag: str
+    store: Any = field(repr=False, compare=False)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes start to stop - 1; several threads may read.
+
+        Raises:
+          CheckpointError: they cannot be read, or the file is no longer the one that was listed.
+        """
+        condition = {"if_match": self.tag} if self.tag else {}
+        with _explaining(self.url):
+            options = {"range": (start, stop), **condition}
+            read = bytes(_obstore().get(self.store, _split(self.url)[1], options=options).bytes())
+        if len(read) != stop - start:
+            raise CheckpointError(f"{self.url} ends after {start + len(read)} of {stop} bytes.")
+        return read
+
+    def copy(self, path: Path) -> None:
+        """Writes all of it to a path, which then exists whole or not at all."""
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=SCRATCH) as scratch:
+            new = Path(scratch) / path.name
+            new.touch()
+
+            def fetch(start: int) -> None:
+                with new.open("r+b") as file:
+                    file.seek(start)
+                    file.write(self.read(start, min(start + BLOCK, self.size)))
+
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(fetch, range(0, self.size, BLOCK)))
+            new.replace(path)
+
+
+def is_url(reference: str) -> bool:
+    """Whether a reference names something in a bucket."""
+    return reference.startswith(("gs://", "s3://"))
+
+
+def fetch_from_bucket(
+    url: str, progress: Callable[[str], object], *, config_only: bool = False
+) -> tuple[str, Path]:
+    """Copies what is small of a model in a bucket, or a .gguf file.
+
+    Credentials are those of the environment, as obstore finds them: AWS_ACCESS_KEY_ID and so on, or
+    GOOGLE_APPLICATION_CREDENTIALS, or the role of the machine. AWS_ENDPOINT_URL names another
+    store that speaks S3, and AWS_SKIP_SIGNATURE=true or GOOGLE_SKIP_SIGNATURE=true reads public
+    buckets without credentials.
+
+    Args:
+      url: `gs://bucket/folder`, `s3://bucket/folder`, or such an address of a .gguf file.
+      progress: called with a line of text before the store is asked.
+      config_only: copy config.json alone.
+
+    Returns:
+      The model's name, and a folder of the cache, which `weights_in` knows, or a .gguf file.
+
+    Raises:
+      CheckpointError: there is nothing, it is of another format, or the store refuses.
+      ConfigError: obstore is not installed.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        raise CheckpointError(
+            f"{url} is no model in a bucket; write gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or "
+            "the address of a .gguf file."
+        )
+    url = match[0].rstrip("/")
+    progress(f"looking into {url}")
+    name = PurePosixPath(url).name
+    folder = _cache() / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder, progress):
+            if url.endswith(".gguf"):
+                return PurePosixPath(url).stem, _copy_gguf(url, folder, progress)
+            _copy_small(url, folder, config_only)
+    except OSError as error:
+        raise CheckpointError(
+            f"{url} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory with "
+            "room."
+        ) from error
+    return name, folder
+
+
+def weights_in(folder: Path) -> dict[str, StoredFile] | None:
+    """The safetensors files that stayed in the bucket, by name; None of any other folder."""
+    # A list that comes with somebody's checkpoint must not make us read from elsewhere.
+    if folder.parent != _cache() or not (folder / _LIST).is_file():
+        return None
+    listed = read_json(folder / _LIST)
+    store = _store_of(listed["url"])
+    return {
+        name: StoredFile(f"{listed['url']}/{name}", *entry, store)
+        for name, entry in listed["files"].items()
+    }
+
+
+def _cache() -> Path:
+    return cache_directory() / "buckets"
+
+
+def _copy_small(url: str, folder: Path, config_only: bool) -> None:
+    """Makes a folder the bucket's as it is now, but for the weights."""
+    found = {name: file for name, file in _list(url).items() if name != _LIST}
+    for name, kind in _OTHER_FORMATS.items():
+        if name in found:
+            raise CheckpointError(
+                f"{url} is a model in {kind}'s format, which is read from a disk only; copy it to "
+                "one, or put what `spec-jax convert --format safetensors` makes of it into the "
+                "bucket."
+            )
+    if "config.json" not in found:
+        raise CheckpointError(
+            f"{url} has no config.json among its {len(found)} files; give the folder of a Hugging "
+            "Face model, or the address of a .gguf file."
+        )
+    wanted = ["config.json"] if config_only else MODEL_FILES
+    weights = {name: file for name, file in found.items() if fnmatch(name, _WEIGHTS)}
+    small = {
+        name: file
+        for name, file in found.items()
+        if name not in weights and any(fnmatch(name, each) for each in wanted)
+    }
+    held = _held(folder)
+    for name, file in small.items():
+        if file.size > _LARGEST:
+            raise CheckpointError(f"{file.url} has {file.size} bytes; expected at most {_LARGEST}.")
+        if not _is_held(folder / name, held, file):
+            file.copy(folder / name)
+    if config_only:
+        return
+    for left in folder.iterdir():
+        if left.is_file() and left.name not in small:
+            left.unlink()
+    entries = {name: [file.size, file.tag] for name, file in weights.items()}
+    kept = {name: [file.size, file.tag] for name, file in small.items()}
+    _write(folder / _LIST, {"url": url, "files": entries, "copied": kept})
+
+
+def _copy_gguf(url: str, folder: Path, progress: Callable[[str], object]) -> Path:
+    file = _list(url.rpartition("/")[0]).get(PurePosixPath(url).name)
+    if file is None:
+        raise CheckpointError(f"{url} does not exist.")
+    path = folder / PurePosixPath(url).name
+    if not _is_held(path, _held(folder), file):
+        progress(f"copying {url}, {file.size / 1e9:.1f} GB, once")
+        file.copy(path)
+        _write(
+            folder / _LIST, {"url": url, "files": {}, "copied": {path.name: [file.size, file.tag]}}
+        )
+    return path
+
+
+def _is_held(path: Path, held: dict[str, list[Any]], file: StoredFile) -> bool:
+    """Whether a copy is of the file as it is in the bucket now."""
+    return path.is_file() and bool(file.tag) and held.get(path.name) == [file.size, file.tag]
+
+
+def _held(folder: Path) -> dict[str, list[Any]]:
+    """Sizes and tags of what was copied before."""
+    return read_json(folder / _LIST)["copied"] if (folder / _LIST).is_file() else {}
+
+
+def _write(path: Path, value: object) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value), encoding="utf-8")
+    new.replace(path)
+
+
+def _list(url: str) -> dict[str, StoredFile]:
+    """The files directly in a folder, by name."""
+    store, (_, prefix) = _store_of(url), _split(url)
+    with _explaining(url):
+        found = _obstore().list_with_delimiter(store, f"{prefix}/" if prefix else None)["objects"]
+    names = [PurePosixPath(each["path"]).name for each in found]
+    return {
+        name: StoredFile(f"{url}/{name}", each["size"], each["e_tag"] or "", store)
+        for name, each in zip(names, found, strict=True)
+    }
+
+
+def _split(url: str) -> tuple[str, str]:
+    """A bucket's address, and a name in it."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, name = rest.partition("/")
+    return f"{scheme}://{bucket}", name
+
+
+def _store_of(url: str) -> Any:
+    """The bucket of an address; stores on this machine may speak plain HTTP."""
+    _obstore()
+    from obstore.store import from_url
+
+    with _explaining(url):
+        return from_url(_split(url)[0], client_options={"allow_http": True})
+
+
+def _obstore() -> Any:
+    with extra("bucket"):
+        import obstore
+    return obstore
+
+
+@contextlib.contextmanager
+def _explaining(url: str) -> Iterator[None]:
+    """Raises errors of the object store as ours."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{url} does not exist. Check its spelling.") from None
+    except exceptions.PreconditionError:
+        raise CheckpointError(
+            f"{url} was changed while it was read; start again when its upload has ended."
+        ) from None
+    except (exceptions.BaseError, ValueError) as error:
+        raise CheckpointError(
+            f"{url} cannot be read ({_first_line(error)}). Check its spelling, the network and the "
+            "credentials in the environment, see docs/pods.md."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

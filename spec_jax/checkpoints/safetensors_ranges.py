@@ -1,0 +1,148 @@
+"""One safetensors file that is read by ranges of bytes, out of an object store.
+
+The format: 8 bytes with the length of a header, the header in JSON (name -> dtype, shape and
+place), and the tensors' bytes. https://huggingface.co/docs/safetensors
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+import ml_dtypes
+import numpy as np
+
+from spec_jax.checkpoints import bucket
+from spec_jax.checkpoints.bucket import StoredFile
+from spec_jax.errors import CheckpointError
+from spec_jax.models.family import Slices
+
+_LARGEST_HEADER = 100_000_000
+"""As the safetensors library has it."""
+_MOST_AXES = 8
+_FIRST = 1 << 20
+"""Bytes that are read first, in which most headers end."""
+_SMALL = 1 << 20
+"""Bytes up to which tensors are read together, since each would take a round trip."""
+
+_NUMPY = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class RangedFile:
+    """The tensors of one file.
+
+    Args:
+      file: where it is.
+
+    Attributes:
+      source: its address.
+      shapes: shape of every tensor.
+
+    Raises:
+      CheckpointError: it cannot be read, or its header is damaged.
+    """
+
+    def __init__(self, file: StoredFile):
+        self._file, self.source = file, file.url
+        self._header, self._start = _header_of(file)
+        try:
+            self.shapes = {name: _checked(each) for name, each in self._header.items()}
+            ends = [self._start + each["data_offsets"][1] for each in self._header.values()]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(file, f"its header makes no sense ({error!r})") from None
+        if ends and max(ends) > file.size:
+            raise _damaged(file, f"its tensors would take {max(ends)} bytes, it has {file.size}")
+
+    def dtype(self, name: str) -> str:
+        """How a tensor is stored, in the format's words."""
+        return self._header[name]["dtype"]
+
+    def read(self, name: str, part: Slices = ()) -> np.ndarray:
+        """A tensor or a part of it; whole lines are read, of which a part may be kept.
+
+        Raises:
+          CheckpointError: the store fails, or the file was changed.
+        """
+        whole, dtype = self.shapes[name], _NUMPY[self.dtype(name)]
+        if not whole or math.prod(whole) * dtype.itemsize <= _SMALL:
+            return np.frombuffer(self._small[name], dtype).reshape(whole)[part]
+        *outer, width = whole
+        rows, columns = part[: len(outer)], (part[len(outer) :] or (slice(None),))[0]
+        lines = np.arange(math.prod(outer)).reshape(outer)[rows]
+        found = np.empty((lines.size, len(range(width)[columns])), dtype)
+        start = self._start + self._header[name]["data_offsets"][0]
+        size = width * dtype.itemsize
+
+        def fetch(block: tuple[int, int, int]) -> None:
+            to, first, count = block
+            read = self._file.read(start + first * size, start + (first + count) * size)
+            found[to : to + count] = np.frombuffer(read, dtype).reshape(count, width)[:, columns]
+
+        with ThreadPoolExecutor(bucket.AT_ONCE) as pool:
+            list(pool.map(fetch, _blocks(lines.ravel(), max(1, bucket.BLOCK // size))))
+        return found.reshape(*lines.shape, -1)
+
+    @cached_property
+    def _small(self) -> dict[str, bytes]:
+        """The bytes of all small tensors."""
+        places = {
+            name: each["data_offsets"]
+            for name, each in self._header.items()
+            if each["data_offsets"][1] - each["data_offsets"][0] <= _SMALL
+        }
+
+        def fetch(place: list[int]) -> bytes:
+            start, stop = (self._start + each for each in place)
+            return self._file.read(start, stop) if stop > start else b""
+
+        with ThreadPoolExecutor(bucket.AT_ONCE) as pool:
+            return dict(zip(places, pool.map(fetch, places.values()), strict=True))
+
+
+def _blocks(lines: np.ndarray, longest: int) -> Iterator[tuple[int, int, int]]:
+    """Runs of neighbouring lines: where they go, the first one, and how many."""
+    breaks = np.flatnonzero(np.diff(lines) != 1) + 1
+    for run in np.split(np.arange(lines.size), breaks):
+        for at in range(0, run.size, longest):
+            yield int(run[at]), int(lines[run[at]]), min(longest, run.size - at)
+
+
+def _header_of(file: StoredFile) -> tuple[dict, int]:
+    """The header, and where the tensors begin."""
+    first = file.read(0, min(_FIRST, file.size)) if file.size else b""
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 8 or length > min(_LARGEST_HEADER, file.size - 8):
+        raise _damaged(file, f"its header would take {length} bytes")
+    if length + 8 > len(first):
+        first += file.read(len(first), length + 8)
+    try:
+        header = json.loads(first[8 : length + 8])
+    except (RecursionError, ValueError) as error:
+        raise _damaged(file, f"its header is not JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise _damaged(file, "its header is not a JSON object")
+    header.pop("__metadata__", None)
+    return header, length + 8
+
+
+def _checked(entry: dict) -> tuple[int, ...]:
+    """The shape in a tensor's entry, which must be what its bytes hold."""
+    shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+    numbers = (*shape, start, stop)
+    sizes = all(type(each) is int and each >= 0 for each in numbers)
+    if not sizes or start > stop or len(shape) > _MOST_AXES:
+        raise ValueError(f"{numbers} are no sizes")
+    dtype = _NUMPY.get(entry["dtype"])
+    if dtype is not None and math.prod(shape) * dtype.itemsize != stop - start:
+        raise ValueError(f"{stop - start} bytes are no {entry['dtype']} of shape {shape}")
+    return shape
+
+
+def _damaged(file: StoredFile, why: str) -> CheckpointError:
+    return CheckpointError(f"{file.url} is truncated or damaged: {why}. Upload it again.")
