@@ -138,8 +138,8 @@ def weights_in(folder: Path) -> dict[str, StoredFile] | None:
     listed = read_json(folder / _LIST)
     store = _store_of(listed["url"])
     return {
-        name: StoredFile(f"{listed['url']}/{name}", *entry, store)
-        for name, entry in listed["files"].items()
+        name: StoredFile(f"{listed['url']}/{name}", size, tag, store)
+        for name, (size, tag) in listed["files"].items()
     }
 
 
