@@ -86,7 +86,7 @@ class RangedFile:
 
         with ThreadPoolExecutor(bucket.AT_ONCE) as pool:
             list(pool.map(fetch, _blocks(lines.ravel(), max(1, bucket.BLOCK // size))))
-        return found.reshape(*lines.shape, -1)
+        return found.reshape(*lines.shape, found.shape[1])
 
     @cached_property
     def _small(self) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """A file of results that a killed job goes on with. Imports no JAX."""
 
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -84,8 +85,9 @@ class ResultsFile:
             raise ConfigError(
                 f"{self._path} is being written by another process; wait for it, or choose another."
             ) from None
-        except OSError:  # some shared storage knows no locks
-            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise  # some shared storage knows no locks
 
     def _index(self, line: bytes, where: str) -> int:
         other = f"{where} is no result of this job; give another --out"
