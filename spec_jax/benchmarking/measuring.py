@@ -20,7 +20,7 @@ from spec_jax import distributed
 from spec_jax.benchmarking.costs import measure_costs
 from spec_jax.benchmarking.prompts import PromptSet
 from spec_jax.benchmarking.results import Costs, Header, PromptsOf, Run, Setting, Writer
-from spec_jax.benchmarking.systems import Ours, Runner, Task
+from spec_jax.benchmarking.systems import Ours, Runner, Task, one_of_each
 from spec_jax.errors import BenchmarkError
 from spec_jax.kernels import native
 from spec_jax.llm import LLM
@@ -178,7 +178,7 @@ def measure(
         (prompts, setting, batch, repeat, runner)
         for prompts, setting, batch in cells
         for repeat in range(header.repeats)
-        for runner in runners
+        for runner in (one_of_each(runners) if not setting.temperature else runners)
         if runner.can(setting, batch)
     ]
     todo = [each for each in plan if repr(_key(*each)) not in done]

@@ -12,6 +12,7 @@ from typing import Any
 from spec_jax.benchmarking.results import Request, Setting, System
 from spec_jax.benchmarking.systems import Task, digest, system_of
 from spec_jax.checkpoints import locate
+from spec_jax.checkpoints.bucket import weights_in
 from spec_jax.config import SpeculativeConfig
 from spec_jax.errors import BenchmarkError, ConfigError, did_you_mean
 from spec_jax.llm import LLM
@@ -111,6 +112,11 @@ def prepare_rivals(
     if not names:
         return
     _, path = locate(reference, lambda line: None)
+    if weights_in(path) is not None:
+        raise BenchmarkError(
+            f"{reference} is in a bucket, where other libraries do not read it; copy it to a disk, "
+            "or leave --rival out."
+        )
     stops = llm.eos_token_ids
     if TRANSFORMERS in names:
         yield from _transformers(path, llm, configs, stops, on_note)

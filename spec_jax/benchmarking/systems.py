@@ -207,3 +207,15 @@ def prepare(llm: LLM, configs: Sequence[SpeculativeConfig]) -> Iterator[Ours]:
     for config in (SpeculativeConfig(), *configs):
         llm = llm.with_speculation(config)
         yield Ours(system_of(config), llm)
+
+
+def one_of_each(runners: Sequence[Runner]) -> list[Runner]:
+    """The systems that differ in more than verification.
+
+    At temperature 0 every verification keeps the tokens that the target finds most likely.
+    """
+    found: dict[System, Runner] = {}
+    for runner in runners:
+        other = runner.system.model_copy(update={"verification": "-", "name": "-"})
+        found.setdefault(other, runner)
+    return list(found.values())

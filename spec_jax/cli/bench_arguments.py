@@ -33,7 +33,8 @@ _LISTS = {
 
 _EPILOG = """\
 Every combination of the lists is measured, as far as a method supports it, and plain decoding
-beside it. All systems take turns within each repeat. Speed-ups count against the fastest plain
+beside it. At temperature 0 all verifications keep the same tokens, so that only one of them is
+measured. All systems take turns within each repeat. Speed-ups count against the fastest plain
 decoding that was measured, tokens/s is the mean over requests (in batches: of all rows together),
 and prompts are included.
 

@@ -4,7 +4,8 @@ import pytest
 
 from spec_jax import LLM, checkpoints
 from spec_jax.benchmarking.results import Setting
-from spec_jax.benchmarking.systems import Task, grid, prepare, system_of
+from spec_jax.benchmarking.systems import Ours, Task, grid, one_of_each, prepare, system_of
+from spec_jax.config import SpeculativeConfig
 from spec_jax.errors import ConfigError
 from tests.checkpoints import tiny
 
@@ -32,6 +33,13 @@ def test_the_grid_has_what_methods_support():
     ]
     assert {each.draft for each in found if each.method == "draft_model"} == {"d"}
     assert all(each.draft is None for each in found if each.method == "prompt_lookup")
+
+
+def test_what_keeps_the_same_tokens_is_measured_once():
+    configs = grid(["prompt_lookup", "suffix"], [2], verifications=("token", "block"))
+    runners = [Ours(system_of(each), None) for each in (SpeculativeConfig(), *configs)]
+    kept = [each.system.name for each in one_of_each(runners)]
+    assert kept == ["plain", "prompt_lookup, K = 2", "suffix, K = 2"]
 
 
 def test_a_method_without_any_combination_is_refused():

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import ml_dtypes
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from spec_jax import CheckpointError, checkpoints
+from spec_jax.benchmarking.rivals import prepare_rivals
 from spec_jax.checkpoints import bucket, safetensors_ranges
 from spec_jax.checkpoints.bucket import is_url
 from spec_jax.checkpoints.safetensors_ranges import RangedFile
 from spec_jax.checkpoints.shape import read_shape
+from spec_jax.errors import BenchmarkError
 from spec_jax.sharding import Layout
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write_gguf, write_json
 from tests.object_store import serve
@@ -136,6 +139,7 @@ import jax
 
 from spec_jax import checkpoints
 from spec_jax.checkpoints import bucket
+from spec_jax.errors import BenchmarkError
 from spec_jax.sharding import Layout
 
 url, number, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -311,6 +315,11 @@ def test_a_list_that_comes_with_a_checkpoint_means_nothing(uploaded, tmp_path):
     assert "neither model.safetensors nor" in error_of(other)
     uploaded.objects[f"models/team/tiny/{bucket._LIST}"] = b"[]"
     weights(URL)
+
+
+def test_other_libraries_read_no_bucket(uploaded):
+    with pytest.raises(BenchmarkError, match="team/tiny is in a bucket, where other libraries"):
+        list(prepare_rivals(["transformers"], Mock(), URL, [], print))
 
 
 def test_a_store_that_does_not_answer(store, monkeypatch):
