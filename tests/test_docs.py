@@ -84,8 +84,10 @@ def test_the_page_for_users_of_vllm(hub, code, capsys):
         assert len(description) >= 40 or set(json.loads(description)) == {"brand", "doors"}
 
 
-def test_pictures_are_as_their_scripts_draw_them():
-    (script,) = (DOCS / "pictures").glob("*.py")
+@pytest.mark.parametrize(
+    "script", sorted((DOCS / "pictures").glob("*.py")), ids=lambda script: script.stem
+)
+def test_pictures_are_as_their_scripts_draw_them(script):
     drawn = runpy.run_path(str(script))["draw"]()
     assert script.with_suffix(".svg").read_text(encoding="utf-8") == drawn
     ElementTree.fromstring(drawn)
