@@ -177,8 +177,9 @@ def _copy_small(url: str, folder: Path, config_only: bool) -> None:
             file.copy(folder / name)
     if config_only:
         return
+    # The list stays until it is replaced: processes that came before may be about to read it.
     for left in folder.iterdir():
-        if left.is_file() and left.name not in small:
+        if left.is_file() and left.name not in (*small, _LIST):
             left.unlink()
     entries = {name: [file.size, file.tag] for name, file in weights.items()}
     kept = {name: [file.size, file.tag] for name, file in small.items()}
