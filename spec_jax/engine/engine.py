@@ -106,7 +106,8 @@ class Engine:
     def _block(self, requests: Sequence[Request], together: int) -> int:
         """Tokens of a prompt that are read at a time if so many rows are read together."""
         longest = max(len(request.prompt_token_ids) for request in requests)
-        return prompt_block(longest, together // self._shards, self.target.config.embed_size)
+        rows, width = together // self._shards, self.target.config.embed_size
+        return prompt_block(self.target.platform, longest, rows, width)
 
     def _logprobs(self, requests: Sequence[Request]) -> int | None:
         rows = [request.sampling for request in requests]

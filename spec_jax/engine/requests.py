@@ -13,6 +13,9 @@ from spec_jax.text.grammar import Grammar
 
 MIN_CAPACITY = 256
 MIN_BLOCK, MAX_BLOCK = 32, 512
+CPU_BLOCK = 128
+"""The largest block on CPU, where time grows with the tokens of a block, padding included, and a
+short prompt is read by the program of the longest one of its call (benchmarks/LOG.md)."""
 CHUNK_BYTES = 2**27
 """Bytes that the residual stream of what prefill reads at a time may take on a device."""
 LEAST_CHUNK = 64
@@ -84,18 +87,20 @@ def power_of_two(least: int, low: int = 1) -> int:
     return max(low, 1 << (least - 1).bit_length() if least > 1 else 1)
 
 
-def prompt_block(longest: int, rows: int, embed_size: int) -> int:
+def prompt_block(platform: str, longest: int, rows: int, embed_size: int) -> int:
     """Tokens of each prompt that prefill reads at a time, a power of two.
 
     Fewer the more rows are read together: what a chunk takes beside the caches grows with both, but
     not with the capacity, since the scores of `blocked` attention are bounded on their own.
 
     Args:
+      platform: of the target.
       longest: tokens of the longest prompt.
       rows: rows that a device reads together.
       embed_size: width of the residual stream, which is float32.
     """
-    block = min(power_of_two(longest - 1, MIN_BLOCK), MAX_BLOCK)
+    largest = CPU_BLOCK if platform == "cpu" else MAX_BLOCK
+    block = min(power_of_two(longest - 1, MIN_BLOCK), largest)
     while block > LEAST_CHUNK and 4 * rows * block * embed_size > CHUNK_BYTES:
         block //= 2
     return block

@@ -212,9 +212,10 @@ class Job:
                 for each, cache in zip(weights, caches, strict=True)
             ]
             seconds = chunks * sum(call.terms(layout.platform, layout.chip).total for call in calls)
-        alone = prompt_block(self.context, 1, weights[0].config.embed_size)
+        platform = self.pair.platform
+        alone = prompt_block(platform, self.context, 1, weights[0].config.embed_size)
         together = joining(
-            self.pair.platform,
+            platform,
             dataclasses.replace(self.shapes, block=alone),
             weights[0].shards("batch"),
         )
@@ -223,7 +224,7 @@ class Job:
             block=block,
             chunks=chunks,
             held_bytes=held + sum(each.bytes for each in caches),
-            temporary_bytes=of_prefill(weights, caches, block, self.pair.platform),
+            temporary_bytes=of_prefill(weights, caches, block, platform),
             joining_bytes=sum(each.bytes * together // self.shapes.batch for each in caches),
             seconds=seconds,
         )

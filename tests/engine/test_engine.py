@@ -34,15 +34,23 @@ def test_prompts_of_many_rows_are_read_in_smaller_chunks(monkeypatch):
     """What reading takes beside caches does not grow with the rows: four times as much before."""
     target = tiny_model(0, max_position=2048)
     monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)
-    monkeypatch.setattr(requests_module, "CHUNK_BYTES", 4 * 4 * 512 * target.config.embed_size)
+    monkeypatch.setattr(requests_module, "CHUNK_BYTES", 4 * 4 * 128 * target.config.embed_size)
     engine, temporaries = make_engine("prompt_lookup", target, max_len=2048), []
-    for rows, block in ((4, 512), (16, 128), (64, 64)):
+    for rows, block in ((4, 128), (8, 64)):
         asked = [request([1] * 600, SamplingParams(max_tokens=5), max_len=605)] * rows
         assert engine.bucket(asked).block == block
-        if block > 64:  # the least
-            program, _ = engine.prefill(asked)
-            temporaries.append(program.memory_analysis().temp_size_in_bytes)
+        program, _ = engine.prefill(asked)
+        temporaries.append(program.memory_analysis().temp_size_in_bytes)
     assert temporaries[1] < 1.3 * temporaries[0]
+
+
+def test_a_short_prompt_reads_little_padding_beside_a_long_one():
+    """On CPU it takes the time of a block of 128 tokens; of 512 before."""
+    engine = make_engine("prompt_lookup", tiny_model(0, max_position=2048), max_len=2048)
+    sampling = SamplingParams(max_tokens=5)
+    asked = [request([1] * tokens, sampling, max_len=1605) for tokens in (1600, 16)]
+    assert engine.open(asked, 1)._admission.bucket.block == 128
+    assert requests_module.prompt_block("tpu", 1600, 1, 32) == 512
 
 
 def test_joining_rows_are_read_in_chunks_of_their_own_size(monkeypatch):
