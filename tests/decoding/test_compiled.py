@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
@@ -53,6 +54,7 @@ class TestSteps(chex.TestCase):
         chex.assert_trees_all_close(found.sum(-1), jnp.ones((ROWS, LOOKAHEAD + 1)), rtol=1e-5)
 
     @chex.variants(with_jit=True)
+    @pytest.mark.slow  # test_tails.py draws, and test_lossless.py verifies, compiled
     def test_verification_and_draws(self):
         p, q = (jax.nn.softmax(logits(2, count), -1) for count in (LOOKAHEAD + 1, LOOKAHEAD))
         keys = jax.random.split(jax.random.key(1), 2)

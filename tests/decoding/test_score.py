@@ -73,9 +73,14 @@ def expected(row, before):
 
 def state_after(text):
     """What the target's last block gives out at the last token of a text by itself."""
-    tokens = jnp.zeros((1, 16), jnp.int32).at[0, : len(text)].set(jnp.asarray(text, jnp.int32))
-    states, _ = TARGET.begin(tokens, TARGET.new_cache(1, 16), TARGET.config.num_layers)
-    return states[0, len(text) - 1]
+    tokens = np.zeros((1, 16), np.int32)
+    tokens[0, : len(text)] = text
+    return np.asarray(states_of(tokens))[0, len(text) - 1]
+
+
+@jax.jit
+def states_of(tokens):
+    return TARGET.begin(tokens, TARGET.new_cache(1, 16), TARGET.config.num_layers)[0]
 
 
 @pytest.mark.parametrize("scoring", ["block", "prefix_batch"])

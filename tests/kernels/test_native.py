@@ -12,7 +12,6 @@ import pytest
 
 from spec_jax.kernels import native
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
-from tests.often import often
 from tests.test_packaging import NOT_SOURCES, ROOT
 
 needs_a_compiler = pytest.mark.skipif(
@@ -70,7 +69,8 @@ def test_a_variant_that_the_cpu_lacks_is_refused(fresh, monkeypatch):
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("variant", often(VARIANTS.get(platform.machine(), []), ["avx2"]))
+@pytest.mark.slow  # the fastest variant computes in all other tests
+@pytest.mark.parametrize("variant", VARIANTS.get(platform.machine(), []))
 def test_every_variant_of_this_cpu_computes_right(variant):
     if not next(
         each.features <= native.cpu_features()

@@ -78,17 +78,18 @@ def test_a_token_of_probability_zero_is_never_drawn_however_small_the_rest():
 def test_without_randomness_the_likeliest_token_is_drawn():
     probs = jnp.asarray(np.stack(list(DISTRIBUTIONS.values())), jnp.float32)
     keys = jax.random.split(jax.random.key(0), len(probs))
-    drawn = draw(keys, probs, random=False)
+    drawn = jax.jit(functools.partial(draw, random=False))(keys, probs)
     assert drawn.tolist() == [0, *probs[1:].argmax(-1).tolist()]
-    one_hot = draw(keys, jnp.eye(VOCAB)[: len(probs)])
+    one_hot = jax.jit(draw)(keys, jnp.eye(VOCAB)[: len(probs)])
     assert one_hot.tolist() == list(range(len(probs)))
 
 
 def test_a_row_draws_by_its_own_key_alone():
     probs = jnp.asarray(_peaked(np.random.default_rng(3), 6), jnp.float32)
     keys = jax.random.split(jax.random.key(4), 6)
-    together = draw(keys, probs)
-    apart = [draw(keys[i : i + 1], probs[i : i + 1])[0] for i in range(6)]
+    drawn = jax.jit(draw)
+    together = drawn(keys, probs)
+    apart = [drawn(keys[i : i + 1], probs[i : i + 1])[0] for i in range(6)]
     assert together.tolist() == [int(each) for each in apart]
 
 
