@@ -236,6 +236,9 @@ def test_the_enumeration_notices_a_wrong_port_of_block_verification(wrong, monke
     assert not np.abs(emitted - target_joint(p)).max() < 1e-4
 
 
+accepted = jax.jit(accepted_length, static_argnums=0)
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.0, 0.3, 0.999]), st.sampled_from([0.0, 0.3, 0.5, 1.0])),
@@ -248,8 +251,9 @@ def test_a_prefix_ends_at_the_first_coin_that_fails_or_the_last_that_does_not(pa
     expected = 0
     while expected < length and pairs[expected][0] < pairs[expected][1]:
         expected += 1
-    uniforms, acceptance = np.array(pairs, np.float32).reshape(-1, 2).T
-    given = (jnp.asarray(uniforms), jnp.asarray(acceptance), jnp.int32(length))
-    assert int(accepted_length(RULES["token"], *given)) == expected
+    # Coins past the draft's length count for nothing, those that would be kept included.
+    uniforms, acceptance = np.array([*pairs, *[(0.0, 1.0)] * (6 - len(pairs))], np.float32).T
+    given = (uniforms, acceptance, np.int32(length))
+    assert int(accepted(RULES["token"], *given)) == expected
     kept = [i + 1 for i, (uniform, chance) in enumerate(pairs[:length]) if uniform < chance]
-    assert int(accepted_length(RULES["block"], *given)) == max(kept, default=0)
+    assert int(accepted(RULES["block"], *given)) == max(kept, default=0)
