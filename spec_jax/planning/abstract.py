@@ -1,5 +1,6 @@
 """Caches and states that are shapes and shardings, without a byte of data."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Bucket, Request
+from spec_jax.engine.requests import Bucket, Request, prompt_block
 from spec_jax.kernels import QuantizedWeight
 from spec_jax.models.cache import KVCache
 from spec_jax.models.config import TransformerConfig
@@ -80,7 +81,7 @@ def abstract_cache(
     return jax.tree.map(lambda leaf: _placed(model, leaf), cache)
 
 
-def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Bucket:
+def bucket(target: Model, drafter: DraftModel, batch: int, context: int, platform: str) -> Bucket:
     """The static shapes that an engine would choose for rows that may fill the context."""
     policy = Constant(drafter.lookahead)
     engine = Engine(target, drafter, policy, max_model_len=context)
@@ -91,7 +92,11 @@ def bucket(target: Model, drafter: DraftModel, batch: int, context: int) -> Buck
         stop_token_ids=(),
         max_length=context,
     )
-    return engine.bucket([request] * batch)
+    found = engine.bucket([request] * batch)
+    # Stand-ins are CPU devices, whatever they stand for.
+    rows = found.batch // (target.placement.num_shards("batch") if target.placement else 1)
+    block = prompt_block(platform, context, rows, target.config.embed_size)
+    return dataclasses.replace(found, block=block)
 
 
 def abstract_prompts(target: Model, shapes: Bucket) -> dict[str, jax.ShapeDtypeStruct]:

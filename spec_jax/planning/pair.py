@@ -100,7 +100,7 @@ class Pair:
     def job(self, batch: int, context: int, lookahead: int, features: SamplingFeatures) -> "Job":
         """Rows that may fill the context, drafted `lookahead` tokens at a time."""
         target, draft = self.models
-        shapes = bucket(target, DraftModel(draft, lookahead), batch, context)
+        shapes = bucket(target, DraftModel(draft, lookahead), batch, context, self.platform)
         return Job(self, shapes, context, lookahead, features)
 
 
