@@ -33,12 +33,15 @@ class Span(NamedTuple):
       start, end: nanoseconds on the trace's clock.
       what: the op, or the name of an annotation of the host.
       line: which thread of the host or queue of a device began it.
+      noted: when, and on which thread, an event of its end was recorded, if there is one. A CPU's
+        op may go on after `end`, but not after this.
     """
 
     start: float
     end: float
     what: Op | str
     line: str = ""
+    noted: tuple[float, str] | None = None
 
 
 def read(file: Path, annotations: Collection[str]) -> list[Span]:
@@ -57,8 +60,8 @@ def read(file: Path, annotations: Collection[str]) -> list[Span]:
             # The plane of an accelerator whose other lines show the same time again.
             lines = [(name, events) for name, events in lines if name == _OPS]
         ends = {
-            event_id: event.end_ns
-            for _, events in lines
+            event_id: (event.end_ns, f"{plane.name} {number}")
+            for number, (_, events) in enumerate(lines)
             for event in events
             if event.name.startswith(_END) and (event_id := dict(event.stats).get("_c"))
         }
@@ -70,9 +73,8 @@ def read(file: Path, annotations: Collection[str]) -> list[Span]:
                 elif not event.name.startswith(_END):
                     stats = dict(event.stats)
                     if op := _op(event, stats, runs if name == _OPS else ()):
-                        # A CPU's op may go on when its event is over, until the event of its end.
-                        end = max(event.end_ns, ends.get(stats.get("_p"), 0.0))
-                        spans.append(Span(event.start_ns, end, op, line))
+                        noted = ends.get(stats.get("_p"))
+                        spans.append(Span(event.start_ns, event.end_ns, op, line, noted))
     return spans
 
 
@@ -109,6 +111,7 @@ def divide(
     annotation: str | None = None
     running: dict[int, Span] = {}
     before = begin
+    spans = _with_their_ends(spans, containers)
     for now, index, starts in _changes(spans, begin, end):
         if now > before:
             working = _working(running.values(), containers)
@@ -123,6 +126,30 @@ def divide(
         else:
             running.pop(index, None)
     return shares
+
+
+def _with_their_ends(spans: Sequence[Span], containers: Collection[Op]) -> list[Span]:
+    """The spans until the events of their ends.
+
+    A thread that ends an op may run all that follows before it records the event. So an op that
+    runs no others has ended when that thread starts the next one.
+    """
+    starts: dict[str, list[float]] = defaultdict(list)
+    for each in spans:
+        if isinstance(each.what, Op):
+            starts[each.line].append(each.start)
+    for line in starts.values():
+        line.sort()
+    ended: list[Span] = []
+    for each in spans:
+        if each.noted is not None:
+            end, thread = each.noted
+            following = bisect.bisect_right(starts[thread], each.start)
+            if each.what not in containers and following < len(starts[thread]):
+                end = min(end, starts[thread][following])
+            each = each._replace(end=max(each.end, end))
+        ended.append(each)
+    return ended
 
 
 def _changes(spans: Sequence[Span], begin: float, end: float) -> Iterator[tuple[float, int, bool]]:

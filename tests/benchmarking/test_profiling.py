@@ -45,6 +45,16 @@ A, B, C, LOOP = map(op, ("a", "b", "c", "loop"))
         ([Span(0, 100, C, "t"), Span(10, 100, A, "t")], {(None, C): 10, (None, A): 90}),
         # An op that runs on after its thread has begun another one, whose time is not counted twice.
         ([Span(0, 50, A, "t"), Span(20, 100, B, "t")], {(None, A): 20, (None, B): 80}),
+        # Until another thread notes its end; a loop, until all that it runs has ended.
+        (
+            [Span(0, 10, A, "t", (30, "u")), Span(40, 45, LOOP, "t", (80, "u")), Span(45, 50, A, "u")],
+            {(None, A): 35, (None, LOOP): 35, (None, None): 30},
+        ),
+        # What runs on the thread that notes an end only later was not waited for.
+        (
+            [Span(0, 10, A, "t", (90, "u")), Span(20, 50, B, "u"), Span(50, 60, C, "u")],
+            {(None, A): 20, (None, B): 30, (None, C): 10, (None, None): 40},
+        ),
         # Annotations of the host hold ops and time without any.
         (
             [Span(0, 50, "propose"), Span(10, 60, A, "t"), Span(60, 70, "propose")],
@@ -182,13 +192,13 @@ def test_traces_of_a_cpu_and_of_accelerators(monkeypatch):
     )
     data = SimpleNamespace(planes=[cpu, gpu, tpu])
     monkeypatch.setattr(traces, "ProfileData", SimpleNamespace(from_file=lambda file: data))
-    found = [each[:3] for each in read("f", ["propose"])]
+    found = [(*each[:3], each.noted) for each in read("f", ["propose"])]
     assert Counter(found) == Counter(
         [
-            (0, 9, "propose"),
-            (10, 41, Op("jit_f", 2, "a")),  # until the event of its end
-            (1, 2, Op("jit_f", 3, "b.1")),
-            (1, 2, Op("jit_f", 11, "c.1")),
-            (21, 22, Op("jit_g", 12, "d")),
+            (0, 9, "propose", None),
+            (10, 11, Op("jit_f", 2, "a"), (41, "/host:CPU 0")),
+            (1, 2, Op("jit_f", 3, "b.1"), None),
+            (1, 2, Op("jit_f", 11, "c.1"), None),
+            (21, 22, Op("jit_g", 12, "d"), None),
         ]
     )
