@@ -1,6 +1,8 @@
 """`spec-jax evaluate`: does a method answer as well as plain decoding?"""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -13,9 +15,9 @@ from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.evaluation.parity import DIFFERENT, NO_DIFFERENCE, NOT_TESTED, Estimate, Parity
 from spec_jax.evaluation.quality import Quality, evaluate
-from spec_jax.evaluation.tasks import Task, make_task
+from spec_jax.evaluation.tasks import Answer, Task, make_task
 from spec_jax.llm import LLM
-from spec_jax.text.json_lines import append_line
+from spec_jax.text.json_lines import append_line, replace_lines
 
 _STYLES = {NO_DIFFERENCE: "green", DIFFERENT: "bold red", NOT_TESTED: "yellow"}
 _EXIT_CODES = {NO_DIFFERENCE: 0, DIFFERENT: 1, NOT_TESTED: 3}
@@ -35,6 +37,9 @@ def run(options: EvaluateOptions) -> int:
         task = make_task(options.task, options.data, options.num_problems)
         llm = load(options, screen)
         most = options.max_tokens or task.max_tokens or llm.max_model_len
+        file = None
+        if options.output is not None and not distributed.process()[0]:
+            file = _AnswersFile(options.output, task)
         found = evaluate(
             task,
             llm.with_speculation(),
@@ -42,9 +47,10 @@ def run(options: EvaluateOptions) -> int:
             dataclasses.replace(options.sampling, max_tokens=most, stop=task.stop),
             seed=options.seed,
             on_progress=screen.progress,
+            on_answers=None if file is None else file.add,
         )
-        if options.output is not None and not distributed.process()[0]:
-            _write(options, task, found)
+        if file is not None:
+            file.score(found)
         evaluated = _asked(options, llm, most)
         if options.json:
             screen.record(evaluated | found.as_dict())
@@ -146,20 +152,38 @@ def _seen(parity: Parity) -> str:
     )
 
 
-def _write(options: EvaluateOptions, task: Task, found: Quality) -> None:
-    """Writes each answer and its score."""
-    assert options.output is not None
-    for name, arm in (("plain", found.plain), ("speculative", found.speculative)):
-        for item, answers, scores in zip(task.items, arm.answers, arm.scores, strict=True):
-            for sample, (answer, score) in enumerate(zip(answers, scores, strict=True)):
-                append_line(
-                    options.output,
-                    {
-                        "arm": name,
-                        "item": item.name,
-                        "sample": sample,
-                        "text": answer.text,
-                        "token_ids": list(answer.token_ids),
-                        "score": score,
-                    },
-                )
+class _AnswersFile:
+    """The answers that `--out` asks for, on the disk before they are scored."""
+
+    def __init__(self, path: Path, task: Task):
+        self._path, self._task = path, task
+
+    def add(self, arm: str, answers: list[list[Answer]]) -> None:
+        """Appends an arm's answers, without scores."""
+        for line in self._lines(arm, answers, [[None] * len(several) for several in answers]):
+            append_line(self._path, line)
+
+    def score(self, found: Quality) -> None:
+        """Writes the same answers with their scores instead."""
+        replace_lines(
+            self._path,
+            (
+                line
+                for name, arm in (("plain", found.plain), ("speculative", found.speculative))
+                for line in self._lines(name, arm.answers, arm.scores)
+            ),
+        )
+
+    def _lines(
+        self, arm: str, answers: list[list[Answer]], scores: Sequence[Sequence[float | None]]
+    ) -> Iterator[dict[str, Any]]:
+        for item, several, own in zip(self._task.items, answers, scores, strict=True):
+            for sample, (answer, score) in enumerate(zip(several, own, strict=True)):
+                yield {
+                    "arm": arm,
+                    "item": item.name,
+                    "sample": sample,
+                    "text": answer.text,
+                    "token_ids": list(answer.token_ids),
+                    "score": score,
+                }

@@ -89,7 +89,8 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateOptions:
         dest="output",
         type=Path,
         metavar="FILE",
-        help="also write each answer and its score to this file, as JSON lines",
+        help="also write the answers to this file as JSON lines, as soon as they are decoded; "
+        "their scores follow",
     )
     add_debug(group)
     given = parser.parse(arguments)

@@ -84,6 +84,7 @@ def evaluate(
     *,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda message: None,
+    on_answers: Callable[[str, list[list[Answer]]], None] | None = None,
 ) -> Quality:
     """Decodes a task in both ways and compares the scores.
 
@@ -94,6 +95,8 @@ def evaluate(
       sampling: how both sample. `n` answers are given to each item; the seed is ignored.
       seed: of sampled answers. Both ways draw independently of each other.
       on_progress: called with a line of text.
+      on_answers: called with `plain` or `speculative` and the answers to each item as soon as they
+        are decoded, before they are scored.
 
     Raises:
       BenchmarkError: an answer failed.
@@ -113,6 +116,8 @@ def evaluate(
         )
         compiled = llm.engine.compile_seconds - compiled
         decoded.append((answers, time.perf_counter() - begin - compiled))
+        if on_answers is not None:
+            on_answers(name, answers)
     scores = _score(task, [answers for answers, _ in decoded], plain, on_progress)
     plainly, speculatively = (
         Arm(answers, own, seconds) for (answers, seconds), own in zip(decoded, scores, strict=True)

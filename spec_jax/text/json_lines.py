@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,23 @@ _BLOCK = 1 << 16
 def append_line(path: Path, value: dict[str, Any]) -> None:
     """Appends a line; when this returns, it is on the disk."""
     with path.open("ab") as file:
-        file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        file.write(_line(value))
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_lines(path: Path, values: Iterable[dict[str, Any]]) -> None:
+    """Writes a file anew; whoever reads it meanwhile, or after a kill, finds it as it was."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.writelines(map(_line, values))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 
 def drop_unfinished_line(path: Path, begin: bytes) -> None:

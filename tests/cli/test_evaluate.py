@@ -8,6 +8,8 @@ import pytest
 
 from spec_jax.cli.evaluate_arguments import parse_evaluate
 from spec_jax.config import SpeculativeConfig
+from spec_jax.errors import BenchmarkError
+from spec_jax.evaluation import tasks
 from spec_jax.evaluation.parity import Scale, compare
 from spec_jax.evaluation.quality import Arm, Quality
 from spec_jax.evaluation.tasks import Answer
@@ -55,6 +57,22 @@ def test_greedy_answers_are_the_same(capsys, model, data, tmp_path):
     assert written[0]["token_ids"] == written[4]["token_ids"]
     scores = [each["score"] for each in written[:4]]
     assert found["plain"]["mean"] == pytest.approx(np.mean(scores))
+
+
+def test_answers_are_on_the_disk_before_they_are_scored(
+    capsys, model, data, tmp_path, monkeypatch
+):
+    def fail(*args):
+        raise BenchmarkError("no scores today")
+
+    monkeypatch.setattr(tasks.Likelihood, "score", fail)
+    out_file = tmp_path / "answers.jsonl"
+    command = ("evaluate", "--task", "likelihood", "--data", data, "--target", model, *LOOKUP)
+    said = failure(capsys, *command, "--max-tokens", 4, "--temperature", 0, "--out", out_file)
+    assert "no scores today" in said
+    written = [json.loads(line) for line in out_file.read_text().splitlines()]
+    assert [each["arm"] for each in written] == ["plain"] * 4 + ["speculative"] * 4
+    assert all(each["token_ids"] and each["score"] is None for each in written)
 
 
 def test_a_model_too_weak_is_not_tested(capsys, model, data):
