@@ -18,13 +18,14 @@ HELP = "/help lists the commands, /exit or Ctrl-D ends, Ctrl-C interrupts an ans
 COMMANDS = {
     "/exit": "end (or Ctrl-D)",
     "/help": "this list",
-    "/reset": "start a new conversation; the system message stays",
+    "/reset": "begin anew; the system message stays",
     "/save FILE": "write the messages as JSON",
-    "/system TEXT": "tell the model how to answer; without TEXT, show what it was told",
+    "/system TEXT": "tell the model how to answer; alone, show it",
 }
 KEYS = """\
-Enter sends. Alt-Enter begins a new line. Pasted text is one message, whatever its lines.
-Up and Down show earlier messages. Ctrl-C interrupts an answer.
+Enter sends. Alt-Enter begins a new line.
+Pasted text is one message, whatever its lines.
+Up and Down show earlier messages. Ctrl-C interrupts.
 A message that begins with a slash needs a space before it."""
 LONGER = ", for longer texts"
 

@@ -122,7 +122,7 @@ def _sections(plan: Plan) -> Table:
         "round": plan.round,
     }
     programs = [section.program for section in (*sections.values(), plan.prefill)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", style="dim")  # may wrap, for the sake of the numbers
     for name in [*sections, "prefill"]:
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)

@@ -8,9 +8,10 @@ from spec_jax.cli.screen import visible
 from spec_jax.planning import Candidate, Search
 
 COLUMNS = (
-    *("batch", "draft on", "K", "round, ms", "tokens/s", "speed-up", "first token, s"),
-    *("round, GiB", "prefill, GiB", "too large"),
+    *("batch", "draft on", "K", "round ms", "tokens a s", "speed- up", "first token s"),
+    *("round GiB", "prefill GiB"),
 )
+"""Each word has a line, so that a terminal of 60 columns holds the table."""
 
 
 def report_search(found: Search) -> list[RenderableType]:
@@ -25,7 +26,7 @@ def report_search(found: Search) -> list[RenderableType]:
         Text(visible(heading), "bold"),
         f"Times are projections, if {found.acceptance:g} of drafted tokens are accepted; memory is "
         "an estimate, for one device.",
-        "The draft lies on so many devices together; * marks the given layout.",
+        "The draft lies on so many devices together; * marks the given layout, ! what does not fit.",
     ]
     for (quantization, context), rows in found.largest.items():
         most = f"the largest of these batches that fits has {rows} rows" if rows else "none fits"
@@ -72,10 +73,13 @@ def _cells(each: Candidate) -> list[str]:
         f"{each.tokens_per_second:.0f}",
         f"{each.speedup:.2f}",
         f"{each.seconds_to_first_token:.2f}",
-        f"{each.round_bytes / 2**30:.2f}",
-        f"{each.prefill_bytes / 2**30:.2f}",
-        ", ".join(each.too_large),
+        _memory("round", each.round_bytes, each),
+        _memory("prefill", each.prefill_bytes, each),
     ]
+
+
+def _memory(of: str, size: int, each: Candidate) -> str:
+    return f"{size / 2**30:.2f}{'!' if of in each.too_large else ' '}"
 
 
 def _job(each: Candidate) -> str:
