@@ -15,6 +15,7 @@ slice, for example:
   launch/tpu_vm.sh --dry-run ...  print the commands, run nothing
   launch/tpu_vm.sh --help         this text
 
+If HF_TOKEN is set, the hosts read gated models with it; it lies on them only until they start.
 To reach several hosts gcloud needs its key in the agent: ssh-add ~/.ssh/google_compute_engine.
 Ctrl-C ends the connection but not the work of the hosts; end that with
 
@@ -30,10 +31,15 @@ need ZONE "its zone"
 [ $# -gt 0 ] || die "no command given; --help shows an example"
 slice=(--worker=all --zone="$ZONE" ${PROJECT:+--project="$PROJECT"})
 archive="$ROOT/.cache/spec-jax.tgz"
+token="$ROOT/.cache/spec-jax.token" # a file, as everybody on a machine can see arguments
 
 # Runs on each host. Its image may have an older Python; uv installs one that is new enough.
 # shellcheck disable=SC2016 # the host expands it
 remote='set -e
+if [ -f spec-jax.token ]; then
+  export HF_TOKEN="$(cat spec-jax.token)"
+  rm spec-jax.token
+fi
 mkdir -p spec-jax
 tar -xzf spec-jax.tgz -C spec-jax
 cd spec-jax
@@ -48,5 +54,12 @@ exec .venv/bin/spec-jax'"$(printf ' %q' "$@")"' </dev/null'
 
 run mkdir -p "$ROOT/.cache"
 run git -C "$ROOT" archive --format=tar.gz --output="$archive" HEAD
-run gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:" "${slice[@]}"
+copied=("$archive")
+if [ -n "${HF_TOKEN-}" ]; then
+  copied+=("$token")
+  trap 'rm -f "$token"' EXIT
+  [ -n "$DRY_RUN" ] || (umask 077 && rm -f "$token" && printf '%s\n' "$HF_TOKEN" >"$token")
+fi
+run gcloud compute tpus tpu-vm scp "${copied[@]}" "$TPU_NAME:" "${slice[@]}"
+rm -f "$token" # what follows takes the place of this script
 finish gcloud compute tpus tpu-vm ssh "$TPU_NAME" "${slice[@]}" --command="$remote"

@@ -31,7 +31,7 @@ fi
 # One call a line: the name, the words, and what of the environment matters.
 SAY = """#!{python}
 import json, os, sys
-kept = {{key: value for key, value in os.environ.items() if key.startswith("JAX_")}}
+kept = {{key: value for key, value in os.environ.items() if key.startswith(("JAX_", "HF_"))}}
 with open({calls!r}, "a") as log:
     print(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], kept]), file=log)
 """
@@ -59,7 +59,7 @@ class Checkout:
         self.stand_in = SAY.format(python=sys.executable, calls=str(self._calls))
         (self.root / "stand-in").write_text(self.stand_in)
         python = self.command("python3", PYTHON)
-        foreign = ("JAX_", "SLURM_", "CUDA_", "TPU_", "XDG_CACHE_HOME", "XLA_")
+        foreign = ("JAX_", "HF_", "SLURM_", "CUDA_", "TPU_", "XDG_CACHE_HOME", "XLA_")
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
         self.env["PYTHON"] = str(python)
         self.env["PATH"] = f"{self.commands}{os.pathsep}{self.env['PATH']}"
@@ -94,7 +94,7 @@ class Checkout:
         )
 
     def said(self) -> list[list]:
-        """What the stand-ins said since the last time: name, words and JAX's variables of each."""
+        """What the stand-ins said since then: name, words, and variables of JAX and the hub of each."""
         lines = self._calls.read_text().splitlines() if self._calls.exists() else []
         self._calls.unlink(missing_ok=True)
         return [json.loads(line) for line in lines]

@@ -66,7 +66,11 @@ def test_slurm_refuses_what_cannot_work(checkout, env, message):
 
 # A gcloud whose slice is a folder: it copies there, and runs there what is to run on the hosts.
 GCLOUD = """#!/bin/bash
-[ "$4" = scp ] && exec cp "$5" "$HOST"
+if [ "$4" = scp ]; then
+  for file in "${@:5}"; do [ ! -f "$file" ] || cp -p "$file" "$HOST"; done
+  exit
+fi
+unset HF_TOKEN # the hosts do not have the variables of this machine
 cd "$HOST" && exec bash -c "${!#/#--command=/}"
 """
 
@@ -89,6 +93,26 @@ def test_tpu_hosts_get_the_last_commit_and_the_words(checkout, tmp_path):
     assert (host / "spec-jax" / "sharding" / "tpu-v5e-16.toml").exists()
     assert not (host / "spec-jax" / "uncommitted").exists()
     assert (host / "spec-jax" / "installed").read_text() == ".[test,tpu]\n"
+    # A token travels in a file that is nobody else's, and lies nowhere any more when all runs.
+    result = checkout.run("tpu_vm.sh", *WORDS, env=env | {"HF_TOKEN": "hf_secret"})
+    assert result.returncode == 0, result.stderr
+    ((_, _, variables),) = checkout.said()
+    assert variables["HF_TOKEN"] == "hf_secret"
+    assert not [*tmp_path.rglob("*.token")] and not [*checkout.root.rglob("*.token")]
+
+
+def test_a_token_is_no_argument(checkout):
+    checkout.command("gcloud")
+    checkout.command("git")
+    env = {"TPU_NAME": "slice", "ZONE": "zone", "HF_TOKEN": "hf_secret"}
+    assert checkout.run("tpu_vm.sh", *WORDS, env=env).returncode == 0
+    (_, _, _), (_, copy, _), (_, ssh, _) = checkout.said()
+    assert copy[5].endswith("spec-jax.token") and copy[6] == "slice:"
+    assert not any("hf_secret" in word for word in (*copy, *ssh))
+    for dry in (["--dry-run"], []):
+        result = checkout.run("tpu_vm.sh", *dry, *WORDS, env=env)
+        assert "hf_secret" not in result.stdout + result.stderr
+    assert not [*checkout.root.rglob("*.token")]
 
 
 def test_tpu_hosts_are_named_as_gcloud_wants(checkout):
