@@ -94,7 +94,7 @@ class Checkout:
         )
 
     def said(self) -> list[list]:
-        """What the stand-ins said since then: name, words, and variables of JAX and the hub of each."""
+        """What the stand-ins said since then: name, words, variables of JAX and of the hub."""
         lines = self._calls.read_text().splitlines() if self._calls.exists() else []
         self._calls.unlink(missing_ok=True)
         return [json.loads(line) for line in lines]
