@@ -26,7 +26,7 @@ def report_search(found: Search) -> list[RenderableType]:
         Text(visible(heading), "bold"),
         f"Times are projections, if {found.acceptance:g} of drafted tokens are accepted; memory is "
         "an estimate, for one device.",
-        "The draft lies on so many devices together; * marks the given layout, ! what does not fit.",
+        "The draft lies on so many devices together; * is the given layout, ! what does not fit.",
     ]
     for (quantization, context), rows in found.largest.items():
         most = f"the largest of these batches that fits has {rows} rows" if rows else "none fits"

@@ -59,9 +59,7 @@ def test_greedy_answers_are_the_same(capsys, model, data, tmp_path):
     assert found["plain"]["mean"] == pytest.approx(np.mean(scores))
 
 
-def test_answers_are_on_the_disk_before_they_are_scored(
-    capsys, model, data, tmp_path, monkeypatch
-):
+def test_answers_are_on_the_disk_before_they_are_scored(capsys, model, data, tmp_path, monkeypatch):
     def fail(*args):
         raise BenchmarkError("no scores today")
 

@@ -55,7 +55,8 @@ def test_a_search(capsys, tmp_path):
     ):
         assert text in words, text
     rows = [line.split() for line in out.splitlines() if line.split()[1:2] == ["16*"]]
-    assert [row[0] for row in rows] == ["1", "64"] and all(cell.endswith("!") for cell in rows[1][-2:])
+    assert [row[0] for row in rows] == ["1", "64"]
+    assert [cell.endswith("!") for cell in rows[1][-2:]] == [True, True]
     again = flags(**{"--layout": file, "--batch": 1, "--num-speculative-tokens": 4})
     code, out, _ = run(capsys, "plan", *again, "--search", "--json")
     found = json.loads(out)
