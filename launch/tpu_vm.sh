@@ -15,6 +15,8 @@ slice, for example:
   launch/tpu_vm.sh --dry-run ...  print the commands, run nothing
   launch/tpu_vm.sh --help         this text
 
+Process 0 alone keeps compiled programs, so that other hosts compile again in the next run unless
+JAX_COMPILATION_CACHE_DIR names a folder that all hosts see, such as a bucket mounted on each.
 If HF_TOKEN is set, the hosts read gated models with it; it lies on them only until they start.
 To reach several hosts gcloud needs its key in the agent: ssh-add ~/.ssh/google_compute_engine.
 Ctrl-C ends the connection but not the work of the hosts; end that with
@@ -49,7 +51,8 @@ if ! python3 -c "import sys; sys.exit(sys.version_info < (3, 11))"; then
   export PYTHON="$(python3 -m uv python find 3.12)"
 fi
 bash launch/_env.sh tpu
-export JAX_COMPILATION_CACHE_DIR=~/.cache/spec-jax/xla
+export JAX_COMPILATION_CACHE_DIR='"$(printf %q "${JAX_COMPILATION_CACHE_DIR-}")"'
+: "${JAX_COMPILATION_CACHE_DIR:=$HOME/.cache/spec-jax/xla}"
 exec .venv/bin/spec-jax'"$(printf ' %q' "$@")"' </dev/null'
 
 run mkdir -p "$ROOT/.cache"
