@@ -64,7 +64,9 @@ def test_help_works_anywhere_and_installs_nothing(script, tmp_path):
 
 
 def ensure_env(checkout: Checkout, *extra: str) -> subprocess.CompletedProcess[str]:
-    return checkout.shell("bash", str(checkout.root / "launch" / "_env.sh"), *extra)
+    # Without a compiler the script would add an extra that brings one.
+    script, compiler = checkout.root / "launch" / "_env.sh", {"CXX": "true"}
+    return checkout.shell("bash", str(script), *extra, env=compiler)
 
 
 def test_extras_only_add_up(checkout):
