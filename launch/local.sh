@@ -6,11 +6,12 @@ usage() {
   cat <<'TEXT'
 usage: launch/local.sh [--dry-run] ["prompt"] [options of `spec-jax generate`]
 
-Sets up .venv on the first run, then decodes the prompt with SmolLM2-135M-Instruct and the draft
-trained for it, with the blocks of its GGUF file as they are. Later options win, for example:
+Sets up .venv on the first run, then decodes the prompt with SmolLM2-135M-Instruct, with the blocks
+of its GGUF file as they are, and drafts by prompt lookup. Later options win, for example:
 
   launch/local.sh "Tell me about the sea." --temperature 0.7 --seed 1
-  launch/local.sh --prompt-file letter.txt --method prompt_lookup
+  launch/local.sh --prompt-file letter.txt --num-speculative-tokens 6
+  launch/local.sh "Write a sonnet." --draft smollm2-135m-instruct-draft --num-speculative-tokens 1
   launch/local.sh --dry-run ...     print the commands, run nothing
   launch/local.sh --help            this text
   .venv/bin/spec-jax generate --help   all options
@@ -25,13 +26,13 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   prompt=(--prompt "$1")
   shift
 fi
-drafter=(--draft "$ROOT/checkpoints/smollm2-135m-instruct-draft.toml" --draft-quantization int8
-  --num-speculative-tokens 1)
+# With 4-bit weights on a CPU this gains more than the draft model (benchmarks/LOG.md, 2026-11-25).
+drafter=(--method prompt_lookup --num-speculative-tokens 2)
 # Leave out the default prompt and drafter if the caller names them in another way.
 for arg in "$@"; do
   case "$arg" in
     --prompt | --prompt=* | --prompt-file | --prompt-file=*) prompt=() ;;
-    --target | --target=* | --draft | --draft=* | --method | --method=*) drafter=() ;;
+    --draft | --draft=* | --method | --method=*) drafter=() ;;
   esac
 done
 

@@ -129,11 +129,13 @@ def test_dry_run_prints_what_a_run_does(checkout, script):
     assert said and said == without_port(checkout.said())
 
 
-def test_local_decodes_with_the_demo_draft_unless_another_drafter_is_named(checkout):
-    assert "135m-instruct-draft.toml" in checkout.run("local.sh", "--dry-run", "Hello").stdout
-    for words in (["--method", "suffix"], ["--draft=other"], ["--target", "other"]):
+def test_local_drafts_by_prompt_lookup_unless_another_drafter_is_named(checkout):
+    for words in ([], ["--target", "other"], ["--num-speculative-tokens", "3"]):
         said = checkout.run("local.sh", "--dry-run", "Hello", *words).stdout
-        assert "135m-instruct-draft.toml" not in said and "num-speculative" not in said
+        assert "--method prompt_lookup" in said
+    for words in (["--method", "suffix"], ["--draft=other"]):
+        said = checkout.run("local.sh", "--dry-run", "Hello", *words).stdout
+        assert "prompt_lookup" not in said and "num-speculative" not in said
 
 
 def without_port(calls: list) -> list[str]:
