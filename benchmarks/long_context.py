@@ -58,7 +58,7 @@ def main():
             placement = layout.place(role, shape.config.axis_sizes, devices)
             models[role] = Model.abstract(shape.config, dtype=jnp.bfloat16, placement=placement)
         drafter = DraftModel(models["draft"], LOOKAHEAD)
-        shapes = bucket(models["target"], drafter, BATCH, CONTEXT)
+        shapes = bucket(models["target"], drafter, BATCH, CONTEXT, "tpu")
         held = None
         for what, compile in (("round", compile_round), ("prefill", compile_prefill)):
             program = compile(models["target"], drafter, shapes)

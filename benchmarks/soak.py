@@ -43,7 +43,7 @@ def params(choose) -> SamplingParams:
         stop=[choose(WORDS) for _ in range(choose((0, 0, 1)))],
         stop_token_ids=[choose(range(200)) for _ in range(choose((0, 0, 1, 4)))],
         logprobs=choose((None, None, None, 5)),
-        regex=grammar,
+        structured_outputs=grammar and {"regex": grammar},
     )
 
 

@@ -180,7 +180,7 @@ def measure(reference, methods, files, folder, args):
             spread([one / heard for one in each], 3),
             "" if kept is None else f"{kept:.2f}",
             "" if rate is None else f"{rate:.2f}",
-            {True: "the same", False: "OTHER"}.get(same.get(name), ""),
+            "" if name not in same else "the same" if same[name] else "OTHER",
         )
 
 

@@ -168,20 +168,25 @@ def _placed(
     for name, shape, kind, offset in tensors:
         if name in found:
             raise ValueError(f"it has two tensors {name!r}")
+        if 0 in shape:
+            raise ValueError(f"tensor {name!r} of shape {shape} holds nothing")
         block, block_bytes = GGML_QUANT_SIZES[kind]
         width = shape[-1] if shape else 1
         if width % block:
             raise ValueError(f"tensor {name!r} has rows of {width}, no multiple of {block}")
-        if begin + offset + math.prod(shape) // block * block_bytes > end:
+        size = math.prod(shape) // block * block_bytes
+        if begin + offset + size > end:
             raise ValueError(f"tensor {name!r} of shape {shape} reaches past the end")
         # As llama.cpp, which refuses files whose tensors overlap or leave gaps.
         if offset != expected:
             raise ValueError(f"tensor {name!r} begins at {offset} instead of {expected}")
-        size = math.prod(shape) // block * block_bytes
         expected += -(-size // alignment) * alignment
         if kind in _PLAIN:
             dtype, stored_shape = np.dtype(_PLAIN[kind]).newbyteorder(order), shape
         else:
             dtype, stored_shape = np.dtype(np.uint8), (*shape[:-1], width // block * block_bytes)
         found[name] = StoredTensor(kind, shape, begin + offset, dtype, stored_shape)
+    # Otherwise a wrong type of the last tensor, say, would pass for one that takes fewer bytes.
+    if begin + expected < end:
+        raise ValueError(f"{end - begin - expected} bytes follow the last tensor")
     return found

@@ -5,7 +5,7 @@ import functools
 import json
 import numbers
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
@@ -119,10 +119,11 @@ def one_of(known: Collection[str], aliases: Mapping[str, str] | None = None) -> 
     return BeforeValidator(check)
 
 
-def to_tuple(value: Any) -> Any:
+def to_tuple(value: Any) -> tuple:
     """Any collection as a tuple, but no text and no mapping."""
-    whole = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
-    return value if whole else tuple(value)
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise PydanticCustomError("list", "It should be a list")
+    return tuple(value)
 
 
 def to_json(value: Any) -> Any:
@@ -154,8 +155,8 @@ def or_empty(empty: object) -> BeforeValidator:
 
 
 Texts = Annotated[
-    tuple[Text, ...],
+    Sequence[Text],
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else to_tuple(value)),
     or_empty(()),
 ]
-"""One text or several."""
+"""One text or several; a tuple once it was checked."""

@@ -1,7 +1,7 @@
 """How a request is sampled and when it stops."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -114,7 +114,7 @@ class SamplingParams:
         StructuredOutputsParams | Mapping[str, Any] | None, BeforeValidator(to_structured)
     ] = None
     allowed_token_ids: (
-        Annotated[tuple[AtLeast0, ...], Field(min_length=1), BeforeValidator(to_tuple)] | None
+        Annotated[Sequence[AtLeast0], Field(min_length=1), BeforeValidator(to_tuple)] | None
     ) = None
     logprobs: Annotated[AtLeast0, Field(le=MOST_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[AtLeast0, Field(le=MOST_LOGPROBS)] | None = None
@@ -123,7 +123,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
-    stop_token_ids: Annotated[tuple[AtLeast0, ...], BeforeValidator(to_tuple), or_empty(())] = ()
+    stop_token_ids: Annotated[Sequence[AtLeast0], BeforeValidator(to_tuple), or_empty(())] = ()
     ignore_eos: bool = False
     truncate_prompt_tokens: Annotated[Whole, Field(ge=WHAT_FITS)] | None = None
     namespace: str = ""

@@ -1,6 +1,6 @@
 """What structured outputs look like."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -28,9 +28,7 @@ class StructuredOutputsParams:
 
     json: Annotated[Mapping[str, Any] | str | None, BeforeValidator(to_json)] = None
     regex: Text | None = None
-    choice: Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(to_tuple)] | None = (
-        None
-    )
+    choice: Annotated[Sequence[Text], Field(min_length=1), BeforeValidator(to_tuple)] | None = None
     grammar: Text | None = None
     json_object: bool | None = None
 

@@ -1,5 +1,6 @@
 """How a draft is built and trained. Imports no JAX."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -56,14 +57,14 @@ class TrainingConfig:
     """
 
     layers: AtLeast1 = 2
-    from_layers: Annotated[tuple[AtLeast0, ...] | None, BeforeValidator(to_tuple)] = None
+    from_layers: Annotated[Sequence[AtLeast0], BeforeValidator(to_tuple)] | None = None
     width: AtLeast1 | None = None
     embedding: Annotated[str, one_of(EMBEDDINGS)] = "shared"
     reduced_vocab: AtLeast1 | None = None
     objective: Annotated[str, one_of(OBJECTIVES)] = "kl"
     sample_tokens: AtLeast1 = 2_000_000
     temperatures: Annotated[
-        tuple[NotNegative, ...], Field(min_length=1), BeforeValidator(to_tuple)
+        Sequence[NotNegative], Field(min_length=1), BeforeValidator(to_tuple)
     ] = (0.0, 0.7, 1.0)
     # Together with the KV slots that a round may write, this fits 256.
     sequence_length: Annotated[AtLeast1, Field(ge=8)] = 240

@@ -76,7 +76,7 @@ def chosen_layers(target: TransformerConfig, config: TrainingConfig) -> tuple[in
             raise ConfigError(
                 f"from_layers names layer {layer}, but the target's last layer is {last}."
             )
-    return config.from_layers
+    return tuple(config.from_layers)
 
 
 def _with_layers(target: TransformerConfig, layers: tuple[int, ...]) -> TransformerConfig:

@@ -117,6 +117,19 @@ def test_tensors_that_overlap(tmp_path):
         checkpoints.load(file)
 
 
+def test_the_last_tensor_of_another_size(tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf")
+    data = file.read_bytes()
+    name = b"blk.1.ffn_down.weight"
+    at = data.index(name) + len(name) + 4  # its dimensions, and then its type, float32
+    float16 = data[: at + 16] + (1).to_bytes(4, "little") + data[at + 20 :]
+    empty = data[:at] + bytes(8) + data[at + 8 :]
+    for damaged, said in ((float16, "768 bytes follow the last tensor"), (empty, "holds nothing")):
+        file.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=said):
+            checkpoints.load(file)
+
+
 def test_messages_are_safe_to_print():
     error = SpecJaxError("a\x1b[2Jb\x07\r\u202ec\nd é \ud800" + "x" * 10**6)
     assert str(error).startswith("a\\x1b[2Jb\\x07\\r\\u202ec\nd é \\ud800x")
