@@ -9,6 +9,9 @@ from typing import Any
 
 import pydantic
 
+PEER_LOST = 3
+"""Exit code of a process whose peers are gone."""
+
 _LONGEST = 2000
 """Characters of the longest message; what was given, or stood in a file, may be longer."""
 

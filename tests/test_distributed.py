@@ -19,7 +19,8 @@ import pytest
 from spec_jax import checkpoints
 from spec_jax.cli import main
 from spec_jax.distributed.roll_call import call_roll
-from spec_jax.errors import ConfigError
+from spec_jax.distributed.watch import Watch
+from spec_jax.errors import PEER_LOST, ConfigError
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 from tests.often import often
 from tests.pairs import write_model
@@ -320,12 +321,78 @@ def test_a_roll_call_is_not_disturbed_by_strangers():
     assert said == [None]
 
 
-def kill(together, model: str, victim: int) -> tuple[int, str, float]:
+class Board:
+    """A key-value store whose process can stop, so that whoever asks it waits."""
+
+    def __init__(self):
+        self.signs, self.running = {}, threading.Event()
+        self.running.set()
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        self.running.wait()
+        assert allow_overwrite
+        self.signs[key] = value
+
+    def key_value_dir_get(self, key):
+        self.running.wait()
+        return [(name, text) for name, text in self.signs.items() if name.startswith(key)]
+
+
+def watched(change) -> list[list[str]]:
+    """What three processes say that watch each other while something changes."""
+    board, said = Board(), [[], [], []]
+    watches = [Watch(board, each, 3, said[each].append, beat=0.05) for each in range(3)]
+    time.sleep(1)
+    assert said == [[], [], []]
+    change(board, watches)
+    time.sleep(2)
+    board.running.set()
+    for watch in watches:
+        watch.leave()
+    return said
+
+
+def test_a_peer_that_stops_is_named():
+    def stop(board, watches):
+        watches[2]._board = Board()  # nobody sees its signs
+
+    first, second, third = watched(stop)
+    for number, said in enumerate((first, second)):
+        assert said == [
+            f"process {number} of 3 ends: process 2 gave no sign of life for 0.75 s; it has ended, "
+            "was stopped or cannot be reached."
+        ]
+    assert "process 1 gave" in third[0]  # nor does it see theirs
+
+
+def test_without_the_store_process_0_is_named():
+    first, *others = watched(lambda board, watches: board.running.clear())
+    assert all("ends: process 0 gave no sign" in said for (said,) in others)
+    assert len(first) == 1  # a real store stops with process 0
+
+
+def test_a_peer_that_has_left_is_not_missed():
+    assert watched(lambda board, watches: watches[1].leave()) == [[], [], []]
+    assert watched(lambda board, watches: watches[0].leave()) == [[], [], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_process_ends_the_other(together, model, victim):
+    code, errors, seconds = kill(together, model, victim, signal.SIGSTOP)
+    assert code == PEER_LOST and seconds < 20
+    last = errors.strip().splitlines()[-1]
+    assert f"process {1 - victim} of 2 ends: process {victim} gave no sign of life" in last
+
+
+def kill(
+    together, model: str, victim: int, how: signal.Signals = signal.SIGKILL
+) -> tuple[int, str, float]:
     """Kills one of two while they decode: how the other ends, what it says and after how long."""
     endless = ("--max-tokens", "4000", "--ignore-eos", "the inn")
     processes = together(*generate(model, *endless))
     assert processes[0].stdout.read(1)  # it has begun to decode
-    processes[victim].send_signal(signal.SIGKILL)
+    processes[victim].send_signal(how)
     begin = time.monotonic()
     survivor = processes[1 - victim]
     _, errors = survivor.communicate(timeout=60)

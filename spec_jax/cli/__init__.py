@@ -21,6 +21,7 @@ from spec_jax.cli.report_arguments import parse_report
 from spec_jax.cli.train_arguments import parse_train
 from spec_jax.cli.transcribe_arguments import parse_transcribe
 from spec_jax.errors import (
+    PEER_LOST,
     ConfigError,
     DisagreementError,
     GenerationError,
@@ -29,8 +30,6 @@ from spec_jax.errors import (
     is_out_of_memory,
 )
 
-PEER_LOST = 3
-"""Exit code of a process whose peers are gone."""
 BROKEN_PIPE = 141
 """Exit code of a program that SIGPIPE ended, as shells report it."""
 

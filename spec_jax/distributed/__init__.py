@@ -5,6 +5,7 @@ SLURM and on Kubernetes; elsewhere the variables JAX_COORDINATOR_ADDRESS (host:p
 JAX_NUM_PROCESSES and JAX_PROCESS_ID say where they are.
 """
 
+import atexit
 import hashlib
 import importlib.metadata
 import json
@@ -14,9 +15,11 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 
 from spec_jax.distributed.roll_call import call_roll
+from spec_jax.distributed.watch import Watch, end_process
 from spec_jax.errors import (
     BenchmarkError,
     CheckpointError,
@@ -31,8 +34,11 @@ T = TypeVar("T")
 JOIN_SECONDS = 60
 """The longest wait for other processes; SPEC_JAX_JOIN_SECONDS, if it is set, comes first."""
 
-HEARTBEAT_SECONDS = 10
-"""After this long without a sign of life a process counts as dead."""
+HEARTBEAT_SECONDS = 60
+"""After this long JAX aborts a process whose peers give no sign of life; `Watch` ends it sooner."""
+
+SHUTDOWN_SECONDS = 10
+"""The longest wait of a process that has ended for the others to end."""
 
 _PACKAGES = (
     *("spec-jax", "jax", "jaxlib", "flax", "numpy"),
@@ -95,7 +101,7 @@ def _join(layout: Layout) -> None:
             process_id=number,
             initialization_timeout=seconds,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
@@ -104,6 +110,9 @@ def _join(layout: Layout) -> None:
             "JAX_COORDINATOR_ADDRESS to host:port of process 0, JAX_NUM_PROCESSES to "
             f"{layout.processes} and JAX_PROCESS_ID to this process's number from 0."
         ) from error
+    jax_state: Any = jax_distributed.global_state  # its store has no public name
+    watch = Watch(jax_state.client, jax_state.process_id, layout.processes, end_process)
+    atexit.register(watch.leave)  # which comes before JAX's own exit, registered earlier
 
 
 def _number(variable: str) -> int | None:

@@ -1,0 +1,131 @@
+"""Ends a process whose peers give no sign of life: they were stopped, or cannot be reached.
+
+A peer that dies closes its connections, and what this process waits for fails at once. One that was
+stopped, or whose machine hangs, keeps them open: JAX would wait, and then abort with a stack trace.
+"""
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+
+from spec_jax.errors import PEER_LOST
+
+_BEAT = 1.0
+"""Seconds between two signs of life."""
+_MOST_SILENT = 15
+"""Beats of this process without a sign of a peer; none pass while this process is stopped too."""
+_PLACE = "spec-jax/alive/"
+_LEFT = "left"
+
+
+class Board(Protocol):
+    """Where all processes write and read short texts: JAX's key-value store, in process 0."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        """Writes a text."""
+        ...
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        """All keys that begin so, with their texts."""
+        ...
+
+
+class Watch:
+    """Shows the peers that this process is alive, and looks for their signs of life.
+
+    Args:
+      board: where signs are written and read.
+      number: this process.
+      count: how many there are.
+      end: called once, with a sentence, when a peer was silent for too long.
+      beat: seconds between two signs of life.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        number: int,
+        count: int,
+        end: Callable[[str], None],
+        beat: float = _BEAT,
+    ):
+        self._board, self._number, self._count = board, number, count
+        self._end, self._beat = end, beat
+        self._left = threading.Event()
+        self._seen: dict[int, str] = {}
+        self._answers = 0
+        # Two threads: without process 0, the one that writes and reads waits for an answer.
+        self._threads = [
+            threading.Thread(target=run, name="spec-jax watch", daemon=True)
+            for run in (self._show, self._look)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def leave(self) -> None:
+        """Says that no sign of life will follow, and ends the watch."""
+        self._left.set()
+        for thread in self._threads:
+            thread.join(timeout=self._beat)
+
+    def _show(self) -> None:
+        for beat in itertools.count():
+            leaving = self._left.is_set()
+            # An error says that process 0 is gone, and so does the lack of answers.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                sign = _LEFT if leaving else str(beat)
+                self._board.key_value_set(f"{_PLACE}{self._number}", sign, allow_overwrite=True)
+                signs = self._board.key_value_dir_get(_PLACE)
+                self._seen = {int(key.rpartition("/")[2]): text for key, text in signs}
+                self._answers += 1
+            if leaving:
+                return
+            self._left.wait(self._beat)
+
+    def _look(self) -> None:
+        last: dict[int, str | int | None] = {}
+        silent: dict[int, int] = {}
+        while not self._left.wait(self._beat):
+            signs = self._signs()
+            silent = {
+                peer: silent.get(peer, 0) + 1 if sign == last.get(peer) else 0
+                for peer, sign in signs.items()
+            }
+            last = signs
+            quiet = [peer for peer, beats in silent.items() if beats >= _MOST_SILENT]
+            if quiet:
+                # Without process 0 nothing is known of the others.
+                named = "process 0" if 0 in quiet else f"process {', '.join(map(str, quiet))}"
+                self._end(
+                    f"process {self._number} of {self._count} ends: {named} gave no sign of life "
+                    f"for {_MOST_SILENT * self._beat:g} s; it has ended, was stopped or cannot be "
+                    "reached."
+                )
+                return
+
+    def _signs(self) -> dict[int, str | int | None]:
+        """The last sign of each peer that has not left."""
+        seen = self._seen
+        signs: dict[int, str | int | None] = {
+            peer: seen.get(peer) for peer in range(self._count) if peer != self._number
+        }
+        if self._number and signs[0] != _LEFT:
+            signs[0] = self._answers
+        return {peer: sign for peer, sign in signs.items() if sign != _LEFT}
+
+
+def end_process(sentence: str) -> None:
+    """Ends this process without waiting for anything, as no other way ends one that waits."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"spec-jax: error: {sentence}", file=sys.stderr, flush=True)
+    # Whoever holds the stream's lock may never give it back.
+    flush = threading.Thread(target=sys.stdout.flush, daemon=True)
+    flush.start()
+    flush.join(timeout=_BEAT)
+    os._exit(PEER_LOST)
