@@ -101,11 +101,11 @@ class Watch:
             quiet = [peer for peer, beats in silent.items() if beats >= _MOST_SILENT]
             if quiet:
                 # Without process 0 nothing is known of the others.
-                named = "process 0" if 0 in quiet else f"process {', '.join(map(str, quiet))}"
+                named = "0" if 0 in quiet else ", ".join(map(str, quiet))
                 self._end(
-                    f"process {self._number} of {self._count} ends: {named} gave no sign of life "
-                    f"for {_MOST_SILENT * self._beat:g} s; it has ended, was stopped or cannot be "
-                    "reached."
+                    f"process {self._number} of {self._count} ends: process {named} gave no sign "
+                    f"of life for {_MOST_SILENT * self._beat:g} s; it has ended, was stopped or "
+                    "cannot be reached."
                 )
                 return
 
