@@ -1,5 +1,7 @@
 """Compiled programs: each is compiled once, at its first use; compile time is kept separately."""
 
+import contextlib
+import ctypes
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -26,6 +28,12 @@ MOST_PROGRAMS = 128
 
 A program of a large model takes megabytes, on the host and on an accelerator.
 """
+
+
+def _return_freed_memory() -> None:
+    """Gives the system what dropped programs took; glibc would keep it, in pieces of little use."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Compiler:
@@ -94,6 +102,7 @@ class Compiler:
             self.seconds += time.perf_counter() - begin
             if len(self._programs) > MOST_PROGRAMS:
                 self._programs.popitem(last=False)
+                _return_freed_memory()
         self._programs.move_to_end(key)
         return self._programs[key]
 
