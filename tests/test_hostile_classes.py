@@ -20,6 +20,7 @@ GUARDS = {
             "test_what_a_file_declares_is_checked_before_memory_is_taken",
             "test_mutants_of_a_header_end_soon_and_take_little_memory",
         ],
+        "checkpoints/test_hostile.py": ["test_the_last_tensor_of_another_size"],
         "fuzz/test_mutants.py": ["test_damage_is_refused_or_harmless"],
     },
     "templates: time, memory, output, errors": {
@@ -64,6 +65,8 @@ GUARDS = {
             "test_a_roll_call_is_not_disturbed_by_strangers",
             "test_sigterm_ends_all_within_seconds",
             "test_a_dead_process_ends_the_other",
+            "test_a_peer_that_stops_is_named",
+            "test_a_stopped_process_ends_the_other",
         ],
     },
     "closed pipes and streams, Ctrl-C": {
