@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 
@@ -24,6 +24,7 @@ _PLACE = "spec-jax/alive/"
 _LEFT = "left"
 
 
+@runtime_checkable
 class Board(Protocol):
     """Where all processes write and read short texts: JAX's key-value store, in process 0."""
 
