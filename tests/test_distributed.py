@@ -385,6 +385,18 @@ def test_a_stopped_process_ends_the_other(together, model, victim):
     assert f"process {1 - victim} of 2 ends: process {victim} gave no sign of life" in last
 
 
+@pytest.mark.slow
+def test_all_may_be_stopped_together_and_go_on(together, model):
+    processes = together(*generate(model, "--max-tokens", "4000", "--ignore-eos", "the inn"))
+    assert processes[0].stdout.read(1)
+    for how, seconds in ((signal.SIGSTOP, 20), (signal.SIGCONT, 20)):
+        for process in processes:
+            process.send_signal(how)
+        time.sleep(seconds)
+    assert processes[0].stdout.read(1)
+    assert all(process.poll() in (None, 0) for process in processes)
+
+
 def kill(
     together, model: str, victim: int, how: signal.Signals = signal.SIGKILL
 ) -> tuple[int, str, float]:

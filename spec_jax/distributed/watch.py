@@ -123,6 +123,8 @@ class Watch:
 
 def end_process(sentence: str) -> None:
     """Ends this process without waiting for anything, as no other way ends one that waits."""
+    if not jax.distributed.is_initialized():  # the program has left the others on purpose
+        return
     with contextlib.suppress(OSError, ValueError):
         print(f"spec-jax: error: {sentence}", file=sys.stderr, flush=True)
     # Whoever holds the stream's lock may never give it back.
