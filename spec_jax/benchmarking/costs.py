@@ -19,6 +19,7 @@ from spec_jax.benchmarking.systems import Ours
 from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.early_exit import EarlyExit
 from spec_jax.models.model import Model
+from spec_jax.sampling.draw import largest
 
 STEPS = 16
 """Steps of one timed call, which are a loop on the device."""
@@ -51,7 +52,7 @@ def greedy_steps(
                 x, cache = model.begin(tokens, cache, layers)
                 logits = model.exit(x)
             cache = cache.with_lengths(cache.lengths + 1)
-            return cache, jnp.argmax(logits, -1).astype(jnp.int32)
+            return cache, largest(logits)
 
         return jax.lax.fori_loop(0, steps, step, (cache, tokens))
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from spec_jax.decoding.draft_length import Outcome, halvings
+from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree
 from spec_jax.sharding.rows import join_rows
 
@@ -117,4 +118,4 @@ class Adaptive:
         # A rate of 1 would divide by zero, and is never certain.
         rate = jnp.clip(state.accepted / state.judged, 0.0, 0.999)[:, None]
         tokens = (1.0 - rate ** (choices + 1).astype(jnp.float32)[None]) / (1.0 - rate)
-        return choices[jnp.argmax(tokens / state.costs[None], axis=-1)]
+        return choices[argmax(tokens / state.costs[None])]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.base import Draft
+from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree
 from spec_jax.sharding.rows import join_rows
 
@@ -243,7 +244,7 @@ class Confidence:
         above = refused[:, None] - (jnp.cumsum(state.refused, -1) - state.refused)
         false_stops = below / jnp.maximum(accepted, 1.0)[:, None]
         false_runs = above / jnp.maximum(refused, 1.0)[:, None]
-        best = jnp.argmin(false_runs + 3.0 * false_stops, -1).astype(jnp.float32)
+        best = argmax(-(false_runs + 3.0 * false_stops)).astype(jnp.float32)
         enough = (accepted > 0) & (refused > 0) & (accepted + refused > 5)
         return jnp.where(enough, best / self.bins, fixed)
 

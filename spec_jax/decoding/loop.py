@@ -20,6 +20,7 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
 from spec_jax.models.source import Source
+from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.rows import fill_rows, join_rows, write_rows
 
@@ -310,7 +311,7 @@ def commit(
     is_stop = (block[..., None] == state.stop_token_ids[:, None]).any(-1)
     is_stop = is_stop & (positions < offered[:, None])
     stops = is_stop.any(-1)
-    emitted = jnp.where(stops, jnp.argmax(is_stop, -1).astype(jnp.int32) + 1, offered)
+    emitted = jnp.where(stops, argmax(is_stop) + 1, offered)
     running = state.finish == RUNNING
     emitted = jnp.where(running, emitted, 0)
     lengths = state.lengths + emitted

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft, Prompt
+from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
 
@@ -99,7 +100,7 @@ def continuation(
 ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
     """The tokens after the leftmost longest match, and how many of them are known."""
     # argmax takes the first, so the leftmost position of the longest match.
-    start = jnp.argmax(matched).astype(jnp.int32)
+    start = argmax(matched)
     found = jnp.where(matched.max() > 0, jnp.minimum(lookahead, length - start), 0)
     padded = jnp.pad(tokens, (0, lookahead))
     return jax.lax.dynamic_slice_in_dim(padded, start, lookahead), found

@@ -6,6 +6,7 @@ from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft, Prompt
 from spec_jax.drafters.prompt_lookup import continuation, matches
+from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.sharding.rows import join_rows
 
@@ -117,7 +118,7 @@ def longest_match(
     bounds = jnp.zeros((2, len(sizes)), jnp.int32), jnp.full((2, len(sizes)), count)
     (low, high), _ = jax.lax.fori_loop(0, len(order).bit_length(), halve, bounds)
     found = jnp.where((high > low) & (sizes <= length), sizes, 0)
-    best = jnp.argmax(found)
+    best = argmax(found)
     return found[best], low[best], high[best]
 
 
@@ -147,6 +148,6 @@ def likeliest(
     common = jnp.cumprod(same, axis=-1).sum(-1, dtype=jnp.int32)
     there = index < occurrences
     agreement = jnp.where(there[None], common, 0).sum(-1, dtype=jnp.int32)
-    best = jnp.argmax(jnp.where(there, agreement, -1))
+    best = argmax(jnp.where(there, agreement, -1))
     found = jnp.where(size > 0, inside[best].sum(dtype=jnp.int32), 0)
     return jnp.maximum(texts[best], 0), found

@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, Shaped
 
 EXPONENT_WORDS = 4
 """Random words whose leading zeros make the exponent of a uniform; float32 can hold no more."""
@@ -41,6 +41,31 @@ def uniform(
     exponent = half - jnp.minimum(zeros, jnp.asarray(half - least, words))
     bits = (exponent << info.nmant) | (mantissa >> (info.bits - info.nmant))
     return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def argmax(x: Shaped[Array, "*lead size"]) -> Int[Array, "*lead"]:
+    """`jnp.argmax` over the last axis: the first index of the largest number, or of a NaN.
+
+    JAX (0.10) makes a new reducer for each of its own argmax that it lowers, and keeps it and its
+    trace as long as the process lives: some 20 KiB for every program.
+
+    Args:
+      x: numbers of any type, or booleans.
+    """
+    x = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+    floats = jnp.issubdtype(x.dtype, jnp.floating)
+    least = -jnp.inf if floats else jnp.iinfo(x.dtype).min
+    indices = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    start = jnp.asarray(least, x.dtype), jnp.int32(0)
+    return jax.lax.reduce((x, indices), start, _larger, (x.ndim - 1,))[1]
+
+
+def _larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The pair of a number and an index that wins; one function, so that JAX traces it once."""
+    (x, i), (y, j) = a, b
+    first = (x > y) | (x != x)
+    earlier = first | ((x == y) & (i < j))
+    return jax.lax.select(first, x, y), jax.lax.select(earlier, i, j)
 
 
 def largest(x: Float[Array, "*lead size"]) -> Int[Array, "*lead"]:
@@ -88,9 +113,9 @@ def _first(
 ) -> Int[Array, " batch"]:
     """Which of exponential variables of these rates is the smallest."""
     # Relative to the largest rate, so that no quotient that can win leaves the float's range.
-    largest = rates.max(-1, keepdims=True)
-    rates = rates / jnp.where(largest > 0, largest, jnp.ones((), rates.dtype))
-    return jnp.argmax(rates / -jnp.log1p(-uniforms), -1).astype(jnp.int32)
+    most = rates.max(-1, keepdims=True)
+    rates = rates / jnp.where(most > 0, most, jnp.ones((), rates.dtype))
+    return argmax(rates / -jnp.log1p(-uniforms))
 
 
 def blocks(vocab: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
+from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.pytree import pytree
 
@@ -210,7 +211,7 @@ def _recent(
     back = jnp.cumsum(visible[:, ::-1], axis=1, dtype=jnp.int32)[:, ::-1]
     wanted = jnp.arange(width, 0, -1, dtype=jnp.int32)
     found = visible[:, None] & (back[:, None] == wanted[None, :, None])
-    return known[:, jnp.argmax(found, -1)]
+    return known[:, argmax(found)]
 
 
 def _unpack(

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, UInt
 
 from spec_jax.errors import extra
 from spec_jax.models.model import Model
+from spec_jax.sampling.draw import largest
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.training.config import TrainingConfig
 
@@ -123,7 +124,7 @@ def measure(weights: dict[str, Array], student: Student, teacher: Teacher, part:
     else:
         said = jnp.take_along_axis(log_q, jnp.maximum(column, 0)[..., None], axis=-1)[..., 0]
         losses = jnp.where(column >= 0, -said, 0.0)
-    right = (log_q.argmax(-1) == column).astype(jnp.float32)
+    right = (largest(log_q) == column).astype(jnp.float32)
 
     def total(each: Array) -> Array:
         return (each * part.weights).sum()

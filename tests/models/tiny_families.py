@@ -15,6 +15,7 @@ from tests.checkpoints.tiny import write_tokenizer
 
 if TYPE_CHECKING:
     import torch
+    import transformers
 
 SHAPE = dict(
     vocab_size=300,
@@ -234,7 +235,7 @@ ENCODER_DECODERS |= {
 }
 
 
-def make(name: str, path: Path) -> tuple["torch.nn.Module", Model]:
+def make(name: str, path: Path) -> tuple["transformers.PreTrainedModel", Model]:
     """A random torch model, saved, and ours loaded from what it saved."""
     import transformers
 
@@ -244,7 +245,9 @@ def make(name: str, path: Path) -> tuple["torch.nn.Module", Model]:
     return saved(architecture, options, path)
 
 
-def saved(architecture: Any, options: dict, path: Path) -> tuple["torch.nn.Module", Model]:
+def saved(
+    architecture: Any, options: dict, path: Path
+) -> tuple["transformers.PreTrainedModel", Model]:
     """As `make`, of a class of transformers and its configuration."""
     import torch
 
@@ -268,7 +271,7 @@ def saved(architecture: Any, options: dict, path: Path) -> tuple["torch.nn.Modul
 
 
 def with_sources(
-    reference: "torch.nn.Module", model: Model
+    reference: "transformers.PreTrainedModel", model: Model
 ) -> tuple[Source, Callable[["torch.Tensor"], Any]]:
     """Three ragged sources, or sounds, for an encoder-decoder, and the torch model given them."""
     import torch

@@ -11,7 +11,7 @@ from scipy import stats
 
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Draft
-from spec_jax.sampling.draw import draw
+from spec_jax.sampling.draw import argmax, draw, largest
 from tests.often import often
 from tests.quick import optimized_jit
 
@@ -32,6 +32,26 @@ def _p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     counts, expected = np.bincount(label, counts), np.bincount(label, expected)
     counts, expected = counts[expected > 0], expected[expected > 0]
     return float(stats.chisquare(counts, expected).pvalue) if len(counts) > 1 else 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+@pytest.mark.parametrize("shape", [(7,), (3, 1), (2, 5, 131_072)])
+def test_an_argmax_is_that_of_numpy(dtype, shape):
+    """Ties, too: of a few values over a vocabulary; and NaN and infinities where there are any."""
+    rng = np.random.default_rng(len(shape))
+    values = rng.integers(-3, 4, shape).astype(np.float32)
+    if dtype in ("float32", "bfloat16"):
+        values[values == 2] = np.inf
+        values[values == -3] = -np.inf
+    x = jnp.asarray(values).astype(dtype)
+    assert x.dtype == dtype
+    np.testing.assert_array_equal(jax.jit(argmax)(x), np.asarray(x).argmax(-1))
+    np.testing.assert_array_equal(jax.jit(largest)(x), np.asarray(x).argmax(-1))
+    np.testing.assert_array_equal(argmax(jnp.full(shape, x.min())), np.zeros(shape[:-1]))
+    if dtype == "float32":
+        values[..., -1:] = np.nan
+        np.testing.assert_array_equal(argmax(jnp.asarray(values)), values.argmax(-1))
+        np.testing.assert_array_equal(argmax(-jnp.inf * jnp.ones(shape)), np.zeros(shape[:-1]))
 
 
 def _peaked(rng: np.random.Generator, *shape: int) -> np.ndarray:
