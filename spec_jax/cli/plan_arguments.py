@@ -10,7 +10,7 @@ from spec_jax.errors import ConfigError, did_you_mean
 DTYPE, ACCEPTANCE, LOOKAHEAD = "bfloat16", 0.8, 4
 _REQUIRED = {
     "target": "the target model with --target",
-    "layout": "the layout with --layout, such as sharding/tpu-v4-16.toml",
+    "layout": "the layout with --layout, such as tpu-v4-16",
 }
 
 

@@ -193,7 +193,7 @@ def search(
     if chip is None:
         raise ConfigError(
             f"layout {layout.name} has no figures of its chip, by which to search; add [chip], or "
-            "choose another layout, such as sharding/tpu-v5e-8.toml."
+            "choose another layout, such as tpu-v5e-8."
         )
     for context in contexts:
         check_context(context, target)

@@ -110,7 +110,7 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
     "changes, said",
     [
         ({"--target": None}, "no target given; name the target model with --target."),
-        ({"--layout": None}, "no layout given; name the layout with --layout, such as sharding/"),
+        ({"--layout": None}, "no layout given; name the layout with --layout, such as tpu-v4-16"),
         ({"--layout": "nowhere.toml"}, "the layout nowhere.toml cannot be read"),
         ({"--draft": "nowhere.toml"}, "nowhere.toml does not exist."),
         ({"--acceptance": "2"}, "acceptance is 2.0; give a probability in [0, 1]."),
