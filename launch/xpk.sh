@@ -12,6 +12,7 @@ Submits `spec-jax COMMAND` to run on all hosts of a TPU slice. Variables:
   IMAGE     a container image of this checkout; see the head of launch/gke_jobset.yaml
   WORKLOAD  the workload's name (spec-jax); each name can be used only once
   TPU_TYPE  the kind of slice as xpk names it (v5litepod-16); for another one give its layout too
+  NUM_SLICES  how many slices (1); for several give a layout of as many, such as tpu-v5e-2x16
   PROJECT, ZONE  where the cluster is, if not as `gcloud config` says
   JAX_COMPILATION_CACHE_DIR  where compiled programs are kept (/tmp/spec-jax/xla in the container)
 
@@ -36,6 +37,7 @@ case "$1" in generate | chat | convert | plan) set -- "$1" --layout "$layout" "$
 printf -v command ' %q' "$@"
 finish xpk workload create --cluster="$CLUSTER" --workload="${WORKLOAD:-spec-jax}" \
   --tpu-type="${TPU_TYPE:-v5litepod-16}" --docker-image="$IMAGE" \
+  ${NUM_SLICES:+--num-slices="$NUM_SLICES"} \
   ${PROJECT:+--project="$PROJECT"} ${ZONE:+--zone="$ZONE"} \
   --env="JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-/tmp/spec-jax/xla}" \
   --command="spec-jax$command"

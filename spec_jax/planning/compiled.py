@@ -129,7 +129,9 @@ def _tpu_slice(layout: Layout) -> Sequence[Any]:
     from jax.experimental import topologies
 
     # A v4 chip's two cores are one device.
-    options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+    if layout.slices > 1:
+        options["num_slices"] = layout.slices
     try:
         return topologies.get_topology_desc(topology, "tpu", **options).devices
     except Exception as error:  # libtpu has no specific exception for a wrong name

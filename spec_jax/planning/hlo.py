@@ -28,6 +28,7 @@ _CALLEES = re.compile(
     r"|called_computations)=(?:\{([^}]*)\}|(%?[\w.-]+))"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
 
 
@@ -107,7 +108,7 @@ def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
     """How often each collective runs on a device in one run of a program.
 
     A loop counts as one iteration if the text does not give their number: one round of the decoding
-    loop.
+    loop. What a device sends to other slices of a TPU job counts as `slice-transfer`.
 
     Args:
       program: `as_text()` of a compiled program.
@@ -125,6 +126,8 @@ def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
         return counted[name]
 
     def of(each: Instruction) -> Counter[Collective]:
+        if each.opcode == "send" and _BETWEEN_SLICES in each.attributes:
+            return Counter({Collective("slice-transfer", each.shape.split(", ")[0].strip("(")): 1})
         kind = each.opcode.removesuffix("-start")
         if kind in KINDS:
             return Counter({Collective(kind, each.shape): 1})

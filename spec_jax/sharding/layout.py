@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh
 
 from spec_jax.config import check_path
@@ -48,6 +49,8 @@ class Layout:
       draft: the same for the draft model.
       processes: how many processes share the devices.
       chip: what a device is, or None if nothing is known of it.
+      slices: how many TPU slices the devices make, whose networks are joined by the data center's.
+        The outermost mesh axis lies across them.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Layout:
     draft: tuple[tuple[str, Rule], ...] = ()
     processes: int = 1
     chip: Chip | None = None
+    slices: int = 1
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.mesh]
@@ -78,6 +82,8 @@ class Layout:
                 f"layout {self.name}: {self.size} devices cannot be shared evenly by "
                 f"{self.processes} processes."
             )
+        if self.slices > 1:
+            self._check_slices()
 
     @property
     def size(self) -> int:
@@ -165,6 +171,28 @@ class Layout:
         found = self._devices(jax.devices() if devices is None else devices)
         return Placement(Mesh(found.reshape(places), names, axis_types=types), axes)
 
+    def _check_slices(self) -> None:
+        """Raises unless rows, and nothing else, are sharded across the slices."""
+        outermost, size = self.mesh[0]
+        if self.platform == "gpu":
+            raise ConfigError(
+                f"layout {self.name}: slices is {self.slices}, but GPUs make none; leave it out."
+            )
+        for what, number in ((f"mesh.{outermost}", size), ("processes", self.processes)):
+            if number % self.slices:
+                raise ConfigError(
+                    f"layout {self.name}: {what} is {number}, which {self.slices} slices cannot "
+                    "share evenly; make it a multiple of them."
+                )
+        for role in ROLES:
+            for logical, rule in getattr(self, role):
+                if logical != "batch" and outermost in rule.axes:
+                    raise ConfigError(
+                        f"layout {self.name}: {role}.{logical} uses the mesh axis {outermost!r}, "
+                        "which lies across slices, where every call would wait for the data "
+                        "center's network; shard batch over it and nothing else."
+                    )
+
     def _devices(self, devices: Sequence[Any]) -> np.ndarray:
         """The devices in the order that suits their interconnect."""
         if len(devices) < self.size or (len(devices) > self.size and self.processes > 1):
@@ -175,7 +203,18 @@ class Layout:
         devices = devices[: self.size]
         if devices[0].platform == "cpu":  # emulated devices have no topology to make the best of
             return np.asarray(devices)
+        slices = len({getattr(each, "slice_index", 0) for each in devices})
+        if devices[0].platform == "tpu" and slices != self.slices:
+            raise ConfigError(
+                f"layout {self.name} is for {self.slices} TPU slices, and the devices make "
+                f"{slices}; use a layout with slices = {slices}, whose outermost mesh axis is for "
+                "the rows."
+            )
         names, sizes = zip(*self.mesh, strict=True)
+        if self.slices > 1:
+            inside = (sizes[0] // self.slices, *sizes[1:])
+            across = (self.slices, *(1 for _ in sizes[1:]))
+            return create_hybrid_device_mesh(inside, across, devices)
         types = (AxisType.Auto,) * len(names)
         return jax.make_mesh(sizes, names, axis_types=types, devices=devices).devices
 

@@ -22,7 +22,7 @@ class Chip:
       bandwidth: bytes per second between memory and compute.
       flops: bfloat16 floating-point operations per second.
       link: bytes per second and direction to the neighbouring device.
-      topology: the name of the whole topology for ahead-of-time compilation, or None.
+      topology: the name of a slice's topology for ahead-of-time compilation, or None.
       host: bytes per second from host memory, or None if that is not known.
     """
 
@@ -84,6 +84,7 @@ class _Chip(Table):
 class _File(Table):
     platform: Literal["cpu", "gpu", "tpu"]
     processes: AtLeast1 = 1
+    slices: AtLeast1 = 1
     mesh: Annotated[dict[str, AtLeast1], Field(min_length=1)]
     chip: _Chip | None = None
     target: _Rules = Field(default_factory=dict)
@@ -112,6 +113,7 @@ def read_fields(file: Path) -> dict[str, Any]:
         "mesh": tuple(found.mesh.items()),
         "platform": found.platform,
         "processes": found.processes,
+        "slices": found.slices,
         "target": _rules(found.target),
         "draft": _rules(found.draft),
         "chip": chip
@@ -132,6 +134,8 @@ def text_of(layout: Any) -> str:
     head = [f'platform = "{layout.platform or "cpu"}"']
     if layout.processes > 1:
         head.append(f"processes = {layout.processes}")
+    if layout.slices > 1:
+        head.append(f"slices = {layout.slices}")
     parts = {"mesh": [f"{name} = {size}" for name, size in layout.mesh]}
     if chip := layout.chip:
         figures = {

@@ -129,14 +129,17 @@ def test_tpu_hosts_are_named_as_gcloud_wants(checkout):
     assert ssh[:-1] == ["compute", "tpus", "tpu-vm", "ssh", "slice", *where]
 
 
-def test_xpk_submits_the_words(checkout):
+@pytest.mark.parametrize("slices", [{}, {"NUM_SLICES": "2"}])
+def test_xpk_submits_the_words(checkout, slices):
     env = {"CLUSTER": "mine", "IMAGE": "gcr.io/mine/spec-jax", "PROJECT": "p", "ZONE": "z"}
+    env |= slices
     checkout.command("xpk")
     assert checkout.run("xpk.sh", *WORDS, env=env).returncode == 0
     ((_, words, _),) = checkout.said()
     assert words[:2] == ["workload", "create"]
     options = dict(word.removeprefix("--").split("=", 1) for word in words[2:])
     command = options.pop("command")
+    assert options.pop("num-slices", None) == slices.get("NUM_SLICES")
     assert options == {
         "cluster": "mine",
         "workload": "spec-jax",

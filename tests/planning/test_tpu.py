@@ -34,7 +34,8 @@ pytestmark = pytest.mark.tpu
 ROOT = Path(__file__).parents[2]
 SHARDING, CHECKPOINTS = ROOT / "sharding", ROOT / "checkpoints"
 FILES = sorted(SHARDING.glob("tpu-*.toml"))
-OFTEN = [file for file in FILES if file.stem not in ("tpu-v5e-64", "tpu-v5p-64", "tpu-v6e-16")]
+SELDOM = ("tpu-v5e-64", "tpu-v5p-64", "tpu-v6e-16", "tpu-v5e-2x16")
+OFTEN = [file for file in FILES if file.stem not in SELDOM]
 LONG = 32768
 
 
@@ -46,7 +47,8 @@ def test_a_target_call_reduces_twice_a_layer(file, tokens):
         config = shape_for(layout, num_layers=layers).config
         placement = layout.place("target", config.axis_sizes, devices_for(layout))
         model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
-        program = compile_call(model, Bucket(1, 512, 32, 4), tokens, jnp.bfloat16)
+        shapes = Bucket(layout.slices, 512, 32, 4)
+        program = compile_call(model, shapes, tokens, jnp.bfloat16)
         assert by_kind(program.collectives) == {"all-reduce": 2 * layers + 1}
 
 
@@ -134,6 +136,24 @@ def test_too_large_a_model_is_refused_by_the_compiler():
     found = make_plan(huge, shape(num_layers=1), layout, compile=True)
     assert found.fits is False and found.round.memory_bytes is None
     assert found.round.program and "RESOURCE_EXHAUSTED" in found.round.program.refusal
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_slices_exchange_one_flag_a_round(temperature):
+    """Whether any row goes on. Weights lie within a slice, and so does every other collective."""
+    layout = Layout.read(SHARDING / "tpu-v5e-2x16.toml")
+    shapes = shape_for(layout, num_layers=1), shape_for(layout, num_layers=1)
+    pair = Pair.of(shapes, layout, "bfloat16", devices=devices_for(layout))
+    mesh = pair.models[0].placement.mesh.devices
+    assert [{each.slice_index for each in row} for row in mesh] == [{0}, {1}]
+    job = pair.job(4, 512, 2, SamplingFeatures())
+    drafter = DraftModel(pair.models[1], 2)
+    sampling = SamplingParams(temperature=temperature)
+    program = compile_round(pair.models[0], drafter, job.shapes, sampling)
+    across = [each for each in program.collectives.elements() if each.kind == "slice-transfer"]
+    (flag,) = across
+    # A number, in the smallest piece of memory that a TPU moves.
+    assert flag.shape == "s32[1,1,128]"
 
 
 def test_an_unknown_topology():

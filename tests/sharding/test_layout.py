@@ -1,6 +1,7 @@
 """Layout files, what they refuse, and how they fit models."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -93,6 +94,9 @@ def test_shipped_files_are_read(file):
         (('["model"]', '["model", "model"]'), "'model', which target.vocab uses already"),
         (("data = 2", "data = 2 2"), "is not a TOML file"),
         (("[mesh]", "processes = 3\n[mesh]"), "8 devices cannot be shared evenly by 3"),
+        (("[mesh]", "slices = 0\n[mesh]"), "slices is 0; it should be at least 1"),
+        (("[mesh]", "slices = 3\n[mesh]"), "mesh.data is 2, which 3 slices cannot share evenly"),
+        (("[mesh]", "slices = 2\n[mesh]"), "processes is 1, which 2 slices cannot share evenly"),
         (("model = 4", "model = 2.5"), "mesh.model is 2.5; it should be a whole number"),
         (("[mesh]\ndata = 2\nmodel = 4", ""), "mesh is missing; add it"),
         (("[target]", "[chip]\nname = 1\n[target]"), "chip.name is 1; it should be text"),
@@ -104,6 +108,27 @@ def test_mistakes_are_named(written, change, message):
     with pytest.raises(ConfigError) as error:
         Layout.read(written(WHOLE.replace(*change)))
     assert message in str(error.value)
+
+
+def test_nothing_but_rows_is_sharded_across_slices(written, tmp_path):
+    text = WHOLE.replace("[mesh]", "slices = 2\nprocesses = 4\n[mesh]")
+    read = Layout.read(written(text))
+    assert read.slices == 2
+    read.write(tmp_path / "again.toml")
+    assert Layout.read(tmp_path / "again.toml").slices == 2
+    with pytest.raises(ConfigError, match=r"target\.mlp uses the mesh axis 'data', which lies"):
+        Layout.read(written(text.replace('mlp = "model"', 'mlp = ["data", "model"]')))
+    with pytest.raises(ConfigError, match="slices is 2, but GPUs make none; leave it out"):
+        Layout.read(written(text.replace('"cpu"', '"gpu"')))
+
+
+@pytest.mark.parametrize(("slices", "found"), [(1, 2), (2, 1), (2, 4)])
+def test_the_number_of_slices_is_checked(slices, found):
+    """JAX can make no mesh of devices of several slices unless it is told that they are."""
+    devices = [SimpleNamespace(platform="tpu", slice_index=i % found) for i in range(8)]
+    fits = Layout("mine", (("data", 2), ("model", 4)), "tpu", processes=2, slices=slices)
+    with pytest.raises(ConfigError, match=f"for {slices} TPU slices, and the devices make {found}"):
+        fits.place("target", SIZES, devices)
 
 
 def test_a_missing_file_is_named(tmp_path):
