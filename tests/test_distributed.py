@@ -371,6 +371,17 @@ def test_without_the_store_process_0_is_named():
     assert len(first) == 1  # a real store stops with process 0
 
 
+def test_without_the_store_nothing_is_said_of_the_others():
+    """Even if the last sign of one of them is older than the store's last answer."""
+
+    def stop(board, watches):
+        watches[2]._board = Board()
+        time.sleep(0.3)
+        board.running.clear()
+
+    assert "ends: process 0 gave no sign" in watched(stop)[1][0]
+
+
 def test_a_peer_that_has_left_is_not_missed():
     assert watched(lambda board, watches: watches[1].leave()) == [[], [], []]
     assert watched(lambda board, watches: watches[0].leave()) == [[], [], []]

@@ -92,17 +92,20 @@ class Watch:
     def _look(self) -> None:
         last: dict[int, str | int | None] = {}
         silent: dict[int, int] = {}
+        answers = 0
         while not self._left.wait(self._beat):
-            signs = self._signs()
-            silent = {
-                peer: silent.get(peer, 0) + 1 if sign == last.get(peer) else 0
-                for peer, sign in signs.items()
-            }
+            # Without an answer of process 0, nothing is known of the others.
+            known = self._number == 0 or self._answers != answers
+            answers, signs = self._answers, self._signs()
+            for peer, sign in signs.items():
+                if sign != last.get(peer):
+                    silent[peer] = 0
+                elif known or peer == 0:
+                    silent[peer] = silent.get(peer, 0) + 1
             last = signs
-            quiet = [peer for peer, beats in silent.items() if beats >= _MOST_SILENT]
+            quiet = [str(peer) for peer in signs if silent.get(peer, 0) >= _MOST_SILENT]
             if quiet:
-                # Without process 0 nothing is known of the others.
-                named = "0" if 0 in quiet else ", ".join(map(str, quiet))
+                named = ", ".join(quiet)
                 self._end(
                     f"process {self._number} of {self._count} ends: process {named} gave no sign "
                     f"of life for {_MOST_SILENT * self._beat:g} s; it has ended, was stopped or "
