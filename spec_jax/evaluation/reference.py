@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from spec_jax.config import SamplingParams
 from spec_jax.models.model import Model
@@ -55,7 +55,7 @@ def reference_probabilities(
     if allowed is not None:
         x[[token for token in range(len(x)) if token not in allowed]] = -np.inf
     if params.temperature == 0:
-        return np.eye(len(x))[int(np.argmax(x))]
+        return one_hot(np.argmax(x), len(x))
 
     def softmax(x: np.ndarray) -> np.ndarray:
         weights = np.exp(x - x.max())
@@ -72,6 +72,13 @@ def reference_probabilities(
         x[order[above >= params.top_p]] = -np.inf
     probs = softmax(x)
     return softmax(np.where(probs < params.min_p * probs.max(), -np.inf, x))
+
+
+def one_hot(tokens: Int[np.ndarray, "*lead"], vocab: int) -> Float[np.ndarray, "*lead vocab"]:
+    """The distributions that are certain of these tokens."""
+    found = np.zeros((*np.shape(tokens), vocab))
+    np.put_along_axis(found, np.asarray(tokens, np.int64)[..., None], 1.0, axis=-1)
+    return found
 
 
 class ReferenceDecoder:

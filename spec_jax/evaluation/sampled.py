@@ -11,7 +11,7 @@ from spec_jax.config import SamplingParams
 from spec_jax.engine.requests import Request, Start
 from spec_jax.evaluation import statistics
 from spec_jax.evaluation.recorder import Round
-from spec_jax.evaluation.reference import reference_probabilities
+from spec_jax.evaluation.reference import one_hot, reference_probabilities
 from spec_jax.evaluation.report import Check
 from spec_jax.evaluation.scoring import Scorer
 from spec_jax.evaluation.statistics import Tally
@@ -240,7 +240,7 @@ class Evidence:
         def q(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
             draft = played.draft
             if draft.probs is None:
-                return np.eye(vocab)[draft.tokens[chunk[rows], at]]
+                return one_hot(draft.tokens[chunk[rows], at], vocab)
             return draft.probs[chunk[rows], at].astype(np.float64)
 
         first = p[rows, start[rows]]
