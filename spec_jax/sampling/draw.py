@@ -71,8 +71,8 @@ def _larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Arra
 def largest(x: Float[Array, "*lead size"]) -> Int[Array, "*lead"]:
     """The first index of the largest number along the last axis; `size` if there is a NaN.
 
-    These are two reductions that XLA:CPU vectorises; it does not do so with `jnp.argmax`, which
-    takes three times as long over a vocabulary.
+    These are two reductions that XLA:CPU vectorises; it does not do so with `argmax`, which takes
+    three times as long over a vocabulary.
     """
     indices = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     return jnp.where(x == x.max(-1, keepdims=True), indices, x.shape[-1]).min(-1)
