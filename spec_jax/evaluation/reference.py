@@ -55,7 +55,7 @@ def reference_probabilities(
     if allowed is not None:
         x[[token for token in range(len(x)) if token not in allowed]] = -np.inf
     if params.temperature == 0:
-        return one_hot(np.argmax(x), len(x))
+        return one_hot(np.asarray(x.argmax()), len(x))
 
     def softmax(x: np.ndarray) -> np.ndarray:
         weights = np.exp(x - x.max())
@@ -76,8 +76,8 @@ def reference_probabilities(
 
 def one_hot(tokens: Int[np.ndarray, "*lead"], vocab: int) -> Float[np.ndarray, "*lead vocab"]:
     """The distributions that are certain of these tokens."""
-    found = np.zeros((*np.shape(tokens), vocab))
-    np.put_along_axis(found, np.asarray(tokens, np.int64)[..., None], 1.0, axis=-1)
+    found = np.zeros((*tokens.shape, vocab))
+    np.put_along_axis(found, tokens[..., None].astype(np.int64), 1.0, axis=-1)
     return found
 
 
