@@ -12,7 +12,8 @@ import pydantic
 from pydantic import Field
 
 from spec_jax.config import AtLeast0, AtLeast1, NotNegative, Text
-from spec_jax.errors import BenchmarkError, explain
+from spec_jax.config.explain import explain
+from spec_jax.errors import BenchmarkError
 from spec_jax.text.json_lines import append_line, drop_unfinished_line
 
 VERSION = 1

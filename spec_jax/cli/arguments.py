@@ -33,41 +33,6 @@ LLM_OPTIONS = (
 )
 """Arguments of `LLM` that are flags of every command that makes one."""
 
-COMMANDS = (
-    *("generate", "chat", "transcribe", "audit", "evaluate", "bench", "report", "profile"),
-    *("train-draft", "convert", "plan", "env"),
-)
-
-OVERVIEW = """\
-usage: spec-jax COMMAND [options]
-
-Decode language models faster without changing what they
-generate.
-
-  generate      complete prompts
-  chat          hold a conversation
-  transcribe    write down what is said in sound files
-  audit         test that nothing is lost, on your models
-  evaluate      score answers beside plain decoding's
-  bench         measure speed on your models and prompts
-  report        draw what bench measured, compare two files
-  profile       show where the time of a round goes
-  train-draft   train a draft for your target
-  convert       write a model in another format
-  plan          project memory and speed elsewhere
-  env           show versions and devices
-
-  spec-jax COMMAND --help   the options of a command
-  spec-jax --version        the version
-
-For example, with a small model that is fetched once:
-
-  spec-jax generate --target smollm2-135m-instruct \\
-    --method prompt_lookup --chat --compare \\
-    "Repeat: A draft is cheap, and the target checks it \\
-at once. So the text is the same, and comes sooner."
-""".rstrip()
-
 _OWN = ("chat", "json", "compare", "output", "resume", "system")
 _GENERATE_EPILOG = """\
 Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order.

@@ -13,7 +13,8 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean, explain, unknown_option
+from spec_jax.config.explain import explain
+from spec_jax.errors import ConfigError, SpecJaxError, did_you_mean, unknown_option
 
 T = TypeVar("T")
 TableT = TypeVar("TableT", bound="Table")
