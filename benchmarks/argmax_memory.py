@@ -1,7 +1,9 @@
 """Resident memory that compiled programs with an argmax leave behind: JAX's, and the library's.
 
-python benchmarks/argmax_memory.py jax
-python benchmarks/argmax_memory.py own
+    python -m benchmarks.argmax_memory jax
+    python -m benchmarks.argmax_memory own
+
+Four times a hundred programs are compiled and dropped. Linux only.
 """
 
 import ctypes
@@ -11,8 +13,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from spec_jax.sampling.draw import argmax
 

@@ -1,6 +1,6 @@
 """What a decoding step and a prompt cost by the text's length and the cache's, with the demo model.
 
-    python benchmarks/attention.py             # about five minutes on two idle cores
+    python -m benchmarks.attention             # about five minutes on two idle cores
 
 Steps of one token run in a loop on the device, as decoding does, in caches of several sizes that
 hold texts of several lengths; backends take turns within each repeat. Medians and ranges.

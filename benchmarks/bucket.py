@@ -1,6 +1,8 @@
 """What reading weights from an object store on this machine costs, in processor time.
 
-Run from the root of a checkout: python -m benchmarks.bucket
+    python -m benchmarks.bucket
+
+The store is a process of this machine, so that no network is measured.
 """
 
 import multiprocessing

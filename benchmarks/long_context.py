@@ -1,7 +1,7 @@
 """What long contexts take on a chip, as the TPU compiler lays it out from shapes alone.
 
     pip install -c constraints.txt -e ".[tpu]"
-    python benchmarks/long_context.py          # about ten minutes on two cores, no TPU needed
+    python -m benchmarks.long_context          # about ten minutes on two cores, no TPU needed
 
 Two pairs in bfloat16, 8 rows of 32,768 tokens, K = 4: Chinchilla 70B (64 key/value heads) and
 Llama 70B (8), each with a wide and shallow draft.

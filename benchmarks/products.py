@@ -1,10 +1,11 @@
 """What native products and the reading of prompts cost by rows and by the form of the weights.
 
-    python benchmarks/products.py              # two minutes on two idle cores
+    python -m benchmarks.products              # two minutes on two idle cores
 
 A product is that of one MLP matrix of the demo model, the best of five times fifty calls. A prompt
-is read with one token generated, the best of three calls. PYTHONPATH chooses another version of the
-package to compare with; `SPEC_JAX_NATIVE` another kind of processor, or 0 for XLA's own products.
+is read with one token generated, the best of three calls. To compare with another version of the
+package, run it in a checkout of that version; `SPEC_JAX_NATIVE` chooses another kind of processor,
+or 0 for XLA's own products.
 """
 
 import os

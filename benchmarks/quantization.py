@@ -1,6 +1,6 @@
 """What quantized weights cost in bits and in logits, on real weights.
 
-    python benchmarks/quantization.py          # two minutes on two cores
+    python -m benchmarks.quantization          # two minutes on two cores
 
 For 50 chat prompts and their greedy answers by the unquantized model, at each position of an
 answer: the Kullback-Leibler divergence of the quantized model's distribution from that of the

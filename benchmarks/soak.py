@@ -1,6 +1,6 @@
 """Decodes many mixed requests with a tiny model: growth of memory, and programs kept.
 
-    python benchmarks/soak.py [REQUESTS]
+    python -m benchmarks.soak [REQUESTS]
 
 Requests differ in length, sampling, stops, bad words, log-probabilities and grammar; they come
 alone, in batches and as streams, some of which are abandoned. After the first half, which warms
@@ -14,8 +14,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from spec_jax import LLM, SamplingParams
 from spec_jax.engine.programs import DECODE, MOST_PROGRAMS

@@ -1,7 +1,6 @@
 """Whisper by every method, beside faster-whisper: tokens, acceptance, real-time factor.
 
-    export PYTHONPATH=.
-    python benchmarks/speech.py --rival VENV/bin/python      # of an environment with faster-whisper
+    python -m benchmarks.speech --rival VENV/bin/python      # of an environment with faster-whisper
 
 espeak-ng (on PATH) speaks the utterances below, which are resampled to 16 kHz once, so that both
 read the same samples. faster-whisper computes in float32, with beam 1, temperature 0, no fallback,

@@ -1,6 +1,6 @@
 """What a step of plain decoding takes, and how much of it the products with weights are.
 
-    python benchmarks/step.py                  # half a minute on two idle cores
+    python -m benchmarks.step                  # half a minute on two idle cores
 
 The demo model with its GGUF blocks: milliseconds a round over three prompts, the median of three
 times, and those of the products of its 30 layers and of its head alone, by rows.

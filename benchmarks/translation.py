@@ -1,8 +1,7 @@
 """Assisted generation of an encoder-decoder, on a T5 pair that is trained here in minutes.
 
-    export PYTHONPATH=.
-    python benchmarks/translation.py train /tmp/t5     # writes /tmp/t5/target and /tmp/t5/draft
-    python benchmarks/translation.py speed /tmp/t5
+    python -m benchmarks.translation train /tmp/t5     # writes /tmp/t5/target and /tmp/t5/draft
+    python -m benchmarks.translation speed /tmp/t5
 
 After the experiment of 'stairs' assisted generation (IVUS 2024): T5 translates English into German,
 with a smaller T5 as its draft; plain, assisted and stairs (`prefix_batch`) take turns in one run.

@@ -1,7 +1,7 @@
 """How often drafts from another tokenizer are accepted: Gemma 3 270M and SmolLM2-135M-Instruct.
 
     python -m spec_jax.checkpoints fetch checkpoints/gemma3-270m.toml    # Gemma Terms of Use
-    python benchmarks/universal.py             # half an hour on two cores
+    python -m benchmarks.universal             # half an hour on two cores
 
 Acceptance is a property of models and texts, not of the machine: nothing is timed here.
 """
