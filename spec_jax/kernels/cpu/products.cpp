@@ -57,17 +57,6 @@ struct Bfloat16 {  // each output's word holds two neighbouring inputs, the firs
   }
 };
 
-template <class Weights>
-INLINE Floats decode(const uint8_t* from, int input) {
-  Floats out;
-#pragma GCC unroll 4
-  for (int n = 0; n < kParts; ++n) {
-    Part part = Weights::decode(from, input, n);
-    std::memcpy((Part*)&out + n, &part, sizeof(part));
-  }
-  return out;
-}
-
 // A weight and the activations it meets.
 
 enum Format : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt4 = 3 };
@@ -155,13 +144,18 @@ void widen(const Call& call, const Matrix& from, int64_t panel, Floats* out) {
   const uint8_t* values = from.values + panel * call.panel_bytes();
   const int64_t at = panel * call.groups * kLanes;
   for (int64_t g = 0; g < call.groups; ++g) {
-    Floats scale = splat(1), minimum = {};
-    if (from.scales) scale = load_floats((const Scale*)from.scales + at + g * kLanes);
-    if (from.minima) minimum = load_floats((const Scale*)from.minima + at + g * kLanes);
+    Part scale[kParts], minimum[kParts] = {};
+    split(splat(1), scale);
+    if (from.scales) split(load_floats((const Scale*)from.scales + at + g * kLanes), scale);
+    if (from.minima) split(load_floats((const Scale*)from.minima + at + g * kLanes), minimum);
     for (int64_t i = g * call.group; i < (g + 1) * call.group; i += Weights::kInputs, values += 64) {
 #pragma GCC unroll 12
       for (int j = 0; j < Weights::kInputs; ++j) {
-        out[i + j] = decode<Weights>(values, j) * scale + minimum;
+#pragma GCC unroll 4
+        for (int n = 0; n < kParts; ++n) {
+          Part w = Weights::decode(values, j, n) * scale[n] + minimum[n];
+          std::memcpy((Part*)(out + i + j) + n, &w, sizeof(w));
+        }
       }
     }
   }
