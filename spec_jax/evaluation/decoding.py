@@ -36,9 +36,18 @@ def start_of(request: Request) -> Start:
     return Start(list(request.prompt_token_ids), request.source)
 
 
-def decode(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], Batch]:
-    """The generated tokens of each request."""
-    batch = engine.start(requests)
+def decode(
+    engine: Engine, requests: Sequence[Request], room_for: Sequence[Request] | None = None
+) -> tuple[list[list[int]], Batch]:
+    """The generated tokens of each request.
+
+    Args:
+      engine: the method.
+      requests: one row each.
+      room_for: as many requests, that the batch is made for; by default these.
+    """
+    batch = engine.open(room_for or requests, len(requests))
+    batch.join(dict(enumerate(requests)))
     while batch.running:
         batch.advance(1 << 20)
     return generated(batch, requests), batch

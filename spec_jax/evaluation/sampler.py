@@ -10,11 +10,11 @@ import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import MIN_CAPACITY, Start, batch_of, power_of_two
+from spec_jax.engine.requests import MIN_CAPACITY, Request, Start, batch_of, power_of_two
 from spec_jax.evaluation.decoding import decode
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check
-from spec_jax.evaluation.rows import NOT_REPRODUCIBLE, ROUNDED
+from spec_jax.evaluation.rows import why_not_repeated
 from spec_jax.evaluation.sampled import Evidence, requests_of
 from spec_jax.evaluation.scoring import Scorer
 
@@ -23,7 +23,7 @@ BATCH_BYTES = 2**31
 MOST_ROWS = 4096
 OnRows = Callable[[str, np.ndarray, np.ndarray], None]
 CROSS_CHECKED = 2
-"""Rows of each sampled batch that are also decoded alone."""
+"""Rows of each sampled batch that are also decoded in a batch of their copies."""
 
 
 class Sampler:
@@ -60,9 +60,8 @@ class Sampler:
         """
         drafts = self._engine.drafter.lookahead > 0
         evidence = Evidence(self._scorer, self._engine.strategy.verification, drafts, seed)
-        alone = Check("rows: among many")
-        exact = self._engine.target.dtype == jnp.float32
-        same = self._engine.strategy.draft_length.reproducible
+        among = Check("rows: among many")
+        not_repeated = why_not_repeated(self._engine)
         for number, (name, setting) in enumerate(settings.items()):
             params = dataclasses.replace(setting, max_tokens=self.width)
             for batch in range(self._batches):
@@ -71,21 +70,29 @@ class Sampler:
                 requests = requests_of(self._prompts, params, which, (seed, number, batch))
                 self._say("sampling", name, batch)
                 tokens, rounds = play(self._engine, requests)
-                for row, asked in enumerate(requests[:CROSS_CHECKED] if exact and same else ()):
-                    text = decode(self._engine, [asked])[0][0]
-                    begin = len(asked.prompt_token_ids)
-                    alone.compare(
-                        text == tokens[row, begin : begin + self.width].tolist(),
-                        f"a sampled row has other tokens alone than in a batch of {self._rows}.",
-                    )
+                if not_repeated is None:
+                    self._compare(among, requests, tokens)
                 self._say("comparing", name, batch)
                 evidence.add(name, params, self._prompts, which, tokens, rounds)
                 if on_rows is not None:
                     on_rows(name, which, tokens)
-        alone.sample = f"{alone.comparisons} texts of {self.width} tokens"
-        if not (exact and same):
-            alone.leave_out(ROUNDED if same else NOT_REPRODUCIBLE, excused=True)
-        return [*evidence.checks(), alone]
+        among.sample = f"{among.comparisons} texts of {self.width} tokens"
+        if not_repeated is not None:
+            among.leave_out(not_repeated, excused=True)
+        return [*evidence.checks(), among]
+
+    def _compare(self, check: Check, requests: Sequence[Request], tokens: np.ndarray) -> None:
+        """Compares some rows of a batch with what they say in one that holds nothing else."""
+        few = min(len(requests), CROSS_CHECKED)
+        copies = [requests[slot % few] for slot in range(len(requests))]
+        texts, _ = decode(self._engine, copies, room_for=requests)
+        for row in range(few):
+            begin = len(requests[row].prompt_token_ids)
+            check.compare(
+                texts[row] == tokens[row, begin : begin + self.width].tolist(),
+                f"a sampled row has other tokens among {len(requests)} others than beside copies "
+                "of itself.",
+            )
 
     def _say(self, what: str, name: str, batch: int) -> None:
         self._on_progress(f"{what}, {name}: batch {batch + 1} of {self._batches}")

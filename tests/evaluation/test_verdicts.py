@@ -20,6 +20,7 @@ from spec_jax.evaluation.decoding import decode, request
 from spec_jax.evaluation.greedy import Greedy
 from spec_jax.evaluation.prompts import choose
 from spec_jax.evaluation.report import FAIL, NOT_TESTED, judge
+from spec_jax.evaluation.rows import DRAFT_ROUNDED, ROUNDED, why_not_repeated
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import Sampler
 from spec_jax.sharding.pytree import pytree, static
@@ -67,15 +68,27 @@ def test_with_greedy_verification_only_greedy_checks_are_made():
     assert all("temperature 0" in check.reason for check in report.checks if check.reason)
 
 
+def in_bfloat16(model):
+    return dataclasses.replace(
+        model, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "reason"),
+    [
+        (TARGET, DRAFT, None),
+        (in_bfloat16(TARGET), DRAFT, ROUNDED),
+        (TARGET, in_bfloat16(DRAFT), DRAFT_ROUNDED),
+    ],
+)
+def test_rows_are_compared_where_nothing_rounds(target, draft, reason):
+    assert why_not_repeated(make_engine("other", target, draft, lookahead=2)) == reason
+
+
 @pytest.mark.slow
 def test_in_bfloat16_rounding_is_no_failure():
-    target, draft = (
-        dataclasses.replace(
-            model, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
-        )
-        for model in (TARGET, DRAFT)
-    )
-    bfloat16 = make_engine("other", target, draft, lookahead=2)
+    bfloat16 = make_engine("other", in_bfloat16(TARGET), in_bfloat16(DRAFT), lookahead=2)
     report = audit(bfloat16, PROMPTS, settings=ONE, samples=256, max_tokens=12)
     assert report.passed, report.as_dict()
     assert statuses(report)[FOLLOWING] == NOT_TESTED
