@@ -1,6 +1,7 @@
 """`LLM` with more prompts than rows: refills, counters, failures, threads, abandoned streams."""
 
 import dataclasses
+import functools
 import gc
 import threading
 import weakref
@@ -9,7 +10,7 @@ import jax
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
-from spec_jax.engine import scheduler
+from spec_jax.engine import programs, scheduler
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.programs import Compiler
 from spec_jax.errors import GenerationError
@@ -251,8 +252,12 @@ def test_an_abandoned_stream_frees_its_rows(plain, how, monkeypatch):
     assert len(plain.generate(PROMPTS * 2, params)) == 6
 
 
-def test_programs_that_were_used_last_are_kept(plain, monkeypatch):
-    monkeypatch.setattr("spec_jax.engine.programs.MOST_PROGRAMS", 2)
+@pytest.mark.parametrize("crowded", [False, True])
+def test_programs_that_were_used_last_are_kept(plain, crowded, monkeypatch):
+    """Only so many, and on Linux fewer where their memory maps near the system's limit."""
+    changed = {"FEWEST_PROGRAMS": 2, "MOST_MAPS": 0.0} if crowded else {"MOST_PROGRAMS": 2}
+    for name, value in changed.items():
+        monkeypatch.setattr(programs, name, value)
     compiler = Compiler(plain.engine.target)
 
     def use(number):
@@ -261,3 +266,23 @@ def test_programs_that_were_used_last_are_kept(plain, monkeypatch):
         return compiler.traces - before
 
     assert [use(number) for number in (1, 2, 1, 3, 1, 2)] == [1, 1, 0, 1, 0, 1]
+
+
+def test_dropped_programs_give_their_memory_maps_back(plain):
+    compiler = Compiler(plain.engine.target)
+    before = programs._maps_taken()
+    if not before:
+        pytest.skip("this system does not count memory maps")
+
+    def many(number, x):
+        for _ in range(20):  # products are kernels of their own, each with its maps
+            x = jax.numpy.sin(x @ x) + number
+        return x
+
+    for number in range(8):
+        function = functools.partial(many, number)
+        compiler.program(("many", number), function, (jax.numpy.ones((8, 8)),))
+    full = programs._maps_taken()
+    compiler._programs.clear()
+    assert before < full < 1
+    assert programs._maps_taken() < full - (full - before) / 2

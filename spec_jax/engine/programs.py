@@ -5,6 +5,7 @@ import ctypes
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,6 +29,23 @@ MOST_PROGRAMS = 128
 
 A program of a large model takes megabytes, on the host and on an accelerator.
 """
+
+
+MOST_MAPS, FEWEST_PROGRAMS = 0.75, 16
+"""The share of a process's memory maps past which all but so many programs are dropped.
+
+On CPU each kernel of a program has maps of its own: 800 for the loop of a model of 30 layers, of
+65,530 that Linux allows by default. Past that nothing is compiled, and allocations fail.
+"""
+
+
+def _maps_taken() -> float:
+    """The share that this process has of the memory maps it may have; 0 if nobody counts them."""
+    with contextlib.suppress(OSError, ValueError):
+        most = int(Path("/proc/sys/vm/max_map_count").read_text())
+        with Path("/proc/self/maps").open("rb") as maps:
+            return sum(1 for _ in maps) / most
+    return 0.0
 
 
 def _return_freed_memory() -> None:
@@ -100,11 +118,19 @@ class Compiler:
             )
             self._programs[key] = jitted.lower(*args, *static).compile()
             self.seconds += time.perf_counter() - begin
-            if len(self._programs) > MOST_PROGRAMS:
-                self._programs.popitem(last=False)
-                _return_freed_memory()
+            self._drop()
         self._programs.move_to_end(key)
         return self._programs[key]
+
+    def _drop(self) -> None:
+        """Drops the programs that were not used for longest, if there are too many."""
+        kept = len(self._programs)
+        while len(self._programs) > MOST_PROGRAMS or (
+            len(self._programs) > FEWEST_PROGRAMS and _maps_taken() > MOST_MAPS
+        ):
+            self._programs.popitem(last=False)
+        if len(self._programs) < kept:
+            _return_freed_memory()
 
     def texts(self) -> list[str]:
         """The text (HLO) of each program that is kept, as the compiler optimised it."""
