@@ -31,12 +31,14 @@ A program of a large model takes megabytes, on the host and on an accelerator.
 """
 
 
-MOST_MAPS, FEWEST_PROGRAMS = 0.75, 16
-"""The share of a process's memory maps past which all but so many programs are dropped.
+MOST_MAPS = 0.75
+"""The share of a process's memory maps past which the programs used least lately are dropped.
 
 On CPU each kernel of a program has maps of its own: 800 for the loop of a model of 30 layers, of
 65,530 that Linux allows by default. Past that nothing is compiled, and allocations fail.
 """
+FEWEST_PROGRAMS = 16
+"""Programs kept all the same, whatever else takes maps: a few buckets of requests need them."""
 
 
 def _maps_taken() -> float:

@@ -25,7 +25,7 @@ from spec_jax.evaluation.decoding import (
 )
 from spec_jax.evaluation.reference import reference_probabilities
 from spec_jax.evaluation.report import Check
-from spec_jax.evaluation.rows import why_not_repeated
+from spec_jax.evaluation.rows import why_not_reproducible
 from spec_jax.evaluation.scoring import Scorer, step_by_step
 from spec_jax.models.model import Model
 
@@ -255,7 +255,7 @@ class Greedy:
 
     def _sampled_stops(self) -> list["Stop"]:
         """Stops inside blocks of sampled texts, whose drafts are accepted by chance."""
-        if self.engine.strategy.verification == "greedy" or why_not_repeated(self.engine):
+        if self.engine.strategy.verification == "greedy" or why_not_reproducible(self.engine):
             return []
         params = SamplingParams(temperature=1.0, max_tokens=self.max_tokens)
         requests = [

@@ -25,7 +25,7 @@ SLOTS = 2
 """Rows of the batch that others join."""
 
 
-def why_not_repeated(engine: Engine) -> str | None:
+def why_not_reproducible(engine: Engine) -> str | None:
     """Why a lossless method may say other tokens in another batch; None if it may not.
 
     A draft that rounds differently proposes other tokens, so that other random numbers decide.
@@ -66,7 +66,7 @@ class Rows:
         one row alone may be multiplied in another order, and a draw near a boundary then differs.
         """
         beside, joining = Check("rows: with neighbours"), Check("rows: that join")
-        if (reason := why_not_repeated(self.engine)) is not None:
+        if (reason := why_not_reproducible(self.engine)) is not None:
             for check in (beside, joining):
                 check.leave_out(reason, excused=True)
             return [beside, joining]

@@ -14,7 +14,7 @@ from spec_jax.engine.requests import MIN_CAPACITY, Request, Start, batch_of, pow
 from spec_jax.evaluation.decoding import decode
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check
-from spec_jax.evaluation.rows import why_not_repeated
+from spec_jax.evaluation.rows import why_not_reproducible
 from spec_jax.evaluation.sampled import Evidence, requests_of
 from spec_jax.evaluation.scoring import Scorer
 
@@ -61,7 +61,7 @@ class Sampler:
         drafts = self._engine.drafter.lookahead > 0
         evidence = Evidence(self._scorer, self._engine.strategy.verification, drafts, seed)
         among = Check("rows: among many")
-        not_repeated = why_not_repeated(self._engine)
+        irreproducible = why_not_reproducible(self._engine)
         for number, (name, setting) in enumerate(settings.items()):
             params = dataclasses.replace(setting, max_tokens=self.width)
             for batch in range(self._batches):
@@ -70,15 +70,15 @@ class Sampler:
                 requests = requests_of(self._prompts, params, which, (seed, number, batch))
                 self._say("sampling", name, batch)
                 tokens, rounds = play(self._engine, requests)
-                if not_repeated is None:
+                if irreproducible is None:
                     self._compare(among, requests, tokens)
                 self._say("comparing", name, batch)
                 evidence.add(name, params, self._prompts, which, tokens, rounds)
                 if on_rows is not None:
                     on_rows(name, which, tokens)
         among.sample = f"{among.comparisons} texts of {self.width} tokens"
-        if not_repeated is not None:
-            among.leave_out(not_repeated, excused=True)
+        if irreproducible is not None:
+            among.leave_out(irreproducible, excused=True)
         return [*evidence.checks(), among]
 
     def _compare(self, check: Check, requests: Sequence[Request], tokens: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from spec_jax.evaluation.decoding import decode, request
 from spec_jax.evaluation.greedy import Greedy
 from spec_jax.evaluation.prompts import choose
 from spec_jax.evaluation.report import FAIL, NOT_TESTED, judge
-from spec_jax.evaluation.rows import DRAFT_ROUNDED, ROUNDED, why_not_repeated
+from spec_jax.evaluation.rows import DRAFT_ROUNDED, ROUNDED, why_not_reproducible
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import Sampler
 from spec_jax.sharding.pytree import pytree, static
@@ -83,7 +83,7 @@ def in_bfloat16(model):
     ],
 )
 def test_rows_are_compared_where_nothing_rounds(target, draft, reason):
-    assert why_not_repeated(make_engine("other", target, draft, lookahead=2)) == reason
+    assert why_not_reproducible(make_engine("other", target, draft, lookahead=2)) == reason
 
 
 @pytest.mark.slow
