@@ -31,7 +31,13 @@ STREAMED = 2**28
 
 
 def greedy_steps(
-    model: Model, rows: int, steps: int = STEPS, *, batch: int = 1, layers: int | None = None
+    model: Model,
+    rows: int,
+    steps: int = STEPS,
+    *,
+    batch: int = 1,
+    layers: int | None = None,
+    capacity: int = CAPACITY,
 ) -> Callable[[], float]:
     """A function that times greedy steps, each scoring `rows` tokens, in a loop on the device.
 
@@ -41,6 +47,7 @@ def greedy_steps(
       steps: of the loop.
       batch: rows.
       layers: as many of the first blocks alone, and the head; all by default.
+      capacity: KV slots of each row.
     """
 
     def run(model: Model, cache, tokens):
@@ -57,11 +64,11 @@ def greedy_steps(
         return jax.lax.fori_loop(0, steps, step, (cache, tokens))
 
     tokens = jnp.ones((batch, rows), jnp.int32)
-    fresh = model.new_cache(batch, CAPACITY)
+    fresh = model.new_cache(batch, capacity)
     compiled = model.jit(run, donate_argnums=1).lower(model, fresh, tokens).compile()
 
     def seconds_per_step() -> float:
-        cache = jax.block_until_ready(model.new_cache(batch, CAPACITY))
+        cache = jax.block_until_ready(model.new_cache(batch, capacity))
         begin = time.perf_counter()
         jax.block_until_ready(compiled(model, cache, tokens))
         return (time.perf_counter() - begin) / steps

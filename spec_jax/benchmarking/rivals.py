@@ -144,8 +144,9 @@ def _transformers(
 
     torch.set_num_threads(THREADS)
     dtype = getattr(torch, llm.dtype)
+    device = _torch_device(llm.engine.target.platform)
     try:
-        model = load_transformers(path, dtype)
+        model = load_transformers(path, dtype, device)
     except Exception as error:  # of any kind: what it cannot read is for it to say
         reason = str(error).strip().partition("\n")[0]
         raise BenchmarkError(
@@ -161,7 +162,7 @@ def _transformers(
             options = {"prompt_lookup_num_tokens": k}
         elif config.method == "draft_model" and config.draft:
             if config.draft not in drafts:
-                drafts[config.draft] = _draft(config.draft, dtype, on_note)
+                drafts[config.draft] = _draft(config.draft, dtype, device, on_note)
             if drafts[config.draft] is None:
                 continue
             options = {"assistant_model": drafts[config.draft]}
@@ -187,10 +188,29 @@ def _transformers(
         yield Rival(system_of(config, TRANSFORMERS), complete)
 
 
-def _draft(reference: str, dtype: Any, on_note: Callable[[str], None]) -> Any:
+def _torch_device(platform: str) -> str:
+    """Where PyTorch computes beside a target on this platform.
+
+    Raises:
+      BenchmarkError: it cannot compute there, and elsewhere it would be no rival.
+    """
+    import torch
+
+    if platform == "cpu":
+        return "cpu"
+    if platform == "gpu" and torch.cuda.is_available():
+        return "cuda"
+    raise BenchmarkError(
+        f"transformers cannot be compared on this {platform.upper()}: PyTorch {torch.__version__} "
+        "computes on CPUs and with CUDA on GPUs; leave --rival transformers out, or install a "
+        "PyTorch with CUDA on a machine with a GPU."
+    )
+
+
+def _draft(reference: str, dtype: Any, device: str, on_note: Callable[[str], None]) -> Any:
     _, path = locate(reference, lambda line: None)
     try:
-        return load_transformers(path, dtype)
+        return load_transformers(path, dtype, device)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         on_note(f"transformers cannot read the draft {path.name}, and has no row of it: {reason}")
@@ -204,7 +224,7 @@ def _draft_always(assistant: Any, k: int) -> None:
     config.num_assistant_tokens_schedule = "constant"
 
 
-def load_transformers(path: Path, dtype: Any) -> Any:
+def load_transformers(path: Path, dtype: Any, device: str = "cpu") -> Any:
     """A causal language model of transformers, from a directory or a .gguf file."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -225,7 +245,7 @@ def load_transformers(path: Path, dtype: Any) -> Any:
     else:
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
     model.generation_config = GenerationConfig(pad_token_id=0)  # its sampling is given, not found
-    return model.eval()
+    return model.to(device).eval()
 
 
 class _FirstToken:
@@ -282,8 +302,8 @@ def complete_with_transformers(
     try:
         with torch.inference_mode():
             out = model.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones((1, len(ids)), dtype=torch.long),
+                torch.tensor([ids], device=model.device),
+                attention_mask=torch.ones((1, len(ids)), dtype=torch.long, device=model.device),
                 max_new_tokens=tokens,
                 eos_token_id=eos_token_id,
                 pad_token_id=0,

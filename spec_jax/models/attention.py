@@ -169,7 +169,9 @@ def remember(
     """The cache with new keys and values from index `start` on; without a cache, one of them."""
     # A NaN value would reach tokens that must not see it, because zero times NaN is NaN. A NaN key
     # has the same effect on exactly the tokens that see it.
-    broken = ~jnp.isfinite(values).all(-1, keepdims=True)
+    kept = values if cache is None else cache.values
+    stored = values if isinstance(kept, Rounded) else values.astype(kept.dtype)
+    broken = ~jnp.isfinite(stored).all(-1, keepdims=True)
     keys, values = jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0.0, values)
     if cache is None or start is None:
         written = LayerCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
@@ -197,8 +199,9 @@ def attend(
     from key to query, from -D on; what is further takes the first or the last (T5).
     """
     is_plain = bias is None and not isinstance(cache.keys, Rounded)
+    platform = platform_of(placement)
     if backend is None or (backend == "native" and not is_plain):
-        backend = fastest(platform_of(placement), queries.shape[1], cache.slots)
+        backend = fastest(platform, queries.shape[1], cache.slots)
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = cache.keys.shape[1]
     group = heads // kv_heads
@@ -207,7 +210,7 @@ def attend(
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, group * tokens, head_dim)
     rows = rows / math.sqrt(scores.query_scalar)
-    out = BACKENDS[backend](rows, cache, pattern, scores, bias)
+    out = BACKENDS[backend](rows, cache, pattern, scores, bias, silent=platform != "gpu")
     out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, tokens, heads, head_dim)
 
@@ -216,10 +219,10 @@ def fastest(platform: str, tokens: int, slots: int) -> str:
     """The backend to use, by platform and shape.
 
     A cache of one block is read as a whole in any case, and `dense` needs no loop for it. In longer
-    caches `blocked` is faster on CPU unless they are nearly full (benchmarks/LOG.md). Nothing has
-    been measured on GPU and TPU, and only prompts use `blocked` there, to save memory: on GPU a
-    loop with a dynamic length asks the host in every iteration, and on TPU the compiler changes the
-    layout of a whole cache in every draft step (tests/planning/test_tpu.py).
+    caches `blocked` is faster on CPU unless they are nearly full (benchmarks/LOG.md). On GPU and
+    TPU only prompts use `blocked`, to save memory: on GPU a loop of dynamic length asks the host in
+    every iteration, and on TPU the compiler changes the layout of a whole cache in every draft step
+    (tests/planning/test_tpu.py).
     """
     if slots <= KEY_BLOCK:
         return "dense"
@@ -232,13 +235,12 @@ def _dense(
     pattern: Pattern,
     how: Scores,
     bias: Float[Array, "heads distances"] | None = None,
+    silent: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """The reference: all slots at once."""
     slots = jnp.arange(cache.slots, dtype=jnp.int32)
     seen, distance = pattern.seen(cache.indices(slots, pattern.end), how.window)
-    # For keys the mask below would suffice, but XLA:CPU then fuses the cache's update into this
-    # product and copies the whole buffer in every one-row step (tests/engine/test_engine.py).
-    keys, values = (_silenced(each, seen) for each in (cache.keys, cache.values))
+    keys, values = (_widened(each, seen, silent) for each in (cache.keys, cache.values))
     scores = _scores(rows, keys, seen, distance, how, bias, cache.precision)
     weights = jax.nn.softmax(scores, axis=-1)
     return _mix(weights, values, cache.precision)
@@ -250,6 +252,7 @@ def _blocked(
     pattern: Pattern,
     how: Scores,
     bias: Float[Array, "heads distances"] | None = None,
+    silent: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """A block of keys at a time, as many as the longest row has, with an online softmax.
 
@@ -281,7 +284,7 @@ def _blocked(
             return jax.lax.dynamic_slice_in_dim(each, at, size, axis=2)
 
         keys, values = (
-            _silenced(jax.tree.map(block, each), seen) for each in (cache.keys, cache.values)
+            _widened(jax.tree.map(block, each), seen, silent) for each in (cache.keys, cache.values)
         )
         scores = _scores(rows, keys, seen, distance, how, bias, cache.precision)
         higher = jnp.maximum(best, scores.max(-1))
@@ -303,6 +306,7 @@ def _native(
     pattern: Pattern,
     how: Scores,
     bias: Float[Array, "heads distances"] | None = None,
+    silent: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """One call of native code on CPU."""
     assert bias is None and (pattern.causal or not how.slopes)
@@ -326,12 +330,18 @@ def _native(
     )
 
 
-def _silenced(
-    each: Kept, seen: Bool[Array, "batch tokens some"]
+def _widened(
+    each: Kept, seen: Bool[Array, "batch tokens some"], silent: bool
 ) -> Float[Array, "batch kv_heads some head_dim"]:
-    """Keys or values in float32; zeros in slots that no token sees, which may hold NaN."""
+    """Keys or values in float32, if `silent` with zeros in slots that no token sees.
+
+    The mask of the scores and `remember`, which writes no values that are not finite, suffice. But
+    without the zeros XLA:CPU fuses the cache's update into the product and copies the whole buffer
+    in every step of one row (tests/engine/test_engine.py); with them XLA:GPU writes the whole cache
+    to memory in float32.
+    """
     wide = each.widened() if isinstance(each, Rounded) else each.astype(jnp.float32)
-    return jnp.where(seen.any(axis=1)[:, None, :, None], wide, 0.0)
+    return jnp.where(seen.any(axis=1)[:, None, :, None], wide, 0.0) if silent else wide
 
 
 def _scores(

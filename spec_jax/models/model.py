@@ -332,10 +332,14 @@ class Model:
     def _not_alone(self, x: Array) -> Array:
         """A single bfloat16 row beside a throw-away token.
 
-        XLA:CPU has no one-row bfloat16 product, and widens every weight to float32 for it.
+        XLA:CPU has no one-row bfloat16 product, and widens every weight to float32 for it. XLA:GPU
+        multiplies two rows with tensor cores in two thirds of the time that it takes for one
+        (benchmarks/LOG.md); but of sparse experts a second token may choose others.
         """
-        alone = x.shape[0] * x.shape[1] == 1 and self.dtype == jnp.bfloat16
-        if alone and self.platform == "cpu" and not self.is_packed:
+        shards = self.placement.num_shards("batch") if self.placement else 1
+        alone = x.shape[0] * x.shape[1] == shards and self.dtype == jnp.bfloat16
+        slow = self.platform == "gpu" and self.config.experts is None
+        if alone and (slow or (self.platform == "cpu" and not self.is_packed)):
             return jnp.pad(x, ((0, 0), (0, 1), (0, 0)))
         return x
 

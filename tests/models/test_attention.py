@@ -143,8 +143,12 @@ def test_the_output_is_the_definitions(backend, pattern, window, ring, changes):
             )
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(backend):
+def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(
+    backend, platform, monkeypatch
+):
+    monkeypatch.setattr("spec_jax.models.attention.platform_of", lambda placement: platform)
     rng = np.random.default_rng(0)
     queries, keys, values = (
         jnp.asarray(rng.normal(size=(2, 3, n, HEAD_DIM)), jnp.float32)
@@ -157,6 +161,42 @@ def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(backend):
     out, _ = call(queries, keys, values, cache.layers[0], pattern)
     broken = np.isnan(np.asarray(out)).any((2, 3))
     assert broken.tolist() == [[False, True, True], [False, False, False]]
+
+
+def test_values_too_large_for_the_cache_reach_only_the_tokens_that_see_them(monkeypatch):
+    """On GPU nothing hides the slots that no token sees, and zero times infinity is NaN."""
+    monkeypatch.setattr("spec_jax.models.attention.platform_of", lambda placement: "gpu")
+    ones = jnp.ones((2, 3, KV_HEADS, HEAD_DIM))
+    values = ones.at[0, 1].set(np.finfo(np.float32).max)  # infinity in bfloat16
+    cache = KVCache.zeros(SHAPE, 2, 512, dtype=jnp.bfloat16)
+    call = functools.partial(attention, scores=Scores(float(HEAD_DIM)), backend="dense")
+    queries = jnp.ones((2, 3, HEADS, HEAD_DIM))
+    out, _ = call(queries, ones, values, cache.layers[0], Pattern.following(cache, 3))
+    broken = np.isnan(np.asarray(out)).any((2, 3))
+    assert broken.tolist() == [[False, True, True], [False, False, False]]
+
+
+@pytest.mark.parametrize("backend", ["dense", "blocked"])
+def test_slots_that_are_not_hidden_change_nothing(backend, monkeypatch):
+    """Of other texts than before: rows that were rolled back leave theirs."""
+    rng = np.random.default_rng(2)
+    shape = (2, KV_HEADS, 512, HEAD_DIM)
+    layer = LayerCache(*(jnp.asarray(1e3 * rng.normal(size=shape), jnp.float32) for _ in "kv"))
+    new = (
+        jnp.asarray(rng.normal(size=(2, 3, n, HEAD_DIM)), jnp.float32)
+        for n in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    queries, keys, values = new
+    pattern = Pattern.following(KVCache((layer,), jnp.asarray([5, 300], jnp.int32)), 3)
+    found = {}
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr(
+            "spec_jax.models.attention.platform_of", lambda placement, platform=platform: platform
+        )
+        found[platform], _ = attention(
+            queries, keys, values, layer, pattern, Scores(float(HEAD_DIM)), backend=backend
+        )
+    np.testing.assert_allclose(found["gpu"], found["cpu"], rtol=1e-6)
 
 
 def test_neighbours_however_long_change_no_bit():
