@@ -17,7 +17,7 @@ from spec_jax.drafters.base import Drafter
 from spec_jax.engine.programs import EMPTY, JOIN, PREFILL, Compiler, shardings
 from spec_jax.engine.requests import Bucket, Request, pad
 from spec_jax.models.model import Model
-from spec_jax.sampling.parameters import BatchSampling, Room
+from spec_jax.sampling.parameters import BatchSampling, Room, SamplingFeatures
 from spec_jax.sharding.rows import join_rows
 
 PADDING = Request([0], SamplingParams(max_tokens=1), np.zeros((2,), np.uint32), (), max_length=1)
@@ -38,6 +38,12 @@ class Rows:
 
     state: DecodeState
     sampling: BatchSampling
+
+
+def _without_features(rows: Rows) -> Rows:
+    """The same rows for programs that move them and sample nothing: one for all features."""
+    sampling = dataclasses.replace(rows.sampling, features=SamplingFeatures())
+    return dataclasses.replace(rows, sampling=sampling)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +168,7 @@ class Admission:
         """A batch of free slots only, sharded like `rows`."""
         args, static = (rows.state,), (self._shards, self.bucket.batch)
         program = self._compiler.program(
-            (EMPTY, (self.key(rows), self.together)),
+            (EMPTY, (self.key(_without_features(rows)), self.together)),
             functools.partial(loop.vacant, self._reader.policy),
             args,
             static,
@@ -172,6 +178,8 @@ class Admission:
 
     def join(self, batch: Rows, group: Sequence[int | None], rows: Rows) -> Rows:
         """Puts rows into the slots of one of `groups`; the batch's buffers are overwritten."""
+        features = batch.sampling.features
+        batch, rows = _without_features(batch), _without_features(rows)
         args = (
             self._reader.drafter,
             (batch.state, batch.sampling),
@@ -182,7 +190,8 @@ class Admission:
         join = self._compiler.program(
             key, self._join, args, donate=(1,), out_shardings=shardings(args[1])
         )
-        return Rows(*join(*args))
+        state, sampling = join(*args)
+        return Rows(state, dataclasses.replace(sampling, features=features))
 
     def _join(
         self,

@@ -1,5 +1,6 @@
 """Rows that join a running batch: what they say, and what it costs."""
 
+import dataclasses
 import functools
 
 import jax
@@ -160,3 +161,7 @@ def test_a_bucket_of_rows_is_compiled_once(monkeypatch):
     assert engine.traces == 4  # the reading of prompts, the empty batch, joining, the loop
     drive(engine, requests[::-1], 4, lambda low, high: high)
     assert engine.traces == 4
+    sampled = SamplingParams(max_tokens=5, temperature=1.0, top_p=0.9)
+    requests = [dataclasses.replace(each, sampling=sampled) for each in requests]
+    drive(engine, requests, 4, lambda low, high: high)
+    assert engine.traces == 5  # another loop alone
