@@ -103,6 +103,9 @@ class Ctranslate2Directory:
                 raise CheckpointError(
                     f"{self._file}: {name} is {settings[name]}; spec-jax supports {value} only."
                 )
+        if _STORED.keys() <= {each.dtype for each in self._variables.values()}:
+            # A converter writes one of the two; a wrong byte makes the other, of the same size.
+            raise damaged(self._file, "some weights are float16 and others bfloat16")
         self._tensors: dict[str, _Tensor] = {}
         for name, variable in self._variables.items():
             self._add(name, variable.shape)

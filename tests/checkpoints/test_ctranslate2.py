@@ -119,6 +119,18 @@ def test_a_wrong_number_of_heads(directory, tmp_path, stack):
         checkpoints.load(write(tmp_path / "model", content.replace(two, one)))
 
 
+def test_two_kinds_of_half_precision_are_refused(directory, tmp_path):
+    """They have one size, so that a wrong byte changes every number and no shape."""
+    content = bytearray(as_ctranslate2(directory, np.float16))
+    whole = Ctranslate2Directory(write(tmp_path / "model", bytes(content)))
+    variable = whole._variables["decoder/layer_1/attention/linear_2/weight"]
+    kind = variable.offset - 5  # a byte, before four for the size
+    assert content[kind] == 4
+    content[kind] = 5
+    with pytest.raises(CheckpointError, match="some weights are float16 and others bfloat16"):
+        Ctranslate2Directory(write(tmp_path / "model", bytes(content)))
+
+
 def test_keys_with_a_bias_are_refused(directory, tmp_path):
     path = write(tmp_path / "model", as_ctranslate2(directory, np.float32))
     whole = Ctranslate2Directory(path)
