@@ -114,6 +114,8 @@ BAD_SPECULATIVE = [
         ("method", bad, "Did you mean 'prompt_lookup'?")
         for bad in ("prompt-lookup", "promptlookup")
     ],
+    ("method", "ngram", "it is called prompt_lookup"),
+    ("method", "eagle", "use draft_model, early_exit or prompt_lookup"),
     *[("method", bad, f"Known: {', '.join(sorted(METHODS))}.") for bad in ("xyz", "", 3, [])],
     ("draft_length_policy", "constantly", "Did you mean 'constant'?"),
     ("draft_length_policy", 4, "Known: adaptive, confidence, constant, heuristic, oracle."),

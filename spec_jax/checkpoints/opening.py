@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,8 +179,14 @@ def _gguf(path: Path) -> _Found:
 
 
 def _random(path: Path, dtype: str, packing: Packing, place: Place) -> StoredModel:
-    shape = Recipe.read(path).shape
+    recipe = Recipe.read(path)
+    shape = recipe.shape
     assert shape  # `locate` has followed every other recipe to its files
+    warnings.warn(
+        f"{recipe.name} is a shape with random weights, for plans and timing; its texts mean "
+        "nothing",
+        stacklevel=2,
+    )
     dtype, packing = packing.settled(dtype, "float32")
     placement = place(shape)
     model = Model.random(shape, dtype=jnp.dtype(dtype), placement=placement)

@@ -23,6 +23,11 @@ def recipe_names() -> list[str]:
     return sorted(file.stem for file in _RECIPES.glob("*.toml"))
 
 
+def _with_weights() -> list[str]:
+    """Those of them that are models and not only shapes, which are for plans and timing."""
+    return [name for name in recipe_names() if not Recipe.read(path_of(name)).shape]
+
+
 def path_of(reference: str | os.PathLike[str]) -> Path:
     """The path that a reference means; what exists comes before a recipe of that name."""
     path = Path(os.path.expanduser(reference))
@@ -106,7 +111,7 @@ def _refuse_missing_path(text: str, path: Path) -> None:
     if looks_like_hub_id and not nearest.startswith(" Did"):
         return
     hint = " or a hub id org/name[@revision]" if not looks_like_hub_id else ""
-    known = f", one of those that come with spec-jax ({', '.join(recipe_names())})"
+    known = f", one of those that come with spec-jax ({', '.join(_with_weights())})"
     raise CheckpointError(
         f"{text} does not exist.{nearest} A model is a Hugging Face directory, a .gguf file, a "
         f"recipe (.toml){known}{hint}."
@@ -123,6 +128,7 @@ def _nearest(path: Path) -> str:
         for entry in parent.iterdir()
         if entry.name[0] not in "._" and (entry.is_dir() or entry.suffix in _FILES)
     ]
-    if path.name == str(path):
-        models += recipe_names()
+    if path.name == str(path):  # the message lists the names, and files here are seldom models
+        hint = did_you_mean(path.name, models + recipe_names())
+        return hint if hint.startswith(" Did") else ""
     return did_you_mean(path.name, models) if models else ""

@@ -40,6 +40,17 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return "\n".join([name, *(indent + line.replace("| ", "|") for line in lines)])
 
 
+def _of_others(flag: str) -> str:
+    """What to do instead of a flag that users of vLLM give, or nothing."""
+    from spec_jax.config.elsewhere import NOT_OF_LLM  # a mistake may take longer than help
+
+    name = flag.lstrip("-").replace("-", "_")
+    if name == "tensor_parallel_size":
+        return "use --layout with the name of a layout, such as gpu-2; cpu-2 emulates two devices"
+    hint = NOT_OF_LLM.get(name, "")
+    return "" if name == "target" or "speculative_config" in hint else hint  # which are no flags
+
+
 class Parser(argparse.ArgumentParser):
     """Raises `ConfigError` instead of exiting, and suggests what a misspelt flag may have meant."""
 
@@ -63,6 +74,9 @@ class Parser(argparse.ArgumentParser):
                     "repeat --prompt for several."
                 )
             name = argument.split("=")[0]
+            elsewhere = _of_others(name)
+            if elsewhere:
+                raise ConfigError(f"unknown option {name!r}; {elsewhere}.")
             flags = list(self._option_string_actions)
             hints = [f" Did you mean {flag!r}?" for flag in flags if flag.startswith(name)]
             hint = (hints or [did_you_mean(name, flags)])[0]

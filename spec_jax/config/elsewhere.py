@@ -51,6 +51,17 @@ NOT_OF_LLM: Mapping[str, str] = {
 }
 
 
+_HEADS = "heads on a target are not supported; use draft_model, early_exit or prompt_lookup"
+METHODS_ELSEWHERE: Mapping[str, str] = {
+    "ngram": "it is called prompt_lookup",
+    "eagle": _HEADS,
+    "eagle3": _HEADS,
+    "medusa": _HEADS,
+    "mtp": _HEADS,
+}
+"""Methods of vLLM, and what to use instead."""
+
+
 def explaining_unknown(elsewhere: Mapping[str, str]) -> Callable[[F], F]:
     """Makes an `__init__` raise a `ConfigError` for an argument that it does not have.
 

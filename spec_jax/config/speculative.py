@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from spec_jax.config.choices import QUANTIZATIONS
+from spec_jax.config.elsewhere import METHODS_ELSEWHERE
 from spec_jax.config.fields import AtLeast1, Share, config_class, one_of
 from spec_jax.errors import ConfigError, did_you_mean
 
@@ -110,6 +111,8 @@ def add_method(name: str, options: Options) -> None:
 def _import_method(name: Any) -> Any:
     """Imports what the entry point of a method's name refers to, if the method is not known yet."""
     if isinstance(name, str) and name not in METHODS:
+        if name in METHODS_ELSEWHERE:
+            raise ConfigError(f"method is {name!r}; {METHODS_ELSEWHERE[name]}.")
         for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
             try:
                 entry.load()

@@ -198,7 +198,8 @@ class Layout:
         if len(devices) < self.size or (len(devices) > self.size and self.processes > 1):
             raise ConfigError(
                 f"layout {self.name} is for {self.size} devices, and there are {len(devices)}; "
-                "choose the layout of this topology."
+                "choose the layout of this topology; cpu-2, cpu-4 and cpu-8 emulate devices on "
+                "a CPU."
             )
         devices = devices[: self.size]
         if devices[0].platform == "cpu":  # emulated devices have no topology to make the best of

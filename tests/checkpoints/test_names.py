@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_jax import CheckpointError, ConfigError, Layout
+from spec_jax import CheckpointError, ConfigError, Layout, checkpoints
 from spec_jax.checkpoints.reference import locate, recipe_names
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.cli import main
@@ -37,6 +37,27 @@ def test_an_unknown_name_lists_those_that_are_known(tmp_path, monkeypatch):
         locate("smolm2-135m-instruct", print)
     with pytest.raises(ConfigError, match=r"or one of cpu-1, .*tpu-v6e-8"):
         Layout.read("cpu-3")
+
+
+def test_files_that_lie_here_are_no_known_models(tmp_path, monkeypatch):
+    """Nor are shapes without weights, which would decode nonsense."""
+    (tmp_path / "pictures").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as error:
+        locate("unknown", print)
+    assert "pictures" not in str(error.value) and "llama-70b" not in str(error.value)
+    with pytest.raises(CheckpointError, match="Did you mean 'pictures'"):
+        locate("picture", print)
+
+
+def test_a_shape_says_that_its_weights_are_random(tmp_path):
+    recipe = tmp_path / "tiny.toml"
+    sizes = {"vocab_size": 300, "embed_size": 8, "num_layers": 1, "num_heads": 1, "mlp_size": 8}
+    sizes |= {"num_kv_heads": 1, "head_dim": 8, "max_position": 64}
+    lines = (f"{name} = {value}" for name, value in sizes.items())
+    recipe.write_text("\n".join(['name = "tiny"', "[shape]", *lines]))
+    with pytest.warns(UserWarning, match="tiny is a shape with random weights"):
+        checkpoints.load(str(recipe), dtype="float32")
 
 
 def test_a_plan_by_names(capsys, tmp_path, monkeypatch):

@@ -119,6 +119,8 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
         ({"--dtype": "bfloat"}, "dtype is 'bfloat'. Did you mean 'bfloat16'?"),
         ({"--quantization": "int"}, "quantization is 'int'. Did you mean 'int"),
         ({"--lay": "x"}, "unknown option '--lay'. Did you mean '--layout'?"),
+        ({"--tensor-parallel-size": "2"}, "option '--tensor-parallel-size'; use --layout"),
+        ({"--gpu-memory-utilization": ".9"}, "leave it out: lower max_num_seqs"),
     ],
 )
 def test_mistakes(capsys, changes, said):
