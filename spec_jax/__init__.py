@@ -53,6 +53,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """The public names, too, before they are first used."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used: JAX takes seconds, a usage error must not."""
     for module in ("config", "errors", "outputs", "sharding", "engine.custom", "llm"):

@@ -16,7 +16,7 @@ from spec_jax.config import (
     check_path,
     check_whole,
 )
-from spec_jax.config.elsewhere import NOT_OF_LLM, explaining_unknown
+from spec_jax.config.elsewhere import NOT_OF_CALLS, NOT_OF_LLM, explaining_unknown
 from spec_jax.engine.calls import Calls, Turns
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
@@ -27,7 +27,7 @@ from spec_jax.engine.methods import make_draft_length_policy, make_drafting
 from spec_jax.engine.progress import Bar
 from spec_jax.engine.requests import Request, Start
 from spec_jax.engine.transcription import Sound, Transcriber
-from spec_jax.errors import ConfigError
+from spec_jax.errors import ConfigError, RequestError
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
 from spec_jax.sharding import Layout
 from spec_jax.text.tokenizer import Tokenizer
@@ -152,6 +152,12 @@ class LLM:
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
         self._speculate(speculation, drafter, 8 if max_num_seqs is None else max_num_seqs)
 
+    def __repr__(self) -> str:
+        return (
+            f"LLM({self.name!r}, dtype={self.dtype!r}, quantization={self.quantization!r}, "
+            f"method={self.speculative_config.method!r})"
+        )
+
     @property
     def name(self) -> str:
         """The target's name."""
@@ -246,6 +252,7 @@ class LLM:
         """The parameters of requests that come without any; see `generation_config`."""
         return self._default_params
 
+    @explaining_unknown(NOT_OF_CALLS)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -276,6 +283,7 @@ class LLM:
         params = match_params(sampling_params, len(several), self._default_params)
         return self._calls.generate(several, params, use_tqdm)
 
+    @explaining_unknown(NOT_OF_CALLS)
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -330,6 +338,7 @@ class LLM:
         continue_final_message: bool = False,
     ) -> Iterator[StreamChunk]: ...
 
+    @explaining_unknown(NOT_OF_CALLS)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -356,6 +365,11 @@ class LLM:
           ConfigError: as of `generate`; or the model has no chat template, or two arguments
             contradict each other.
         """
+        if isinstance(messages, str):
+            raise RequestError(
+                f"messages is the text {messages[:50]!r}; a conversation is a list of "
+                '{"role": "user", "content": ...}. Text alone is completed by `generate`.'
+            )
         is_one = not isinstance(messages, Sequence) or (
             messages and isinstance(messages[0], Mapping)
         )

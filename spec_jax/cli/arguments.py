@@ -38,12 +38,12 @@ _GENERATE_EPILOG = """\
 Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order.
 Without a prompt, standard input is the prompt. One line break at the end of a file is dropped.
 
---json prints, for each prompt, the keys text, token_ids, finish_reason, usage and metrics, and
-error if the request failed; with --logprobs also logprobs (for each token by id) and
+--json prints, for each prompt, the keys index, prompt, text, token_ids, finish_reason, usage and
+metrics, and error if the request failed; with --logprobs also logprobs (for each token by id) and
 cumulative_logprob; with --compare also plain (the metrics of plain decoding) and
 identical (whether it gave the same tokens; null if sampled).
 
---out writes the same keys to a file, and index and prompt, each result as soon as it is there. If
+--out writes the same keys to a file, each result as soon as it is there. If
 the job is stopped or killed, the same command with --resume decodes what is missing.
 """
 

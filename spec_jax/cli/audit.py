@@ -46,7 +46,8 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
         if options.json:
             screen.record(audited | report.as_dict())
         else:
-            told = ", ".join(f"{name} {value}" for name, value in audited.items())
+            given = ((name, value) for name, value in audited.items() if value is not None)
+            told = ", ".join(f"{name} {value}" for name, value in given)
             screen.show(told, "", _table(report), "", *_verdict(report, options))
     untested = report.verdict == NOT_TESTED and options.allow_untested
     return 0 if untested else _EXIT_CODES[report.verdict]

@@ -61,7 +61,7 @@ def parse_audit(arguments: Sequence[str]) -> AuditOptions:
     Raises:
       ConfigError: an argument is unknown, malformed or out of range, or two contradict each other.
     """
-    parser = Parser("audit", "--target REF --draft REF", _EPILOG)
+    parser = Parser("audit", "--target REF", _EPILOG)
     add_model(parser)
     add_speculation(parser, str(LOOKAHEAD))
     group = parser.add_argument_group(

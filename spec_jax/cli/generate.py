@@ -3,6 +3,7 @@
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from spec_jax import distributed
 from spec_jax.cli.arguments import Options
@@ -40,9 +41,9 @@ def run(options: Options, texts: Sequence[str]) -> int:
         for output in _decode(llm, prompts, options, screen, None if options.json else texts):
             outputs.append(output)
             if options.json and not compare:
-                screen.record(output.as_dict())
+                screen.record(_head(len(outputs) - 1, texts) | output.as_dict())
         ours = Run(options.speculative.method, outputs, llm)
-        plain = _compare(ours, prompts, options, screen) if compare else None
+        plain = _compare(ours, prompts, texts, options, screen) if compare else None
         if not options.json:
             screen.note("")
             screen.note(table(ours, plain, greedy=options.sampling.temperature == 0))
@@ -133,7 +134,14 @@ def _in_order(chunks: Iterable[StreamChunk]) -> Iterator[StreamChunk]:
                 current += 1
 
 
-def _compare(ours: Run, prompts: list[Prompt], options: Options, screen: Screen) -> Run:
+def _head(index: int, texts: Sequence[str]) -> dict[str, Any]:
+    """What says of a JSON object which prompt it is the result of."""
+    return {"index": index, "prompt": texts[index]}
+
+
+def _compare(
+    ours: Run, prompts: list[Prompt], texts: Sequence[str], options: Options, screen: Screen
+) -> Run:
     """Decodes the same prompts plainly, with the same weights."""
     screen.progress("decoding plainly, to compare")
     llm = ours.llm.with_speculation(SpeculativeConfig())
@@ -142,10 +150,11 @@ def _compare(ours: Run, prompts: list[Prompt], options: Options, screen: Screen)
     plain = Run("plain", outputs, llm)
     if options.json:
         same = same_tokens(ours, plain)
-        for output, other, identical in zip(ours.outputs, outputs, same, strict=True):
+        every = zip(ours.outputs, outputs, same, strict=True)
+        for index, (output, other, identical) in enumerate(every):
             identical = identical if options.sampling.temperature == 0 else None
             comparison = {"plain": other.metrics.as_dict(), "identical": identical}
-            screen.record(output.as_dict() | comparison)
+            screen.record(_head(index, texts) | output.as_dict() | comparison)
     return plain
 
 

@@ -1,13 +1,15 @@
-"""Arguments that users of vLLM know and that `LLM` does not have, and what to do instead."""
+"""Arguments that users of vLLM know and that are not there, and what to do instead."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from spec_jax.config.sampling import SamplingParams
 from spec_jax.errors import unknown_option
 
-F = TypeVar("F", bound=Callable[..., None])
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MEMORY = "leave it out: lower max_num_seqs or max_model_len where memory is full"
 _OFFLOAD = "use offload='host', with resident_layers for what stays on the devices"
@@ -48,7 +50,32 @@ NOT_OF_LLM: Mapping[str, str] = {
     "enable_prefix_caching": _ALWAYS,
     "enable_chunked_prefill": "leave it out: prompts are always read in chunks",
     "disable_log_stats": "leave it out: nothing is logged, and each output has its metrics",
+    "enable_lora": "adapters are not supported: merge them into the checkpoint",
+    "hf_overrides": "leave it out: config.json says what the model is",
+    "task": "leave it out: models complete texts, and those of speech transcribe",
+    "runner": "leave it out: models complete texts, and those of speech transcribe",
+    "limit_mm_per_prompt": "leave it out: only texts and speech are read",
+    "logits_processors": "use SamplingParams(logit_bias=..., allowed_token_ids=..., ...)",
 }
+
+_PARAMS = "put it into SamplingParams"
+NOT_OF_CALLS: Mapping[str, str] = {
+    **{field.name: _PARAMS for field in dataclasses.fields(SamplingParams)},
+    "prompt": "it is called prompts",
+    "prompt_token_ids": "give the ids as prompts",
+    "params": "it is called sampling_params",
+    "conversation": "it is called messages",
+    "lora_request": "adapters are not supported: merge them into the checkpoint",
+    "priority": "leave it out: requests are decoded in their order",
+    "tools": "there are no tools; write them into a message",
+    "chat_template": "leave it out: the template is the model's own",
+    "chat_template_kwargs": (
+        "leave it out: templates are rendered with their own defaults; "
+        "or give llm.generate the text of one rendered otherwise"
+    ),
+    "chat_template_content_format": "leave it out: contents are texts",
+}
+"""Of `LLM.generate`, `stream` and `chat`."""
 
 
 _HEADS = "heads on a target are not supported; use draft_model, early_exit or prompt_lookup"
@@ -63,21 +90,24 @@ METHODS_ELSEWHERE: Mapping[str, str] = {
 
 
 def explaining_unknown(elsewhere: Mapping[str, str]) -> Callable[[F], F]:
-    """Makes an `__init__` raise a `ConfigError` for an argument that it does not have.
+    """Makes a method raise a `ConfigError` for an argument that it does not have.
 
     Args:
       elsewhere: for some names, what to do instead; for others the nearest name is suggested.
     """
 
-    def decorate(init: F) -> F:
-        known = list(inspect.signature(init).parameters)[1:]
+    def decorate(method: F) -> F:
+        known = list(inspect.signature(method).parameters)[1:]
 
-        @functools.wraps(init)
-        def checked(self: Any, *args: Any, **given: Any) -> None:
+        @functools.wraps(method)
+        def checked(self: Any, *args: Any, **given: Any) -> Any:
             for name in given:
                 if name not in known:
-                    raise unknown_option(type(self).__name__, name, known, elsewhere)
-            init(self, *args, **given)
+                    owner = type(self).__name__
+                    if method.__name__ != "__init__":
+                        owner += f".{method.__name__}"
+                    raise unknown_option(owner, name, known, elsewhere)
+            return method(self, *args, **given)
 
         return checked  # type: ignore[return-value]
 

@@ -5,24 +5,9 @@ from collections.abc import Callable, Iterable
 import jax
 
 from spec_jax import distributed
-from spec_jax.errors import ConfigError, extra, is_out_of_memory
+from spec_jax.checkpoints.memory import GIB, free_memory
+from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
-
-with extra("train"):
-    import psutil
-
-GIB = 2**30
-
-
-def free_memory(model: Model) -> int:
-    """Free bytes of the model's device that has the fewest, over all processes."""
-    devices = jax.tree.leaves(model)[0].sharding.addressable_devices
-    known = [device.memory_stats() for device in devices]
-    if all(known):
-        here = min(each["bytes_limit"] - each["bytes_in_use"] for each in known)
-    else:  # the devices are this machine's cores
-        here = psutil.virtual_memory().available // len(devices)
-    return min(distributed.gather(here))
 
 
 def check_fits(
@@ -49,7 +34,7 @@ def check_fits(
     Raises:
       ConfigError: it does not fit.
     """
-    room = free_memory(model)
+    room = free_memory(jax.tree.leaves(model)[0].sharding.addressable_devices)
 
     def needed(value: int) -> int | float:
         try:

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from spec_jax import CheckpointError, ConfigError, Layout, checkpoints
+from spec_jax.checkpoints import memory
+from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.reference import locate, recipe_names
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.cli import main
@@ -50,14 +52,33 @@ def test_files_that_lie_here_are_no_known_models(tmp_path, monkeypatch):
         locate("picture", print)
 
 
-def test_a_shape_says_that_its_weights_are_random(tmp_path):
-    recipe = tmp_path / "tiny.toml"
-    sizes = {"vocab_size": 300, "embed_size": 8, "num_layers": 1, "num_heads": 1, "mlp_size": 8}
-    sizes |= {"num_kv_heads": 1, "head_dim": 8, "max_position": 64}
+def shape_recipe(path, **sizes):
+    """A recipe of random weights."""
+    sizes = {"vocab_size": 300, "embed_size": 8, "num_layers": 1, "num_heads": 1} | sizes
+    sizes |= {"mlp_size": 8, "num_kv_heads": 1, "head_dim": 8, "max_position": 64}
     lines = (f"{name} = {value}" for name, value in sizes.items())
-    recipe.write_text("\n".join(['name = "tiny"', "[shape]", *lines]))
+    path.write_text("\n".join(['name = "tiny"', "[shape]", *lines]))
+    return str(path)
+
+
+def test_a_shape_says_that_its_weights_are_random(tmp_path):
     with pytest.warns(UserWarning, match="tiny is a shape with random weights"):
-        checkpoints.load(str(recipe), dtype="float32")
+        checkpoints.load(shape_recipe(tmp_path / "tiny.toml"), dtype="float32")
+
+
+@pytest.mark.filterwarnings("ignore:tiny is a shape")
+def test_weights_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):
+    large = shape_recipe(tmp_path / "large.toml", vocab_size=2**20, embed_size=2**18)
+    with pytest.raises(ConfigError, match=r"weights of tiny take 2048\.\d GiB .* are free"):
+        checkpoints.load(large, dtype="float32")
+    # A checkpoint is refused before it is read, and passes if it is kept in fewer bits.
+    path = str(write_directory(tmp_path / "stored"))
+    model = checkpoints.load(path, dtype="float32").model
+    count = sum(weight.size for weight in model.weights.values())
+    monkeypatch.setattr(memory, "free_memory", lambda devices: 2 * count)
+    with pytest.raises(ConfigError, match="use fewer bits"):
+        checkpoints.load(path, dtype="float32")
+    checkpoints.load(path, dtype="float32", packing=Packing("int8"))
 
 
 def test_a_plan_by_names(capsys, tmp_path, monkeypatch):

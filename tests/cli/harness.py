@@ -18,7 +18,7 @@ from spec_jax import LLM, CompletionOutput, RequestOutput
 from spec_jax.cli import main, waiting
 from spec_jax.outputs import SpeculativeMetrics, StreamChunk
 
-KEYS = {"text", "token_ids", "finish_reason", "usage", "metrics"}
+KEYS = {"index", "prompt", "text", "token_ids", "finish_reason", "usage", "metrics"}
 ESCAPE = "\x1b"
 ASKS = f"{ESCAPE}[?2004h"
 """Switches bracketed paste on, as a program does that waits for a message."""

@@ -205,6 +205,10 @@ def test_json_is_utf8_and_alone_on_standard_output_in_any_locale(model, tmp_path
     assert all(line.startswith(b"spec-jax: ") for line in err.splitlines()), err
     results = [json.loads(line) for line in out.decode("utf-8").splitlines()]
     assert [set(result) for result in results] == [KEYS, KEYS]
+    assert [(each["index"], each["prompt"]) for each in results] == [
+        (0, "gr\u00fc\u00dfe"),
+        (1, "second"),
+    ]
     assert results[0]["usage"]["prompt_tokens"] > results[1]["usage"]["prompt_tokens"]
     assert "\ufffd" in out.decode("utf-8")  # non-ASCII text is written as it is
 

@@ -33,7 +33,7 @@ def test_each_result_is_a_line(capsys, scripted, job):
     assert (code, out) == (0, "") and "3 of 4 results in" in " ".join(err.split())
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["index"] for line in lines] == [1, 3, 0]  # as they finish
-    assert all(line.keys() == KEYS | {"index", "prompt", "settings"} for line in lines)
+    assert all(line.keys() == KEYS | {"settings"} for line in lines)
 
 
 def test_a_stopped_job_goes_on_with_what_is_missing(capsys, scripted, job):

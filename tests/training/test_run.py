@@ -272,7 +272,7 @@ def test_a_batch_that_memory_does_not_hold_is_refused_before_anything_is_made(
     llm, data_file, tmp_path, monkeypatch, free, message
 ):
     left = iter(free)
-    monkeypatch.setattr(memory, "free_memory", lambda model: next(left))
+    monkeypatch.setattr(memory, "free_memory", lambda devices: next(left))
     with pytest.raises(ConfigError, match=message):
         trained(llm, tmp_path / "run", data_file)
     assert not (tmp_path / "run").exists()
