@@ -7,7 +7,8 @@
 
 namespace {
 
-constexpr int64_t kRows = 24;  // query rows of a task: they share the keys that it transposes
+// Query rows of a task, which share the keys that it transposes; fewer where threads would idle.
+constexpr int64_t kLeastRows = 24, kMostRows = 72;
 #if defined(__AVX512F__)
 constexpr int kMixRows = 6, kMixPanels = 4;
 #else
@@ -50,34 +51,48 @@ struct Attend {
   }
 };
 
-// e^x for x <= 0, as in Cephes: 2 units in the last place; 0 below the smallest normal numbers.
-INLINE Floats exp_of_negative(Floats x) {
-  const Floats least = splat(-87.0f), magic = splat(12582912.0f);  // 1.5 * 2^23
-  Floats y = x < least ? least : x;
-  Floats shifted = y * 1.44269504f + magic;
-  Floats n = shifted - magic;
-  Floats r = y - n * 0.693359375f;
+// e^x for x <= 0, as in Cephes: 2 units in the last place; 0 below the smallest normal numbers. A
+// register at a time, since GCC 12 compares the numbers of wider vectors one by one.
+INLINE Part exp_of_negative(Part x) {
+  const Part least = Part{} - 87.0f, magic = Part{} + 12582912.0f;  // 1.5 * 2^23
+  Part y = x < least ? least : x;
+  Part shifted = y * 1.44269504f + magic;
+  Part n = shifted - magic;
+  Part r = y - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  Floats p = splat(1.9875691500e-4f);
+  Part p = Part{} + 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  Floats power = (Floats)((Words)p + ((Words)shifted << 23));
-  power = x < least ? splat(0) : power;
+  Part power = (Part)((PartWords)p + ((PartWords)shifted << 23));
+  power = x < least ? Part{} : power;
   return x == x ? power : x;
 }
 
 // tanh in absolute terms: 1e-7.
-INLINE Floats tanh_of(Floats x) {
-  Floats size = x < 0 ? -x : x;
-  Floats e = exp_of_negative(size * -2.0f);
-  Floats large = (1.0f - e) / (1.0f + e), square = x * x;
-  Floats small = size * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15)));
-  Floats found = size < 0.05f ? small : large;
+INLINE Part tanh_of(Part x) {
+  Part size = x < 0 ? -x : x;
+  Part e = exp_of_negative(size * -2.0f);
+  Part large = (1.0f - e) / (1.0f + e), square = x * x;
+  Part small = size * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15)));
+  Part found = size < 0.05f ? small : large;
   return x < 0 ? -found : found;
+}
+
+// scores[j] = function(scores[j], lane) for `padded` scores, a register at a time.
+template <class Function>
+INLINE void for_parts(float* scores, int64_t padded, Function function) {
+  constexpr int kStep = kLanes / kParts;
+  for (int64_t j = 0; j < padded; j += kLanes) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kParts; ++n) {
+      Part each = function(load<Part>(scores + j + n * kStep), n);
+      std::memcpy(scores + j + n * kStep, &each, sizeof(each));
+    }
+  }
 }
 
 #define LOW(lane, step) ((lane) & (step) ? kLanes + (lane) - (step) : (lane))
@@ -163,7 +178,10 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
     if (!call.window) whole = std::min<int64_t>(end, call.recent ? call.text[b] : lowest + 1);
   }
   std::vector<int32_t> slots;
-  std::vector<uint8_t> seen;  // by slot from `whole` on, then by row
+  std::vector<uint8_t> seen;  // by slot from `whole` on, then by row; empty if a row sees all
+                              // slots up to its position
+  const bool in_order = !call.ring && !call.recent && !call.window;
+  if (in_order) whole = end;
   for (int64_t slot = 0; slot < whole; ++slot) slots.push_back(slot);
   for (int64_t slot = std::max(first, whole); slot < end; ++slot) {
     bool any = false;
@@ -204,14 +222,13 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
     });
   }
 
-  float inverse[kRows];
+  float inverse[kMostRows];
   for (int64_t r = 0; r < count; ++r) {
     float* own = &scores[r * padded];
     if (call.cap) {
-      for (int64_t j = 0; j < padded; j += kLanes) {
-        Floats each = tanh_of(load_floats(own + j) / call.cap) * call.cap;
-        std::memcpy(own + j, &each, sizeof(each));
-      }
+      for_parts(own, padded, [&](Part each, int) INLINE_LAMBDA {
+        return tanh_of(each / call.cap) * call.cap;
+      });
     }
     if (call.slopes) {
       int64_t token = (row + r) % call.tokens, of_head = call.rows / call.tokens;
@@ -224,21 +241,26 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
     for (int64_t j = whole; j < used; ++j) {
       if (!seen[(j - whole) * count + r]) own[j] = -INFINITY;
     }
-    for (int64_t j = used; j < padded; ++j) own[j] = -INFINITY;
-    Floats best = splat(-INFINITY), total = {};
-    for (int64_t j = 0; j < padded; j += kLanes) {
-      Floats each = load_floats(own + j);
-      best = each > best ? each : best;
+    int64_t last = in_order ? call.positions[b * call.tokens + (row + r) % call.tokens] : used;
+    for (int64_t j = std::min(last + 1, used); j < padded; ++j) own[j] = -INFINITY;
+    Part best[kParts], total[kParts] = {};
+    for (Part& each : best) each = Part{} - INFINITY;
+    for_parts(own, padded, [&](Part each, int n) INLINE_LAMBDA {
+      best[n] = each > best[n] ? each : best[n];
+      return each;
+    });
+    float most = -INFINITY, sum = 0;
+    for (const Part& each : best) {
+      for (int i = 0; i < kLanes / kParts; ++i) most = std::max(most, each[i]);
     }
-    float most = -INFINITY;
-    for (int i = 0; i < kLanes; ++i) most = std::max(most, best[i]);
-    for (int64_t j = 0; j < padded; j += kLanes) {
-      Floats each = exp_of_negative(load_floats(own + j) - most);
-      total += each;
-      std::memcpy(own + j, &each, sizeof(each));
+    for_parts(own, padded, [&](Part each, int n) INLINE_LAMBDA {
+      each = exp_of_negative(each - most);
+      total[n] += each;
+      return each;
+    });
+    for (const Part& each : total) {
+      for (int i = 0; i < kLanes / kParts; ++i) sum += each[i];
     }
-    float sum = 0;
-    for (int i = 0; i < kLanes; ++i) sum += total[i];
     inverse[r] = 1 / sum;
   }
 
@@ -277,7 +299,9 @@ constexpr int64_t kTaskProducts = 1 << 17;  // fewer are not worth a second thre
 
 template <class Pool>
 void run(Pool& pool, const Attend& call) {
-  const int64_t chunks = (call.rows + kRows - 1) / kRows;
+  const int64_t share = call.batch * call.heads * call.rows / (4 * pool.num_threads());
+  const int64_t most = std::clamp(share, kLeastRows, kMostRows);
+  const int64_t chunks = (call.rows + most - 1) / most;
   auto task = [&](int64_t i) {
     int64_t chunk = i % chunks, head = i / chunks % call.heads, b = i / chunks / call.heads;
     int64_t begin = call.rows * chunk / chunks;
