@@ -43,8 +43,8 @@ metrics, and error if the request failed; with --logprobs also logprobs (for eac
 cumulative_logprob; with --compare also plain (the metrics of plain decoding) and
 identical (whether it gave the same tokens; null if sampled).
 
---out writes the same keys to a file, each result as soon as it is there. If
-the job is stopped or killed, the same command with --resume decodes what is missing.
+--out writes the same keys to a file, each result as soon as it is there. If the job is stopped or
+killed, the same command with --resume decodes what is missing.
 """
 
 
