@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from spec_jax.benchmarking.results import Request, Setting, System
 from spec_jax.benchmarking.systems import Task, digest, system_of
 from spec_jax.checkpoints import locate
 from spec_jax.checkpoints.bucket import weights_in
+from spec_jax.checkpoints.draft_directory import MANIFEST
+from spec_jax.checkpoints.files import read_json
 from spec_jax.config import SpeculativeConfig
 from spec_jax.errors import BenchmarkError, ConfigError, did_you_mean
 from spec_jax.llm import LLM
@@ -162,7 +164,7 @@ def _transformers(
             options = {"prompt_lookup_num_tokens": k}
         elif config.method == "draft_model" and config.draft:
             if config.draft not in drafts:
-                drafts[config.draft] = _draft(config.draft, dtype, device, on_note)
+                drafts[config.draft] = _draft(config.draft, model, on_note)
             if drafts[config.draft] is None:
                 continue
             options = {"assistant_model": drafts[config.draft]}
@@ -207,10 +209,11 @@ def _torch_device(platform: str) -> str:
     )
 
 
-def _draft(reference: str, dtype: Any, device: str, on_note: Callable[[str], None]) -> Any:
+def _draft(reference: str, target: Any, on_note: Callable[[str], None]) -> Any:
+    """A draft for a target, both of transformers; None, with a note, if it cannot read it."""
     _, path = locate(reference, lambda line: None)
     try:
-        return load_transformers(path, dtype, device)
+        return load_transformers(path, target.dtype, target.device, target)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         on_note(f"transformers cannot read the draft {path.name}, and has no row of it: {reason}")
@@ -224,8 +227,20 @@ def _draft_always(assistant: Any, k: int) -> None:
     config.num_assistant_tokens_schedule = "constant"
 
 
-def load_transformers(path: Path, dtype: Any, device: str = "cpu") -> Any:
-    """A causal language model of transformers, from a directory or a .gguf file."""
+def load_transformers(
+    path: Path, dtype: Any, device: Any = "cpu", target: Any | None = None
+) -> Any:
+    """A causal language model of transformers, from a directory or a .gguf file.
+
+    Args:
+      path: the directory or file.
+      dtype: torch's, of its weights.
+      device: torch's.
+      target: for a draft, the model of transformers from which it may borrow weights.
+
+    Raises:
+      ValueError: weights are missing; transformers itself would draw them at random.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     if path.suffix == ".gguf":
@@ -243,9 +258,43 @@ def load_transformers(path: Path, dtype: Any, device: str = "cpu") -> Any:
         model.tie_weights()
         model = model.to(dtype)
     else:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=dtype, output_loading_info=True
+        )
+        model, info = loaded
+        lacking = set(info["missing_keys"])
+        if target is not None and (path / MANIFEST).is_file():
+            lacking -= _borrow(model, target, read_json(path / MANIFEST))
+        if lacking:
+            raise ValueError(f"it finds no {min(lacking)} there")
     model.generation_config = GenerationConfig(pad_token_id=0)  # its sampling is given, not found
     return model.to(device).eval()
+
+
+def _borrow(draft: Any, target: Any, manifest: Mapping[str, Any]) -> set[str]:
+    """Completes a draft that `spec-jax train-draft` wrote with its target's weights.
+
+    It proposes the tokens that it was trained to propose, as here. Returns the names, of
+    transformers, of the weights that it got.
+    """
+    import torch
+
+    names = {module: f"{name}.weight" for name, module in draft.named_modules()}
+    got = set()
+    if "embed.weight" in manifest["borrowed"]:
+        got.add(names[draft.get_input_embeddings()])
+        draft.set_input_embeddings(target.get_input_embeddings())
+    if "head.weight" in manifest["borrowed"]:
+        got.add(names[draft.get_output_embeddings()])
+        whole = target.get_output_embeddings().weight
+        head = torch.nn.Linear(*whole.shape[::-1], bias=False, device="meta")
+        head.weight = whole
+        if manifest["outputs"] is not None:
+            others = torch.ones(len(whole), dtype=torch.bool, device=whole.device)
+            others[manifest["outputs"]] = False
+            head.register_forward_hook(lambda _, __, out: out.masked_fill(others, -torch.inf))
+        draft.set_output_embeddings(head)
+    return got
 
 
 class _FirstToken:

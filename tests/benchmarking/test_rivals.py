@@ -2,12 +2,14 @@
 
 import types
 
+import numpy as np
 import pytest
 
-from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax import LLM, SamplingParams, SpeculativeConfig, checkpoints
 from spec_jax.benchmarking import rivals
 from spec_jax.benchmarking.results import Setting
 from spec_jax.benchmarking.systems import Task, digest
+from spec_jax.checkpoints.draft_directory import Lender, write_draft
 from spec_jax.errors import ConfigError
 from tests.checkpoints import tiny
 
@@ -41,6 +43,38 @@ def test_llama_cpp_gets_our_sampling_and_stops():
     assert rivals.complete_with_llama_cpp(Model(), [1, 2], 3).token_ids == [5, 6, 7]
     assert asked["ids"] == [1, 2] and asked["reset"] and asked["temp"] == 0.0
     assert (asked["top_k"], asked["min_p"], asked["repeat_penalty"]) == (0, 0.0, 1.0)
+
+
+@pytest.mark.torch
+def test_transformers_gets_what_a_draft_borrows_from_its_target(tmp_path):
+    """The target's own weights as a draft, and the tokens that it may propose."""
+    path = tiny.write_directory(tmp_path / "target", tiny.CONFIG)
+    target = checkpoints.load(str(path))
+    llm = LLM(str(path), dtype="float32")
+    ids = llm.tokenizer.encode(PROMPT)
+    answer = llm.generate([ids], SamplingParams(max_tokens=12, ignore_eos=True))[0].token_ids
+    lender = Lender("target", target.model, target.tokenizer)
+    others = np.setdiff1d(np.arange(target.model.config.vocab_size), answer)
+    notes: list[str] = []
+    for outputs, calls in ((None, 4), (np.unique(answer), 4), (others, 12)):
+        draft = tmp_path / f"draft{calls}{outputs is None}"
+        borrowed = ("embed.weight", "head.weight")
+        write_draft(draft, target.model, lender, "float32", outputs=outputs, borrowed=borrowed)
+        config = SpeculativeConfig(method="draft_model", draft=str(draft), num_speculative_tokens=2)
+        given = (("transformers",), llm, str(path), [config], notes.append)
+        _, drafting = rivals.prepare_rivals(*given)
+        _, (request,) = drafting.run(Task([0], [ids], [""], Setting(), [0], 12, True, 1, "t"))
+        assert (request.digest, request.rounds) == (digest(answer), calls)
+    assert not notes
+    tensors = tiny.llama_tensors(tiny.CONFIG)
+    tensors.pop("model.norm.weight")
+    lacking = tiny.write_directory(tmp_path / "lacking", tiny.CONFIG, tensors)
+    config = SpeculativeConfig(method="draft_model", draft=str(lacking), num_speculative_tokens=2)
+    assert (
+        len([*rivals.prepare_rivals(("transformers",), llm, str(path), [config], notes.append)])
+        == 1
+    )
+    assert "it finds no model.norm.weight there" in notes[0]
 
 
 @pytest.mark.torch
