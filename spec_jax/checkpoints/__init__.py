@@ -20,6 +20,7 @@ from spec_jax.checkpoints.memory import check_weights_fit
 from spec_jax.checkpoints.opening import Place, find, open_model, speech_tokens
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.reference import locate
+from spec_jax.checkpoints.weights import ArrayWeights
 from spec_jax.errors import CheckpointError
 from spec_jax.models.model import Model
 from spec_jax.text.speech import SpeechTokens
@@ -90,7 +91,8 @@ def load(
         if (path / draft_directory.MANIFEST).is_file():
             return _load_draft(name, path, dtype, packing, place, target)
         stored = open_model(path, dtype, packing, place)
-        check_weights_fit(name, stored.weights.wanted, stored.packing)
+        if not isinstance(stored.weights, ArrayWeights):  # random ones are in memory already
+            check_weights_fit(name, stored.weights.wanted, stored.packing)
         model = stored.load()
         speech, sampling = speech_tokens(name, path, stored), sampling_settings(path)
     except OSError as error:

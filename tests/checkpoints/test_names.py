@@ -79,6 +79,11 @@ def test_weights_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="use fewer bits"):
         checkpoints.load(path, dtype="float32")
     checkpoints.load(path, dtype="float32", packing=Packing("int8"))
+    # Random weights are looked at before they take memory, and not once more.
+    free = iter([10**6])
+    monkeypatch.setattr(memory, "free_memory", lambda devices: next(free))
+    checkpoints.load(shape_recipe(tmp_path / "small.toml"), dtype="float32")
+    assert not [*free]
 
 
 def test_a_plan_by_names(capsys, tmp_path, monkeypatch):
