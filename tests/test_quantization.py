@@ -174,7 +174,7 @@ def test_sampling_from_a_quantized_target(models):
     """Greedy rows say nothing of the probabilities: these are those of the rounded weights."""
     llm = LLM(models["directory"], quantization="int8", seed=3)
     plain = llm.engine.target.unpacked()
-    ids = np.asarray([llm.tokenizer.encode(PROMPTS[0])], np.int32)
+    ids = jnp.asarray([llm.tokenizer.encode(PROMPTS[0])], jnp.int32)
 
     def logits(model):
         return model.score(ids, model.new_cache(1, 64))[0]

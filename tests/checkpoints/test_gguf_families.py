@@ -1,7 +1,6 @@
 """A GGUF file of each family is the directory that llama.cpp's converter made it of."""
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -215,6 +214,6 @@ def test_what_is_not_supported_is_named(name, old, new, said, tmp_path):
 
 
 def test_stablelm_with_norms_of_queries_is_refused():
-    tensors = SimpleNamespace(shapes={"blk.0.attn_q_norm.weight": (4, 8)})
+    tensors = mock.Mock(shapes={"blk.0.attn_q_norm.weight": (4, 8)})
     with pytest.raises(CheckpointError, match=r"attn_q_norm\.weight', as that of StableLM 2 12B"):
         stablelm.config_from_gguf({}, tensors)

@@ -148,7 +148,8 @@ def test_what_nobody_chose_does_not_matter(native):
     for each in made:
         each[[0, 2, 3, 5]] = np.nan
     if native:
-        found = expert_products(x, chosen, [PackedWeight.of(each) for each in made])
+        packed = [PackedWeight.of(each) for each in made]
+        found = expert_products(jnp.asarray(x), jnp.asarray(chosen), packed)
     else:
         weights = [jnp.asarray(each.swapaxes(1, 2)) for each in made]
         found, _ = tiled(x, chosen, weights, tokens=2)

@@ -1,0 +1,154 @@
+"""What the TPU compiler makes of rounds and of prefill: temporaries, memory, all-reduces.
+
+    python -m benchmarks.compiled_programs [--pairs NAME,...]      # needs the extra tpu, and no TPU
+
+Programs are compiled for real slices in bfloat16, with K = 4 and 6 layers of the target, 2 of the
+draft. The other layers' weights and caches, known from their shapes, are added to what a chip holds,
+and their all-reduces, two each (tests/planning/test_tpu.py), to those that are counted. Batches and
+contexts whose weights and caches alone do not fit into a chip have no row.
+"""
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from spec_jax.checkpoints.shape import Shape, read_shape
+from spec_jax.config import SamplingParams
+from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.models.config import TransformerConfig
+from spec_jax.planning.compiled import compile_prefill, compile_round, devices_for
+from spec_jax.planning.hlo import by_kind
+from spec_jax.planning.pair import Pair
+from spec_jax.planning.plan import derived_draft
+from spec_jax.sampling.parameters import SamplingFeatures
+from spec_jax.sharding import Layout
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCHES, CONTEXTS, LOOKAHEAD = (1, 8, 64), (2048, 8192, 32768, 131072), 4
+GREEDY, NUCLEUS = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_p=0.9)
+FEATURES = SamplingFeatures.of([GREEDY])
+DEPTHS = 6, 2
+"""Layers of target and draft that are compiled; 6 are a period of Gemma 3."""
+
+QWEN3 = TransformerConfig(
+    vocab_size=151936, embed_size=5120, num_layers=64, num_heads=64, num_kv_heads=8, head_dim=128,
+    mlp_size=25600, max_position=40960, rope_theta=1e6, norm_eps=1e-6, qk_norm="head",
+)  # fmt: skip
+QWEN3_SMALL = dataclasses.replace(
+    QWEN3, embed_size=1024, num_layers=28, num_heads=16, mlp_size=3072, tied_head=True
+)
+GEMMA3 = TransformerConfig(
+    vocab_size=262208, embed_size=5376, num_layers=62, num_heads=32, num_kv_heads=16, head_dim=128,
+    mlp_size=21504, max_position=131072, rope_theta=1e6, local_rope_theta=1e4, rope_factor=8.0,
+    norm_eps=1e-6, activation="gelu_tanh", qk_norm="head", post_norms=True, tied_head=True,
+    embedding_scale=5376**0.5, query_pre_attn_scalar=168.0, sliding_window=1024, global_every=6,
+)  # fmt: skip
+GEMMA3_SMALL = dataclasses.replace(
+    GEMMA3, embed_size=1152, num_layers=26, num_heads=4, num_kv_heads=1, head_dim=256,
+    mlp_size=6912, embedding_scale=1152**0.5, query_pre_attn_scalar=256.0, sliding_window=512,
+    rope_factor=1.0,
+)  # fmt: skip
+
+
+def recipe(name):
+    return read_shape(ROOT / "checkpoints" / f"{name}.toml")
+
+
+def pairs():
+    """By name: target, draft (None for a wide and shallow one) and layout."""
+    small, large = recipe("llama-1b"), recipe("llama-70b")
+    return {
+        "llama-8b": (recipe("llama-8b"), small, "tpu-v5e-8"),
+        "llama-70b": (large, small, "tpu-v5e-16"),
+        "llama-70b-v5p": (large, small, "tpu-v5p-16"),
+        "qwen3-32b": (Shape("qwen3-32b", QWEN3), Shape("qwen3-0.6b", QWEN3_SMALL), "tpu-v6e-8"),
+        "gemma3-27b": (Shape("gemma3-27b", GEMMA3), Shape("gemma3-1b", GEMMA3_SMALL), "tpu-v5e-16"),
+        "chinchilla-70b": (recipe("chinchilla-70b"), recipe("chinchilla-draft-4b"), "tpu-v4-16"),
+        "llama-405b": (recipe("llama-405b"), None, "tpu-v5p-64"),
+        "llama-70b-v6e": (large, small, "tpu-v6e-16"),
+        "llama-70b-v5e-64": (large, small, "tpu-v5e-64"),
+    }
+
+
+def whole_and_cut(target, draft, layout):
+    """The pair as it is, to know what it holds, and the one that is compiled."""
+    draft = draft or derived_draft(target, layout)
+    few = [
+        Shape(shape.name, dataclasses.replace(shape.config, num_layers=layers))
+        for shape, layers in zip((target, draft), DEPTHS, strict=True)
+    ]
+    whole = Pair.of((target, draft), layout, "bfloat16")
+    return whole, Pair.of(tuple(few), layout, "bfloat16", devices=devices_for(layout))
+
+
+def reduced(program, whole):
+    """All-reduces of a round at full depth."""
+    beyond = [
+        model.config.num_layers - layers for model, layers in zip(whole.models, DEPTHS, strict=True)
+    ]
+    kinds = by_kind(program.collectives)
+    others = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind != "all-reduce")
+    count = kinds.get("all-reduce", 0) + 2 * beyond[0] + 2 * LOOKAHEAD * beyond[1]
+    return f"{count} and {others}" if others else str(count)
+
+
+def cells(batches, contexts, whole):
+    """Batches and contexts whose weights and caches fit into a chip."""
+    most = whole.models[0].config.max_position
+    for batch in batches:
+        for context in contexts:
+            if context <= most:
+                prefill = whole.job(batch, context, LOOKAHEAD, FEATURES).prefill
+                if prefill.held_bytes <= whole.layout.chip.memory:
+                    yield batch, context, prefill.held_bytes
+
+
+def gibi(size):
+    return f"{size / 2**30:.2f}"
+
+
+def tabulate(name, target, draft, layout, batches, contexts):
+    layout = Layout.read(ROOT / "sharding" / f"{layout}.toml")
+    whole, few = whole_and_cut(target, draft, layout)
+    drafter, nucleus = DraftModel(few.models[1], LOOKAHEAD), {}
+    for batch, context, held in cells(batches, contexts, whole):
+        job = few.job(batch, context, LOOKAHEAD, FEATURES)
+        compiled = compile_round(few.models[0], drafter, job.shapes, GREEDY)
+        prefill = compile_prefill(few.models[0], drafter, job.shapes)
+        if batch not in nucleus:  # their number is that of any context
+            sampled = compile_round(few.models[0], drafter, job.shapes, NUCLEUS)
+            nucleus[batch] = reduced(sampled, whole)
+        largest = held + max(compiled.temporary_bytes, prefill.temporary_bytes)
+        memory = whole.layout.chip.memory
+        show(
+            *(f"{name}, {layout.name}", batch, context, job.shapes.block),
+            *(gibi(each.temporary_bytes) for each in (prefill, compiled)),
+            f"{gibi(largest)} of {gibi(memory)}" + ("" if largest <= memory else ", does not fit"),
+            *(reduced(compiled, whole), nucleus[batch]),
+        )
+
+
+def show(*cells):
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", default=",".join(pairs()))
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    options = parser.parse_args()
+    show(
+        *("target, layout", "batch", "context", "chunk", "prefill, GiB", "round, GiB"),
+        *("GiB a chip", "all-reduces, greedy", "T = 1, top-p 0.9"),
+    )
+    show(*["---"] * 9)
+    for name in options.pairs.split(","):
+        tabulate(name, *pairs()[name], options.batches, options.contexts)
+
+
+if __name__ == "__main__":
+    main()
