@@ -3,8 +3,8 @@
     python -m benchmarks.compiled_programs [--pairs NAME,...]      # needs the extra tpu, and no TPU
 
 Programs are compiled for real slices in bfloat16, with K = 4 and 6 layers of the target, 2 of the
-draft. The other layers' weights and caches, known from their shapes, are added to what a chip holds,
-and their all-reduces, two each (tests/planning/test_tpu.py), to those that are counted. Batches and
+draft. To what a chip holds are added the weights and caches of the other layers, known from their
+shapes, and to what is counted their all-reduces, two each (tests/planning/test_tpu.py). Batches and
 contexts whose weights and caches alone do not fit into a chip have no row.
 """
 
