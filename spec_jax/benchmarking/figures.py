@@ -108,10 +108,19 @@ def _saved(plot: Plot, palette: Palette, title: str = "", **how: Any) -> bytes:
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         if any(plot.series):
-            figure.legend(loc="outside upper left", ncols=2, fontsize=8)
+            _add_legend(figure)
         file = io.BytesIO()
         figure.savefig(file, **how)
     return file.getvalue()
+
+
+def _add_legend(figure: Any) -> None:
+    """A legend of two columns, or of one where two are wider than the figure."""
+    legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8)
+    figure.draw_without_rendering()
+    if legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        figure.legend(loc="outside upper left", ncols=1, fontsize=8)
 
 
 def _draw(axes, palette: Palette, number: int, label: str, points: Points) -> None:

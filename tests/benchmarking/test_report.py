@@ -139,6 +139,13 @@ def test_a_file_is_white_and_has_the_colours_of_the_light_page():
     assert (*bytes.fromhex(LIGHT.series[0][1:]), 255) in colours
 
 
+def test_long_names_end_within_the_figure():
+    image = pytest.importorskip("matplotlib.image")
+    names = [f"humaneval, T = {t}, top-p 0.9" for t in (0.6, 0.8)]
+    pixels = image.imread(io.BytesIO(png(Plot({name: [(0, 1.0)] for name in names}, "K", "y"), "")))
+    assert (pixels[:, -4:] == 1).all()
+
+
 def test_two_files_are_compared():
     page = Page(render({"before": results(), "after": results(scale=0.2)}))
     assert page.titles[1] == "Is it faster?"
