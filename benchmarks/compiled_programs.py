@@ -4,8 +4,8 @@
 
 Programs are compiled for real slices in bfloat16, with K = 4 and 6 layers of the target, 2 of the
 draft. To what a chip holds are added the weights and caches of the other layers, known from their
-shapes, and to what is counted their all-reduces, two each (tests/planning/test_tpu.py). Batches and
-contexts whose weights and caches alone do not fit into a chip have no row.
+shapes, and to what is counted their all-reduces, as planned (tests/planning/test_tpu.py compares
+them). Batches and contexts whose weights and caches alone do not fit into a chip have no row.
 """
 
 import argparse
@@ -84,15 +84,16 @@ def whole_and_cut(target, draft, layout):
     return whole, Pair.of(tuple(few), layout, "bfloat16", devices=devices_for(layout))
 
 
-def reduced(program, whole):
-    """All-reduces of a round at full depth."""
-    beyond = [
-        model.config.num_layers - layers for model, layers in zip(whole.models, DEPTHS, strict=True)
-    ]
+def reduced(program, whole, few):
+    """All-reduces of a compiled round at full depth; the plan knows those of the other layers."""
+
+    def planned(job):
+        calls = [job.call(0, LOOKAHEAD + 1), *[job.call(1, 1)] * LOOKAHEAD]
+        return sum(call.collectives.get("all-reduce", 0) for call in calls)
+
     kinds = by_kind(program.collectives)
-    others = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind != "all-reduce")
-    count = kinds.get("all-reduce", 0) + 2 * beyond[0] + 2 * LOOKAHEAD * beyond[1]
-    return f"{count} and {others}" if others else str(count)
+    count = kinds.pop("all-reduce", 0) + planned(whole) - planned(few)
+    return ", ".join([str(count), *(f"{n} {kind}" for kind, n in kinds.items())])
 
 
 def cells(batches, contexts, whole):
@@ -101,9 +102,9 @@ def cells(batches, contexts, whole):
     for batch in batches:
         for context in contexts:
             if context <= most:
-                prefill = whole.job(batch, context, LOOKAHEAD, FEATURES).prefill
-                if prefill.held_bytes <= whole.layout.chip.memory:
-                    yield batch, context, prefill.held_bytes
+                job = whole.job(batch, context, LOOKAHEAD, FEATURES)
+                if job.prefill.held_bytes <= whole.layout.chip.memory:
+                    yield batch, context, job
 
 
 def gibi(size):
@@ -114,20 +115,20 @@ def tabulate(name, target, draft, layout, batches, contexts):
     layout = Layout.read(ROOT / "sharding" / f"{layout}.toml")
     whole, few = whole_and_cut(target, draft, layout)
     drafter, nucleus = DraftModel(few.models[1], LOOKAHEAD), {}
-    for batch, context, held in cells(batches, contexts, whole):
+    for batch, context, full in cells(batches, contexts, whole):
         job = few.job(batch, context, LOOKAHEAD, FEATURES)
         compiled = compile_round(few.models[0], drafter, job.shapes, GREEDY)
         prefill = compile_prefill(few.models[0], drafter, job.shapes)
         if batch not in nucleus:  # their number is that of any context
             sampled = compile_round(few.models[0], drafter, job.shapes, NUCLEUS)
-            nucleus[batch] = reduced(sampled, whole)
-        largest = held + max(compiled.temporary_bytes, prefill.temporary_bytes)
+            nucleus[batch] = reduced(sampled, full, job)
+        largest = full.prefill.held_bytes + max(compiled.temporary_bytes, prefill.temporary_bytes)
         memory = whole.layout.chip.memory
         show(
             *(f"{name}, {layout.name}", batch, context, job.shapes.block),
             *(gibi(each.temporary_bytes) for each in (prefill, compiled)),
             f"{gibi(largest)} of {gibi(memory)}" + ("" if largest <= memory else ", does not fit"),
-            *(reduced(compiled, whole), nucleus[batch]),
+            *(reduced(compiled, full, job), nucleus[batch]),
         )
 
 
