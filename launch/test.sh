@@ -28,5 +28,6 @@ fi
 ensure_env
 run cd "$ROOT"
 run "$VENV/bin/python" -m spec_jax.checkpoints fetch checkpoints/smollm2-135m-instruct.toml
-# The tests of a file share the programs that they compile.
-finish "$VENV/bin/python" -m pytest -n 2 --dist loadfile ${select[@]+"${select[@]}"} "$@"
+# The tests of a file share the programs that they compile. Files keep the order of conftest.py.
+finish "$VENV/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+  ${select[@]+"${select[@]}"} "$@"

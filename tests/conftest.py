@@ -28,8 +28,8 @@ jax.config.update("jax_num_cpu_devices", 16)  # meshes are emulated
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Shapes and types in annotations are checked at every call of what computes. That takes a tenth of
-# the time, so that CI does it (.ci/run). Elsewhere tests pass what annotations forbid.
+# Shapes and types in annotations are checked at every call of what computes. That takes a third of
+# the time, so that only CI does it (.ci/run). Elsewhere tests pass what annotations forbid.
 CHECKED = (
     *("decoding", "drafters", "sampling", "kernels.experts", "kernels.products"),
     *("models.attention", "models.blocks", "models.cache", "models.encoder", "models.experts"),
@@ -58,6 +58,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("spec-jax")
+
+
+LONG = {
+    *("tests/decoding/test_battery.py", "tests/fuzz/test_mutants.py", "tests/test_distributed.py"),
+    *("tests/text/test_translation.py", "tests/training/test_run.py"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files that take long first, so that in the end no worker waits for one of them."""
+    items.sort(key=lambda item: item.path.relative_to(ROOT).as_posix() not in LONG)
 
 
 @pytest.fixture(autouse=True)
