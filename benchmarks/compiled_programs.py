@@ -148,7 +148,8 @@ def main():
     )
     show(*["---"] * 9)
     for name in options.pairs.split(","):
-        tabulate(name, *pairs()[name], options.batches, options.contexts)
+        target, draft, layout = pairs()[name]
+        tabulate(name, target, draft, layout, options.batches, options.contexts)
 
 
 if __name__ == "__main__":
