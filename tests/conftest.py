@@ -28,7 +28,7 @@ jax.config.update("jax_num_cpu_devices", 16)  # meshes are emulated
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Shapes and types in annotations are checked at every call of what computes. That takes a third of
+# Shapes and types in annotations are checked at every call of what computes. That takes a sixth of
 # the time, so that only CI does it (.ci/run). Elsewhere tests pass what annotations forbid.
 CHECKED = (
     *("decoding", "drafters", "sampling", "kernels.experts", "kernels.products"),
