@@ -5,6 +5,7 @@ set -euo pipefail
 usage() {
   cat <<'TEXT'
 usage: TPU_NAME=NAME ZONE=ZONE [PROJECT=ID] launch/tpu_vm.sh [--dry-run] COMMAND [options]
+       QUEUED_RESOURCE=NAME ZONE=ZONE ...   on all slices of a queued resource
 
 Copies the last commit of this checkout to every host of a TPU slice, installs it there (a first run
 takes minutes) and runs `spec-jax COMMAND` on all of them in ~/spec-jax. Name the layout of the
@@ -22,16 +23,24 @@ To reach several hosts gcloud needs its key in the agent: ssh-add ~/.ssh/google_
 Ctrl-C ends the connection but not the work of the hosts; end that with
 
   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='pkill -x spec-jax'
+
+or, for a queued resource, with `queued-resources ssh NAME --node=all` in place of `tpu-vm ssh NAME`.
 TEXT
 }
 
 # shellcheck source=launch/_env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
 
-need TPU_NAME "the TPU VM"
+if [ -n "${QUEUED_RESOURCE-}" ]; then
+  [ -z "${TPU_NAME-}" ] || die "TPU_NAME and QUEUED_RESOURCE are both set; unset one of them"
+  kind=queued-resources name="$QUEUED_RESOURCE" every=(--node=all --worker=all)
+else
+  need TPU_NAME "the TPU VM"
+  kind=tpu-vm name="$TPU_NAME" every=(--worker=all)
+fi
 need ZONE "its zone"
 [ $# -gt 0 ] || die "no command given; --help shows an example"
-slice=(--worker=all --zone="$ZONE" ${PROJECT:+--project="$PROJECT"})
+slice=("${every[@]}" --zone="$ZONE" ${PROJECT:+--project="$PROJECT"})
 archive="$ROOT/.cache/spec-jax.tgz"
 token="$ROOT/.cache/spec-jax.token" # a file, as everybody on a machine can see arguments
 
@@ -63,6 +72,6 @@ if [ -n "${HF_TOKEN-}" ]; then
   trap 'rm -f "$token"' EXIT
   [ -n "$DRY_RUN" ] || (umask 077 && rm -f "$token" && printf '%s\n' "$HF_TOKEN" >"$token")
 fi
-run gcloud compute tpus tpu-vm scp "${copied[@]}" "$TPU_NAME:" "${slice[@]}"
+run gcloud compute tpus "$kind" scp "${copied[@]}" "$name:" "${slice[@]}"
 rm -f "$token" # what follows takes the place of this script
-finish gcloud compute tpus tpu-vm ssh "$TPU_NAME" "${slice[@]}" --command="$remote"
+finish gcloud compute tpus "$kind" ssh "$name" "${slice[@]}" --command="$remote"

@@ -103,7 +103,9 @@ def load(name: str) -> PromptSet:
     found = [_prompt(value, where) for where, value in lines]
     if not found:
         raise RequestError(f'{path} holds no prompt; expected lines such as {{"prompt": "..."}}.')
-    return PromptSet(path.stem if path.stem != "question" else path.parent.name, tuple(found))
+    # Spec-Bench's folder says more than its file; a file in the root folder has no folder's name.
+    folder = path.resolve().parent.name if path.stem == "question" else ""
+    return PromptSet(folder or path.stem, tuple(found))
 
 
 def _prompt(value: Any, where: str) -> Prompt:

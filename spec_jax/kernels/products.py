@@ -23,11 +23,14 @@ def precision_of(dtype: DTypeLike) -> jax.lax.Precision | None:
     return jax.lax.Precision.HIGHEST if jnp.dtype(dtype) == jnp.float32 else None
 
 
-def products(x: Float[Array, "*lead in"], weights: Sequence[Weight]) -> list[Array]:
+def products(
+    x: Float[Array, "*lead in"], weights: Sequence[Weight], sums: DTypeLike = jnp.float32
+) -> list[Array]:
     """`x` times each of the weights, [*lead, out] in float32.
 
     The inputs of a product are rounded to its weight's dtype; those with quantized weights stay
-    float32. Sums are float32. Packed weights of one format are one call of native code.
+    float32. A device sums in float32, and rounds its sum to `sums` before devices that hold parts
+    of the inputs add theirs. Packed weights of one format are one call of native code.
     """
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
     if len(packed) == len(weights) and len({weight.signature for weight in packed}) == 1:
@@ -35,16 +38,17 @@ def products(x: Float[Array, "*lead in"], weights: Sequence[Weight]) -> list[Arr
         found = native.products(rows, packed)
         return [each.reshape(*x.shape[:-1], -1) for each in found]
     if len(weights) > 1:
-        return [products(x, [weight])[0] for weight in weights]
+        return [products(x, [weight], sums)[0] for weight in weights]
     weight = weights[0]
     assert not isinstance(weight, PackedWeight)
     if not isinstance(weight, QuantizedWeight):
-        return [_dot(x, weight)]
+        return [_dot(x, weight, sums)]
     if weight.minima is None and len(weight.scales) == 1 and weight.values.dtype == jnp.int8:
         # Scales after the product: the numbers themselves are exact in bfloat16.
         scales = weight.scales.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
-        return [_dot(x, weight.values.astype(weight.dtype).reshape(weight.shape)) * scales]
-    return [_dot_in_groups(x, weight)]
+        values = weight.values.astype(weight.dtype).reshape(weight.shape)
+        return [_dot(x, values, sums) * scales]
+    return [_dot_in_groups(x, weight, sums)]
 
 
 def columns(weight: Weight, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
@@ -64,17 +68,18 @@ def take_outputs(weight: Weight, ids: Int[Array, " some"]) -> Weight:
     )
 
 
-def _dot(x: Array, weight: Array) -> Array:
-    return jax.lax.dot_general(
+def _dot(x: Array, weight: Array, sums: DTypeLike) -> Array:
+    found = jax.lax.dot_general(
         x.astype(weight.dtype),
         weight,
         (((x.ndim - 1,), (0,)), ((), ())),
         precision=precision_of(weight.dtype),
-        preferred_element_type=jnp.float32,
+        preferred_element_type=sums,
     )
+    return found.astype(jnp.float32)
 
 
-def _dot_in_groups(x: Float[Array, "*lead in"], weight: QuantizedWeight) -> Array:
+def _dot_in_groups(x: Float[Array, "*lead in"], weight: QuantizedWeight, sums: DTypeLike) -> Array:
     """A product whose weight is widened inside of it.
 
     Halves of bytes are products of their own, and scales are spread as a matrix: XLA for TPUs
@@ -94,7 +99,7 @@ def _dot_in_groups(x: Float[Array, "*lead in"], weight: QuantizedWeight) -> Arra
     for some, part in zip(inputs, parts, strict=True):
         widened = part.astype(jnp.float32) * scales.astype(jnp.float32)
         widened = widened.astype(weight.dtype).reshape(rows, outputs)
-        out += _dot(some.reshape(*lead, -1), widened)
+        out += _dot(some.reshape(*lead, -1), widened, sums)
     if weight.minima is not None:
-        out += _dot(x.astype(jnp.float32).sum(-1), weight.minima.astype(jnp.float32))
+        out += _dot(x.astype(jnp.float32).sum(-1), weight.minima.astype(jnp.float32), sums)
     return out

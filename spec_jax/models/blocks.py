@@ -95,7 +95,7 @@ class Attention(nnx.Module):
             backend=call.backend,
             placement=call.placement,
         )
-        return call.residual(self.output(out.reshape(*x.shape[:2], -1))), cache
+        return call.residual(self.output(out.reshape(*x.shape[:2], -1), call.placement)), cache
 
     def remember(self, hidden: Float[Array, "batch source embed"], call: Call) -> LayerCache:
         """The keys and values of an encoder's output."""
@@ -118,7 +118,7 @@ class Attention(nnx.Module):
             backend=call.backend,
             placement=call.placement,
         )
-        return call.residual(self.output(out.reshape(*x.shape[:2], -1)))
+        return call.residual(self.output(out.reshape(*x.shape[:2], -1), call.placement))
 
 
 def _normed(norms: Sequence[Norm | None], each: Sequence[Array]) -> list[Array]:
@@ -147,9 +147,9 @@ class Mlp(nnx.Module):
         # Its partition follows from that of its weights.
         activate = ACTIVATIONS[self.activation]
         if self.gate is None:
-            return self.down(activate(self.up(x)))
+            return self.down(activate(self.up(x)), placement)
         gate, up = project(x, (self.gate, self.up))
-        return self.down(activate(gate) * up)
+        return self.down(activate(gate) * up, placement)
 
 
 class Block(nnx.Module):

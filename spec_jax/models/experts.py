@@ -69,7 +69,8 @@ class SparseMlp(nnx.Module):
             if axis not in (*cut["experts"], *cut["mlp"])
         )
         stream = PartitionSpec(rows or None, None, cut["embed"] or None)
-        local = functools.partial(self._apply, skip=skip, **cut)
+        sums = placement.all_reduce_dtype_of(weights[-1].dtype, "experts", "mlp")
+        local = functools.partial(self._apply, skip=skip, sums=sums, **cut)
         specs = (
             part_specs(weight, placement.spec(*layer.weight.get_metadata()["axes"]))
             for layer, weight in zip(layers, weights, strict=True)
@@ -91,11 +92,15 @@ class SparseMlp(nnx.Module):
         down: Weight,
         *,
         skip: bool,
+        sums: DTypeLike = jnp.float32,
         experts: Names = (),
         mlp: Names = (),
         embed: Names = (),
     ) -> Float[Array, "batch tokens embed"]:
-        """What the matrices of one device add; the names are mesh axes over which they are cut."""
+        """What the matrices of one device add; the names are mesh axes over which they are cut.
+
+        `sums` is the dtype in which devices add theirs.
+        """
         shape, x = x.shape, x.reshape(-1, x.shape[-1])
         logits = _summed(products(x, [router])[0], embed)
         weights, chosen = jax.lax.top_k(jax.nn.softmax(logits), self.experts.per_token)
@@ -116,7 +121,7 @@ class SparseMlp(nnx.Module):
         inward = [_summed(part, embed) for part in multiply(rows, stacks=[gate, up])]
         (out,) = multiply(activate(inward[0]) * inward[1], stacks=[down])
         out = (out.reshape(tokens, each, -1) * weights[..., None]).sum(1)
-        return _summed(out, (*experts, *mlp)).reshape(shape)
+        return _summed(out.astype(sums), (*experts, *mlp)).astype(jnp.float32).reshape(shape)
 
 
 def _summed(x: Array, axes: Names) -> Array:

@@ -22,6 +22,7 @@ from spec_jax.models.config import (
     TransformerConfig,
     YarnScaling,
 )
+from spec_jax.sharding import Placement
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -53,13 +54,28 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(weight.astype(dtype), axes=axes)
         self.bias = nnx.Param(jnp.zeros((out_size,), dtype), axes=axes[1:]) if bias else None
 
-    def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        return project(x, [self])[0]
+    def __call__(
+        self, x: Float[Array, "*lead in"], placement: Placement | None = None
+    ) -> Float[Array, "*lead out"]:
+        """`placement` is that of a layer whose inputs may be sharded, so that devices sum."""
+        sums: DTypeLike = jnp.float32
+        if placement is not None:
+            inputs, _ = self.weight.get_metadata()["axes"]
+            sums = placement.all_reduce_dtype_of(self.weight.get_value().dtype, inputs)
+        return project(x, [self], sums)[0]
 
 
-def project(x: Float[Array, "*lead in"], layers: Sequence[Linear]) -> list[Array]:
-    """What each of the layers makes of `x`; packed weights are read in one call."""
-    found = products(x, [layer.weight.get_value() for layer in layers])
+def project(
+    x: Float[Array, "*lead in"], layers: Sequence[Linear], sums: DTypeLike = jnp.float32
+) -> list[Array]:
+    """What each of the layers makes of `x`; packed weights are read in one call.
+
+    Args:
+      x: the inputs.
+      layers: what reads them.
+      sums: the dtype in which devices add what each makes of its part of the inputs.
+    """
+    found = products(x, [layer.weight.get_value() for layer in layers], sums)
     return [
         out if layer.bias is None else out + _over_lead(layer.bias[...], out)
         for layer, out in zip(layers, found, strict=True)

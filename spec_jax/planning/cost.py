@@ -250,13 +250,18 @@ class Call:
         slots = sum(each if seen is None else min(each, seen) for each in cache.slots)
         scores = rows * (config.num_heads // weights.shards("heads")) * config.head_dim * slots
         # Activations are float32; the embedding is looked up in the weights' dtype.
-        summed, layers = rows * config.embed_size * 4, config.num_layers
+        layers = config.num_layers
         experts = weights.shards("experts") * weights.shards("mlp")
+
+        def summed(*inputs: str) -> int:
+            dtype = weights.placement.all_reduce_dtype_of(weights.dtype, *inputs)
+            return rows * config.embed_size * dtype.itemsize
+
         exchanges = (
             Exchange("embedding", 1, looked_up, weights.shards("vocab")),
-            Exchange("attention", layers, summed, weights.shards("heads")),
-            Exchange("MLP", layers - weights.sparse_layers, summed, weights.shards("mlp")),
-            Exchange("experts", weights.sparse_layers, summed, experts),
+            Exchange("attention", layers, summed("heads"), weights.shards("heads")),
+            Exchange("MLP", layers - weights.sparse_layers, summed("mlp"), weights.shards("mlp")),
+            Exchange("experts", weights.sparse_layers, summed("experts", "mlp"), experts),
         )
         return cls(
             weight_bytes=weights.held,

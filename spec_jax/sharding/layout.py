@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -18,7 +18,14 @@ from jax.sharding import AxisType, Mesh
 
 from spec_jax.config import check_path
 from spec_jax.errors import ConfigError, did_you_mean
-from spec_jax.sharding.layout_file import ROLES, Chip, Rule, read_fields, text_of
+from spec_jax.sharding.layout_file import (
+    ROLES,
+    AllReduceDtype,
+    Chip,
+    Rule,
+    read_fields,
+    text_of,
+)
 from spec_jax.sharding.placement import Placement
 
 AXES = ("batch", "length", "vocab", "embed", "heads", "kv_heads", "mlp", "experts")
@@ -51,6 +58,8 @@ class Layout:
       chip: what a device is, or None if nothing is known of it.
       slices: how many TPU slices the devices make, whose networks are joined by the data center's.
         The outermost mesh axis lies across them.
+      all_reduce_dtype: `float32`, or `bfloat16` for devices to round what they add after each
+        product with weights in bfloat16: half the bytes are sent, and logits are less precise.
     """
 
     name: str
@@ -61,6 +70,7 @@ class Layout:
     processes: int = 1
     chip: Chip | None = None
     slices: int = 1
+    all_reduce_dtype: AllReduceDtype = "float32"
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.mesh]
@@ -81,6 +91,11 @@ class Layout:
             raise ConfigError(
                 f"layout {self.name}: {self.size} devices cannot be shared evenly by "
                 f"{self.processes} processes."
+            )
+        if self.all_reduce_dtype not in get_args(AllReduceDtype):
+            raise ConfigError(
+                f"layout {self.name}: all_reduce_dtype is {self.all_reduce_dtype!r}; choose one of "
+                f"{', '.join(get_args(AllReduceDtype))}."
             )
         if self.slices > 1:
             self._check_slices()
@@ -169,7 +184,8 @@ class Layout:
         names, places = zip(*(part for axis in parts.values() for part in axis), strict=True)
         types = (AxisType.Auto,) * len(names)
         found = self._devices(jax.devices() if devices is None else devices)
-        return Placement(Mesh(found.reshape(places), names, axis_types=types), axes)
+        mesh = Mesh(found.reshape(places), names, axis_types=types)
+        return Placement(mesh, axes, all_reduce_dtype=self.all_reduce_dtype)
 
     def _check_slices(self) -> None:
         """Raises unless rows, and nothing else, are sharded across the slices."""

@@ -49,6 +49,7 @@ class Rule:
 
 
 ROLES = ("target", "draft")
+AllReduceDtype = Literal["float32", "bfloat16"]
 _LAYOUTS = Path(__file__).with_name("layouts")
 """The layouts that come with spec-jax: a link to the folder `sharding/`, and files in a wheel."""
 
@@ -85,6 +86,7 @@ class _File(Table):
     platform: Literal["cpu", "gpu", "tpu"]
     processes: AtLeast1 = 1
     slices: AtLeast1 = 1
+    all_reduce_dtype: AllReduceDtype = "float32"
     mesh: Annotated[dict[str, AtLeast1], Field(min_length=1)]
     chip: _Chip | None = None
     target: _Rules = Field(default_factory=dict)
@@ -114,6 +116,7 @@ def read_fields(file: Path) -> dict[str, Any]:
         "platform": found.platform,
         "processes": found.processes,
         "slices": found.slices,
+        "all_reduce_dtype": found.all_reduce_dtype,
         "target": _rules(found.target),
         "draft": _rules(found.draft),
         "chip": chip
@@ -136,6 +139,8 @@ def text_of(layout: Any) -> str:
         head.append(f"processes = {layout.processes}")
     if layout.slices > 1:
         head.append(f"slices = {layout.slices}")
+    if layout.all_reduce_dtype != "float32":
+        head.append(f"all_reduce_dtype = {json.dumps(layout.all_reduce_dtype)}")
     parts = {"mesh": [f"{name} = {size}" for name, size in layout.mesh]}
     if chip := layout.chip:
         figures = {

@@ -4,8 +4,10 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 HOST_MEMORY = "pinned_host"
 """JAX's name of the host memory that devices read by themselves."""
@@ -20,11 +22,13 @@ class Placement:
       axes: logical axis -> the mesh axes it is sharded over; others are replicated.
       streamed_from: the first of the model's blocks whose matrices lie in host memory, each
         device's part in that of its own host; None if all lie on the devices.
+      all_reduce_dtype: in which devices add their products with weights in bfloat16.
     """
 
     mesh: Mesh
     axes: tuple[tuple[str, tuple[str, ...]], ...]
     streamed_from: int | None = None
+    all_reduce_dtype: str = "float32"
 
     def spec(self, *logical: str | None) -> PartitionSpec:
         """The partition of an array with these logical axes; None is a dimension of no name."""
@@ -52,6 +56,17 @@ class Placement:
     def mesh_axes(self, logical: str) -> tuple[str, ...]:
         """The mesh axes over which a logical axis is sharded."""
         return dict(self.axes).get(logical, ())
+
+    def all_reduce_dtype_of(self, dtype: DTypeLike, *inputs: str) -> jnp.dtype:
+        """The dtype in which devices add what each makes of its part of a layer's inputs.
+
+        Args:
+          dtype: of the layer's weights; those in float32 keep their precision.
+          inputs: the logical axes of the inputs.
+        """
+        is_sum = any(self.num_shards(axis) > 1 for axis in inputs)
+        rounds = is_sum and jnp.dtype(dtype) == jnp.bfloat16
+        return jnp.dtype(self.all_reduce_dtype if rounds else jnp.float32)
 
     def num_shards(self, logical: str) -> int:
         """The number of shards of a logical axis; 1 if it is replicated."""

@@ -42,6 +42,13 @@ def test_a_file_of_spec_bench(tmp_path):
     )
 
 
+def test_a_file_of_spec_bench_in_this_folder(tmp_path, monkeypatch):
+    (tmp_path / "bench").mkdir()
+    monkeypatch.chdir(tmp_path / "bench")
+    write(tmp_path / "bench", {"turns": ["One."]}, name="question.jsonl")
+    assert prompts.load("question.jsonl").name == "bench"
+
+
 def test_a_users_file(tmp_path):
     path = write(tmp_path, {"prompt": "One."}, "", {"prompt": "T", "category": "c", "chat": False})
     assert prompts.load(path).prompts == (

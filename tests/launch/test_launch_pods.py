@@ -127,6 +127,12 @@ def test_tpu_hosts_are_named_as_gcloud_wants(checkout):
     tarball = archive[4].removeprefix("--output=")
     assert copy == ["compute", "tpus", "tpu-vm", "scp", tarball, "slice:", *where]
     assert ssh[:-1] == ["compute", "tpus", "tpu-vm", "ssh", "slice", *where]
+    queued = {"QUEUED_RESOURCE": "request", "ZONE": "zone", "PROJECT": "mine"}
+    assert checkout.run("tpu_vm.sh", *WORDS, env=queued).returncode == 0
+    _, (_, copy, _), (_, ssh, _) = checkout.said()
+    where = ["--node=all", *where]
+    assert copy == ["compute", "tpus", "queued-resources", "scp", tarball, "request:", *where]
+    assert ssh[:-1] == ["compute", "tpus", "queued-resources", "ssh", "request", *where]
 
 
 @pytest.mark.parametrize("slices", [{}, {"NUM_SLICES": "2"}])
@@ -160,6 +166,11 @@ def test_xpk_submits_the_words(checkout, slices):
     ("script", "env", "message"),
     [
         ("tpu_vm.sh", {"ZONE": "z"}, "the variable TPU_NAME is not set; it names the TPU VM"),
+        (
+            "tpu_vm.sh",
+            {"ZONE": "z", "TPU_NAME": "a", "QUEUED_RESOURCE": "b"},
+            "TPU_NAME and QUEUED_RESOURCE are both set; unset one of them",
+        ),
         ("tpu_vm.sh", {"TPU_NAME": "t"}, "the variable ZONE is not set"),
         ("xpk.sh", {"IMAGE": "i"}, "the variable CLUSTER is not set"),
         ("xpk.sh", {"CLUSTER": "c"}, "the variable IMAGE is not set"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -50,6 +51,21 @@ def test_a_target_call_reduces_twice_a_layer(file, tokens):
         shapes = Bucket(layout.slices, 512, 32, 4)
         program = compile_call(model, shapes, tokens, jnp.bfloat16)
         assert by_kind(program.collectives) == {"all-reduce": 2 * layers + 1}
+
+
+def test_devices_add_in_bfloat16_where_the_layout_says_so():
+    """Half the bytes of each layer's sums; the embedding's table is in bfloat16 anyway."""
+    layout = Layout.read(SHARDING / "tpu-v4-16.toml")
+    config, sent = shape_for(layout, num_layers=2).config, {}
+    for dtype in ("float32", "bfloat16"):
+        layout = dataclasses.replace(layout, all_reduce_dtype=dtype)
+        placement = layout.place("target", config.axis_sizes, devices_for(layout))
+        model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
+        program = compile_call(model, Bucket(1, 512, 32, 4), 5, jnp.bfloat16)
+        sent[dtype] = Counter()
+        for each, count in program.collectives.items():
+            sent[dtype][each.shape.partition("[")[0]] += count
+    assert sent == {"float32": {"f32": 4, "bf16": 1}, "bfloat16": {"bf16": 5}}
 
 
 @pytest.mark.parametrize("tokens", [1, 5])

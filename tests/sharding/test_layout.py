@@ -64,6 +64,18 @@ def test_a_file_says_what_it_says(written):
     assert read.mesh == (("data", 2), ("model", 4))
     assert dict(read.target)["vocab"] == Rule(("model",), replicate=True)
     assert read.draft == () and read.chip is None
+    assert read.all_reduce_dtype == "float32"
+
+
+def test_the_dtype_of_sums_is_read_written_and_handed_on(written, tmp_path):
+    read = Layout.read(written(WHOLE.replace("[mesh]", 'all_reduce_dtype = "bfloat16"\n[mesh]')))
+    read.write(tmp_path / "again.toml")
+    placement = place(Layout.read(tmp_path / "again.toml"), **SIZES)
+    assert placement.all_reduce_dtype_of("bfloat16", "mlp") == "bfloat16"
+    assert placement.all_reduce_dtype_of("bfloat16", "embed") == "float32"  # nothing is summed
+    assert placement.all_reduce_dtype_of("float32", "mlp") == "float32"
+    with pytest.raises(ConfigError, match="all_reduce_dtype is 'int8'; choose one of float32, b"):
+        layout(("model", 2), all_reduce_dtype="int8")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -92,6 +104,10 @@ def test_shipped_files_are_read(file):
             "on_indivisible is 'ignore'; it should be 'error' or 'replicate'",
         ),
         (('["model"]', '["model", "model"]'), "'model', which target.vocab uses already"),
+        (
+            ("[mesh]", 'all_reduce_dtype = "int8"\n[mesh]'),
+            "all_reduce_dtype is 'int8'; it should be 'float32' or 'bfloat16'",
+        ),
         (("data = 2", "data = 2 2"), "is not a TOML file"),
         (("[mesh]", "processes = 3\n[mesh]"), "8 devices cannot be shared evenly by 3"),
         (("[mesh]", "slices = 0\n[mesh]"), "slices is 0; it should be at least 1"),

@@ -1,5 +1,6 @@
 """The loop on emulated meshes: what it says is what one device says."""
 
+import dataclasses
 import functools
 import re
 from collections import Counter
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
@@ -18,6 +20,7 @@ from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.programs import DECODE, JOIN
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.layers import Linear
 from spec_jax.models.model import Model
 from spec_jax.sharding import Layout, Rule
 from tests.harness import completions, drive, finish, request
@@ -84,6 +87,45 @@ def test_logits_are_those_of_one_device(mesh):
         expected = np.asarray(score(plain, tokens))
         actual = np.asarray(score(spread, tokens))
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=lambda dtype: dtype.__name__)
+def test_devices_round_what_they_add_where_the_layout_says_so(dtype):
+    """Each half of a product is rounded to bfloat16 before both are added; float64 beside it."""
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.normal(size=size), dtype) for size in ((4, 128), (128, 64)))
+    layer = Linear(128, 64, axes=("mlp", "embed"), bias=False, dtype=dtype, rngs=nnx.Rngs(0))
+    graphdef, _ = nnx.split(layer)
+    layout = Layout("halves", (("model", 2),), "cpu", target=(("mlp", Rule(("model",))),))
+    found = {}
+    for sums in ("float32", "bfloat16"):
+        own = dataclasses.replace(layout, all_reduce_dtype=sums)
+        placement = own.place("target", {"mlp": 128}, jax.devices()[:2])
+        layer.weight.set_value(placement.put(np.asarray(weight), "mlp", "embed"))
+
+        @jax.jit
+        def apply(state, x, placement=placement):
+            return placement.pin(nnx.merge(graphdef, state)(x, placement), None, None)
+
+        cut = placement.put(np.asarray(x, np.float32), None, "mlp")
+        found[sums] = np.asarray(apply(nnx.state(layer), cut), np.float64)
+    x, weight = np.asarray(x, np.float64), np.asarray(weight, np.float64)
+    halves = [x[:, half] @ weight[half] for half in (slice(64), slice(64, None))]
+    np.testing.assert_allclose(found["float32"], sum(halves), rtol=0, atol=2e-5)
+    if dtype == jnp.float32:
+        np.testing.assert_array_equal(found["bfloat16"], found["float32"])
+        return
+
+    def rounded(values):
+        return values.astype(jnp.bfloat16).astype(np.float64)
+
+    sums = sum(rounded(each) for each in halves)
+    # XLA:CPU adds rounded halves in float32, and rounds their sum again or not. A half near the
+    # middle between two numbers may be rounded to either.
+    close = np.abs(found["bfloat16"] - sums) < 1e-6
+    assert np.mean(close | (found["bfloat16"] == rounded(sums))) > 0.98
+    np.testing.assert_allclose(found["bfloat16"], sums, rtol=2**-7, atol=2**-4)
+    assert np.mean(found["bfloat16"] == found["float32"]) < 0.1
 
 
 def drafter(method: str, draft: Model):
