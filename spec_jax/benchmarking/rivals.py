@@ -241,8 +241,11 @@ def load_transformers(
     Raises:
       ValueError: weights are missing; transformers itself would draw them at random.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, logging
 
+    # It warns of weights that a draft borrows, which is checked below, and draws bars of progress.
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     if path.suffix == ".gguf":
         # What `from_pretrained(gguf_file=...)` does, without the `accelerate` that it asks for.
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
