@@ -53,11 +53,13 @@ def test_the_compiler_agrees(layers):
     assert program.temporary_bytes < 0.2 * computed
     prefill = found.prefill.program
     assert prefill and prefill.memory_bytes and program.memory_bytes
-    # The caches are results of it. Nobody reads what the last layers give out, and the embeddings
-    # of the single block that both models read are summed by one exchange.
+    # The caches are results of it, and nobody reads what the last layers give out. The compiler may
+    # sum the embeddings of both models in one exchange.
     assert prefill.argument_bytes == pytest.approx(found.round.weight_bytes, rel=0.01)
     assert prefill.memory_bytes > computed
-    assert by_kind(prefill.collectives) == {"all-reduce": 2 * (layers - 1) + 1}
+    exchanges = by_kind(prefill.collectives)
+    assert exchanges.keys() == {"all-reduce"}
+    assert exchanges["all-reduce"] - 2 * (layers - 1) in (1, 2)
     assert found.memory_bytes == max(prefill.memory_bytes, program.memory_bytes)
     compiled = found.as_dict()["prefill"]["compiled"]
     assert compiled["temporary_bytes"] == prefill.temporary_bytes
