@@ -1,5 +1,6 @@
 """The launch files for machines elsewhere: what they send there, and that it fits together."""
 
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -199,6 +200,15 @@ def test_jobset_kinds(manifests):
     assert {one["metadata"]["namespace"] for one in manifests.values()} == {"default"}
 
 
+ACCELERATORS = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+}
+"""GKE's names of the chips' generations."""
+
+
 def job(manifests) -> dict:
     (replicated,) = manifests["JobSet"]["spec"]["replicatedJobs"]
     assert replicated["replicas"] == 1
@@ -244,7 +254,26 @@ def test_jobset_fits_its_layout(manifests):
     assert layout.chip and layout.chip.topology
     kind, shape = layout.chip.topology.split(":")
     assert selector["cloud.google.com/gke-tpu-topology"] == shape
-    assert {"v5e": "tpu-v5-lite-podslice"}[kind] == selector["cloud.google.com/gke-tpu-accelerator"]
+    assert ACCELERATORS[kind] == selector["cloud.google.com/gke-tpu-accelerator"]
+
+
+def test_the_table_of_slices_fits_their_layouts():
+    rows = re.findall(
+        r"^\| `(tpu-\S+)` \| `(\S+)` \| (\S+) \| (\d+) \| (\d+) \|$",
+        (ROOT / "docs" / "pods.md").read_text(),
+        re.MULTILINE,
+    )
+    found = {name: tuple(row) for name, *row in rows}
+    expected = {}
+    for file in (ROOT / "sharding").glob("tpu-*.toml"):
+        layout = Layout.read(file)
+        assert layout.chip and layout.chip.topology
+        kind, shape = layout.chip.topology.split(":")
+        if layout.slices == 1:
+            hosts = layout.processes
+            row = ACCELERATORS[kind], shape, str(hosts), str(layout.size // hosts)
+            expected[layout.name] = row
+    assert found == expected
 
 
 def test_jobset_runs_spec_jax_with_volumes_that_exist(manifests):
