@@ -176,6 +176,21 @@ def test_tokens_are_those_of_one_device_in_the_whole_grid(mesh, how):
     assert decode(*how, target, draft, (1, 4)) == ALONE(*how, batches=(1, 4))
 
 
+def test_speculation_is_lossless_where_devices_add_in_bfloat16():
+    """Greedy tokens are those of plain decoding, whose sums are rounded as well."""
+    layout = Layout("tensor-2", MESHES["tensor-2"][0], "cpu", *MESHES["tensor-2"][1:])
+    layout = dataclasses.replace(layout, all_reduce_dtype="bfloat16")
+    models = [
+        Model.random(config(2, 4), seed=seed, dtype=jnp.bfloat16).place(
+            layout.place(role, config(2, 4).axis_sizes, jax.devices()[:2])
+        )
+        for seed, role in enumerate(("target", "draft"))
+    ]
+    (plain,) = decode("none", "greedy", *models, (4,))
+    (drafted,) = decode("draft_model", "greedy", *models, (4,))
+    assert drafted == plain and {len(each) for each in plain} == {16}
+
+
 def test_rows_join_and_leave_on_a_mesh_and_no_cache_travels():
     """Two slots on each of two shards of the batch: a row is read where its slot is."""
 
