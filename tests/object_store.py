@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -21,6 +22,7 @@ class ObjectStore:
       objects: `bucket/name` -> contents.
       reads: names and sizes of what was read.
       failures: how many of the next reads fail as an overloaded store does.
+      refused: `bucket/name` of what nobody may read.
     """
 
     def __init__(self, address: str):
@@ -28,10 +30,20 @@ class ObjectStore:
         self.objects: dict[str, bytes] = {}
         self.reads: list[tuple[str, int]] = []
         self.failures = 0
+        self.refused: set[str] = set()
 
     def buckets(self) -> set[str]:
         """The buckets that have objects."""
         return {name.partition("/")[0] for name in self.objects}
+
+
+def upload(store: ObjectStore, folder: Path) -> ObjectStore:
+    """Puts a folder and all below it into `models/team/`."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            name = file.relative_to(folder.parent).as_posix()
+            store.objects[f"models/team/{name}"] = file.read_bytes()
+    return store
 
 
 @contextmanager
@@ -71,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, self._list(name, parse_qs(url.query)))
         if name not in store.objects:
             return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        if name in store.refused:
+            return self._answer(403, b"<Error><Code>AccessDenied</Code></Error>")
         data = store.objects[name]
         if self.headers.get("If-Match") not in (None, tag_of(data)):
             return self._answer(412)
@@ -89,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         inside = {
             name: data
             for name, data in sorted(self.server.store.objects.items())
-            if name.startswith(start) and "/" not in name[len(start) :]
+            if name.startswith(start) and not ("delimiter" in query and "/" in name[len(start) :])
         }
         entries = "".join(
             f"<Contents><Key>{escape(name.partition('/')[2])}</Key><Size>{len(data)}</Size>"

@@ -1,16 +1,17 @@
 """Models in object stores: `gs://` and `s3://` references.
 
-A model's small files are copied into a folder of the cache, with a list of its safetensors files,
-of which each process then reads only the byte ranges that its own devices need. A .gguf file is
-copied whole. obstore, over Rust's object_store, asks the store.
+A model's small files are copied into a folder of the cache, with a list of the files of its weights
+(safetensors, or what Orbax wrote), of which each process then reads only the byte ranges that its
+own devices need. A .gguf file is copied whole. obstore, over Rust's object_store, asks the store.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -24,13 +25,15 @@ from spec_jax.errors import CheckpointError, extra
 
 _URL = re.compile(r"(gs|s3)://([^/\s]+)/(\S+?)/?")
 _LIST = "spec_jax_bucket.json"
-_WEIGHTS = "*.safetensors"
+_SAFETENSORS = "*.safetensors"
+_CONVERTED = ("spec_jax.json", "tokenizer.json")
+"""Small files of what `spec-jax convert` wrote; the first tells that it is such."""
+DATABASE = "manifest.ocdbt"
+"""The file that leads to all arrays of an Orbax checkpoint."""
 _LARGEST = 64 << 20
 """Bytes of the largest file that is copied besides weights."""
 AT_ONCE, BLOCK = 16, 16 << 20
 """Requests at a time, and the most bytes of one: 256 MiB are under way at most."""
-_OTHER_FORMATS = {"spec_jax.json": "Orbax", "model.bin": "CTranslate2"}
-"""What is read from a disk only."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def fetch_from_bucket(
     Args:
       url: `gs://bucket/folder`, `s3://bucket/folder`, or such an address of a .gguf file.
       progress: called with a line of text before the store is asked.
-      config_only: copy config.json alone.
+      config_only: copy the file alone that tells the model's shape.
 
     Returns:
       The model's name, and a folder of the cache, which `weights_in` knows, or a .gguf file.
@@ -131,7 +134,7 @@ def fetch_from_bucket(
 
 
 def weights_in(folder: Path) -> dict[str, StoredFile] | None:
-    """The safetensors files that stayed in the bucket, by name; None of any other folder."""
+    """The files of weights that stayed in the bucket, by name; None of any other folder."""
     # A list that comes with somebody's checkpoint must not make us read from elsewhere.
     if folder.parent != _cache() or not (folder / _LIST).is_file():
         return None
@@ -150,24 +153,24 @@ def _cache() -> Path:
 def _copy_small(url: str, folder: Path, config_only: bool) -> None:
     """Makes a folder the bucket's as it is now, but for the weights."""
     found = {name: file for name, file in _list(url).items() if name != _LIST}
-    for name, kind in _OTHER_FORMATS.items():
-        if name in found:
-            raise CheckpointError(
-                f"{url} is a model in {kind}'s format, which is read from a disk only; copy it to "
-                "one, or put what `spec-jax convert --format safetensors` makes of it into the "
-                "bucket."
-            )
-    if "config.json" not in found:
+    if "model.bin" in found:
         raise CheckpointError(
-            f"{url} has no config.json among its {len(found)} files; give the folder of a Hugging "
-            "Face model, or the address of a .gguf file."
+            f"{url} is a model in CTranslate2's format, which is read from a disk only; copy it to "
+            "one, or put what `spec-jax convert` makes of it into the bucket."
         )
-    wanted = ["config.json"] if config_only else MODEL_FILES
-    weights = {name: file for name, file in found.items() if fnmatch(name, _WEIGHTS)}
+    converted = _CONVERTED[0] in found
+    shape = _CONVERTED[0] if converted else "config.json"
+    if shape not in found:
+        raise CheckpointError(
+            f"{url} has neither config.json nor {_CONVERTED[0]} among its {len(found)} files; give "
+            "the folder of a Hugging Face model, one that `spec-jax convert` wrote, or the address "
+            "of a .gguf file."
+        )
     small = {
         name: file
         for name, file in found.items()
-        if name not in weights and any(fnmatch(name, each) for each in wanted)
+        if not fnmatch(name, _SAFETENSORS)
+        and any(fnmatch(name, each) for each in ([shape] if config_only else MODEL_FILES))
     }
     held = _held(folder)
     for name, file in small.items():
@@ -175,15 +178,32 @@ def _copy_small(url: str, folder: Path, config_only: bool) -> None:
             raise CheckpointError(f"{file.url} has {file.size} bytes; expected at most {_LARGEST}.")
         if not _is_held(folder / name, held, file):
             file.copy(folder / name)
-    if config_only:
-        return
     # The list stays until it is replaced: processes that came before may be about to read it.
     for left in folder.iterdir():
-        if left.is_file() and left.name not in (*small, _LIST):
+        if left.is_file() and left.name not in (*found, _LIST):
             left.unlink()
+    if config_only:
+        return
+    if converted:
+        weights = _converted_weights(url, found)
+    else:
+        weights = {name: file for name, file in found.items() if fnmatch(name, _SAFETENSORS)}
     entries = {name: [file.size, file.tag] for name, file in weights.items()}
     kept = {name: [file.size, file.tag] for name, file in small.items()}
     _write(folder / _LIST, {"url": url, "files": entries, "copied": kept})
+
+
+def _converted_weights(url: str, found: Collection[str]) -> dict[str, StoredFile]:
+    """The files of the weights that `spec-jax convert` wrote, by their paths in the folder."""
+    weights = _list(f"{url}/weights", below=True)
+    missing = [name for name in _CONVERTED if name not in found]
+    if not any(PurePosixPath(name).name == DATABASE for name in weights):
+        missing.append(f"weights/**/{DATABASE}")
+    if missing:
+        raise CheckpointError(
+            f"{url} lacks {missing[0]}; upload the whole directory that `spec-jax convert` wrote."
+        )
+    return {f"weights/{name}": file for name, file in weights.items()}
 
 
 def _copy_gguf(url: str, folder: Path, progress: Callable[[str], object]) -> Path:
@@ -216,15 +236,19 @@ def _write(path: Path, value: object) -> None:
     new.replace(path)
 
 
-def _list(url: str) -> dict[str, StoredFile]:
-    """The files directly in a folder, by name."""
+def _list(url: str, *, below: bool = False) -> dict[str, StoredFile]:
+    """The files directly in a folder by name, or those below it, too, by path."""
     store, (_, prefix) = _store_of(url), _split(url)
+    depth, within = len(PurePosixPath(prefix).parts), f"{prefix}/" if prefix else None
     with _explaining(url):
-        found = _obstore().list_with_delimiter(store, f"{prefix}/" if prefix else None)["objects"]
-    names = [PurePosixPath(each["path"]).name for each in found]
+        if below:
+            found = itertools.chain.from_iterable(_obstore().list(store, within))
+        else:
+            found = _obstore().list_with_delimiter(store, within)["objects"]
+        found = {"/".join(each["path"].split("/")[depth:]): each for each in found}
     return {
         name: StoredFile(f"{url}/{name}", each["size"], each["e_tag"] or "", store)
-        for name, each in zip(names, found, strict=True)
+        for name, each in found.items()
     }
 
 

@@ -3,10 +3,12 @@
 `spec_jax.json` holds the model's shape and the settings that a tokenizer.json lacks,
 `tokenizer.json` the tokenizer, and `weights/` an Orbax checkpoint of the parameters by name. A
 matrix that was written in few bits is there as its values, scales and minima, outputs first.
+Of a directory in a bucket the weights stay there.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -20,11 +22,13 @@ import numpy as np
 import tokenizers
 from jax.sharding import SingleDeviceSharding
 
+from spec_jax.checkpoints.bucket import weights_in
 from spec_jax.checkpoints.files import damaged, read_json
+from spec_jax.checkpoints.ocdbt_ranges import OcdbtArrays
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, to_rows
 from spec_jax.config import AUTO
-from spec_jax.errors import CheckpointError, ConfigError, extra, raising_panics
+from spec_jax.errors import CheckpointError, ConfigError, SpecJaxError, extra, raising_panics
 from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import (
     Experts,
@@ -42,6 +46,8 @@ MANIFEST = "spec_jax.json"
 _VERSION = 2
 _READ_AT_ONCE = 1 << 30
 """Bytes of weights that are read, and written, together."""
+_CHUNK = 4 << 20
+"""Bytes of the largest chunk of an array: who needs a part of a chunk reads all of it."""
 
 
 def write_directory(path: Path, model: StoredModel) -> None:
@@ -58,6 +64,8 @@ def write_directory(path: Path, model: StoredModel) -> None:
     """
     ocp = _orbax()
     weights, target = model.weights, str(path.absolute() / "weights")
+    context = ocp.Context()
+    context.array.saving.storage_options.chunk_byte_size = _CHUNK
     for names in _batches(weights.wanted):
         few = [name for name in names if model.packing.of(name, weights.wanted[name].shape)]
         found: dict[str, Any] = weights.read([name for name in names if name not in few])
@@ -68,9 +76,9 @@ def write_directory(path: Path, model: StoredModel) -> None:
                 found[name] = {key: part for key, part in parts.items() if part is not None}
             else:  # a GGUF file may hold some matrices as plain numbers
                 found[name] = np.ascontiguousarray(rows.swapaxes(-1, -2))
-        with _orbax_errors(OSError):
+        with context, _writing():
             ocp.partial.save(target, found)
-    with _orbax_errors(OSError):
+    with _writing():
         ocp.partial.finalize(target)
     if jax.process_index() > 0:
         return
@@ -134,15 +142,15 @@ def open_directory(
             f"{kept}, none, or what it was made from, since rounding twice loses more."
         )
     placement = place(config)
-    ocp = _orbax()
-    with _orbax_errors(CheckpointError, _CANNOT_RESTORE.format(path)):
-        stored = ocp.metadata(str(path.absolute() / "weights")).metadata
-        plain = [each for each in stored.values() if not isinstance(each, Mapping)]
+    files = weights_in(path)
+    arrays = _DiskArrays(path) if files is None else OcdbtArrays(files)
+    with _restoring(arrays.source):
+        plain = [each for each in arrays.stored.values() if not isinstance(each, Mapping)]
         kind = jnp.dtype(max(plain, key=lambda array: math.prod(array.shape)).dtype)
         if packing.quantization == AUTO and kept != "none":
             packing = dataclasses.replace(packing, quantization=kept)
         dtype, packing = packing.settled(dtype, "bfloat16" if kind == jnp.bfloat16 else "float32")
-        weights = _OrbaxWeights(path, config, dtype, packing, placement, stored)
+        weights = _OrbaxWeights(arrays, config, dtype, packing, placement)
     return StoredModel(config, tokenizer, dtype, packing, weights, placement)
 
 
@@ -185,25 +193,43 @@ def _tuples(found: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
 
 
+class _DiskArrays:
+    """The arrays of a directory on a disk, as `OcdbtArrays` shows those in a bucket."""
+
+    def __init__(self, path: Path):
+        self.source = str(path)
+        self._weights = str(path.absolute() / "weights")
+
+    @functools.cached_property
+    def stored(self) -> Mapping[str, Any]:
+        return _orbax().metadata(self._weights).metadata
+
+    def load(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        ocp = _orbax()
+        context = ocp.Context()
+        context.pytree.loading.partial_load = True
+        with context:
+            return ocp.load(self._weights, wanted)
+
+
 class _OrbaxWeights:
     """The weights of a directory; each device reads its own part of what is no few bits."""
 
     def __init__(
         self,
-        path: Path,
+        arrays: _DiskArrays | OcdbtArrays,
         config: TransformerConfig,
         dtype: str,
         packing: Packing,
         placement: Placement | None,
-        stored: Mapping[str, Any],
     ):
-        self._path, self._packing, self._stored = path, packing, stored
+        self._arrays, self._packing, self._stored = arrays, packing, arrays.stored
         self.wanted = Model.abstract(config, dtype=dtype, placement=placement).weights
         shapes = {
             name: tuple(each["values"].shape[:-2]) + tuple(each["values"].shape[:-3:-1])
             if isinstance(each, Mapping)
             else tuple(each.shape)
-            for name, each in stored.items()
+            for name, each in self._stored.items()
         }
         if shapes != {name: leaf.shape for name, leaf in self.wanted.items()}:
             raise ValueError(f"its arrays are not those of {MANIFEST}")
@@ -242,7 +268,6 @@ class _OrbaxWeights:
         """What is stored under these names: arrays on devices, few bits in host memory."""
         if not names:
             return {}
-        ocp = _orbax()
         here = SingleDeviceSharding(jax.devices()[0])  # not the devices that wrote it
         wanted: dict[str, Any] = {}
         for name in names:
@@ -252,14 +277,11 @@ class _OrbaxWeights:
                 if isinstance(stored, Mapping)
                 else leaf.update(sharding=leaf.sharding or here)
             )
-        context = ocp.Context()
-        context.pytree.loading.partial_load = True
-        with context, _orbax_errors(CheckpointError, _CANNOT_RESTORE.format(self._path)):
-            return ocp.load(str(self._path.absolute() / "weights"), wanted)
+        with _restoring(self._arrays.source):
+            return self._arrays.load(wanted)
 
 
 _OF_PATTERNS = "[*?\\"
-_CANNOT_RESTORE = "{} is damaged: Orbax cannot restore its weights: "
 
 
 def _orbax() -> Any:
@@ -278,12 +300,26 @@ def _not_raised(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def _orbax_errors(kind: type[Exception], saying: str = "") -> Iterator[None]:
-    """Raises errors of Orbax and TensorStore, which have no common type, as one of ours."""
+def _writing() -> Iterator[None]:
+    """Raises errors of Orbax and TensorStore, which have no common type, as OSErrors."""
     try:
         yield
     except Exception as error:
-        raise kind(f"{saying}{error}") from error
+        raise OSError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _restoring(source: str) -> Iterator[None]:
+    """Raises errors of Orbax and TensorStore as ours."""
+    try:
+        yield
+    except SpecJaxError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{source} is damaged: Orbax cannot restore its weights ({error}). Copy it again, or "
+            "convert the model again."
+        ) from error
 
 
 def _batches(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:
