@@ -42,13 +42,13 @@ def products(
     weight = weights[0]
     assert not isinstance(weight, PackedWeight)
     if not isinstance(weight, QuantizedWeight):
-        return [_dot(x, weight, sums)]
+        return [_dot(x, weight, sums).astype(jnp.float32)]
     if weight.minima is None and len(weight.scales) == 1 and weight.values.dtype == jnp.int8:
         # Scales after the product: the numbers themselves are exact in bfloat16.
         scales = weight.scales.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
         values = weight.values.astype(weight.dtype).reshape(weight.shape)
-        return [_dot(x, values, sums) * scales]
-    return [_dot_in_groups(x, weight, sums)]
+        return [_dot(x, values, sums).astype(jnp.float32) * scales]
+    return [_dot_in_groups(x, weight, sums).astype(jnp.float32)]
 
 
 def columns(weight: Weight, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
@@ -69,21 +69,21 @@ def take_outputs(weight: Weight, ids: Int[Array, " some"]) -> Weight:
 
 
 def _dot(x: Array, weight: Array, sums: DTypeLike) -> Array:
-    found = jax.lax.dot_general(
+    return jax.lax.dot_general(
         x.astype(weight.dtype),
         weight,
         (((x.ndim - 1,), (0,)), ((), ())),
         precision=precision_of(weight.dtype),
         preferred_element_type=sums,
     )
-    return found.astype(jnp.float32)
 
 
 def _dot_in_groups(x: Float[Array, "*lead in"], weight: QuantizedWeight, sums: DTypeLike) -> Array:
     """A product whose weight is widened inside of it.
 
     Halves of bytes are products of their own, and scales are spread as a matrix: XLA for TPUs
-    writes everything else to memory (tests/planning/test_tpu.py).
+    writes everything else to memory (tests/planning/test_tpu.py). All are added in `sums`, so that
+    devices exchange them at once.
     """
     groups, outputs = weight.scales.shape
     lead, values = x.shape[:-1], weight.values
@@ -95,11 +95,11 @@ def _dot_in_groups(x: Float[Array, "*lead in"], weight: QuantizedWeight, sums: D
     rows = values.size // outputs
     shape = groups, rows // groups, outputs
     scales = jnp.broadcast_to(weight.scales[:, None], shape).reshape(values.shape)
-    out = jnp.zeros((), jnp.float32)
+    out = jnp.zeros((), sums)
     for some, part in zip(inputs, parts, strict=True):
         widened = part.astype(jnp.float32) * scales.astype(jnp.float32)
         widened = widened.astype(weight.dtype).reshape(rows, outputs)
         out += _dot(some.reshape(*lead, -1), widened, sums)
     if weight.minima is not None:
-        out += _dot(x.astype(jnp.float32).sum(-1), weight.minima.astype(jnp.float32), sums)
+        out += _dot(x.astype(jnp.float32).sum(-1), weight.minima.astype(sums), sums)
     return out

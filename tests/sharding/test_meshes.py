@@ -19,6 +19,7 @@ from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.programs import DECODE, JOIN
+from spec_jax.kernels import QuantizedWeight, products, quantize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import Linear
 from spec_jax.models.model import Model
@@ -124,6 +125,28 @@ def test_devices_round_what_they_add_where_the_layout_says_so(dtype):
     ways = rounded(sum(halves)), rounded(sum(rounded(each) for each in halves))
     assert np.mean([found["bfloat16"] == each for each in ways], axis=1).max() > 0.98
     np.testing.assert_allclose(found["bfloat16"], sum(halves), rtol=2**-7, atol=2**-4)
+    assert np.mean(found["bfloat16"] == found["float32"]) < 0.1
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_devices_round_what_they_add_of_quantized_products(bits):
+    """Of all parts of a product together, so that they are one exchange."""
+    rng = np.random.default_rng(0)
+    rows = quantize(rng.normal(size=(64, 256)).astype(np.float32), bits)
+    layout = Layout("halves", (("model", 2),), "cpu", target=(("mlp", Rule(("model",))),))
+    placement = layout.place("target", {"mlp": 256}, jax.devices()[:2])
+    weight = QuantizedWeight.of(rows, jnp.bfloat16, placement.sharding("mlp", "embed"))
+    x = placement.put(rng.normal(size=(4, 256)).astype(np.float32), None, "mlp")
+    found = {}
+    for sums in ("float32", "bfloat16"):
+        call = jax.jit(
+            lambda x, weight, sums=sums: placement.pin(products(x, [weight], sums)[0], None, None)
+        ).lower(x, weight)
+        program = call.compile()
+        assert len(re.findall(r" all-reduce(?:-start)?\(", program.as_text())) == 1
+        found[sums] = np.asarray(program(x, weight))
+    scale = np.abs(found["float32"]).max()
+    np.testing.assert_allclose(found["bfloat16"], found["float32"], rtol=0, atol=scale * 2**-6)
     assert np.mean(found["bfloat16"] == found["float32"]) < 0.1
 
 
