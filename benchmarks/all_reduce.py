@@ -18,10 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.methods import show
-from benchmarks.quantization import RECIPE, log_probabilities
-from spec_jax import LLM, SamplingParams
+from benchmarks.quantization import RECIPE, exact_answers, log_probabilities
+from spec_jax import LLM
 from spec_jax.models.layers import Linear, project
-from tests.prompts import PROMPTS
 
 SHARDED = ("heads", "mlp")
 
@@ -56,15 +55,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--chips", type=int, nargs="+", default=[1, 2, 8, 16])
     args = parser.parse_args()
-    exact = LLM(RECIPE, dtype="float32", quantization="none", max_model_len=1024, max_num_seqs=8)
-    prompts = [
-        exact.tokenizer.encode_chat([{"role": "user", "content": each}])
-        for each in PROMPTS[: args.prompts]
-    ]
-    outputs = exact.generate(prompts, SamplingParams(max_tokens=args.tokens))
-    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
-    starts = [len(prompt) for prompt in prompts]
-    expected = log_probabilities(exact.engine.target, texts, starts)
+    texts, starts, expected = exact_answers(args.prompts, args.tokens)
     # Plain arrays, which can be cut; native code keeps its weights in panels.
     layout = {"layout": "cpu-1", "dtype": "bfloat16", "quantization": "none"}
     model = LLM(RECIPE, max_model_len=1024, **layout).engine.target

@@ -50,20 +50,29 @@ def log_probabilities(model, texts, starts):
     return found
 
 
+def exact_answers(prompts, tokens):
+    """Chat prompts with greedy answers of the unquantized float32 model.
+
+    Returns:
+      Their tokens, where the answers start, and the model's log-probabilities there.
+    """
+    exact = LLM(RECIPE, dtype="float32", quantization="none", max_model_len=1024, max_num_seqs=8)
+    asked = [
+        exact.tokenizer.encode_chat([{"role": "user", "content": each}])
+        for each in PROMPTS[:prompts]
+    ]
+    outputs = exact.generate(asked, SamplingParams(max_tokens=tokens))
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(asked, outputs, strict=True)]
+    starts = [len(prompt) for prompt in asked]
+    return texts, starts, log_probabilities(exact.engine.target, texts, starts)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
-    exact = LLM(RECIPE, dtype="float32", quantization="none", max_model_len=1024, max_num_seqs=8)
-    prompts = [
-        exact.tokenizer.encode_chat([{"role": "user", "content": each}])
-        for each in PROMPTS[: args.prompts]
-    ]
-    outputs = exact.generate(prompts, SamplingParams(max_tokens=args.tokens))
-    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
-    starts = [len(prompt) for prompt in prompts]
-    expected = log_probabilities(exact.engine.target, texts, starts)
+    texts, starts, expected = exact_answers(args.prompts, args.tokens)
     show(
         "weights", "bits a parameter", "seconds to load", "mean KL", "99 % of KL below", "same top"
     )

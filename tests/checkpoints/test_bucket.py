@@ -154,8 +154,9 @@ def test_four_processes_hold_little_more_than_their_parts(store, tmp_path, form)
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-c", PROCESS, "s3://models/team"]
-    # What is freed goes back to the system at once, so that the peak is what was held.
-    options = {"env": os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}, "cwd": ROOT}
+    # Blocks that glibc keeps after they are freed would count: 1.68 times the part, in chunks.
+    env = os.environ | ({"MALLOC_MMAP_THRESHOLD_": str(1 << 17)} if form == "orbax" else {})
+    options = {"env": env, "cwd": ROOT}
     started = [
         subprocess.Popen([*command, str(each), port], stdout=subprocess.PIPE, text=True, **options)
         for each in range(4)
