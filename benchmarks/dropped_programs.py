@@ -16,8 +16,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 from benchmarks.soak import resident
-from spec_jax import LLM, SamplingParams
-from spec_jax.engine.programs import _return_freed_memory
+from spec_jax import LLM, SamplingParams, host_memory
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 
 EVERY = 5
@@ -35,7 +34,7 @@ def main() -> None:
             for done in range(1, times + 1):
                 llm.generate(["the inn"], params)
                 llm.engine.compiler._programs.clear()
-                _return_freed_memory()
+                host_memory.give_back()
                 if done % EVERY == 0:
                     print(f"{kind}, {done} times: {resident() / 2**20:.1f} MiB", flush=True)
 

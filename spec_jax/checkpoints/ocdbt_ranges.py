@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax import host_memory
 from spec_jax.checkpoints import bucket
 from spec_jax.checkpoints.bucket import DATABASE, StoredFile
 from spec_jax.errors import CheckpointError, extra
@@ -78,7 +79,8 @@ class OcdbtArrays:
             else:
                 indices = each.sharding.addressable_devices_indices_map(each.shape).values()
                 parts |= {(name, str(index)): index for index in indices}
-        read = self._read(parts)
+        with host_memory.large_blocks_given_back():
+            read = self._read(parts)
 
         def array(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
             def part(index: Slices | None) -> np.ndarray:

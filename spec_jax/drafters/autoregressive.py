@@ -77,7 +77,8 @@ def autoregress(
 
     def one(i: int | Array, state: _Drafting[T]) -> _Drafting[T]:
         logits, carry = step(state.carry, i, state.last.reshape(batch, drafts))
-        logits = process(logits.reshape(rows, 1, vocab), sampling, state.history, nothing)
+        logits = logits.reshape(rows, 1, vocab)
+        logits = process(logits, sampling, state.history, nothing, placement=placement)
         q = warp(logits, sampling, placement)[:, 0]
         keys = jax.vmap(lambda key: _fold(key, i * drafts, drafts))(context.keys)
         last = draw(keys.reshape(rows), q, random)

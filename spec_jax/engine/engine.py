@@ -103,6 +103,19 @@ class Engine:
             ),
         )
 
+    def room(self, requests: Sequence[Request]) -> Room:
+        """What the sampling parameters of the requests need of a program that serves them all."""
+        words = [request.bad_words for request in requests]
+        features = SamplingFeatures.of(
+            [request.sampling for request in requests],
+            words,
+            [request.timestamps for request in requests],
+        )
+        if any(request.grammar for request in requests):
+            # A round is then two programs, and waits for the host: a step more matters little.
+            features = features.broadened()
+        return Room.of([request.stop_token_ids for request in requests], words, features)
+
     def _block(self, requests: Sequence[Request], together: int) -> int:
         """Tokens of a prompt that are read at a time if so many rows are read together."""
         longest = max(len(request.prompt_token_ids) for request in requests)
@@ -152,17 +165,7 @@ class Engine:
         together: int,
         on_draft: Callable[[Draft], None] | None = None,
     ) -> Batch:
-        words = [request.bad_words for request in requests]
-        room = Room.of(
-            [request.stop_token_ids for request in requests],
-            words,
-            SamplingFeatures.of(
-                [request.sampling for request in requests],
-                words,
-                [request.timestamps for request in requests],
-            ),
-        )
-        admission = Admission(self._reader, bucket, together, self._shards, room)
+        admission = Admission(self._reader, bucket, together, self._shards, self.room(requests))
         rounds = Rounds(self.compiler, (self.target, self.drafter), self.strategy)
         host = None if self._host is None else self._host.begin(self.compiler, bucket)
         return Batch(admission, rounds, host, self.cost_profiler, on_draft)

@@ -1,7 +1,6 @@
 """Compiled programs: each is compiled once, at its first use; compile time is kept separately."""
 
 import contextlib
-import ctypes
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax import host_memory
 from spec_jax.decoding import loop
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft, Drafter
@@ -48,12 +48,6 @@ def _maps_taken() -> float:
         with Path("/proc/self/maps").open("rb") as maps:
             return sum(1 for _ in maps) / most
     return 0.0
-
-
-def _return_freed_memory() -> None:
-    """Gives the system what dropped programs took; glibc would keep it, in pieces of little use."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Compiler:
@@ -132,7 +126,7 @@ class Compiler:
         ):
             self._programs.popitem(last=False)
         if len(self._programs) < kept:
-            _return_freed_memory()
+            host_memory.give_back()
 
     def texts(self) -> list[str]:
         """The text (HLO) of each program that is kept, as the compiler optimised it."""

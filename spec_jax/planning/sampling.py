@@ -34,8 +34,7 @@ def sampling_exchanges(
       lookahead: draft tokens of a round (K).
       features: what the batch's rows ask for.
     """
-    cut = features.random and (features.top_k or features.top_p)
-    softmax = SOFTMAX if features.random and not cut else 0
+    softmax = SOFTMAX if features.random and not features.cut else 0
     drawn, verified = (DRAWN, VERIFIED) if features.random else (GREEDY, GREEDY)
     exchanges = []
     for what, turns, count, places, weights in (
@@ -44,7 +43,7 @@ def sampling_exchanges(
     ):
         shards = weights.shards("vocab")
         exchanges.append(Exchange(what, turns * count, 4 * places, shards))
-        if cut:
+        if features.cut:
             held = 4 * -(-places // shards) * target.config.vocab_size
             exchanges.append(Exchange(what, turns * MOVES, held, shards, "all-to-all"))
     return tuple(each for each in exchanges if each.num_chips > 1)

@@ -22,15 +22,13 @@ class SamplingFeatures:
 
     Attributes:
       random: some row draws at random; otherwise all are greedy.
-      top_k: some random row keeps only the likeliest tokens.
-      top_p: some random row has a top_p or min_p.
+      cut: some random row has a top_k, top_p or min_p.
       history: some row penalises or forbids tokens by those that stand before them.
       timestamps: some row obeys Whisper's rules of timestamps.
     """
 
     random: bool = False
-    top_k: bool = False
-    top_p: bool = False
+    cut: bool = False
     history: bool = False
     timestamps: bool = False
 
@@ -46,16 +44,24 @@ class SamplingFeatures:
         random = [row for row in rows if _temperature(row) > 0]
         return cls(
             random=bool(random),
-            top_k=any(row.top_k > 0 for row in random),
-            top_p=any(row.top_p < 1 or row.min_p > 0 for row in random),
+            cut=any(row.top_k > 0 or row.top_p < 1 or row.min_p > 0 for row in random),
             history=timed or any(map(_needs_history, rows)) or any(map(len, bad_words)),
             timestamps=timed,
         )
+
+    def broadened(self) -> "SamplingFeatures":
+        """These and all others that take little time if no row uses them."""
+        return dataclasses.replace(self, cut=self.random, history=True)
 
     def __or__(self, other: "SamplingFeatures") -> "SamplingFeatures":
         """What the rows of both need."""
         mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
         return SamplingFeatures(*(a or b for a, b in zip(mine, others, strict=True)))
+
+
+LEAST_WORDS = 64
+"""Bad words of a row that every program with `history` has room for; unused room takes no time on
+one device (`processors`)."""
 
 
 class Room(NamedTuple):
@@ -83,7 +89,7 @@ class Room(NamedTuple):
         """What holds all of these requests."""
         return cls(
             stops=room_of(map(len, stop_token_ids)),
-            words=room_of(map(len, bad_words)),
+            words=room_of(map(len, bad_words), LEAST_WORDS),
             longest=room_of(len(word) for words in bad_words for word in words),
             features=features,
         )
@@ -192,6 +198,6 @@ def _needs_history(row: SamplingParams) -> bool:
     return row.min_tokens > 0 or penalties != (1, 0, 0)
 
 
-def room_of(sizes: Iterable[int]) -> int:
-    """The power of eight that holds all sizes, at least 8, so that few programs are compiled."""
-    return 8 ** max(1, -(-(max(sizes, default=1) - 1).bit_length() // 3))
+def room_of(sizes: Iterable[int], least: int = 8) -> int:
+    """The power of eight that holds all sizes and `least`, so that few programs are compiled."""
+    return 8 ** -(-(max(least, max(sizes, default=1)) - 1).bit_length() // 3)

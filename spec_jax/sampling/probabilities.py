@@ -3,9 +3,10 @@
 The order and semantics are those of Hugging Face transformers' logits processors: what
 `processors` does (bias, penalties, bans), then temperature, top-k, top-p, min-p. Every step is a
 reduction over the vocabulary, so the vocabulary may stay sharded; only for the many reductions of
-top-k and top-p are whole rows brought together, on as many devices as there are shards. A step that
-no row of the batch uses is no part of the program (`SamplingFeatures`); a row that does not use a
-step passes through it bit for bit, so a row's tokens do not depend on its neighbours' parameters.
+top-k and top-p are whole rows brought together, on as many devices as there are shards. What no row
+of the batch uses is no part of the program (`SamplingFeatures`), or is skipped where one device
+decides it; a row that does not use a step passes through it bit for bit, so a row's tokens do not
+depend on its neighbours' parameters.
 """
 
 from typing import NamedTuple
@@ -50,7 +51,7 @@ def probabilities(
       Probabilities; one-hot for greedy rows. A position whose logits hold a NaN, or whose tokens
       are all masked, has no distribution and returns zeros.
     """
-    processed = process(logits, sampling, history, following, ancestors, allowed)
+    processed = process(logits, sampling, history, following, ancestors, allowed, placement)
     return warp(processed, sampling, placement)
 
 
@@ -62,13 +63,14 @@ def warp(
     """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
     own = _Parameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     features = sampling.features
-    cut = features.random and (features.top_k or features.top_p)
     shards = placement.num_shards("vocab") if placement else 1
-    if placement is None or not cut or shards == 1 or logits.shape[-1] % shards:
-        return _warp(logits, _Parameters(*(each[:, None, None] for each in own)), features)
+    if placement is None or not features.cut or shards == 1 or logits.shape[-1] % shards:
+        each_row = (each[:, None, None] for each in own)
+        return _warp(logits, _Parameters(*each_row), features, placement is None)
     rows = _Rows(placement, *logits.shape[:2])
     each_row = (jnp.repeat(each[:, None], logits.shape[1], axis=1)[..., None] for each in own)
-    return rows.back(_warp(rows.whole(logits), _Parameters(*map(rows.of_rows, each_row)), features))
+    parameters = _Parameters(*map(rows.of_rows, each_row))
+    return rows.back(_warp(rows.whole(logits), parameters, features, skips=False))
 
 
 class _Parameters(NamedTuple):
@@ -126,19 +128,27 @@ class _Rows:
 
 
 def _warp(
-    logits: Float[Array, "*lead vocab"], own: _Parameters, features: SamplingFeatures
+    logits: Float[Array, "*lead vocab"], own: _Parameters, features: SamplingFeatures, skips: bool
 ) -> Float[Array, "*lead vocab"]:
+    """Logits of whole rows to probabilities.
+
+    Args:
+      logits: of rows.
+      own: parameters of each row.
+      features: what any row needs.
+      skips: whether a cut that no row uses is skipped; deciding it is an exchange on a mesh.
+    """
     best = logits.max(-1, keepdims=True)
     greedy = jax.nn.one_hot(largest(logits), logits.shape[-1], dtype=logits.dtype)
 
     probs = greedy
     if features.random:
-        probs = jnp.where(own.temperature == 0, greedy, _softened(logits, own, features))
+        probs = jnp.where(own.temperature == 0, greedy, _softened(logits, own, features, skips))
     return jnp.where(jnp.isfinite(best), probs, 0.0)
 
 
 def _softened(
-    logits: Float[Array, "*lead vocab"], own: _Parameters, features: SamplingFeatures
+    logits: Float[Array, "*lead vocab"], own: _Parameters, features: SamplingFeatures, skips: bool
 ) -> Float[Array, "*lead vocab"]:
     """Temperature, top-k, top-p, min-p, softmax. Rows of temperature 0 pass through it unused."""
     temperature = jnp.where(own.temperature > 0, own.temperature, 1.0)
@@ -150,16 +160,23 @@ def _softened(
         return jax.nn.softmax((logits - best) / temperature, -1)
 
     # The cuts mask the logits as they are: of equal order, and free of the quotient's rounding.
-    if features.top_k:
+    def top_k(logits: Array) -> Array:
         limit = jnp.where(own.top_k > 0, own.top_k, logits.shape[-1])
-        logits = _keep_top(logits, jnp.ones_like(logits), limit.astype(logits.dtype))
-    if features.top_p:
+        return _keep_top(logits, jnp.ones_like(logits), limit.astype(logits.dtype))
+
+    def top_p(logits: Array) -> Array:
         kept = _keep_top(logits, softmax(logits), own.top_p)
         # At 1 nothing may be dropped, whatever the rounding of the sum.
-        logits = jnp.where(own.top_p < 1, kept, logits)
+        return jnp.where(own.top_p < 1, kept, logits)
+
+    def min_p(logits: Array) -> Array:
         probs = softmax(logits)
-        floor = own.min_p * probs.max(-1, keepdims=True)
-        logits = jnp.where(probs < floor, -jnp.inf, logits)
+        return jnp.where(probs < own.min_p * probs.max(-1, keepdims=True), -jnp.inf, logits)
+
+    if features.cut:
+        steps = (own.top_k > 0, top_k), (own.top_p < 1, top_p), (own.min_p > 0, min_p)
+        for uses, step in steps:
+            logits = jax.lax.cond(uses.any(), step, lambda x: x, logits) if skips else step(logits)
     return softmax(logits)
 
 

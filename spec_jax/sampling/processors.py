@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
+from spec_jax.sharding.placement import Placement
 from spec_jax.sharding.pytree import pytree
 
 MOST_INITIAL_TIMESTAMP = 50
@@ -95,6 +96,7 @@ def process(
     allowed: UInt32[Array, "batch positions words"]
     | Int32[Array, "batch positions words"]
     | None = None,
+    placement: Placement | None = None,
 ) -> Float[Array, "batch positions vocab"]:
     """The logits after everything except temperature and truncation.
 
@@ -104,10 +106,8 @@ def process(
     if sampling.features.history:
         before = _chain(logits.shape[1]) if ancestors is None else jnp.asarray(ancestors)
         logits = _penalise(logits, sampling, history, following, before)
-        banned = _banned(sampling, history, following, before)
-        ids = jnp.arange(logits.shape[2], dtype=jnp.int32)
-        is_banned = (banned[:, :, :, None] == ids[None, None, None]).any(2)
-        logits = jnp.where(is_banned, logits - jnp.inf, logits)
+        forbidden = _forbidden(sampling, history, following, before, logits.shape[2], placement)
+        logits = jnp.where(forbidden, logits - jnp.inf, logits)
         if sampling.features.timestamps:
             forbidden = _mistimed(logits, sampling, history, following, before)
             logits = jnp.where(forbidden, logits - jnp.inf, logits)
@@ -143,20 +143,31 @@ def _penalise(
     return logits - frequency * generated.astype(logits.dtype)
 
 
-def _banned(
+def _forbidden(
     sampling: BatchSampling,
     history: History,
     following: Int[Array, "batch drafted"],
     before: Bool[Array, "positions drafted"],
-) -> Int[Array, "batch positions bans"]:
-    """The tokens that min_tokens and bad words forbid at each position; -1 forbids nothing."""
+    vocab_size: int,
+    placement: Placement | None,
+) -> Bool[Array, "batch positions {vocab_size}"]:
+    """The tokens that min_tokens and bad words forbid at each position."""
     generated = history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]
     early = generated < sampling.min_tokens[:, None]
     stops = jnp.where(early[:, :, None], sampling.stop_token_ids[:, None], -1)
     recent = _recent(history.recent, following, before)
     begin, last = sampling.bad_words[:, None, :, :-1], sampling.bad_words[:, None, :, -1]
     begun = ((begin < 0) | (begin == recent[:, :, None])).all(-1)
-    return jnp.concatenate([stops, jnp.where(begun, last, -1)], axis=-1)
+    words = jnp.where(begun, last, -1)
+    ids = jnp.arange(vocab_size, dtype=jnp.int32)
+
+    def forbid(word: Array, forbidden: Array) -> Array:
+        return forbidden | (words[:, :, word, None] == ids[None, None])
+
+    forbidden = (stops[:, :, :, None] == ids[None, None, None]).any(2)
+    # One device knows how many there are; on a mesh of many it would take an exchange.
+    count = words.shape[2] if placement else (last >= 0).sum(-1, dtype=jnp.int32).max()
+    return jax.lax.fori_loop(0, count, forbid, forbidden)
 
 
 def _mistimed(

@@ -3,7 +3,6 @@
 import random
 
 from spec_jax import LLM, SamplingParams
-from spec_jax.sampling.parameters import Room, SamplingFeatures
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 
 
@@ -18,6 +17,10 @@ def test_random_requests_share_few_programs(tmp_path):
         params = SamplingParams(
             max_tokens=choose((8, 16, 64, 100)),
             temperature=choose((0.0, 0.7)),
+            top_k=choose((0, 0, 20)),
+            top_p=choose((1.0, 0.9)),
+            min_p=choose((0.0, 0.0, 0.1)),
+            frequency_penalty=choose((0.0, 0.5)),
             bad_words=words,
             stop_token_ids=[choose(range(200)) for _ in range(choose(range(12)))],
             logprobs=choose((None, 0, 1, 5, 20)),
@@ -26,8 +29,19 @@ def test_random_requests_share_few_programs(tmp_path):
 
     programs = set()
     for each in (request() for _ in range(200)):
-        bucket, words = llm.engine.bucket([each]), [each.bad_words]
-        features = SamplingFeatures.of([each.sampling], words, [-1])
-        room = Room.of([each.stop_token_ids], words, features)
-        programs.add((bucket.capacity, bucket.stops, bucket.logprobs, room))
-    assert len(programs) <= 24
+        bucket = llm.engine.bucket([each])
+        programs.add((bucket.capacity, bucket.stops, bucket.logprobs, llm.engine.room([each])))
+    assert len(programs) <= 18
+
+
+def test_requests_with_a_grammar_share_two_kinds_of_program(tmp_path):
+    """Each round of theirs is several programs."""
+    llm = LLM(str(write_directory(tmp_path / "tiny", CONFIG, llama_tensors(CONFIG))))
+    rooms = set()
+    for temperature in (0.0, 0.7):
+        for more in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_tokens": 2}, {"bad_words": ["inn"]}):
+            params = SamplingParams(
+                temperature=temperature, structured_outputs={"regex": "[a-z]+"}, **more
+            )
+            rooms.add(llm.engine.room([llm.request("the inn", params)]))
+    assert len(rooms) == 2

@@ -301,9 +301,9 @@ def test_sizes_are_rounded_so_that_few_programs_are_compiled():
         sampling = BatchSampling.stack([SamplingParams()] * 3, VOCAB, stops, words)
         return sampling.stop_token_ids.shape[1], *sampling.bad_words.shape[1:]
 
-    assert shapes([], []) == shapes([[1]], [[[1, 2, 3, 4]] * 4]) == (8, 8, 8)
-    assert shapes([[1] * 9], [[], [[1]] * 9]) == (64, 64, 8)
-    assert shapes([[1] * 8], [[[1] * 65]]) == (8, 8, 512)
+    assert shapes([], []) == shapes([[1]], [[[1, 2, 3, 4]] * 64]) == (8, 64, 8)
+    assert shapes([[1] * 9], [[], [[1]] * 65]) == (64, 512, 8)
+    assert shapes([[1] * 8], [[[1] * 65]]) == (8, 64, 512)
 
 
 def test_a_sharded_vocabulary_is_processed_without_communication():
