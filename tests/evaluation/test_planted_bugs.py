@@ -149,6 +149,18 @@ BUGS = {
         "random = [row for row in rows[:1] if _temperature(row) > 0]",
         [PROBABILITIES, "-k", "features_are_what"],
     ),
+    "a cut that the first row does not use is skipped": (
+        "sampling/probabilities.py",
+        "jax.lax.cond(uses.any(), ",
+        "jax.lax.cond(uses.ravel()[0], ",
+        [PROBABILITIES, "-k", "float64_agrees"],
+    ),
+    "as many bad words as the first row has": (
+        "sampling/processors.py",
+        "(last >= 0).sum(-1, dtype=jnp.int32).max()",
+        "(last >= 0).sum(-1, dtype=jnp.int32)[0, 0]",
+        [PROCESSORS, "-k", "whatever_its_neighbours"],
+    ),
     "draft steps share a key": (
         "drafters/autoregressive.py",
         "_fold(key, i * drafts, drafts)",
