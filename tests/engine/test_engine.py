@@ -79,7 +79,7 @@ def test_a_bucket_is_compiled_once_and_others_on_their_own():
     assert traces_of(30) == traces_of(2, stop_token_ids=(1, 2, 3)) == 0
     assert traces_of(3, bad_words=[[1, 2], [3]]) == 1  # a loop that looks at what stands before
     assert traces_of(3, bad_words=[[1, 2], [3]], min_tokens=3) == traces_of(3, min_tokens=3) == 0
-    assert traces_of(3, bad_words=[[1]] * 9) == 1  # room for more words, in the loop only
+    assert traces_of(3, bad_words=[[1]] * 65) == 1  # room for more words, in the loop only
     assert traces_of(3, bad_words=[[2]] * 8) == traces_of(3) == 0
     assert traces_of(3, 9) == 2
     assert traces_of(9, 30) == 0
