@@ -24,6 +24,7 @@ KINDS: dict[str, dict] = {
     "three bad words": {"bad_words": ["the", "thin", "inn"]},
     "six bad words": {"bad_words": ["the", "thin", "inn", "end", "a", "foo"]},
     "regex": {"structured_outputs": {"regex": "[a-z ,.]{200,400}"}},
+    "T = 0.8, regex": {"temperature": 0.8, "structured_outputs": {"regex": "[a-z ,.]{200,400}"}},
 }
 
 

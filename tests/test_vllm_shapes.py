@@ -191,6 +191,7 @@ def test_the_last_message_is_continued(llm):
         ("enforce_eager", "leave it out: everything is compiled"),
         ("swap_space", "leave it out"),
         ("target", "it is called model"),
+        ("draft_quantization", "put it into speculative_config"),
     ],
 )
 def test_what_is_no_argument(name, said):
@@ -228,6 +229,7 @@ def test_what_is_no_sampling_parameter():
 
 
 def test_advice_is_about_names_that_are_not_taken():
+    assert NOT_OF_LLM.keys() >= {field.name for field in dataclasses.fields(SpeculativeConfig)}
     assert not NOT_OF_LLM.keys() & inspect.signature(LLM).parameters.keys()
     for call in (LLM.generate, LLM.stream, LLM.chat):
         assert not NOT_OF_CALLS.keys() & inspect.signature(call).parameters.keys()

@@ -4,9 +4,9 @@ The order and semantics are those of Hugging Face transformers' logits processor
 `processors` does (bias, penalties, bans), then temperature, top-k, top-p, min-p. Every step is a
 reduction over the vocabulary, so the vocabulary may stay sharded; only for the many reductions of
 top-k and top-p are whole rows brought together, on as many devices as there are shards. What no row
-of the batch uses is no part of the program (`SamplingFeatures`), or is skipped where one device
-decides it; a row that does not use a step passes through it bit for bit, so a row's tokens do not
-depend on its neighbours' parameters.
+of the batch uses is no part of the program (`SamplingFeatures`), or is skipped where each device
+holds the parameters of all rows; a row that does not use a step passes through it bit for bit, so a
+row's tokens do not depend on its neighbours' parameters.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from spec_jax.sampling.draw import largest
-from spec_jax.sampling.parameters import BatchSampling, SamplingFeatures
+from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.processors import History, process
-from spec_jax.sharding.placement import Placement
+from spec_jax.sharding.placement import Placement, sees_all_rows
 
 
 def probabilities(
@@ -62,15 +62,16 @@ def warp(
 ) -> Float[Array, "batch positions vocab"]:
     """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
     own = _Parameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    features = sampling.features
+    random = sampling.features.random
+    cuts = _Cuts.of(own, sees_all_rows(placement)) if sampling.features.cut else None
     shards = placement.num_shards("vocab") if placement else 1
-    if placement is None or not features.cut or shards == 1 or logits.shape[-1] % shards:
+    if placement is None or cuts is None or shards == 1 or logits.shape[-1] % shards:
         each_row = (each[:, None, None] for each in own)
-        return _warp(logits, _Parameters(*each_row), features, placement is None)
+        return _warp(logits, _Parameters(*each_row), random, cuts)
     rows = _Rows(placement, *logits.shape[:2])
     each_row = (jnp.repeat(each[:, None], logits.shape[1], axis=1)[..., None] for each in own)
     parameters = _Parameters(*map(rows.of_rows, each_row))
-    return rows.back(_warp(rows.whole(logits), parameters, features, skips=False))
+    return rows.back(_warp(rows.whole(logits), parameters, random, cuts))
 
 
 class _Parameters(NamedTuple):
@@ -80,6 +81,20 @@ class _Parameters(NamedTuple):
     top_k: Int[Array, "*#lead 1"]
     top_p: Float[Array, "*#lead 1"]
     min_p: Float[Array, "*#lead 1"]
+
+
+class _Cuts(NamedTuple):
+    """Whether a row of the batch has each cut; if not, it is skipped."""
+
+    top_k: Bool[Array, ""] | bool
+    top_p: Bool[Array, ""] | bool
+    min_p: Bool[Array, ""] | bool
+
+    @classmethod
+    def of(cls, rows: _Parameters, known: bool) -> "_Cuts":
+        """What these rows have; all, unless a device knows every row's parameters."""
+        uses = rows.top_k > 0, rows.top_p < 1, rows.min_p > 0
+        return cls(*(each.any() if known else True for each in uses))
 
 
 class _Rows:
@@ -128,27 +143,26 @@ class _Rows:
 
 
 def _warp(
-    logits: Float[Array, "*lead vocab"], own: _Parameters, features: SamplingFeatures, skips: bool
+    logits: Float[Array, "*lead vocab"], own: _Parameters, random: bool, cuts: _Cuts | None
 ) -> Float[Array, "*lead vocab"]:
     """Logits of whole rows to probabilities.
 
     Args:
       logits: of rows.
       own: parameters of each row.
-      features: what any row needs.
-      skips: whether a cut that no row uses is skipped; deciding it is an exchange on a mesh.
+      random: whether any row draws at random.
+      cuts: those of random rows; None if the program holds none.
     """
     best = logits.max(-1, keepdims=True)
     greedy = jax.nn.one_hot(largest(logits), logits.shape[-1], dtype=logits.dtype)
-
     probs = greedy
-    if features.random:
-        probs = jnp.where(own.temperature == 0, greedy, _softened(logits, own, features, skips))
+    if random:
+        probs = jnp.where(own.temperature == 0, greedy, _softened(logits, own, cuts))
     return jnp.where(jnp.isfinite(best), probs, 0.0)
 
 
 def _softened(
-    logits: Float[Array, "*lead vocab"], own: _Parameters, features: SamplingFeatures, skips: bool
+    logits: Float[Array, "*lead vocab"], own: _Parameters, cuts: _Cuts | None
 ) -> Float[Array, "*lead vocab"]:
     """Temperature, top-k, top-p, min-p, softmax. Rows of temperature 0 pass through it unused."""
     temperature = jnp.where(own.temperature > 0, own.temperature, 1.0)
@@ -173,10 +187,9 @@ def _softened(
         probs = softmax(logits)
         return jnp.where(probs < own.min_p * probs.max(-1, keepdims=True), -jnp.inf, logits)
 
-    if features.cut:
-        steps = (own.top_k > 0, top_k), (own.top_p < 1, top_p), (own.min_p > 0, min_p)
-        for uses, step in steps:
-            logits = jax.lax.cond(uses.any(), step, lambda x: x, logits) if skips else step(logits)
+    if cuts is not None:
+        for used, cut in zip(cuts, (top_k, top_p, min_p), strict=True):
+            logits = jax.lax.cond(used, cut, lambda x: x, logits)
     return softmax(logits)
 
 

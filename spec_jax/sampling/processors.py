@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.placement import Placement
+from spec_jax.sharding.placement import Placement, sees_all_rows
 from spec_jax.sharding.pytree import pytree
 
 MOST_INITIAL_TIMESTAMP = 50
@@ -165,8 +165,8 @@ def _forbidden(
         return forbidden | (words[:, :, word, None] == ids[None, None])
 
     forbidden = (stops[:, :, :, None] == ids[None, None, None]).any(2)
-    # One device knows how many there are; on a mesh of many it would take an exchange.
-    count = words.shape[2] if placement else (last >= 0).sum(-1, dtype=jnp.int32).max()
+    room = words.shape[2]
+    count = (last >= 0).sum(-1, dtype=jnp.int32).max() if sees_all_rows(placement) else room
     return jax.lax.fori_loop(0, count, forbid, forbidden)
 
 

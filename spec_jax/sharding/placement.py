@@ -76,3 +76,8 @@ class Placement:
 def platform_of(placement: Placement | None) -> str:
     """What a model runs on: `cpu`, `gpu` or `tpu`."""
     return placement.platform if placement else jax.default_backend()
+
+
+def sees_all_rows(placement: Placement | None) -> bool:
+    """Whether each device holds every row's parameters, and so knows alone what no row needs."""
+    return placement is None or placement.num_shards("batch") == 1

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType
 
 from spec_jax.config import SamplingParams
 from spec_jax.planning.hlo import collectives
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.probabilities import probabilities
 from spec_jax.sampling.processors import History, process
+from spec_jax.sharding import Placement
 from spec_jax.testing import reference_probabilities
 
 VOCAB, BATCH, PLACES = 37, 4, 5
@@ -306,23 +306,26 @@ def test_sizes_are_rounded_so_that_few_programs_are_compiled():
     assert shapes([[1] * 8], [[[1] * 65]]) == (8, 64, 512)
 
 
-def test_a_sharded_vocabulary_is_processed_without_communication():
-    mesh = jax.make_mesh((4,), ("model",), (AxisType.Auto,), devices=jax.devices()[:4])
-    along, whole = NamedSharding(mesh, P(None, None, "model")), NamedSharding(mesh, P())
-    vocab = 4 * 24  # no device's part ends where a word of the mask does
-    params = [SamplingParams(min_tokens=9, frequency_penalty=1.0)] * 2
-    sampling = BatchSampling.stack(params, vocab, [[1, 2]] * 2, [[[1, 2, 3]]] * 2)
-    counts = jnp.zeros((2, vocab), jnp.int32)
-    recent = jnp.zeros((2, sampling.bad_words.shape[2] - 1), jnp.int32)
-    history = History(counts, counts, jnp.zeros((2,), jnp.int32), recent)
-    arrays = (
-        jnp.zeros((2, 5, vocab)),
-        sampling,
-        history,
-        jnp.zeros((2, 4), jnp.int32),
-        None,
-        jnp.zeros((2, 5, 3), jnp.uint32),
+@pytest.mark.parametrize(("data", "model"), [(1, 8), (2, 4)])
+def test_a_sharded_vocabulary_is_processed_without_communication(data, model):
+    mesh = jax.make_mesh((data, model), ("data", "model"), (AxisType.Auto,) * 2)
+    placement = Placement(mesh, (("batch", ("data",)), ("vocab", ("model",))))
+    batch, vocab = 2, 8 * 12  # no device's part ends where a word of the mask does
+    params = [SamplingParams(min_tokens=9, frequency_penalty=1.0)] * batch
+    sampling = BatchSampling.stack(params, vocab, [[1, 2]] * batch, [[[1, 2, 3]]] * batch)
+    counts = jnp.zeros((batch, vocab), jnp.int32)
+    recent = jnp.zeros((batch, sampling.bad_words.shape[2] - 1), jnp.int32)
+    history = History(counts, counts, jnp.zeros((batch,), jnp.int32), recent)
+    rows = sampling, history, jnp.zeros((batch, 4), jnp.int32)
+    allowed = jnp.zeros((batch, 5, 3), jnp.uint32)
+    along = placement.sharding("batch", None, "vocab")
+    placed = jax.tree.map(lambda leaf: placement.sharding("batch"), (rows, allowed))
+    jitted = jax.jit(
+        lambda logits, rows, allowed: process(logits, *rows, allowed=allowed, placement=placement),
+        in_shardings=(along, *placed),
+        out_shardings=along,
     )
-    placed = jax.tree.map(lambda leaf: whole, arrays[1:])
-    jitted = jax.jit(process, in_shardings=(along, *placed), out_shardings=along)
-    assert not collectives(jitted.lower(*arrays).compile().as_text())
+    text = jitted.lower(jnp.zeros((batch, 5, vocab)), rows, allowed).compile().as_text()
+    assert not collectives(text)
+    (loop,) = [line for line in text.splitlines() if " while(" in line]
+    assert f"pred[{batch // data},5,{vocab // model}]" in loop and f",{vocab}]" not in loop

@@ -60,6 +60,8 @@ def test_rows_are_those_of_one_device_for_two_exchanges(data, model, batch, plac
     sampling = BatchSampling.stack((PARAMS * 2)[3 : 3 + batch], vocab)
     text, found = compiled(jnp.asarray(logits), sampling, placed(data, model))
     assert by_kind(collectives(text)) == {"all-to-all": 2}
+    # Cuts that no row has are skipped, where that takes no exchange.
+    assert ("conditional(" in text) == (data == 1)
     expected = np.asarray(jax.jit(warp)(jnp.asarray(logits), sampling))
     assert ((found > 0) == (expected > 0)).all()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=0)
