@@ -19,6 +19,7 @@ from spec_jax.checkpoints import reference
 from spec_jax.cli import arguments as cli
 from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.cli.bench_arguments import parse_bench
+from spec_jax.cli.compile_arguments import parse_compile
 from spec_jax.cli.convert_arguments import parse_convert
 from spec_jax.cli.evaluate_arguments import parse_evaluate
 from spec_jax.cli.parser import Parser
@@ -40,6 +41,7 @@ PARSERS = {
     **{"audit": parse_audit, "bench": parse_bench, "report": parse_report, "plan": parse_plan},
     **{"train-draft": parse_train, "convert": parse_convert, "transcribe": parse_transcribe},
     **{"env": cli.parse_env, "evaluate": parse_evaluate, "profile": parse_profile},
+    "compile": parse_compile,
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from spec_jax.cli.arguments import parse_env, parse_model_command
 from spec_jax.cli.audit_arguments import parse_audit
 from spec_jax.cli.bench_arguments import parse_bench
+from spec_jax.cli.compile_arguments import parse_compile
 from spec_jax.cli.convert_arguments import parse_convert
 from spec_jax.cli.evaluate_arguments import parse_evaluate
 from spec_jax.cli.plan_arguments import parse_plan
@@ -77,6 +78,11 @@ def run(command: str, rest: Sequence[str]) -> int:
         from spec_jax.cli import convert
 
         return convert.run(convert_options)
+    if command == "compile":
+        compile_options = parse_compile(rest)
+        from spec_jax.cli import compile as ahead
+
+        return ahead.run(compile_options)
     options = parse_model_command(command, rest)
     if command == "chat":
         from spec_jax.cli import chat

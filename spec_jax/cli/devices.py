@@ -1,5 +1,6 @@
-"""Keeps JAX from looking for a TPU where there is none: libtpu complains at length."""
+"""Which devices JAX looks for."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+
+from spec_jax.sharding import Layout
 
 PCI = Path("/sys/bus/pci/devices")
 GOOGLE = "0x1ae0"
@@ -18,12 +21,25 @@ OTHER_CLASSES = ("0x01", "0x02")
 def ignore_absent_tpu() -> None:
     """Leaves JAX the CPU alone if libtpu is installed, but no TPU and no other plug-in.
 
-    Call it before JAX has devices. What `JAX_PLATFORMS` says is left as it is.
+    Looking for a TPU where there is none, libtpu would complain at length. Call it before JAX has
+    devices. What `JAX_PLATFORMS` says is left as it is.
     """
     config: Any = jax.config
     chosen = config.jax_platforms or "JAX_FORCE_TPU_INIT" in os.environ
     if not chosen and importlib.util.find_spec("libtpu") and not has_tpu() and not _plugins():
         config.update("jax_platforms", "cpu")
+
+
+def to_compile_for(layout: Layout) -> None:
+    """Gives JAX the devices to compile for a layout; only GPU's own compile for GPUs.
+
+    Call it before JAX has devices.
+    """
+    if layout.platform != "gpu":
+        jax.config.update("jax_platforms", "cpu")
+    if layout.platform == "cpu":
+        with contextlib.suppress(RuntimeError):  # too late: JAX has its devices already
+            jax.config.update("jax_num_cpu_devices", layout.size)
 
 
 def has_tpu() -> bool:

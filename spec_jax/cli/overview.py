@@ -2,7 +2,7 @@
 
 COMMANDS = (
     *("generate", "chat", "transcribe", "audit", "evaluate", "bench", "report", "profile"),
-    *("train-draft", "convert", "plan", "env"),
+    *("train-draft", "convert", "plan", "compile", "env"),
 )
 
 OVERVIEW = """\
@@ -22,6 +22,7 @@ generate.
   train-draft   train a draft for your target
   convert       write a model in another format
   plan          project memory and speed elsewhere
+  compile       compile for devices that are elsewhere
   env           show versions and devices
 
   spec-jax COMMAND --help   the options of a command

@@ -1,6 +1,5 @@
 """`spec-jax plan`: what a target and its draft will take on a layout."""
 
-import contextlib
 from collections.abc import Callable
 
 import jax
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from spec_jax.checkpoints.recipe import Published
 from spec_jax.checkpoints.shape import Shape, read_shape
+from spec_jax.cli.devices import to_compile_for
 from spec_jax.cli.plan_arguments import LOOKAHEAD, PlanOptions
 from spec_jax.cli.plan_search import report_search, write_best
 from spec_jax.cli.screen import Screen, visible
@@ -30,7 +30,10 @@ from spec_jax.sharding import Layout
 def run(options: PlanOptions) -> int:
     """Makes the plan and prints it; returns the exit code."""
     layout = Layout.read(options.layout)
-    _choose_devices(layout, compile=options.compile)
+    if options.compile:
+        to_compile_for(layout)
+    else:
+        jax.config.update("jax_platforms", "cpu")
     with Screen(json_lines=options.json) as screen:
         target = read_shape(options.target, on_progress=screen.progress)
         draft = options.draft and read_shape(options.draft, on_progress=screen.progress)
@@ -81,15 +84,6 @@ def _search(
         screen.record(found.as_dict())
         return
     screen.show(*report_search(found), *([written] if written else []))
-
-
-def _choose_devices(layout: Layout, *, compile: bool) -> None:
-    """Uses the machine's accelerators only to compile for GPUs; a plan never runs anything."""
-    if not (compile and layout.platform == "gpu"):
-        jax.config.update("jax_platforms", "cpu")
-    if compile and layout.platform == "cpu":
-        with contextlib.suppress(RuntimeError):  # too late: JAX has its devices already
-            jax.config.update("jax_num_cpu_devices", layout.size)
 
 
 def _report(plan: Plan) -> list[RenderableType]:

@@ -190,6 +190,10 @@ class Batch:
             self.state = jax.block_until_ready(state)
         self._end([slot for slot in sorted(self._running) if self.view.finish[slot] != RUNNING])
 
+    def compile_rounds(self) -> None:
+        """Has its rounds compiled by a compiler whose programs run nothing."""
+        self._rounds.decode(self.state, 1)
+
     def stop(self, slots: Sequence[int]) -> None:
         """Ends rows whose stop string the host has found."""
         finish = self.view.finish.copy()

@@ -1,0 +1,57 @@
+"""`spec-jax compile`: compiles for a layout whose devices need not be there."""
+
+import jax
+
+from spec_jax.checkpoints.draft_directory import MANIFEST
+from spec_jax.checkpoints.reference import locate
+from spec_jax.checkpoints.shape import Shape, read_shape
+from spec_jax.cli.compile_arguments import CompileOptions
+from spec_jax.cli.devices import to_compile_for
+from spec_jax.cli.screen import Screen
+from spec_jax.errors import ConfigError
+from spec_jax.planning import Loading, Workload, compile_ahead
+from spec_jax.sharding import Layout
+
+
+def run(options: CompileOptions) -> int:
+    """Compiles and keeps the programs; returns the exit code."""
+    layout = Layout.read(options.layout)
+    to_compile_for(layout)
+    options.output.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(options.output))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_raise_persistent_cache_errors", True)  # such as that the disk is full
+    loading = Loading(
+        layout,
+        options.dtype,
+        options.quantization,
+        options.kv_cache_dtype,
+        options.max_model_len,
+    )
+    with Screen() as screen:
+        target = read_shape(options.target, on_progress=screen.progress)
+        draft = target
+        if options.speculative.draft != options.target:
+            draft = _draft(options.speculative.draft, screen)
+        workloads = [
+            Workload(tokens, options.sampling, options.num_prompts, options.max_num_seqs)
+            for tokens in options.prompt_tokens
+        ]
+        compiler = compile_ahead(
+            target, draft, options.speculative, loading, workloads, screen.progress
+        )
+        screen.note(f"{compiler.traces} programs in {compiler.seconds:.0f} s, in {options.output}")
+    return 0
+
+
+def _draft(reference: str | None, screen: Screen) -> Shape | None:
+    """The shape of a draft, unless it was trained for one target."""
+    if reference is None:
+        return None
+    name, path = locate(reference, screen.progress, config_only=True)
+    if (path / MANIFEST).is_file():
+        raise ConfigError(
+            f"the draft {name} was trained to propose some tokens of one target, which its weights "
+            "tell; compile ahead with a draft that is a model of its own."
+        )
+    return read_shape(reference, on_progress=screen.progress)

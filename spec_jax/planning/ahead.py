@@ -1,0 +1,212 @@
+"""Compiles what an engine will run, from shapes alone, for devices that need not exist here.
+
+JAX keeps a compiled program under a key made of the program, the kinds and order of its devices,
+the versions of jaxlib and of the platform's compiler, and its flags. The process that decodes finds
+it there if all of these are the same.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from spec_jax.checkpoints import Checkpoint
+from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
+from spec_jax.checkpoints.shape import Shape
+from spec_jax.config import PLAN_QUANTIZATIONS, SamplingParams, SpeculativeConfig
+from spec_jax.engine.custom import DrafterSetting
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.methods import make_draft_length_policy, make_drafting
+from spec_jax.engine.programs import Compiler
+from spec_jax.engine.requests import Request
+from spec_jax.errors import ConfigError
+from spec_jax.planning.abstract import abstract_model
+from spec_jax.planning.compiled import devices_for
+from spec_jax.planning.pair import check_context
+from spec_jax.sharding import Layout
+
+METHODS = ("draft_model", "early_exit", "prompt_lookup", "none")
+"""Those whose programs follow from shapes."""
+STOP = (0,)
+"""Some token. Which ones end a text makes no difference to a program, nor how many up to eight."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The requests that programs are compiled for.
+
+    Attributes:
+      prompt_tokens: of the longest prompt.
+      sampling: how each is sampled, and how long it becomes.
+      num_prompts: given to one call of `LLM.generate`.
+      max_num_seqs: most of them decoded at once.
+    """
+
+    prompt_tokens: int
+    sampling: SamplingParams
+    num_prompts: int = 1
+    max_num_seqs: int = 8
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How models are loaded; as in `LLM`, but that nothing is left to the machine.
+
+    Attributes:
+      layout: how they are sharded.
+      dtype: `float32` or `bfloat16`.
+      quantization: `none`, `int8` or `int4`.
+      kv_cache_dtype: `auto` or `int8`.
+      max_model_len: most tokens of prompt and completion together; the target's own if None.
+    """
+
+    layout: Layout
+    dtype: str = "bfloat16"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+    max_model_len: int | None = None
+
+
+class _AheadCompiler(Compiler):
+    """Compiles as an engine's compiler does; arrays are shapes, and programs only say theirs."""
+
+    def put(self, tree: Any) -> Any:
+        placement = self._target.placement
+        assert placement is not None  # ahead means for a layout
+
+        def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+            axes = ("batch", *(None,) * (np.ndim(leaf) - 1))
+            found = jax.eval_shape(lambda: leaf)
+            return found.update(sharding=placement.sharding(*axes))
+
+        return jax.tree.map(shape, tree)
+
+    def program(self, key: tuple[str, Hashable], *args: Any, **options: Any) -> Any:
+        compiled = super().program(key, *args, **options)
+
+        def results(*_: Any) -> Any:
+            return jax.tree.map(
+                lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding),
+                compiled.out_info,
+            )
+
+        return results
+
+
+def compile_ahead(
+    target: Shape,
+    draft: Shape | None,
+    speculation: SpeculativeConfig,
+    loading: Loading,
+    workloads: Sequence[Workload],
+    on_progress: Callable[[str], None] | None = None,
+) -> Compiler:
+    """Compiles the programs that `LLM.generate` runs for some workloads.
+
+    JAX keeps them where `jax_compilation_cache_dir` says.
+
+    Args:
+      target: the target's shape.
+      draft: the draft's, if the method has one; the same object if it is the target itself.
+      speculation: how to draft and verify.
+      loading: how the models are loaded.
+      workloads: what is decoded, by one call each.
+      on_progress: called with a line of text before a program is compiled.
+
+    Returns:
+      The compiler, which knows how many programs there are and how long they took.
+
+    Raises:
+      ConfigError: the layout does not fit the models, something that compiling needs is missing, a
+        prompt is longer than the context, or the method's programs depend on more than shapes.
+    """
+    _check(target, speculation)
+    context = loading.max_model_len or target.config.max_position
+    check_context(context, target)
+    for workload in workloads:
+        if workload.prompt_tokens > context:
+            raise ConfigError(
+                f"prompt_tokens is {workload.prompt_tokens}, but the context is {context}; give "
+                "at most that."
+            )
+    devices = devices_for(loading.layout)
+    # No text is read: any tokenizer will do that both models share.
+    tokenizer = byte_tokenizer(target.config.vocab_size)
+
+    def checkpoint(role: str, shape: Shape, quantization: str) -> Checkpoint:
+        placement = loading.layout.place(role, shape.config.axis_sizes, devices)
+        model = abstract_model(shape.config, loading.dtype, quantization, placement)
+        model = dataclasses.replace(model, rounds_cache=loading.kv_cache_dtype == "int8")
+        return Checkpoint(model.within(context), tokenizer, STOP, shape.name)
+
+    def load_draft() -> Checkpoint:
+        assert draft is not None  # the caller has read it
+        own = speculation.draft_quantization or loading.quantization
+        if draft is target and own == loading.quantization:
+            return whole
+        return checkpoint("draft", draft, own)
+
+    whole = checkpoint("target", target, loading.quantization)
+    engine = Engine(
+        whole.model,
+        make_drafting(DrafterSetting(speculation, whole, load_draft, None)).drafter,
+        make_draft_length_policy(speculation),
+        speculation.verification,
+        scoring=speculation.scoring,
+        max_model_len=context,
+    )
+    engine.compiler = _AheadCompiler(whole.model, on_progress)
+    for workload in workloads:
+        prompt, rows = workload.prompt_tokens, workload.max_num_seqs
+        request = Request(
+            prompt_token_ids=[0] * prompt,
+            sampling=workload.sampling,
+            key=np.zeros((2,), np.uint32),
+            stop_token_ids=STOP,
+            max_length=min(prompt + workload.sampling.most_tokens, context),
+        )
+        # One more than the rows stands for however many wait.
+        _run([request] * min(workload.num_prompts, rows + 1), rows, engine)
+    return engine.compiler
+
+
+def _run(requests: Sequence[Request], rows: int, engine: Engine) -> None:
+    """What a scheduler does until the first row has finished and another takes its slot."""
+    batch = engine.open(requests, rows)
+    slots = batch.slots(min(rows, len(requests)))
+    batch.join(dict(zip(slots, requests, strict=False)))
+    batch.compile_rounds()
+    if len(requests) > rows:
+        batch.join({slots[0]: requests[0]})
+
+
+def _check(target: Shape, speculation: SpeculativeConfig) -> None:
+    """Refuses what depends on more than shapes: on tokenizers, on times, on code of others."""
+    if target.config.encoder is not None:
+        raise ConfigError(
+            f"{target.name} has an encoder, and only decoders can be compiled ahead; let the first "
+            "job compile."
+        )
+    if speculation.method not in METHODS:
+        raise ConfigError(
+            f"method is {speculation.method!r}, whose programs depend on more than the models' "
+            f"shapes; those that can be compiled ahead are {', '.join(METHODS)}."
+        )
+    if speculation.draft_length_policy == "adaptive":
+        raise ConfigError(
+            "draft_length_policy is 'adaptive', which measures the machine that it runs on; "
+            "compile ahead for another one."
+        )
+    if speculation.draft_quantization not in (None, *PLAN_QUANTIZATIONS):
+        raise ConfigError(
+            f"draft_quantization is {speculation.draft_quantization!r}, which depends on what is "
+            f"stored; choose one of {', '.join(PLAN_QUANTIZATIONS)}."
+        )
+    if speculation.draft_vocab_size is not None:
+        raise ConfigError(
+            f"draft_vocab_size is {speculation.draft_vocab_size}, and only the draft's tokenizer "
+            "knows which tokens these are; leave it out to compile ahead."
+        )

@@ -1,0 +1,195 @@
+"""Programs that are compiled from shapes alone are those that an engine then asks for."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax.checkpoints.shape import read_shape
+from spec_jax.errors import ConfigError
+from spec_jax.planning import Loading, Workload, compile_ahead
+from spec_jax.sharding import Layout
+from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
+from tests.often import often
+from tests.planning.shapes import shape_for
+
+SHARDING = Path(__file__).parents[2] / "sharding"
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The programs of engines that JAX keeps, by their keys."""
+    before = {
+        name: jax.config.values[name]
+        for name in (
+            "jax_compilation_cache_dir",
+            "jax_compilation_cache_max_size",
+            "jax_persistent_cache_min_compile_time_secs",
+        )
+    }
+    values = (str(tmp_path / "kept"), -1, 0.0)
+    for name, value in zip(before, values, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield lambda: {path.name for path in (tmp_path / "kept").glob("jit_counted-*-cache")}
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A target and a draft of another depth."""
+    folder = tmp_path_factory.mktemp("models")
+    shapes = {"target": CONFIG, "draft": CONFIG | {"num_hidden_layers": 1}}
+    return [
+        str(write_directory(folder / name, shape, llama_tensors(shape)))
+        for name, shape in shapes.items()
+    ]
+
+
+def two_by_four() -> Layout:
+    """Rows over two groups of four devices each."""
+    layout = Layout.read(SHARDING / "cpu-8.toml")
+    return dataclasses.replace(layout, name="cpu-2x4", mesh=(("data", 2), ("model", 4)))
+
+
+# What is decoded: (method and its options, sampling, prompts, at once, further arguments).
+JOBS = {
+    "one prompt": ({"method": "none"}, GREEDY, 1, 8, {}),
+    "a draft model, more prompts than rows": ({"method": "draft_model"}, SAMPLED, 9, 4, {}),
+    "prompt lookup, penalties": (
+        {"method": "prompt_lookup", "verification": "block"},
+        SamplingParams(temperature=1.0, frequency_penalty=0.5),
+        3,
+        8,
+        {},
+    ),
+    "early exit, two drafts": (
+        {"method": "early_exit", "early_exit_layers": 1, "draft_length_policy": "confidence"},
+        GREEDY,
+        5,
+        2,
+        {},
+    ),
+    "the target drafts, prefixes in a batch": (
+        {"method": "draft_model", "scoring": "prefix_batch"},
+        GREEDY,
+        1,
+        8,
+        {},
+    ),
+    "int8": ({"method": "draft_model"}, GREEDY, 1, 8, {"quantization": "int8"}),
+    "int8 caches": ({"method": "draft_model"}, GREEDY, 1, 8, {"kv_cache_dtype": "int8"}),
+    "log-probabilities": ({"method": "draft_model"}, SamplingParams(logprobs=3), 1, 8, {}),
+}
+FEW = [("a draft model, more prompts than rows", "cpu-8"), ("one prompt", "2x4")]
+
+
+@pytest.mark.parametrize(
+    ("job", "where"), often([(job, where) for job in JOBS for where in ("cpu-8", "2x4")], FEW)
+)
+def test_a_job_finds_every_program(kept, models, job, where):
+    options, sampling, prompts, at_once, more = JOBS[job]
+    layout = Layout.read(SHARDING / "cpu-8.toml") if where == "cpu-8" else two_by_four()
+    target, draft = models
+    if options["method"] == "draft_model":
+        options = options | {"draft": target if "the target" in job else draft}
+    speculation = SpeculativeConfig(
+        **({"num_speculative_tokens": 3} if options["method"] != "none" else {}), **options
+    )
+    sampling = dataclasses.replace(sampling, max_tokens=20, ignore_eos=True)
+    shapes = [read_shape(path) for path in models]
+    compile_ahead(
+        shapes[0],
+        shapes[0] if options.get("draft") == target else shapes[1],
+        speculation,
+        Loading(layout, "float32", **more, max_model_len=128),
+        [Workload(24, sampling, prompts, at_once)],
+    )
+    before = kept()
+    assert len(before) >= 2
+    llm = LLM(
+        target,
+        speculative_config=speculation,
+        layout=layout,
+        dtype="float32",
+        max_model_len=128,
+        max_num_seqs=at_once,
+        **more,
+    )
+    ids = np.random.default_rng(0).integers(0, 200, (prompts, 24)).tolist()
+    llm.generate(ids, sampling)
+    assert kept() == before and llm.engine.traces == len(before)
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize("name", often(["tpu-v5e-8", "tpu-v4-16", "tpu-v5e-2x16"], ["tpu-v5e-8"]))
+def test_programs_for_a_slice_are_kept_under_the_same_keys(kept, name):
+    layout = Layout.read(SHARDING / f"{name}.toml")
+    shape = shape_for(layout, num_layers=2)
+    speculation = SpeculativeConfig(method="draft_model", draft="it", num_speculative_tokens=2)
+    job = (shape, shape, speculation, Loading(layout), [Workload(100, SAMPLED, 9, 4)])
+    compile_ahead(*job)
+    first = kept()
+    assert len(first) >= 3
+    # A second run asks for the same keys, and writes none.
+    times = {path: path.stat().st_mtime_ns for path in first_files()}
+    compile_ahead(*job)
+    assert kept() == first and times == {p: p.stat().st_mtime_ns for p in first_files()}
+
+
+def first_files() -> list[Path]:
+    """The files of the programs that are kept."""
+    return sorted(Path(jax.config.values["jax_compilation_cache_dir"]).glob("*-cache"))
+
+
+REFUSED = {
+    "method is 'suffix'": ({"method": "suffix"}, GREEDY, {}),
+    "method is 'universal_text'": ({"method": "universal_text", "draft": "x"}, GREEDY, {}),
+    "draft_length_policy is 'adaptive'": (
+        {"method": "prompt_lookup", "draft_length_policy": "adaptive"},
+        GREEDY,
+        {},
+    ),
+    "draft_vocab_size is 8": (
+        {"method": "draft_model", "draft": "x", "draft_vocab_size": 8},
+        GREEDY,
+        {},
+    ),
+    "draft_quantization is 'gguf'": (
+        {"method": "draft_model", "draft": "x", "draft_quantization": "gguf"},
+        GREEDY,
+        {},
+    ),
+    "prompt_tokens is 100, but the context is 64": (
+        {"method": "none"},
+        GREEDY,
+        {"max_model_len": 64},
+    ),
+    "context is 100000, but tiny was made for": (
+        {"method": "none"},
+        GREEDY,
+        {"max_model_len": 100000},
+    ),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_compiled_ahead(models, said):
+    options, sampling, more = REFUSED[said]
+    shape = dataclasses.replace(read_shape(models[0]), name="tiny")
+    layout = Layout.read(SHARDING / "cpu-8.toml")
+    with pytest.raises(ConfigError, match=said):
+        compile_ahead(
+            shape,
+            shape,
+            SpeculativeConfig(**options),
+            Loading(layout, **({"max_model_len": 128} | more)),
+            [Workload(100, sampling)],
+        )
