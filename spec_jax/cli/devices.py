@@ -31,11 +31,13 @@ def ignore_absent_tpu() -> None:
 
 
 def to_compile_for(layout: Layout) -> None:
-    """Gives JAX the devices to compile for a layout; only GPU's own compile for GPUs.
+    """Gives JAX the devices that compiling for a layout takes: only GPUs compile for GPUs.
 
     Call it before JAX has devices.
     """
-    if layout.platform != "gpu":
+    if layout.platform == "gpu":
+        ignore_absent_tpu()
+    else:
         jax.config.update("jax_platforms", "cpu")
     if layout.platform == "cpu":
         with contextlib.suppress(RuntimeError):  # too late: JAX has its devices already

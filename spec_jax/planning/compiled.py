@@ -103,7 +103,7 @@ def devices_for(layout: Layout) -> Sequence[Any]:
         remedy = (
             f"set JAX_NUM_CPU_DEVICES={layout.size} before starting Python"
             if platform == "cpu"
-            else "run it where they are, or leave --compile out"
+            else "compile where they are, or plan without compiling"
         )
         raise ConfigError(
             f"compiling for the layout {layout.name} takes {layout.size} {platform} devices, and "
