@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -305,14 +306,17 @@ def test_jobset_says_how_to_try_it_dry():
     assert "kubectl create --dry-run=client -f launch/gke_jobset.yaml" in text
 
 
-def test_image_has_what_tpu_hosts_need():
+def test_the_image_is_for_tpus_or_gpus():
     lines = (ROOT / "launch" / "Dockerfile").read_text().splitlines()
-    (install,) = [line for line in lines if line.startswith("RUN")]
-    assert shlex.split(install)[-4:] == [
-        "-c",
-        "constraints.txt",
-        "-e",
-        ".[tpu,bucket,orbax,speech,train]",
-    ]
     (base,) = [line for line in lines if line.startswith("FROM")]
     assert base in [f"FROM python:3.{minor}-slim" for minor in (11, 12, 13)]
+    (install,) = [line for line in lines if line.startswith("RUN")]
+    *_, what = shlex.split(install)
+    assert shlex.split(install)[-4:-1] == ["-c", "constraints.txt", "-e"]
+    assert "ARG ACCELERATOR=tpu" in lines[lines.index(base) :]  # an ARG before FROM is not seen
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for accelerator in ("tpu", "cuda"):
+        extras = what.replace("${ACCELERATOR}", accelerator).removeprefix(".[").removesuffix("]")
+        assert extras.split(",") == [accelerator, "bucket", "orbax", "speech", "train"]
+        assert set(extras.split(",")) <= known.keys()
+    assert "--build-arg ACCELERATOR=cuda" in "".join(lines)

@@ -228,7 +228,9 @@ def test_what_cannot_be_planned(options, said):
 
 
 def test_what_cannot_be_compiled(monkeypatch):
-    with pytest.raises(ConfigError, match=r"8 gpu devices, and there are 0; compile where they are"):
+    with pytest.raises(
+        ConfigError, match=r"8 gpu devices, and there are 0; compile where they are"
+    ):
         plan(shape(), shape(), "gpu-8", compile=True)
     with pytest.raises(ConfigError, match=r"32 cpu devices, .* set JAX_NUM_CPU_DEVICES=32 before"):
         make_plan(shape(), shape(), Layout.tensor_parallel(32), compile=True)
