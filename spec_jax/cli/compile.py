@@ -9,7 +9,7 @@ from spec_jax.cli.compile_arguments import CompileOptions
 from spec_jax.cli.devices import to_compile_for
 from spec_jax.cli.screen import Screen
 from spec_jax.errors import ConfigError
-from spec_jax.planning import Loading, Workload, compile_ahead
+from spec_jax.planning import Workload, compile_ahead
 from spec_jax.sharding import Layout
 
 
@@ -21,13 +21,6 @@ def run(options: CompileOptions) -> int:
     jax.config.update("jax_compilation_cache_dir", str(options.output))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_raise_persistent_cache_errors", True)  # such as that the disk is full
-    loading = Loading(
-        layout,
-        options.dtype,
-        options.quantization,
-        options.kv_cache_dtype,
-        options.max_model_len,
-    )
     with Screen() as screen:
         target = read_shape(options.target, on_progress=screen.progress)
         draft = target
@@ -37,10 +30,19 @@ def run(options: CompileOptions) -> int:
             Workload(tokens, options.sampling, options.num_prompts, options.max_num_seqs)
             for tokens in options.prompt_tokens
         ]
-        compiler = compile_ahead(
-            target, draft, options.speculative, loading, workloads, screen.progress
+        programs, seconds = compile_ahead(
+            target,
+            draft,
+            layout,
+            options.speculative,
+            workloads,
+            dtype=options.dtype,
+            quantization=options.quantization,
+            kv_cache_dtype=options.kv_cache_dtype,
+            max_model_len=options.max_model_len,
+            on_progress=screen.progress,
         )
-        screen.note(f"{compiler.traces} programs in {compiler.seconds:.0f} s, in {options.output}")
+        screen.note(f"{programs} programs in {seconds:.0f} s, in {options.output}")
     return 0
 
 

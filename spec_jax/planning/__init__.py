@@ -1,6 +1,6 @@
 """Plans: the memory and time of a target and its draft on a layout, without the devices."""
 
-from spec_jax.planning.ahead import Loading, Workload, compile_ahead
+from spec_jax.planning.ahead import Compilation, Workload, compile_ahead
 from spec_jax.planning.compiled import Program
 from spec_jax.planning.plan import derived_draft, make_plan
 from spec_jax.planning.report import Plan, Prefill, Replicated, Section
@@ -9,7 +9,7 @@ from spec_jax.planning.search import LOOKAHEADS, Candidate, Search, draft_layout
 __all__ = [
     "LOOKAHEADS",
     "Candidate",
-    "Loading",
+    "Compilation",
     "Plan",
     "Prefill",
     "Program",

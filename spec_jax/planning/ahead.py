@@ -8,7 +8,7 @@ it there if all of these are the same.
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,15 @@ import numpy as np
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
 from spec_jax.checkpoints.shape import Shape
-from spec_jax.config import PLAN_QUANTIZATIONS, SamplingParams, SpeculativeConfig
+from spec_jax.config import (
+    DTYPES,
+    KV_CACHE_DTYPES,
+    PLAN_QUANTIZATIONS,
+    SamplingParams,
+    SpeculativeConfig,
+    check_choice,
+    check_whole,
+)
 from spec_jax.engine.custom import DrafterSetting
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import make_draft_length_policy, make_drafting
@@ -51,23 +59,11 @@ class Workload:
     max_num_seqs: int = 8
 
 
-@dataclass(frozen=True)
-class Loading:
-    """How models are loaded; as in `LLM`, but that nothing is left to the machine.
+class Compilation(NamedTuple):
+    """What was compiled: how many programs, in how many seconds."""
 
-    Attributes:
-      layout: how they are sharded.
-      dtype: `float32` or `bfloat16`.
-      quantization: `none`, `int8` or `int4`.
-      kv_cache_dtype: `auto` or `int8`.
-      max_model_len: most tokens of prompt and completion together; the target's own if None.
-    """
-
-    layout: Layout
-    dtype: str = "bfloat16"
-    quantization: str = "none"
-    kv_cache_dtype: str = "auto"
-    max_model_len: int | None = None
+    programs: int
+    seconds: float
 
 
 class _AheadCompiler(Compiler):
@@ -99,11 +95,16 @@ class _AheadCompiler(Compiler):
 def compile_ahead(
     target: Shape,
     draft: Shape | None,
+    layout: Layout,
     speculation: SpeculativeConfig,
-    loading: Loading,
     workloads: Sequence[Workload],
+    *,
+    dtype: str = "bfloat16",
+    quantization: str = "none",
+    kv_cache_dtype: str = "auto",
+    max_model_len: int | None = None,
     on_progress: Callable[[str], None] | None = None,
-) -> Compiler:
+) -> Compilation:
     """Compiles the programs that `LLM.generate` runs for some workloads.
 
     JAX keeps them where `jax_compilation_cache_dir` says.
@@ -111,45 +112,54 @@ def compile_ahead(
     Args:
       target: the target's shape.
       draft: the draft's, if the method has one; the same object if it is the target itself.
+      layout: how both are sharded.
       speculation: how to draft and verify.
-      loading: how the models are loaded.
       workloads: what is decoded, by one call each.
+      dtype: as of `LLM`, `float32` or `bfloat16`.
+      quantization: likewise, `none`, `int8` or `int4`.
+      kv_cache_dtype: likewise.
+      max_model_len: likewise.
       on_progress: called with a line of text before a program is compiled.
 
-    Returns:
-      The compiler, which knows how many programs there are and how long they took.
-
     Raises:
-      ConfigError: the layout does not fit the models, something that compiling needs is missing, a
+      ConfigError: a value is out of range, the layout does not fit the models, something that compiling needs is missing, a
         prompt is longer than the context, or the method's programs depend on more than shapes.
     """
+    for name, value, known in (
+        ("dtype", dtype, DTYPES),
+        ("quantization", quantization, PLAN_QUANTIZATIONS),
+        ("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES),
+    ):
+        check_choice(name, value, known)
     _check(target, speculation)
-    context = loading.max_model_len or target.config.max_position
+    context = max_model_len or target.config.max_position
     check_context(context, target)
     for workload in workloads:
+        for name in ("prompt_tokens", "num_prompts", "max_num_seqs"):
+            check_whole(name, getattr(workload, name), 1)
         if workload.prompt_tokens > context:
             raise ConfigError(
                 f"prompt_tokens is {workload.prompt_tokens}, but the context is {context}; give "
                 "at most that."
             )
-    devices = devices_for(loading.layout)
+    devices = devices_for(layout)
     # No text is read: any tokenizer will do that both models share.
     tokenizer = byte_tokenizer(target.config.vocab_size)
 
-    def checkpoint(role: str, shape: Shape, quantization: str) -> Checkpoint:
-        placement = loading.layout.place(role, shape.config.axis_sizes, devices)
-        model = abstract_model(shape.config, loading.dtype, quantization, placement)
-        model = dataclasses.replace(model, rounds_cache=loading.kv_cache_dtype == "int8")
+    def checkpoint(role: str, shape: Shape, rounded: str) -> Checkpoint:
+        placement = layout.place(role, shape.config.axis_sizes, devices)
+        model = abstract_model(shape.config, dtype, rounded, placement)
+        model = dataclasses.replace(model, rounds_cache=kv_cache_dtype == "int8")
         return Checkpoint(model.within(context), tokenizer, STOP, shape.name)
 
     def load_draft() -> Checkpoint:
         assert draft is not None  # the caller has read it
-        own = speculation.draft_quantization or loading.quantization
-        if draft is target and own == loading.quantization:
+        own = speculation.draft_quantization or quantization
+        if draft is target and own == quantization:
             return whole
         return checkpoint("draft", draft, own)
 
-    whole = checkpoint("target", target, loading.quantization)
+    whole = checkpoint("target", target, quantization)
     engine = Engine(
         whole.model,
         make_drafting(DrafterSetting(speculation, whole, load_draft, None)).drafter,
@@ -158,7 +168,7 @@ def compile_ahead(
         scoring=speculation.scoring,
         max_model_len=context,
     )
-    engine.compiler = _AheadCompiler(whole.model, on_progress)
+    compiler = engine.compiler = _AheadCompiler(whole.model, on_progress)
     for workload in workloads:
         prompt, rows = workload.prompt_tokens, workload.max_num_seqs
         request = Request(
@@ -170,7 +180,7 @@ def compile_ahead(
         )
         # One more than the rows stands for however many wait.
         _run([request] * min(workload.num_prompts, rows + 1), rows, engine)
-    return engine.compiler
+    return Compilation(compiler.traces, compiler.seconds)
 
 
 def _run(requests: Sequence[Request], rows: int, engine: Engine) -> None:

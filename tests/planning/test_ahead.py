@@ -11,7 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import ConfigError
-from spec_jax.planning import Loading, Workload, compile_ahead
+from spec_jax.planning import Workload, compile_ahead
 from spec_jax.sharding import Layout
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 from tests.often import often
@@ -108,9 +108,12 @@ def test_a_job_finds_every_program(kept, models, job, where):
     compile_ahead(
         shapes[0],
         shapes[0] if options.get("draft") == target else shapes[1],
+        layout,
         speculation,
-        Loading(layout, "float32", **more, max_model_len=128),
         [Workload(24, sampling, prompts, at_once)],
+        dtype="float32",
+        max_model_len=128,
+        **more,
     )
     before = kept()
     assert len(before) >= 2
@@ -134,19 +137,18 @@ def test_programs_for_a_slice_are_kept_under_the_same_keys(kept, name):
     layout = Layout.read(SHARDING / f"{name}.toml")
     shape = shape_for(layout, num_layers=2)
     speculation = SpeculativeConfig(method="draft_model", draft="it", num_speculative_tokens=2)
-    job = (shape, shape, speculation, Loading(layout), [Workload(100, SAMPLED, 9, 4)])
+    job = (shape, shape, layout, speculation, [Workload(100, SAMPLED, 9, 4)])
     compile_ahead(*job)
-    first = kept()
-    assert len(first) >= 3
-    # A second run asks for the same keys, and writes none.
-    times = {path: path.stat().st_mtime_ns for path in first_files()}
-    compile_ahead(*job)
-    assert kept() == first and times == {p: p.stat().st_mtime_ns for p in first_files()}
+    first = written()
+    assert len(kept()) >= 3
+    compile_ahead(*job)  # asks for the same keys, and writes none
+    assert written() == first
 
 
-def first_files() -> list[Path]:
-    """The files of the programs that are kept."""
-    return sorted(Path(jax.config.values["jax_compilation_cache_dir"]).glob("*-cache"))
+def written() -> dict[Path, int]:
+    """When each program that is kept was written."""
+    folder = Path(jax.config.values["jax_compilation_cache_dir"])
+    return {path: path.stat().st_mtime_ns for path in folder.glob("*-cache")}
 
 
 REFUSED = {
@@ -172,6 +174,7 @@ REFUSED = {
         GREEDY,
         {"max_model_len": 64},
     ),
+    "dtype is 'float16'": ({"method": "none"}, GREEDY, {"dtype": "float16"}),
     "context is 100000, but tiny was made for": (
         {"method": "none"},
         GREEDY,
@@ -189,7 +192,8 @@ def test_what_cannot_be_compiled_ahead(models, said):
         compile_ahead(
             shape,
             shape,
+            layout,
             SpeculativeConfig(**options),
-            Loading(layout, **({"max_model_len": 128} | more)),
             [Workload(100, sampling)],
+            **({"max_model_len": 128} | more),
         )
