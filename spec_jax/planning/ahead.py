@@ -122,8 +122,9 @@ def compile_ahead(
       on_progress: called with a line of text before a program is compiled.
 
     Raises:
-      ConfigError: a value is out of range, the layout does not fit the models, something that compiling needs is missing, a
-        prompt is longer than the context, or the method's programs depend on more than shapes.
+      ConfigError: a value is out of range, the layout does not fit the models, something that
+        compiling needs is missing, a prompt is longer than the context, or the method's programs
+        depend on more than shapes.
     """
     for name, value, known in (
         ("dtype", dtype, DTYPES),
