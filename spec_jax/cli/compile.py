@@ -6,7 +6,7 @@ from spec_jax.checkpoints.draft_directory import MANIFEST
 from spec_jax.checkpoints.reference import locate
 from spec_jax.checkpoints.shape import Shape, read_shape
 from spec_jax.cli.compile_arguments import CompileOptions
-from spec_jax.cli.devices import to_compile_for
+from spec_jax.cli.devices import prepare_to_compile_for
 from spec_jax.cli.screen import Screen
 from spec_jax.errors import ConfigError
 from spec_jax.planning import Workload, compile_ahead
@@ -16,7 +16,7 @@ from spec_jax.sharding import Layout
 def run(options: CompileOptions) -> int:
     """Compiles and keeps the programs; returns the exit code."""
     layout = Layout.read(options.layout)
-    to_compile_for(layout)
+    prepare_to_compile_for(layout)
     options.output.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(options.output))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

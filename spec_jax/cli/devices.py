@@ -30,7 +30,7 @@ def ignore_absent_tpu() -> None:
         config.update("jax_platforms", "cpu")
 
 
-def to_compile_for(layout: Layout) -> None:
+def prepare_to_compile_for(layout: Layout) -> None:
     """Gives JAX the devices that compiling for a layout takes: only GPUs compile for GPUs.
 
     Call it before JAX has devices.

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from spec_jax.checkpoints.recipe import Published
 from spec_jax.checkpoints.shape import Shape, read_shape
-from spec_jax.cli.devices import to_compile_for
+from spec_jax.cli.devices import prepare_to_compile_for
 from spec_jax.cli.plan_arguments import LOOKAHEAD, PlanOptions
 from spec_jax.cli.plan_search import report_search, write_best
 from spec_jax.cli.screen import Screen, visible
@@ -31,7 +31,7 @@ def run(options: PlanOptions) -> int:
     """Makes the plan and prints it; returns the exit code."""
     layout = Layout.read(options.layout)
     if options.compile:
-        to_compile_for(layout)
+        prepare_to_compile_for(layout)
     else:
         jax.config.update("jax_platforms", "cpu")
     with Screen(json_lines=options.json) as screen:
