@@ -137,7 +137,8 @@ LONG = "the end of the end " * 7
 @pytest.mark.parametrize("method", often(METHODS, ["tree"]))
 def test_those_of_prompts_are_the_targets(llm, method):
     """They change nothing else, and rows beside them that want none get none."""
-    speculative = llm.with_speculation(SpeculativeConfig(**METHODS[method]))
+    speculation = SpeculativeConfig(**METHODS[method])
+    speculative = llm.with_speculation(speculation)
     free = SamplingParams(max_tokens=8, temperature=1.2, top_k=5, logprobs=1, seed=5, n=2)
     asks = dataclasses.replace(free, prompt_logprobs=3)
     prompts = ["an", "the inn in the", LONG, "the end"]
@@ -147,7 +148,8 @@ def test_those_of_prompts_are_the_targets(llm, method):
         check_prompt(llm, output, 3)
     for output in found:
         check(llm, output, 1)
-    same = speculative.generate(prompts, free)
+    # A new one, since method suffix drafts from what it has generated before.
+    same = llm.with_speculation(speculation).generate(prompts, free)
     assert [each.outputs[1].token_ids for each in same] == [
         each.outputs[1].token_ids for each in found
     ]
