@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
@@ -36,7 +37,10 @@ def kept(tmp_path):
     for name, value in zip(before, values, strict=True):
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+    # What annotations call arrays are their shapes here.
+    jaxtyping.config.update("jaxtyping_disable", True)
     yield lambda: {path.name for path in (tmp_path / "kept").glob("jit_counted-*-cache")}
+    jaxtyping.config.update("jaxtyping_disable", False)
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
