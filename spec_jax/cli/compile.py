@@ -1,5 +1,9 @@
 """`spec-jax compile`: compiles for a layout whose devices need not be there."""
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import jax
 
 from spec_jax.checkpoints.draft_directory import MANIFEST
@@ -18,10 +22,15 @@ def run(options: CompileOptions) -> int:
     layout = Layout.read(options.layout)
     prepare_to_compile_for(layout)
     options.output.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(options.output))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_raise_persistent_cache_errors", True)  # such as that the disk is full
-    with Screen() as screen:
+    with Screen() as screen, tempfile.TemporaryDirectory() as made:
+        jax.config.update("jax_compilation_cache_dir", made)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_raise_persistent_cache_errors", True)  # such as a full disk
+
+        def progress(message: str) -> None:
+            _publish(Path(made), options.output)  # what is compiled stays, whatever comes
+            screen.progress(message)
+
         target = read_shape(options.target, on_progress=screen.progress)
         draft = target
         if options.speculative.draft != options.target:
@@ -40,10 +49,23 @@ def run(options: CompileOptions) -> int:
             quantization=options.quantization,
             kv_cache_dtype=options.kv_cache_dtype,
             max_model_len=options.max_model_len,
-            on_progress=screen.progress,
+            on_progress=progress,
         )
+        _publish(Path(made), options.output)
         screen.note(f"{programs} programs in {seconds:.0f} s, in {options.output}")
     return 0
+
+
+def _publish(made: Path, output: Path) -> None:
+    """Moves programs to their folder, where each appears whole: JAX never replaces an entry."""
+    for path in made.glob("*-cache"):
+        partial = output / f".{path.name}.partial"
+        try:
+            shutil.copyfile(path, partial)
+            partial.replace(output / path.name)
+        finally:
+            partial.unlink(missing_ok=True)
+        path.unlink()
 
 
 def _draft(reference: str | None, screen: Screen) -> Shape | None:

@@ -27,8 +27,8 @@ _REQUIRED = {
 _EPILOG = f"""\
 Set {FOLDER} to DIR where `generate` or LLM runs, with
 the same models, options and layout, and the same versions of spec-jax, jax, jaxlib and libtpu;
-it then reads the programs instead of compiling them. No weights are read here. For a TPU layout
-this needs the extra tpu and no TPU, for another one its devices.
+it then reads the programs instead of compiling them. No weights are read here, and no TPU is
+needed, but the extra tpu. Layouts of GPUs compile in the first job.
 
 Lengths are rounded up to powers of two: those of one power share their programs. LLM's own
 --dtype depends on what is stored, so give it there too.

@@ -22,6 +22,7 @@ def keep_programs(folder: Path) -> None:
     Args:
       folder: of all programs; made at need.
     """
+    find_anywhere(jax.default_backend())
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     own = folder / _machine()
@@ -33,6 +34,16 @@ def keep_programs(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_max_size", MAX_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
     compilation_cache.reset_cache()  # JAX looks for a folder once, at the first compilation
+
+
+def find_anywhere(platform: str) -> None:
+    """Has programs found in whatever folder they lie.
+
+    For the sake of GPUs, JAX keeps what their compiler measures beside them, and the name of that
+    folder then belongs to every key, on other platforms too.
+    """
+    if platform != "gpu":
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def _machine() -> str:

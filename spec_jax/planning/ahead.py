@@ -25,6 +25,7 @@ from spec_jax.config import (
     check_choice,
     check_whole,
 )
+from spec_jax.engine.compile_cache import find_anywhere
 from spec_jax.engine.custom import DrafterSetting
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import make_draft_length_policy, make_drafting
@@ -132,6 +133,11 @@ def compile_ahead(
         ("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES),
     ):
         check_choice(name, value, known)
+    if layout.platform == "gpu":
+        raise ConfigError(
+            f"layout {layout.name} is for GPUs, whose compiler measures on them; let the first job "
+            "compile."
+        )
     _check(target, speculation)
     context = max_model_len or target.config.max_position
     check_context(context, target)
@@ -160,6 +166,7 @@ def compile_ahead(
             return whole
         return checkpoint("draft", draft, own)
 
+    find_anywhere(layout.platform or "cpu")
     whole = checkpoint("target", target, quantization)
     engine = Engine(
         whole.model,

@@ -1,6 +1,8 @@
 """`spec-jax compile`: another process finds the programs."""
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spec_jax.checkpoints.draft_directory import MANIFEST
+from spec_jax.cli import compile
 from tests.checkpoints.tiny import write_directory
 from tests.cli.harness import failure
 
@@ -37,11 +40,31 @@ def test_generate_finds_the_programs(tmp_path):
     said = spec_jax(
         *("compile", *common, "--prompt-tokens", "20,60", "--out", folder), cache=tmp_path / "other"
     )
+    (damaged := next(folder.glob("*-cache"))).write_bytes(b"half")
+    spec_jax("compile", *common, "--prompt-tokens", "20,60", "--out", folder, cache=folder)
+    assert damaged.stat().st_size > 4 and not list(folder.glob(".*"))
     assert "3 programs in " in said and str(folder) in said  # both share the decoding loop
     before = programs(folder)
     assert len(before) == 3 and not programs(tmp_path / "other")
-    spec_jax("generate", "the inn", *common, "--ignore-eos", cache=folder)
-    assert programs(folder) == before
+    shipped = folder.rename(tmp_path / "shipped")
+    spec_jax("generate", "the inn", *common, "--ignore-eos", cache=shipped)
+    assert programs(shipped) == before
+
+
+def test_a_full_folder_is_an_error_and_leaves_no_part_of_a_program(tmp_path, monkeypatch):
+    made, kept = tmp_path / "made", tmp_path / "kept"
+    for folder in (made, kept):
+        folder.mkdir()
+    (made / "a-cache").write_bytes(b"program")
+
+    def full(source, target):
+        Path(target).write_bytes(b"pro")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        compile._publish(made, kept)
+    assert not list(kept.iterdir()) and list(made.iterdir())
 
 
 def flags(tmp_path, **others):
@@ -65,6 +88,7 @@ MISTAKES = [
     ({"method": "suffix"}, "method is 'suffix', whose programs depend on more"),
     ({"draft": "draft"}, "was trained to propose some tokens of one target"),
     ({"layout": "cpu-nowhere"}, "cpu-nowhere"),
+    ({"layout": "gpu-8"}, "layout gpu-8 is for GPUs, whose compiler measures on them"),
 ]
 
 
