@@ -74,7 +74,7 @@ JOBS = {
         8,
         {},
     ),
-    "early exit, two drafts": (
+    "early exit, as long as it is confident": (
         {"method": "early_exit", "early_exit_layers": 1, "draft_length_policy": "confidence"},
         GREEDY,
         5,
