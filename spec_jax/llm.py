@@ -226,6 +226,7 @@ class LLM:
             make_draft_length_policy(config),
             config.verification,
             scoring=config.scoring,
+            scoring_consistent=config.scoring_consistent,
             max_model_len=self.max_model_len,
             inputs=drafting.inputs,
             host=drafting.host,

@@ -130,7 +130,11 @@ BAD_SPECULATIVE = [
     *below("confidence_threshold", -0.1, low=0),
     ("confidence_threshold", 1.1, "at most 1"),
     *no_number("confidence_threshold"),
-    *[("retune_confidence", bad, "true or false") for bad in (1, "yes", None)],
+    *[
+        (name, bad, "true or false")
+        for name in ("retune_confidence", "scoring_consistent")
+        for bad in (1, "yes", None)
+    ],
     *[("draft", bad, TEXT) for bad in (5, b"model", ["model"])],
     ("draft_quantization", "int-8", "Did you mean 'int8'?"),
     ("draft_quantization", 8, "Known: auto, gguf, int4, int8, none."),
@@ -307,6 +311,19 @@ CONTRADICTIONS = [
         ["num_drafts is 2", "scoring is 'prefix_batch'", "scoring 'block', or leave num_drafts"],
     ),
     (
+        {"method": "prompt_lookup", "scoring_consistent": True, "scoring": "stairs"},
+        ["scoring_consistent is True", "scoring is 'prefix_batch'", "use scoring 'block'"],
+    ),
+    (
+        {"method": "prompt_lookup", "scoring_consistent": True, "num_drafts": 2},
+        ["scoring_consistent is True", "num_drafts is 2", "use num_drafts 1"],
+    ),
+    (
+        {"method": "early_exit", "scoring_consistent": True},
+        ["scoring_consistent is True", "'early_exit'", "leave scoring_consistent out"],
+    ),
+    ({"num_speculative_tokens": 3}, ["num_speculative_tokens is 3", "method is 'none'"]),
+    (
         {"method": "early_exit", "retune_confidence": True},
         ["draft_length_policy is 'constant'", "use draft_length_policy 'confidence'"],
     ),
@@ -349,6 +366,15 @@ def test_each_policy_has_its_own_most_tokens(policy, most):
     )
     assert SpeculativeConfig().most_speculative_tokens == 0
     assert dataclasses.replace(drafting, num_speculative_tokens=7).most_speculative_tokens == 7
+
+
+def test_consistent_scoring_is_compared_with_plain_decoding_of_the_same_width():
+    lookup = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=7)
+    assert lookup.plain == SpeculativeConfig()
+    plain = dataclasses.replace(lookup, scoring_consistent=True).plain
+    assert plain == SpeculativeConfig(num_speculative_tokens=7, scoring_consistent=True)
+    assert (plain.most_speculative_tokens, plain.plain) == (7, plain)
+    assert SpeculativeConfig(scoring_consistent=True).most_speculative_tokens == 4
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from spec_jax.config import (
     METHODS,
     MOST_SPECULATIVE_TOKENS,
     OFFLOADS,
+    PLAN_QUANTIZATIONS,
     PROMPT_LOOKUP_MAX,
     QUANTIZATIONS,
     SCORINGS,
@@ -32,6 +33,9 @@ LLM_OPTIONS = (
     *("offload", "resident_layers", "max_model_len"),
 )
 """Arguments of `LLM` that are flags of every command that makes one."""
+
+SHAPE_DTYPE = "bfloat16"
+"""The default dtype of a model whose weights are not read."""
 
 _OWN = ("chat", "json", "compare", "output", "resume", "system")
 _GENERATE_EPILOG = """\
@@ -165,13 +169,36 @@ def require_target(given: dict[str, Any], dtypes: Sequence[str] = DTYPES) -> Non
             "no target given; name the model with --target: a Hugging Face directory, a .gguf "
             "file, a recipe (.toml) or a hub id."
         )
-    for field, known in (
-        ("dtype", dtypes),
-        ("quantization", QUANTIZATIONS),
-        ("kv_cache_dtype", KV_CACHE_DTYPES),
-        ("offload", OFFLOADS),
-    ):
-        if (name := given.get(field)) is not None and name not in known:
+    check_names(
+        ("dtype", given.get("dtype"), dtypes),
+        ("quantization", given.get("quantization"), QUANTIZATIONS),
+        ("kv_cache_dtype", given.get("kv_cache_dtype"), KV_CACHE_DTYPES),
+        ("offload", given.get("offload"), OFFLOADS),
+    )
+
+
+def require_shape(given: dict[str, Any]) -> None:
+    """Checks the arguments that every command that reads only a model's shape has in common."""
+    if not given.get("target"):
+        raise ConfigError("no target given; name the target model with --target.")
+    if not given.get("layout"):
+        raise ConfigError("no layout given; name the layout with --layout, such as tpu-v4-16.")
+    quantization = given.get("quantization")
+    check_names(
+        ("dtype", given.get("dtype"), DTYPES),
+        *(
+            ("quantization", each, PLAN_QUANTIZATIONS)
+            for each in ([quantization] if isinstance(quantization, str) else quantization or ())
+        ),
+        ("kv_cache_dtype", given.get("kv_cache_dtype"), KV_CACHE_DTYPES),
+        ("offload", given.get("offload"), OFFLOADS),
+    )
+
+
+def check_names(*fields: tuple[str, str | None, Sequence[str]]) -> None:
+    """Refuses a field whose value, if any, is none of those known."""
+    for field, name, known in fields:
+        if name is not None and name not in known:
             raise ConfigError(f"{field} is {name!r}.{did_you_mean(name, known)}")
 
 
@@ -220,6 +247,49 @@ def add_reference(
     )
 
 
+def add_shape(group: Any, quantization: Callable[[str], Any] = str) -> None:
+    """The flags that name a model of which only the shape is read, its layout and its dtypes.
+
+    Args:
+      group: of flags.
+      quantization: `type=` of its flag.
+    """
+    group.add_argument(
+        "--target",
+        "--model",
+        metavar="REF",
+        help="target model, of which only the shape is read: a Hugging Face directory, a .gguf "
+        "file, a recipe (.toml) or a hub id",
+    )
+    group.add_argument("--layout", metavar="FILE", help="topology and sharding (sharding/*.toml)")
+    group.add_argument(
+        "--dtype",
+        metavar="|".join(DTYPES),
+        help=f"of weights and caches (default: {SHAPE_DTYPE})",
+    )
+    group.add_argument(
+        "--quantization",
+        type=quantization,
+        metavar="|".join(PLAN_QUANTIZATIONS),
+        help="of the matrices of both models (default: none)",
+    )
+
+
+def add_caches(group: Any) -> None:
+    """The flags that say what caches hold."""
+    group.add_argument(
+        "--kv-cache-dtype",
+        metavar="|".join(KV_CACHE_DTYPES),
+        help="int8 keeps keys and values in 8 bits (default: auto, not rounded)",
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=whole,
+        metavar="N",
+        help="most tokens of prompt and completion together (default: the model's context)",
+    )
+
+
 def add_model(parser: Parser) -> Any:
     """The flags of the target and of what it may hold; returns their group."""
     group = parser.add_argument_group("model")
@@ -234,11 +304,7 @@ def add_model(parser: Parser) -> Any:
         help="how the target's matrices are kept: int8 and int4 round them, gguf keeps a .gguf "
         "file's own blocks (default: auto)",
     )
-    group.add_argument(
-        "--kv-cache-dtype",
-        metavar="|".join(KV_CACHE_DTYPES),
-        help="int8 keeps keys and values in 8 bits (default: auto, not rounded)",
-    )
+    add_caches(group)
     group.add_argument(
         "--offload",
         metavar="|".join(OFFLOADS),
@@ -250,12 +316,6 @@ def add_model(parser: Parser) -> Any:
         type=whole,
         metavar="N",
         help="with --offload host, layers that stay on the devices: as many as fit (default: 0)",
-    )
-    group.add_argument(
-        "--max-model-len",
-        type=whole,
-        metavar="N",
-        help="most tokens of prompt and completion together (default: the model's context)",
     )
     return group
 
@@ -302,6 +362,11 @@ def add_speculation(parser: Parser, lookahead: str = _LOOKAHEADS) -> None:
         metavar="|".join(sorted(VERIFICATIONS)),
     )
     add("scoring", "how the target scores a draft", metavar="|".join(SCORINGS))
+    add(
+        "scoring_consistent",
+        "score K + 1 tokens in every round, and in plain decoding: equal greedy tokens in bfloat16",
+        action="store_true",
+    )
     add("num_drafts", "drafts per round, verified as a tree", type=whole, metavar="N")
     add(
         "prompt_lookup_max",

@@ -21,14 +21,14 @@ def run(options: CompileOptions) -> int:
     """Compiles and keeps the programs; returns the exit code."""
     layout = Layout.read(options.layout)
     prepare_to_compile_for(layout)
-    options.output.mkdir(parents=True, exist_ok=True)
     with Screen() as screen, tempfile.TemporaryDirectory() as made:
         jax.config.update("jax_compilation_cache_dir", made)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_raise_persistent_cache_errors", True)  # such as a full disk
 
         def progress(message: str) -> None:
-            _publish(Path(made), options.output)  # what is compiled stays, whatever comes
+            # Nothing is wrong with what was asked, and what is compiled stays, whatever comes.
+            _publish(Path(made), options.output)
             screen.progress(message)
 
         target = read_shape(options.target, on_progress=screen.progress)
@@ -58,6 +58,7 @@ def run(options: CompileOptions) -> int:
 
 def _publish(made: Path, output: Path) -> None:
     """Moves programs to their folder, where each appears whole: JAX never replaces an entry."""
+    output.mkdir(parents=True, exist_ok=True)
     for path in made.glob("*-cache"):
         partial = output / f".{path.name}.partial"
         try:

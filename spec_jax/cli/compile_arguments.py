@@ -5,25 +5,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_jax.cli.arguments import add_speculation, speculation_of
+from spec_jax.cli.arguments import (
+    SHAPE_DTYPE,
+    add_caches,
+    add_shape,
+    add_speculation,
+    require_shape,
+    speculation_of,
+)
 from spec_jax.cli.parser import Parser, add_debug, add_field, fields_of, whole, wholes
 from spec_jax.cli.sampling_arguments import add_distribution
-from spec_jax.config import (
-    DTYPES,
-    KV_CACHE_DTYPES,
-    PLAN_QUANTIZATIONS,
-    SamplingParams,
-    SpeculativeConfig,
-)
-from spec_jax.errors import ConfigError, did_you_mean
+from spec_jax.config import SamplingParams, SpeculativeConfig
+from spec_jax.errors import ConfigError
 
-DTYPE, QUANTIZATION, KV_CACHE_DTYPE = "bfloat16", "none", "auto"
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
-_REQUIRED = {
-    "target": "the target model with --target",
-    "layout": "the layout with --layout, such as tpu-v5e-8",
-    "prompt_tokens": "the tokens of your prompts with --prompt-tokens, such as 128,512",
-}
 _EPILOG = f"""\
 Set {FOLDER} to DIR where `generate` or LLM runs, with
 the same models, options and layout, and the same versions of spec-jax, jax, jaxlib and libtpu;
@@ -63,9 +58,9 @@ class CompileOptions:
     num_prompts: int = 1
     max_num_seqs: int = 8
     max_model_len: int | None = None
-    dtype: str = DTYPE
-    quantization: str = QUANTIZATION
-    kv_cache_dtype: str = KV_CACHE_DTYPE
+    dtype: str = SHAPE_DTYPE
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
 
 
 def parse_compile(arguments: Sequence[str]) -> CompileOptions:
@@ -75,19 +70,15 @@ def parse_compile(arguments: Sequence[str]) -> CompileOptions:
       ConfigError: an argument is missing, unknown, malformed or out of range.
     """
     given = _parser().parse(arguments)
-    for name, what in _REQUIRED.items():
-        if not given.get(name):
-            raise ConfigError(f"no {name.replace('_', ' ')} given; name {what}.")
+    require_shape(given)
+    if not given.get("prompt_tokens"):
+        raise ConfigError(
+            "no prompt tokens given; name the tokens of your prompts with --prompt-tokens, such as "
+            "128,512."
+        )
     folder = given.get("out") or os.environ.get(FOLDER)
     if not folder:
         raise ConfigError(f"no folder given; name the programs' with --out, or set {FOLDER}.")
-    for name, known in (
-        ("dtype", DTYPES),
-        ("quantization", PLAN_QUANTIZATIONS),
-        ("kv_cache_dtype", KV_CACHE_DTYPES),
-    ):
-        if (value := given.get(name)) is not None and value not in known:
-            raise ConfigError(f"{name} is {value!r}.{did_you_mean(value, known)}")
     for name in ("num_prompts", "max_num_seqs", "max_model_len"):
         if given.get(name, 1) < 1:
             raise ConfigError(f"{name} is {given[name]}; give at least 1.")
@@ -108,35 +99,8 @@ def parse_compile(arguments: Sequence[str]) -> CompileOptions:
 def _parser() -> Parser:
     parser = Parser("compile", "--target REF --layout FILE", _EPILOG)
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--target",
-        "--model",
-        metavar="REF",
-        help="target model, of which only the shape is read: a Hugging Face directory, a .gguf "
-        "file, a recipe (.toml) or a hub id",
-    )
-    group.add_argument("--layout", metavar="FILE", help="topology and sharding (sharding/*.toml)")
-    group.add_argument(
-        "--dtype",
-        metavar="|".join(DTYPES),
-        help=f"of weights and caches (default: {DTYPE})",
-    )
-    group.add_argument(
-        "--quantization",
-        metavar="|".join(PLAN_QUANTIZATIONS),
-        help=f"of the matrices of both models (default: {QUANTIZATION})",
-    )
-    group.add_argument(
-        "--kv-cache-dtype",
-        metavar="|".join(KV_CACHE_DTYPES),
-        help=f"of keys and values (default: {KV_CACHE_DTYPE}, not rounded)",
-    )
-    group.add_argument(
-        "--max-model-len",
-        type=whole,
-        metavar="N",
-        help="most tokens of prompt and completion together (default: the model's context)",
-    )
+    add_shape(group)
+    add_caches(group)
     add_speculation(parser)
     group = parser.add_argument_group("what will be decoded")
     group.add_argument(

@@ -12,7 +12,6 @@ from spec_jax.cli.loading import load
 from spec_jax.cli.results_file import ResultsFile, refuse_existing
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.statistics import Run, same_tokens, table
-from spec_jax.config import SpeculativeConfig
 from spec_jax.llm import LLM, Prompt
 from spec_jax.outputs import RequestOutput, StreamChunk
 
@@ -144,7 +143,7 @@ def _compare(
 ) -> Run:
     """Decodes the same prompts plainly, with the same weights."""
     screen.progress("decoding plainly, to compare")
-    llm = ours.llm.with_speculation(SpeculativeConfig())
+    llm = ours.llm.with_speculation(options.speculative.plain)
     _warm_up(llm, prompts, options)
     outputs = list(_decode(llm, prompts, options, screen))
     plain = Run("plain", outputs, llm)

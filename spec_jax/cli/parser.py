@@ -13,6 +13,8 @@ WIDEST = 100
 """Columns of help on a wide terminal: longer lines are hard to read."""
 NARROW = 80
 """Below so many columns, what an option means begins further to the left."""
+MOST_NUMBERS = 1000
+"""Most numbers of a list such as 1-4."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -132,7 +134,12 @@ def wholes(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        found += range(whole(first), whole(last) + 1) if dash and first else [whole(part)]
+        numbers = range(whole(first), whole(last) + 1) if dash and first else [whole(part)]
+        if not numbers or len(found) + len(numbers) > MOST_NUMBERS:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not 1 to {MOST_NUMBERS} numbers, such as 1,2,4 or 1-4"
+            )
+        found += numbers
     return tuple(found)
 
 

@@ -3,15 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 
-from spec_jax.cli.parser import Parser, add_debug, number, whole
-from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS, SamplingParams
-from spec_jax.errors import ConfigError, did_you_mean
+from spec_jax.cli.arguments import SHAPE_DTYPE, add_shape, require_shape
+from spec_jax.cli.parser import Parser, add_debug, names, number, whole, wholes
+from spec_jax.config import OFFLOADS, SamplingParams
+from spec_jax.errors import ConfigError
 
-DTYPE, ACCEPTANCE, LOOKAHEAD = "bfloat16", 0.8, 4
-_REQUIRED = {
-    "target": "the target model with --target",
-    "layout": "the layout with --layout, such as tpu-v4-16",
-}
+ACCEPTANCE, LOOKAHEAD = 0.8, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +51,7 @@ class PlanOptions:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
-    dtype: str = DTYPE
+    dtype: str = SHAPE_DTYPE
     quantization: tuple[str, ...] = ("none",)
     offload: str = "none"
     resident_layers: int = 0
@@ -78,24 +75,12 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         "memory,\narithmetic and links take. No weights are read, and no accelerator is needed.",
     )
     group = parser.add_argument_group("models")
-    reference = "a Hugging Face directory, a .gguf file, a recipe (.toml) or a hub id"
-    group.add_argument("--target", "--model", metavar="REF", help=f"target model: {reference}")
+    add_shape(group, quantization=names)
     group.add_argument(
         "--draft",
         metavar="REF",
         help="draft model, named like the target (default: one derived from the target, much "
         "shallower and slightly narrower)",
-    )
-    group.add_argument(
-        "--dtype",
-        metavar="|".join(DTYPES),
-        help=f"of weights and caches (default: {DTYPE})",
-    )
-    group.add_argument(
-        "--quantization",
-        type=_words,
-        metavar="|".join(PLAN_QUANTIZATIONS),
-        help="of the matrices of both (default: none)",
     )
     group.add_argument(
         "--offload",
@@ -110,10 +95,9 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
         help="with --offload host, layers that stay on the chips (default: 0)",
     )
     group = parser.add_argument_group("what to plan for")
-    group.add_argument("--layout", metavar="FILE", help="topology and sharding (sharding/*.toml)")
     group.add_argument(
         "--num-speculative-tokens",
-        type=_wholes,
+        type=wholes,
         metavar="K",
         help=f"tokens drafted in a round (default: {LOOKAHEAD}; with --search, 1 to 16)",
     )
@@ -125,13 +109,13 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     )
     group.add_argument(
         "--batch",
-        type=_wholes,
+        type=wholes,
         metavar="N",
         help="rows decoded together (default: 1; with --search, doubled until nothing fits)",
     )
     group.add_argument(
         "--context",
-        type=_wholes,
+        type=wholes,
         metavar="N",
         help="most tokens of prompt and completion together (default: the target's context)",
     )
@@ -159,9 +143,7 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     add_debug(group)
     given = parser.parse(arguments)
     given.pop("debug", None)
-    for name, what in _REQUIRED.items():
-        if not given.get(name):
-            raise ConfigError(f"no {name} given; name {what}.")
+    require_shape(given)
     options = PlanOptions(**given)
     for name in ("num_speculative_tokens", "batch", "context"):
         if any((least := value) < 1 for value in getattr(options, name)):
@@ -169,14 +151,6 @@ def parse_plan(arguments: Sequence[str]) -> PlanOptions:
     _check_search(options)
     if not 0 <= options.acceptance <= 1:
         raise ConfigError(f"acceptance is {options.acceptance}; give a probability in [0, 1].")
-    named = [("quantization", each, PLAN_QUANTIZATIONS) for each in options.quantization]
-    for name, value, known in (
-        *named,
-        ("dtype", options.dtype, DTYPES),
-        ("offload", options.offload, OFFLOADS),
-    ):
-        if value not in known:
-            raise ConfigError(f"{name} is {value!r}.{did_you_mean(value, known)}")
     _ = options.sampling  # refuses what is out of range
     return options
 
@@ -193,11 +167,3 @@ def _check_search(options: PlanOptions) -> None:
     elif options.compile or options.offload != "none":
         name = "--compile" if options.compile else "--offload"
         raise ConfigError(f"--search does without {name}; leave one of them out.")
-
-
-def _wholes(text: str) -> tuple[int, ...]:
-    return tuple(whole(part) for part in text.split(","))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))

@@ -32,7 +32,13 @@ Options = Mapping[str, tuple[str, ...] | None]
 """Options of `SpeculativeConfig`, each with the values it may take; None stands for all of them."""
 
 _DRAFTING: Options = dict.fromkeys(
-    ("num_speculative_tokens", "draft_length_policy", "verification", "scoring")
+    (
+        "num_speculative_tokens",
+        "draft_length_policy",
+        "verification",
+        "scoring",
+        "scoring_consistent",
+    )
 )
 _CONFIDENT: Options = {"confidence_threshold": None, "retune_confidence": None}
 _DRAFTED: Options = {"draft": None, "draft_quantization": None}
@@ -45,7 +51,7 @@ CUSTOM = "custom"
 """The method whose drafter is `LLM(drafter=...)`."""
 
 METHODS: dict[str, Options] = {
-    "none": {},
+    "none": {"scoring_consistent": None},
     "draft_model": {
         **_DRAFTING,
         **_CONFIDENT,
@@ -55,8 +61,14 @@ METHODS: dict[str, Options] = {
     },
     "prompt_lookup": {**LOOKUP_OPTIONS, "num_drafts": None, "prompt_lookup_max": None},
     "suffix": LOOKUP_OPTIONS,
-    # A prefix batch runs all layers of every prefix; early exit has already run the first layers.
-    "early_exit": {**_DRAFTING, **_CONFIDENT, "scoring": ("block",), "early_exit_layers": None},
+    # A prefix batch runs all layers of every prefix; early exit has already run the first layers,
+    # one token a call, so that nothing makes its scoring consistent.
+    "early_exit": {
+        **{name: values for name, values in _DRAFTING.items() if name != "scoring_consistent"},
+        **_CONFIDENT,
+        "scoring": ("block",),
+        "early_exit_layers": None,
+    },
     "universal_vocabulary": {**_DRAFTING, **_CONFIDENT, **_DRAFTED},
     # It drafts in other tokens than are verified, so no threshold can be learnt from the verdicts.
     "universal_text": {**_DRAFTING, "confidence_threshold": None, **_DRAFTED},
@@ -75,6 +87,8 @@ _TOGETHER = (
     ("retune_confidence", "draft_length_policy", ("confidence",)),
     ("num_drafts", "verification", ("token", "greedy")),
     ("num_drafts", "scoring", ("block",)),
+    ("scoring_consistent", "scoring", ("block",)),
+    ("scoring_consistent", "num_drafts", (1,)),
 )
 """An option, a second one, and the values of the second that go with the first."""
 
@@ -166,6 +180,11 @@ class SpeculativeConfig:
         longest prefix equal to the target's argmax, and needs temperature 0.
       scoring: `block` scores a draft in one row; `prefix_batch` scores its prefixes as a batch
         (IVUS 2024, which calls it `stairs`; that name is accepted as an alias).
+      scoring_consistent: score K + 1 tokens of a row in every round, however few are drafted, and
+        also with method `none`. The target then computes every token by the same kind of product,
+        drafted or not: greedy tokens of plain decoding and of a drafter with the same K are the
+        same in bfloat16 too, if no row of a product depends on its place. Calls take as long as
+        those of a whole draft. Needs scoring `block` and one draft.
       num_drafts: drafts per round, verified together as a tree (arXiv 2305.09781).
       prompt_lookup_max: longest n-gram that `prompt_lookup` looks for, 3 by default; shorter ones
         follow.
@@ -183,6 +202,7 @@ class SpeculativeConfig:
     retune_confidence: bool = False
     verification: Annotated[str, one_of(VERIFICATIONS)] = "token"
     scoring: Annotated[str, one_of(SCORINGS, SCORING_ALIASES)] = "block"
+    scoring_consistent: bool = False
     num_drafts: AtLeast1 = 1
     prompt_lookup_max: AtLeast1 | None = None
     early_exit_layers: AtLeast1 | None = None
@@ -239,10 +259,22 @@ class SpeculativeConfig:
 
     @property
     def most_speculative_tokens(self) -> int:
-        """Most tokens drafted per round, the default filled in; plain decoding drafts none."""
-        if self.method == "none":
+        """Most tokens drafted per round, the default filled in; plain decoding drafts none.
+
+        With `scoring_consistent` it scores as many all the same.
+        """
+        if self.method == "none" and not self.scoring_consistent:
             return 0
         return self.num_speculative_tokens or MOST_SPECULATIVE_TOKENS[self.draft_length_policy]
+
+    @property
+    def plain(self) -> "SpeculativeConfig":
+        """The plain decoding that this is compared with."""
+        if not self.scoring_consistent:
+            return SpeculativeConfig()
+        return SpeculativeConfig(
+            num_speculative_tokens=self.most_speculative_tokens, scoring_consistent=True
+        )
 
     def _refuse_unsupported(self) -> None:
         """Refuses options with a value other than the default that would be ignored."""
@@ -251,6 +283,8 @@ class SpeculativeConfig:
             for field in dataclasses.fields(self)
             if field.name != "method" and getattr(self, field.name) != field.default
         }
+        if self.method == "none" and self.scoring_consistent:
+            given.pop("num_speculative_tokens", None)  # here it is the width of calls
         for name, value in given.items():
             if not _supports(self.method, name, value):
                 known = [each for each in METHODS if _supports(each, name, value)]

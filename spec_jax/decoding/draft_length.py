@@ -86,13 +86,18 @@ class DraftLengthPolicy(Protocol):
         ...
 
 
-def scoring_widths(policy: DraftLengthPolicy, steady: bool) -> tuple[int, ...]:
+def scoring_widths(
+    policy: DraftLengthPolicy, steady: bool, consistent: bool = False
+) -> tuple[int, ...]:
     """The draft lengths that are compiled: a round is scored at the smallest that holds it.
 
     Halvings of K if drafts differ in length; 0 and K if the drafter of a `Constant` policy may find
-    nothing to propose. Each width costs the compilation of a target call.
+    nothing to propose; K alone if scoring must be consistent. Each width costs the compilation of a
+    target call.
     """
     longest = policy.num_speculative_tokens
+    if consistent:
+        return (longest,)
     if not policy.varies:
         return (longest,) if steady or not longest else (0, longest)
     return halvings(longest)

@@ -142,11 +142,13 @@ class Strategy:
       draft_length: how many tokens to draft.
       verification: which of them to keep.
       scoring: how the target is called.
+      consistent: whether every round scores K + 1 tokens of a row, however few are drafted.
     """
 
     draft_length: DraftLengthPolicy
     verification: str = "token"
     scoring: str = "block"
+    consistent: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("verification", VERIFICATIONS), ("scoring", SCORINGS)):
@@ -218,7 +220,7 @@ def finish_round(
         known = (verdict.chosen, done.tokens, state.lengths)
         return dataclasses.replace(done, logprobs=state.logprobs.add(scored.logits, short, *known))
 
-    widths = scoring_widths(strategy.draft_length, drafter.steady)
+    widths = scoring_widths(strategy.draft_length, drafter.steady, strategy.consistent)
     return at_width(widths, draft.lengths.max(), finish, state)
 
 

@@ -9,7 +9,12 @@ from spec_jax.sharding.rows import join_rows
 
 @pytree
 class NoDraft:
-    """Proposes nothing, so that every round scores one token."""
+    """Proposes nothing.
+
+    Attributes:
+      lookahead: tokens that a round scores besides the one that it decodes, to no purpose but to
+        compute as rounds of other drafters do.
+    """
 
     lookahead: int = static(default=0)
     drafts = 1
@@ -24,7 +29,7 @@ class NoDraft:
         batch = context.lengths.shape[0]
         return (
             Draft(
-                tokens=jnp.zeros((batch, 0), jnp.int32),
+                tokens=jnp.zeros((batch, self.lookahead), jnp.int32),
                 probs=None,
                 lengths=jnp.zeros((batch,), jnp.int32),
             ),

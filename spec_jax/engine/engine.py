@@ -63,6 +63,7 @@ class Engine:
         verification: str = "token",
         *,
         scoring: str = "block",
+        scoring_consistent: bool = False,
         max_model_len: int,
         inputs: Inputs | None = None,
         host: HostDrafter | None = None,
@@ -70,7 +71,7 @@ class Engine:
         on_progress: Callable[[str], None] | None = None,
     ):
         self.target, self.drafter, self._keep_states = target, drafter, keep_states
-        self.strategy = loop.Strategy(policy, verification, scoring)
+        self.strategy = loop.Strategy(policy, verification, scoring, scoring_consistent)
         self.max_model_len = max_model_len
         self.cost_profiler = CostProfiler(policy) if isinstance(policy, Adaptive) else None
         self.inputs: Inputs = inputs or (lambda requests, bucket: None)

@@ -129,7 +129,7 @@ def make_draft_length_policy(config: SpeculativeConfig) -> DraftLengthPolicy:
 
 
 def _none(setting: DrafterSetting) -> Drafting:
-    return Drafting(NoDraft())
+    return Drafting(NoDraft(setting.lookahead))
 
 
 def _prompt_lookup(setting: DrafterSetting) -> Drafting:

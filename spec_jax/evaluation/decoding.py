@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from spec_jax.config import SamplingParams
+from spec_jax.drafters.none import NoDraft
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, Start
@@ -29,6 +30,11 @@ def request(
         max_length=len(start) + params.most_tokens,
         source=start.source,
     )
+
+
+def drafts(engine: Engine) -> bool:
+    """Whether the method proposes tokens at all."""
+    return engine.drafter.lookahead > 0 and not isinstance(engine.drafter, NoDraft)
 
 
 def start_of(request: Request) -> Start:

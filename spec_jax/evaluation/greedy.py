@@ -18,6 +18,7 @@ from spec_jax.engine.requests import Request, Start
 from spec_jax.evaluation.decoding import (
     BATCH,
     decode,
+    drafts,
     generated,
     in_groups,
     request,
@@ -78,16 +79,19 @@ class Greedy:
     on_progress: Callable[[str], None]
 
     def __post_init__(self) -> None:
+        consistent = self.engine.strategy.consistent
+        width = self.engine.drafter.lookahead if consistent else 0
         self.plain = Engine(
             self.engine.target,
-            NoDraft(0),
-            Constant(0),
+            NoDraft(width),
+            Constant(width),
             "token",
+            scoring_consistent=consistent,
             max_model_len=self.engine.max_model_len,
             on_progress=self.on_progress,
         )
         self.scorer = Scorer(self.engine.target, rows=1, width=self.max_tokens)
-        self.drafts = self.engine.drafter.lookahead > 0
+        self.drafts = drafts(self.engine)
 
     def run(self) -> list[Check]:
         """The checks: the tokens, the same under every processor, and stops."""

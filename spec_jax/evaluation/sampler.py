@@ -11,7 +11,7 @@ import numpy as np
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import MIN_CAPACITY, Request, Start, batch_of, power_of_two
-from spec_jax.evaluation.decoding import decode
+from spec_jax.evaluation.decoding import decode, drafts
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check
 from spec_jax.evaluation.rows import why_not_reproducible
@@ -58,8 +58,8 @@ class Sampler:
 
         `on_rows` is called with each setting's name, the prompts' numbers and the rows' tokens.
         """
-        drafts = self._engine.drafter.lookahead > 0
-        evidence = Evidence(self._scorer, self._engine.strategy.verification, drafts, seed)
+        verification = self._engine.strategy.verification
+        evidence = Evidence(self._scorer, verification, drafts(self._engine), seed)
         among = Check("rows: among many")
         irreproducible = why_not_reproducible(self._engine)
         for number, (name, setting) in enumerate(settings.items()):

@@ -174,6 +174,7 @@ def compile_ahead(
         make_draft_length_policy(speculation),
         speculation.verification,
         scoring=speculation.scoring,
+        scoring_consistent=speculation.scoring_consistent,
         max_model_len=context,
     )
     compiler = engine.compiler = _AheadCompiler(whole.model, on_progress)

@@ -81,6 +81,8 @@ MISTAKES = [
     ({"prompt_tokens": None}, "no prompt tokens given; name the tokens of your prompts"),
     ({"prompt_tokens": "20,0"}, "prompt_tokens is 0; give at least 1"),
     ({"prompt_tokens": "many"}, "'many' is not a whole number"),
+    ({"prompt_tokens": "1-1000000000000"}, "is not 1 to 1000 numbers, such as 1,2,4 or 1-4"),
+    ({"prompt_tokens": "5-2"}, "'5-2' is not 1 to 1000 numbers"),
     ({"num_prompts": 0}, "num_prompts is 0; give at least 1"),
     ({"dtype": "float16"}, "dtype is 'float16'. Did you mean"),
     ({"quantization": "gguf"}, "quantization is 'gguf'. Known:"),
@@ -101,6 +103,7 @@ def test_a_mistake_is_named(capsys, monkeypatch, tmp_path, given, said):
     (draft / MANIFEST).write_text("{}")
     given = given | ({"draft": draft} if "draft" in given else {})
     assert said in failure(capsys, "compile", *flags(model, **given))
+    assert not (model / "out").exists()
 
 
 def test_the_folder_is_named(capsys, monkeypatch, tmp_path):

@@ -46,6 +46,8 @@ def test_widths_are_the_halvings_of_k_where_drafts_differ_in_length():
         assert scoring_widths(policy, steady=True) == (4,)
         assert scoring_widths(policy, steady=False) == (0, 4)
     assert scoring_widths(Constant(0), steady=False) == (0,)
+    for policy in (Constant(4), Heuristic(4), Adaptive(4)):
+        assert scoring_widths(policy, steady=False, consistent=True) == (4,)
     for policy in (Heuristic(4), Confidence(4), Adaptive(4)):
         assert scoring_widths(policy, steady=True) == (0, 1, 2, 4)
 
