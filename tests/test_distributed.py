@@ -75,10 +75,11 @@ def together():
     """Starts two processes, with arguments of their own if they are given, and never leaves one."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str, other: tuple[str, ...] | None = None):
+    def run(*arguments: str, other: tuple[str, ...] | None = None, command=SPEC_JAX):
         port = free_port()
         several = (arguments, arguments if other is None else other)
-        started.extend(start(i, 2, port, *each) for i, each in enumerate(several))
+        for i, each in enumerate(several):
+            started.append(start(i, 2, port, *each, command=command))
         return started
 
     yield run
@@ -387,6 +388,28 @@ def test_a_peer_that_has_left_is_not_missed():
     assert watched(lambda board, watches: watches[0].leave()) == [[], [], []]
 
 
+BUSY = """
+import sys, time
+from spec_jax import distributed
+from spec_jax.sharding import Layout
+
+distributed.start(Layout.read(sys.argv[1]))
+print("joined", flush=True)
+time.sleep(60)  # as if it compiled: it waits for no other process
+"""
+
+
+def test_process_0_ends_those_that_do_not_wait_for_it(together):
+    processes = together(LAYOUT, command=(sys.executable, "-c", BUSY))
+    assert [each.stdout.readline() for each in processes] == ["joined\n"] * 2
+    time.sleep(1)
+    processes[0].kill()
+    _, errors = processes[1].communicate(timeout=20)
+    assert processes[1].returncode == PEER_LOST
+    last = errors.strip().splitlines()[-1]
+    assert last == "spec-jax: error: process 1 of 2 ends: process 0 has ended."
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_process_ends_the_other(together, model, victim):
@@ -425,8 +448,9 @@ def kill(
 @pytest.mark.parametrize("victim", often([0, 1], [1]))
 def test_a_dead_process_ends_the_other(together, model, victim):
     code, errors, seconds = kill(together, model, victim)
-    assert code != 0 and seconds < 20
-    assert "another one has died" in errors or "another task died" in errors
+    assert code == PEER_LOST and seconds < 20
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith(f"spec-jax: error: process {1 - victim} of 2 ends: ")
 
 
 @pytest.mark.slow

@@ -111,7 +111,13 @@ def _join(layout: Layout) -> None:
             f"{layout.processes} and JAX_PROCESS_ID to this process's number from 0."
         ) from error
     jax_state: Any = jax_distributed.global_state  # its store has no public name
-    watch = Watch(jax_state.client, jax_state.process_id, layout.processes, end_process)
+    watch = Watch(
+        jax_state.client,
+        jax_state.process_id,
+        layout.processes,
+        end_process,
+        address=jax_state.coordinator_address,
+    )
     atexit.register(watch.leave)  # which comes before JAX's own exit, registered earlier
 
 

@@ -1,12 +1,14 @@
-"""Ends a process whose peers give no sign of life: they were stopped, or cannot be reached.
+"""Ends a process whose peers give no sign of life: they died, were stopped or cannot be reached.
 
-A peer that dies closes its connections, and what this process waits for fails at once. One that was
-stopped, or whose machine hangs, keeps them open: JAX would wait, and then abort with a stack trace.
+A peer that dies closes its connections: what this process waits for fails at once, but while it
+compiles it waits for none. One that was stopped, or whose machine hangs, keeps them open. JAX would
+abort with a stack trace, at once or after a long wait.
 """
 
 import contextlib
 import itertools
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -46,6 +48,7 @@ class Watch:
       count: how many there are.
       end: called once, with a sentence, when a peer was silent for too long.
       beat: seconds between two signs of life.
+      address: host:port where process 0 listens as long as it lives; None if nobody knows.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Watch:
         count: int,
         end: Callable[[str], None],
         beat: float = _BEAT,
+        address: str | None = None,
     ):
         self._board, self._number, self._count = board, number, count
         self._end, self._beat = end, beat
@@ -62,12 +66,14 @@ class Watch:
         self._seen: dict[int, str] = {}
         self._answers = 0
         # Two threads: without process 0, the one that writes and reads waits for an answer.
-        self._threads = [
-            threading.Thread(target=run, name="spec-jax watch", daemon=True)
-            for run in (self._show, self._look)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [self._run(self._show), self._run(self._look)]
+        if number and address:
+            self._run(self._listen, *address.rsplit(":", 1))
+
+    def _run(self, what: Callable[..., None], *arguments: str) -> threading.Thread:
+        thread = threading.Thread(target=what, args=arguments, name="spec-jax watch", daemon=True)
+        thread.start()
+        return thread
 
     def leave(self) -> None:
         """Says that no sign of life will follow, and ends the watch."""
@@ -88,6 +94,23 @@ class Watch:
             if leaving:
                 return
             self._left.wait(self._beat)
+
+    def _listen(self, host: str, port: str) -> None:
+        """Waits until the port of process 0 is closed, of which its machine tells at once."""
+        while True:
+            try:
+                with socket.create_connection((host.strip("[]"), int(port)), _MOST_SILENT) as peer:
+                    peer.settimeout(None)
+                    while peer.recv(1 << 12):  # JAX greets whoever comes, and ends idle connections
+                        pass
+            except ConnectionRefusedError:
+                if not self._left.is_set():
+                    self._end(f"process {self._number} of {self._count} ends: process 0 has ended.")
+                return
+            except ConnectionResetError:
+                pass
+            except OSError:  # what lies between the machines allows no connection but JAX's
+                return
 
     def _look(self) -> None:
         last: dict[int, str | int | None] = {}
@@ -128,10 +151,14 @@ def end_process(sentence: str) -> None:
     """Ends this process without waiting for anything, as no other way ends one that waits."""
     if not jax.distributed.is_initialized():  # the program has left the others on purpose
         return
-    with contextlib.suppress(OSError, ValueError):
-        print(f"spec-jax: error: {sentence}", file=sys.stderr, flush=True)
     # Whoever holds the stream's lock may never give it back.
     flush = threading.Thread(target=sys.stdout.flush, daemon=True)
     flush.start()
     flush.join(timeout=_BEAT)
+    # JAX may be about to abort with a page of its own; the sentence is to be the last.
+    with contextlib.suppress(OSError, ValueError):
+        stderr = sys.stderr.fileno()
+        mine, nowhere = os.dup(stderr), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stderr)
+        os.write(mine, f"spec-jax: error: {sentence}\n".encode())
     os._exit(PEER_LOST)
