@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_jax.cli.arguments import (
-    LLM_OPTIONS,
     Options,
-    add_model,
     add_prompts,
     add_speculation,
     refuse_greedy_sampling,
-    require_target,
     speculation_of,
 )
+from spec_jax.cli.model_arguments import LLM_OPTIONS, add_model, require_target
 from spec_jax.cli.parser import Parser, add_debug, fields_of, whole
 from spec_jax.cli.sampling_arguments import add_distribution
 from spec_jax.config import LLM_DTYPES, METHODS, SamplingParams, SpeculativeConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_jax.benchmarking import prompts
-from spec_jax.cli.arguments import LLM_OPTIONS, add_field, add_model, require_target
-from spec_jax.cli.parser import Parser, add_debug, names, numbers, whole, wholes
+from spec_jax.cli.model_arguments import LLM_OPTIONS, add_model, require_target
+from spec_jax.cli.parser import Parser, add_debug, add_field, names, numbers, whole, wholes
 from spec_jax.config import (
     DRAFT_LENGTH_POLICIES,
     LLM_DTYPES,

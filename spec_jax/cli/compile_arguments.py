@@ -5,14 +5,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_jax.cli.arguments import (
-    SHAPE_DTYPE,
-    add_caches,
-    add_shape,
-    add_speculation,
-    require_shape,
-    speculation_of,
-)
+from spec_jax.cli.arguments import add_speculation, speculation_of
+from spec_jax.cli.model_arguments import SHAPE_DTYPE, add_caches, add_shape, require_shape
 from spec_jax.cli.parser import Parser, add_debug, add_field, fields_of, whole, wholes
 from spec_jax.cli.sampling_arguments import add_distribution
 from spec_jax.config import SamplingParams, SpeculativeConfig

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from spec_jax.cli.arguments import SHAPE_DTYPE, add_shape, require_shape
+from spec_jax.cli.model_arguments import SHAPE_DTYPE, add_shape, require_shape
 from spec_jax.cli.parser import Parser, add_debug, names, number, whole, wholes
 from spec_jax.config import OFFLOADS, SamplingParams
 from spec_jax.errors import ConfigError

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spec_jax.cli.arguments import (
-    LLM_OPTIONS,
     Options,
     add_completed_prompts,
-    add_model,
     add_speculation,
     refuse_greedy_sampling,
-    require_target,
     sources_of,
     speculation_of,
 )
+from spec_jax.cli.model_arguments import LLM_OPTIONS, add_model, require_target
 from spec_jax.cli.parser import Parser, add_debug, whole
 from spec_jax.cli.sampling_arguments import add_sampling, sampling_of
 from spec_jax.config import LLM_DTYPES

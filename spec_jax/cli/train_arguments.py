@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_jax.cli.arguments import add_reference, require_target
+from spec_jax.cli.model_arguments import add_reference, require_target
 from spec_jax.cli.parser import (
     Parser,
     add_debug,

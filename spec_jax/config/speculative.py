@@ -316,6 +316,6 @@ def _supports(method: str, option: str, value: object) -> bool:
     return option in options and ((values := options[option]) is None or value in values)
 
 
-def _one_of(values: Sequence[str]) -> str:
+def _one_of(values: Sequence[object]) -> str:
     *others, last = map(repr, values)
     return f"{', '.join(others)} or {last}" if others else last

@@ -60,8 +60,8 @@ class SamplingFeatures:
 
 
 LEAST_WORDS = 64
-"""Bad words of a row that every program has room for. Unused room takes no time where each device
-holds the parameters of all rows (`processors`)."""
+"""Bad words of a row that every program has room for. Unused room takes no time where it is
+skipped (`skips_unused`)."""
 
 
 class Room(NamedTuple):

@@ -4,9 +4,9 @@ The order and semantics are those of Hugging Face transformers' logits processor
 `processors` does (bias, penalties, bans), then temperature, top-k, top-p, min-p. Every step is a
 reduction over the vocabulary, so the vocabulary may stay sharded; only for the many reductions of
 top-k and top-p are whole rows brought together, on as many devices as there are shards. What no row
-of the batch uses is no part of the program (`SamplingFeatures`), or is skipped where each device
-holds the parameters of all rows; a row that does not use a step passes through it bit for bit, so a
-row's tokens do not depend on its neighbours' parameters.
+of the batch uses is no part of the program (`SamplingFeatures`), or is skipped where that is faster
+(`skips_unused`); a row that does not use a step passes through it bit for bit, so a row's tokens do
+not depend on its neighbours' parameters.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 from spec_jax.sampling.draw import largest
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.processors import History, process
-from spec_jax.sharding.placement import Placement, sees_all_rows
+from spec_jax.sharding.placement import Placement, skips_unused
 
 
 def probabilities(
@@ -63,7 +63,7 @@ def warp(
     """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
     own = _Parameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     random = sampling.features.random
-    cuts = _Cuts.of(own, sees_all_rows(placement)) if sampling.features.cut else None
+    cuts = _Cuts.of(own, skips_unused(placement)) if sampling.features.cut else None
     shards = placement.num_shards("vocab") if placement else 1
     if placement is None or cuts is None or shards == 1 or logits.shape[-1] % shards:
         each_row = (each[:, None, None] for each in own)
@@ -91,10 +91,10 @@ class _Cuts(NamedTuple):
     min_p: Bool[Array, ""] | bool
 
     @classmethod
-    def of(cls, rows: _Parameters, known: bool) -> "_Cuts":
-        """What these rows have; all, unless a device knows every row's parameters."""
+    def of(cls, rows: _Parameters, skip: bool) -> "_Cuts":
+        """What these rows have; all, if nothing is to be skipped."""
         uses = rows.top_k > 0, rows.top_p < 1, rows.min_p > 0
-        return cls(*(each.any() if known else True for each in uses))
+        return cls(*(each.any() if skip else True for each in uses))
 
 
 class _Rows:

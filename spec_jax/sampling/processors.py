@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.placement import Placement, sees_all_rows
+from spec_jax.sharding.placement import Placement, skips_unused
 from spec_jax.sharding.pytree import pytree
 
 MOST_INITIAL_TIMESTAMP = 50
@@ -166,7 +166,7 @@ def _forbidden(
 
     forbidden = (stops[:, :, :, None] == ids[None, None, None]).any(2)
     room = words.shape[2]
-    count = (last >= 0).sum(-1, dtype=jnp.int32).max() if sees_all_rows(placement) else room
+    count = (last >= 0).sum(-1, dtype=jnp.int32).max() if skips_unused(placement) else room
     return jax.lax.fori_loop(0, count, forbid, forbidden)
 
 

@@ -78,6 +78,11 @@ def platform_of(placement: Placement | None) -> str:
     return placement.platform if placement else jax.default_backend()
 
 
-def sees_all_rows(placement: Placement | None) -> bool:
-    """Whether each device holds every row's parameters, and so knows alone what no row needs."""
-    return placement is None or placement.num_shards("batch") == 1
+def skips_unused(placement: Placement | None) -> bool:
+    """Whether a program skips the steps that no row needs.
+
+    Each device must hold every row's parameters, or the answer would be an exchange. On GPUs a
+    condition takes longer than the steps (benchmarks/LOG.md, 2026-11-27).
+    """
+    alone = placement is None or placement.num_shards("batch") == 1
+    return alone and platform_of(placement) != "gpu"

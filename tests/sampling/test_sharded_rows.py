@@ -67,6 +67,20 @@ def test_rows_are_those_of_one_device_for_two_exchanges(data, model, batch, plac
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=0)
 
 
+def test_a_gpu_skips_nothing_since_conditions_take_longer(monkeypatch):
+    logits = 4 * np.random.default_rng(0).standard_normal((4, 2, 512), np.float32)
+    sampling = BatchSampling.stack(PARAMS, 512)
+    texts, found = [], []
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        # A function of its own, which has no program yet.
+        step = jax.jit(lambda *both: warp(*both)).lower(logits, sampling).compile()
+        texts.append(step.as_text())
+        found.append(np.asarray(step(logits, sampling)))
+    assert ["conditional(" in text for text in texts] == [True, False]
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
 def test_rows_without_a_distribution_are_zeros_as_on_one_device():
     logits = np.zeros((4, 2, 64), np.float32)
     logits[0, 1, 5], logits[3, 0] = np.nan, -np.inf
