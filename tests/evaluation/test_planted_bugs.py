@@ -151,8 +151,8 @@ BUGS = {
     ),
     "a cut that the first row does not use is skipped": (
         "sampling/probabilities.py",
-        "each.any() if known",
-        "each.ravel()[0] if known",
+        "each.any() if skip",
+        "each.ravel()[0] if skip",
         [PROBABILITIES, "-k", "float64_agrees"],
     ),
     "as many bad words as the first row has": (
