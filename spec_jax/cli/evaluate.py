@@ -42,7 +42,7 @@ def run(options: EvaluateOptions) -> int:
             file = _AnswersFile(options.output, task)
         found = evaluate(
             task,
-            llm.with_speculation(llm.speculative_config.plain),
+            llm.with_speculation(options.speculative.plain),
             llm,
             dataclasses.replace(options.sampling, max_tokens=most, stop=task.stop),
             seed=options.seed,

@@ -30,6 +30,7 @@ NOT_OF_LLM: Mapping[str, str] = {
     "retune_confidence": _CONFIG,
     "verification": _CONFIG,
     "scoring": _CONFIG,
+    "scoring_consistent": _CONFIG,
     "num_drafts": _CONFIG,
     "prompt_lookup_max": _CONFIG,
     "early_exit_layers": _CONFIG,

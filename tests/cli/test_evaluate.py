@@ -129,7 +129,7 @@ def test_verdicts_in_words(capsys, scripted, data, monkeypatch, found, temperatu
     monkeypatch.setattr("spec_jax.cli.evaluate.evaluate", lambda *_, **__: found)
     llm = scripted()
     llm.dtype, llm.quantization = "float32", "none"
-    llm.with_speculation = lambda self: self
+    llm.with_speculation = lambda self, config: self
     command = ("evaluate", "--task", "summarization", "--data", data, "--target", "t", *LOOKUP)
     ended, out, _ = run(capsys, *command, "--temperature", temperature, "--top-k", 9)
     words = " ".join(out.split())
