@@ -81,7 +81,9 @@ def _guarded(arguments: list[str]) -> int:
                 "--dtype bfloat16, --offload host or a --layout of more devices."
             )
             return 2
-        streams.complain(
+        from spec_jax.distributed.watch import end_process  # loaded already, with JAX
+
+        end_process(
             f"process {number} of {count} ends: another one has died or cannot be reached, unless "
             f"this one failed by itself: {reason}"
         )

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
-from spec_jax.errors import PEER_LOST
+from spec_jax.errors import PEER_LOST, printable
 
 _BEAT = 1.0
 """Seconds between two signs of life."""
@@ -160,5 +160,5 @@ def end_process(sentence: str) -> None:
         stderr = sys.stderr.fileno()
         mine, nowhere = os.dup(stderr), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stderr)
-        os.write(mine, f"spec-jax: error: {sentence}\n".encode())
+        os.write(mine, printable(f"spec-jax: error: {sentence}\n").encode())
     os._exit(PEER_LOST)
