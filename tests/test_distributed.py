@@ -388,6 +388,15 @@ def test_a_peer_that_has_left_is_not_missed():
     assert watched(lambda board, watches: watches[0].leave()) == [[], [], []]
 
 
+def test_a_port_that_never_answered_says_nothing_of_process_0():
+    said = []
+    address = f"127.0.0.1:{free_port()}"
+    watch = Watch(Board(), 1, 1, said.append, beat=0.05, address=address)
+    time.sleep(0.5)
+    watch.leave()
+    assert said == []
+
+
 BUSY = """
 import sys, time
 from spec_jax import distributed

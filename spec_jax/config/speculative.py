@@ -183,7 +183,8 @@ class SpeculativeConfig:
       scoring_consistent: score K + 1 tokens of a row in every round, however few are drafted, and
         also with method `none`. The target then computes every token by the same kind of product,
         drafted or not: greedy tokens of plain decoding and of a drafter with the same K are the
-        same in bfloat16 too, if no row of a product depends on its place. Calls take as long as
+        same in bfloat16 too, in batches of the same size, if no row of a product depends on its
+        place. Calls take as long as
         those of a whole draft. Needs scoring `block` and one draft.
       num_drafts: drafts per round, verified together as a tree (arXiv 2305.09781).
       prompt_lookup_max: longest n-gram that `prompt_lookup` looks for, 3 by default; shorter ones

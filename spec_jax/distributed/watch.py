@@ -97,14 +97,17 @@ class Watch:
 
     def _listen(self, host: str, port: str) -> None:
         """Waits until the port of process 0 is closed, of which its machine tells at once."""
+        connected = False
         while True:
             try:
                 with socket.create_connection((host.strip("[]"), int(port)), _MOST_SILENT) as peer:
+                    connected = True
                     peer.settimeout(None)
                     while peer.recv(1 << 12):  # JAX greets whoever comes, and ends idle connections
                         pass
             except ConnectionRefusedError:
-                if not self._left.is_set():
+                # Refused from the beginning, it says nothing: JAX may go another way, by a proxy.
+                if connected and not self._left.is_set():
                     self._end(f"process {self._number} of {self._count} ends: process 0 has ended.")
                 return
             except ConnectionResetError:
