@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.often import often
+from tests.planting import PlantedBug
 
 ROOT = Path(__file__).resolve().parents[2]
 PROOF, LOOP, SAMPLED = (
@@ -25,206 +26,236 @@ DRAWS, TAILS, PROBABILITIES, PROCESSORS = (
 JOINING = "tests/test_continuous_batching.py"
 
 BUGS = {
-    "temperature on one side only": (
+    "temperature on one side only": PlantedBug(
         "decoding/score.py",
-        "p = probabilities(logits, sampling, history, draft.tokens, before, allowed, ",
-        "import dataclasses\n"
-        "    cold = dataclasses.replace(sampling, temperature=sampling.temperature * 0 + 1)\n"
-        "    p = probabilities(logits, cold, history, draft.tokens, before, allowed, ",
+        "score",
+        "probabilities(L, S, *REST)",
+        "probabilities(L, __import__('dataclasses')"
+        ".replace(S, temperature=S.temperature * 0 + 1), *REST)",
         [SAMPLED, "-k", "other-cool"],
     ),
-    "accept uniform reused for the residual": (
+    "accept uniform reused for the residual": PlantedBug(
         "decoding/verify.py",
-        "p, draft.tokens, draft.probs, draft.lengths, halves[:, 0]",
-        "p, draft.tokens, draft.probs, draft.lengths,"
-        " jax.vmap(lambda key: jax.random.split(key)[0])(halves[:, 1])",
+        "verify",
+        "H[:, 0]",
+        "jax.vmap(lambda key: jax.random.split(key)[0])(H[:, 1])",
         [DRAWS, "-k", "jointly_exact and unlike"],
     ),
-    "residual not clamped": (
+    "residual not clamped": PlantedBug(
         "decoding/verify.py",
-        "jnp.maximum(scale * wanted - _proposed(p, tokens, q)[position], 0.0)",
-        "scale * wanted - _proposed(p, tokens, q)[position]",
+        "_residual",
+        "jnp.maximum(R, 0.0)",
+        "R",
         [PROOF, "-k", "joint_distribution"],
     ),
-    "bonus token from the wrong row": (
+    "bonus token from the wrong row": PlantedBug(
         "decoding/verify.py",
-        "wanted = p[accepted]\n    if tokens",
-        "wanted = p[jnp.maximum(accepted - 1, 0)]\n    if tokens",
+        "_residual",
+        "p[A]",
+        "p[jnp.maximum(A - 1, 0)]",
         [PROOF, "-k", "joint_distribution"],
     ),
-    "argmax draft with softmax q": (
+    "argmax draft with softmax q": PlantedBug(
         "drafters/autoregressive.py",
-        "last = draw(keys.reshape(rows), q, random)",
-        "last = jnp.argmax(q, -1).astype(jnp.int32)",
+        "autoregress.one",
+        "draw(K, Q, *REST)",
+        "jnp.argmax(Q, -1).astype(jnp.int32)",
         [SAMPLED, "-k", "other-warm"],
     ),
-    "q taken before the processors": (
+    "q taken before the processors": PlantedBug(
         "drafters/autoregressive.py",
-        "probs=write(state.probs, q, i)",
-        "probs=write(state.probs, jax.nn.softmax(logits[:, 0]), i)",
+        "autoregress.one",
+        "write(S.probs, Q, I)",
+        "write(S.probs, jax.nn.softmax(logits[:, 0]), I)",
         [SAMPLED, "-k", "other-cool"],
     ),
-    "stale cache entry read after rollback": (
+    "stale cache entry read after rollback": PlantedBug(
         "decoding/loop.py",
-        "cache=cache.with_lengths(lengths - 1)",
-        "cache=cache.with_lengths(cache.lengths + width + 1)",
+        "commit",
+        "C.with_lengths(L)",
+        "C.with_lengths(C.lengths + width + 1)",
         [LOOP, "-k", "targets_own and other-4"],
     ),
-    "EOS inside a block ignored": (
+    "EOS inside a block ignored": PlantedBug(
         "decoding/loop.py",
-        "is_stop = is_stop & (positions < offered[:, None])",
-        "is_stop = is_stop & (positions == offered[:, None] - 1)",
+        "commit",
+        "S & (P < E)",
+        "S & (P == E - 1)",
         [LOOP, "-k", "stop_token and self"],
     ),
-    "penalties blind to the draft": (
+    "penalties blind to the draft": PlantedBug(
         "sampling/processors.py",
-        "generated = history.generated[:, None] + drafted",
-        "generated = history.generated[:, None] + 0 * drafted",
+        "_penalise",
+        "H.generated[:, None] + D",
+        "H.generated[:, None] + 0 * D",
         [LOOP, "-k", "every_processor and other"],
     ),
-    "bad words blind to the draft": (
+    "bad words blind to the draft": PlantedBug(
         "sampling/processors.py",
-        "visible[:, None] & (back[:, None] == wanted[None, :, None])",
-        "visible[:, None] & (back[:1, None] == wanted[None, :, None])",
+        "_recent",
+        "V & (B[:, None] == W)",
+        "V & (B[:1, None] == W)",
         [LOOP, "-k", "bad_words and self"],
     ),
-    "min_tokens counted from the round's start": (
+    "min_tokens counted from the round's start": PlantedBug(
         "sampling/processors.py",
-        "generated = history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]",
-        "generated = history.lengths[:, None] + 0 * before.sum(1, dtype=jnp.int32)[None]",
+        "_forbidden",
+        "H.lengths[:, None] + D",
+        "H.lengths[:, None] + 0 * D",
         [LOOP, "-k", "min_tokens and self"],
     ),
-    "noise too coarse for rare tokens": (
+    "noise too coarse for rare tokens": PlantedBug(
         "sampling/draw.py",
-        "    info, words = jnp.finfo(dtype)",
-        "    return jax.random.uniform(key, shape, dtype)\n    info, words = jnp.finfo(dtype)",
+        "uniform",
+        "return X",
+        "return jax.random.uniform(key, shape, dtype)",
         [TAILS, "-k", "every_exponent"],
     ),
-    "acceptance by a uniform that can be zero": (
+    "acceptance by a uniform that can be zero": PlantedBug(
         "decoding/verify.py",
-        "uniform(key, tokens.shape, p.dtype)",
-        "jax.random.uniform(key, tokens.shape, p.dtype)",
+        "verify.decide",
+        "uniform(*REST)",
+        "jax.random.uniform(*REST)",
         [TAILS, "-k", "billionth and 1"],
     ),
-    "acceptance of several drafts by a uniform that can be zero": (
+    "acceptance of several drafts by a uniform that can be zero": PlantedBug(
         "decoding/several.py",
-        "uniform(key, (steps, drafts), p.dtype)",
-        "jax.random.uniform(key, (steps, drafts), p.dtype)",
+        "verify_several.decide",
+        "uniform(*REST)",
+        "jax.random.uniform(*REST)",
         [TAILS, "-k", "billionth and 2"],
     ),
-    "a uniform depends on how many there are": (
+    "a uniform depends on how many there are": PlantedBug(
         "sampling/draw.py",
-        "    drawn = jax.random.bits(key, (*shape, 1 + EXPONENT_WORDS), words)",
-        "    turned = jax.random.bits(key, (1 + EXPONENT_WORDS, *shape), words)\n"
-        "    drawn = jnp.moveaxis(turned, 0, -1)",
+        "uniform",
+        "jax.random.bits(K, (*S, N), W)",
+        "jnp.moveaxis(jax.random.bits(K, (N, *S), W), 0, -1)",
         [TAILS, "-k", "fewer_uniforms"],
     ),
-    "padding drawn as if it were tokens": (
+    "padding drawn as if it were tokens": PlantedBug(
         "sampling/draw.py",
-        "(0, count * size - probs.shape[1])))",
-        "(0, count * size - probs.shape[1])), mode='edge')",
+        "draw",
+        "jnp.pad(P, W)",
+        "jnp.pad(P, W, mode='edge')",
         [TAILS, "-k", "possible and 50261 and float32"],
     ),
-    "small temperatures overflow": (
+    "small temperatures overflow": PlantedBug(
         "sampling/probabilities.py",
-        "(logits - best) / temperature",
-        "logits / temperature",
+        "_softened.softmax",
+        "(L - B) / T",
+        "L / T",
         [PROBABILITIES, "-k", "smallest_temperatures"],
     ),
-    "a bad word begins in the padding before the row": (
+    "a bad word begins in the padding before the row": PlantedBug(
         "sampling/processors.py",
-        "recent=jnp.where(at >= 0, last, -1)",
-        "recent=last",
+        "History.of",
+        "jnp.where(I >= 0, T, -1)",
+        "T",
         [PROCESSORS, "-k", "begin_before"],
     ),
-    "what stands before a row matches every bad word": (
+    "what stands before a row matches every bad word": PlantedBug(
         "sampling/processors.py",
-        "(begin == recent[:, :, None])",
-        "(begin == recent[:, :, None]) | (recent[:, :, None] < 0)",
+        "_forbidden",
+        "B == R[:, :, None]",
+        "(B == R[:, :, None]) | (R[:, :, None] < 0)",
         [PROCESSORS, "-k", "begin_before"],
     ),
-    "features of the first row alone": (
+    "features of the first row alone": PlantedBug(
         "sampling/parameters.py",
-        "random = [row for row in rows if _temperature(row) > 0]",
-        "random = [row for row in rows[:1] if _temperature(row) > 0]",
+        "SamplingFeatures.of",
+        "[R for R in rows if C]",
+        "[R for R in rows[:1] if C]",
         [PROBABILITIES, "-k", "features_are_what"],
     ),
-    "a cut that the first row does not use is skipped": (
+    "a cut that the first row does not use is skipped": PlantedBug(
         "sampling/probabilities.py",
-        "each.any() if skip",
-        "each.ravel()[0] if skip",
+        "_Cuts.of",
+        "E.any()",
+        "E.ravel()[0]",
         [PROBABILITIES, "-k", "float64_agrees"],
     ),
-    "as many bad words as the first row has": (
+    "as many bad words as the first row has": PlantedBug(
         "sampling/processors.py",
-        "(last >= 0).sum(-1, dtype=jnp.int32).max()",
-        "(last >= 0).sum(-1, dtype=jnp.int32)[0, 0]",
+        "_forbidden",
+        "C.max()",
+        "C[0, 0]",
         [PROCESSORS, "-k", "whatever_its_neighbours"],
     ),
-    "draft steps share a key": (
+    "draft steps share a key": PlantedBug(
         "drafters/autoregressive.py",
-        "_fold(key, i * drafts, drafts)",
-        "_fold(key, 0, drafts)",
+        "autoregress.one",
+        "_fold(K, F, D)",
+        "_fold(K, 0, D)",
         [SAMPLED, "-k", "other-warm"],
     ),
-    "a row's randomness shared with its neighbours": (
+    "a row's randomness shared with its neighbours": PlantedBug(
         "decoding/loop.py",
-        "keys, state.lengths\n    )\n    return",
-        "keys, jnp.broadcast_to(state.lengths.max(), state.lengths.shape)\n    )\n    return",
+        "_round_keys",
+        "S.lengths",
+        "jnp.broadcast_to(S.lengths.max(), S.lengths.shape)",
         [LOOP, "-k", "neighbours and other"],
     ),
-    "a refused token counts for its position": (
+    "a refused token counts for its position": PlantedBug(
         "decoding/loop.py",
-        "(positions[:, :width] < kept[:, None]).astype(jnp.int32)",
-        "(positions[:, :width] <= kept[:, None]).astype(jnp.int32)",
+        "commit",
+        "P[:, :W] < K",
+        "P[:, :W] <= K",
         [LOOP, "-k", "accepted_whole"],
     ),
-    "tokens after a stop string are counted": (
+    "tokens after a stop string are counted": PlantedBug(
         "engine/batch.py",
-        "return Work(len(seen), ",
-        "return Work(whole.rounds, ",
+        "View.work_until",
+        "Work(len(S), *REST)",
+        "Work(self.work(slot).rounds, *REST)",
         [JOINING, "-k", "counted_ends"],
     ),
-    "a greedy draft is always certain": (
+    "a greedy draft is always certain": PlantedBug(
         "drafters/autoregressive.py",
-        "confidence = write(confidence, sure, i)",
-        "confidence = write(confidence, q.max(-1), i)",
+        "autoregress.one",
+        "write(confidence, S, I)",
+        "write(confidence, q.max(-1), I)",
         ["tests/decoding/test_draft_length.py", "-k", "says_how and other"],
     ),
-    "the warm-up counts as a measured round": (
+    "the warm-up counts as a measured round": PlantedBug(
         "engine/cost_profiling.py",
-        "np.reshape(samples, (-1, len(choices)))[1:].min(0)",
-        "np.reshape(samples, (-1, len(choices)))[:1].min(0)",
+        "CostProfiler._measure",
+        "S[1:].min(0)",
+        "S[:1].min(0)",
         ["tests/engine/test_cost_profiling.py", "-k", "each_choice"],
     ),
-    "drafted tokens advance the grammar of their row": (
+    "drafted tokens advance the grammar of their row": PlantedBug(
         "text/grammar.py",
-        "state = state.deep_copy()",
-        "state = state",
+        "Grammar.masks",
+        "S.deep_copy()",
+        "S",
         ["tests/text/test_grammar.py", "-k", "places_of"],
     ),
-    "a branch of a tree follows its neighbour's grammar": (
+    "a branch of a tree follows its neighbour's grammar": PlantedBug(
         "text/grammar.py",
-        "parent = 1 + int(max(earlier, default=-1))",
-        "parent = i",
+        "Grammar.masks",
+        "1 + int(P)",
+        "i",
         ["tests/text/test_grammar.py", "-k", "tree"],
     ),
-    "no text is held back for a stop string": (
+    "no text is held back for a stop string": PlantedBug(
         "engine/detokenization.py",
-        "for size in range(1, len(stop))",
-        "for size in range(len(stop), len(stop))",
+        "Row._show",
+        "range(1, len(S))",
+        "range(len(S), len(S))",
         ["tests/engine/test_detokenization.py"],
     ),
-    "the branch that a tree keeps is taken from beyond a ring": (
+    "the branch that a tree keeps is taken from beyond a ring": PlantedBug(
         "models/cache.py",
-        "slots = sources % self.slots if self.ring else sources",
-        "slots = sources",
+        "LayerCache.gather",
+        "S if self.ring else T",
+        "T",
         ["tests/models/test_rings.py", "-k", "as_good"],
     ),
-    "a window counts from slots": (
+    "a window counts from slots": PlantedBug(
         "models/attention.py",
-        "position = jnp.where(behind < 0, index, self.text[:, None, None] + self.depths[recent])",
-        "position = index",
+        "Pattern.seen",
+        "jnp.where(B < 0, I, P)",
+        "I",
         ["tests/models/test_attention.py", "-k", "dense and tree and 2-False"],
     ),
 }
@@ -237,20 +268,59 @@ def plant(bug: str | None, root: Path) -> list[str]:
     shutil.copy(ROOT / "pyproject.toml", root)
     if bug is None:
         return []
-    file, right, wrong, selection = BUGS[bug]
-    path = root / "spec_jax" / file
-    source = path.read_text()
-    assert source.count(right) == 1, f"{file} no longer holds {right!r} once: plant the bug anew"
-    path.write_text(source.replace(right, wrong))
-    return selection
+    BUGS[bug].plant(root / "spec_jax")
+    return BUGS[bug].selection
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_can_be_planted(bug):
     """The code that it changes is there, once; the slow tests plant it."""
-    file, right, _, selection = BUGS[bug]
-    assert (ROOT / "spec_jax" / file).read_text().count(right) == 1
-    assert (ROOT / selection[0].partition("::")[0]).is_file()
+    source = (ROOT / "spec_jax" / BUGS[bug].module).read_text()
+    assert BUGS[bug].planted(source) != source
+    assert (ROOT / BUGS[bug].selection[0].partition("::")[0]).is_file()
+
+
+def example(right, wrong, function="Mean.of"):
+    return PlantedBug("mean.py", function, right, wrong, [])
+
+
+MEAN = """
+class Mean:
+    def of(self, rows):
+        total = sum(  # é
+            rows, start=0
+        )
+        return total / len(rows)
+    def other(self, rows):
+        return rows / len(rows)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "edited"),
+    [
+        ("A / len(B)", "A // (len(B) - 1)", "return (total // (len(rows) - 1))"),
+        ("sum(*REST)", "max(*REST)", "total = (max(rows, start=0))\n        return"),
+        ("return A", "return len(A)", "return len(total / len(rows))\n    def other"),
+    ],
+)
+def test_only_the_matched_code_changes(right, wrong, edited):
+    planted = example(right, wrong).planted(MEAN)
+    assert edited in planted and "return rows / len(rows)" in planted
+
+
+@pytest.mark.parametrize(
+    ("bug", "message"),
+    [
+        (example("A * B", "A"), "`Mean.of` of mean.py holds `A * B` 0 times"),
+        (example("A / A", "A"), "holds `A / A` 0 times"),
+        (example("rows", "A"), "`Mean.of` of mean.py holds `rows` 2 times"),
+        (example("A / B", "A", "Mean.all"), "there is no `Mean.all` of mean.py"),
+    ],
+)
+def test_code_that_has_changed_is_reported_with_its_function(bug, message):
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        bug.planted(MEAN)
 
 
 @pytest.mark.slow
