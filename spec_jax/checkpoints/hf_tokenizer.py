@@ -9,8 +9,11 @@ from typing import Any
 from tokenizers.processors import TemplateProcessing
 
 from spec_jax.checkpoints.files import read_json
-from spec_jax.checkpoints.sentencepiece_file import read_sentencepiece
-from spec_jax.checkpoints.sentencepiece_model import backend_from_model, special_pieces
+from spec_jax.checkpoints.sentencepiece_model import (
+    backend_from_model,
+    read_sentencepiece,
+    special_pieces,
+)
 from spec_jax.errors import CheckpointError
 from spec_jax.text.chat_template import ChatTemplate
 from spec_jax.text.tokenizer import Tokenizer
@@ -38,9 +41,9 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
 
     template = None
     if tokenizer.chat_template:
-        named = tokenizer.special_tokens_map.items()
-        spelt = {name: str(token) for name, token in named if not isinstance(token, list)}
-        template = ChatTemplate(tokenizer.get_chat_template(), spelt)
+        special = tokenizer.special_tokens_map.items()
+        special = {name: str(token) for name, token in special if not isinstance(token, list)}
+        template = ChatTemplate(tokenizer.get_chat_template(), special)
     return Tokenizer(
         backend,
         eos_token_ids=_eos_token_ids(path, tokenizer.eos_token_id),
@@ -77,12 +80,13 @@ def _read(path: Path) -> Any:
     return tokenizer
 
 
-def _eos_token_ids(path: Path, own: int | None) -> list[int]:
-    """All end tokens, from generation_config.json; otherwise those that two other files name."""
+def _eos_token_ids(path: Path, eos_token_id: int | None) -> list[int]:
+    """All end tokens: generation_config.json's, else config.json's and the tokenizer's."""
     generation = path / "generation_config.json"
     if generation.is_file() and (ids := _as_list(read_json(generation).get("eos_token_id"))):
         return ids
-    return sorted({*_as_list(read_json(path / "config.json").get("eos_token_id")), *_as_list(own)})
+    config = _as_list(read_json(path / "config.json").get("eos_token_id"))
+    return sorted({*config, *_as_list(eos_token_id)})
 
 
 def _as_list(ids: Any) -> list[int]:

@@ -1,12 +1,14 @@
-"""Builds the tokenizer that a SentencePiece model describes.
+"""Reads a SentencePiece file (`tokenizer.model`) and builds its tokenizer.
 
 transformers converts such files too, but by the model's class: it reads a unigram vocabulary as
 BPE, and ignores whether spaces are merged or added before a text (seen with 5.23).
 """
 
 from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from tokenizers import (
     AddedToken,
     Regex,
@@ -16,20 +18,58 @@ from tokenizers import (
     normalizers,
 )
 
-from spec_jax.checkpoints.sentencepiece_file import (
-    BPE,
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-)
+from spec_jax.errors import CheckpointError
+
+UNIGRAM, BPE = 1, 2
+"""Kinds of model."""
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+"""Kinds of piece."""
+
+
+def read_sentencepiece(path: Path) -> Any:
+    """The model in a file: its `pieces`, `trainer_spec` and `normalizer_spec`.
+
+    Raises:
+      CheckpointError: it is not a SentencePiece model, or its kind is not supported.
+    """
+    model = _message_class()()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise CheckpointError(f"{path} is not a SentencePiece model ({error}).") from error
+    trainer, count = model.trainer_spec, len(model.pieces)
+    if not 0 <= trainer.unk_id < count:
+        raise CheckpointError(
+            f"{path} is not a SentencePiece model: of {count} pieces, {trainer.unk_id} is the "
+            "unknown."
+        )
+    if trainer.model_type not in (UNIGRAM, BPE):
+        raise CheckpointError(
+            f"{path} is a SentencePiece model of kind {trainer.model_type}; supported: unigram "
+            f"({UNIGRAM}) and BPE ({BPE})."
+        )
+    if trainer.treat_whitespace_as_suffix or not model.normalizer_spec.escape_whitespaces:
+        raise CheckpointError(
+            f"{path} marks spaces in a way that is not supported "
+            "(treat_whitespace_as_suffix, escape_whitespaces); give a tokenizer.json instead."
+        )
+    return model
+
+
+def _message_class() -> Any:
+    """The class of the protocol buffer; a process can load one of the two modules only."""
+    try:
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    except Exception:  # not installed, made for a newer protobuf, or the other module is loaded
+        from transformers.utils.sentencepiece_model_pb2_new import ModelProto
+    return ModelProto
 
 
 def special_pieces(model: Any) -> dict[str, str]:
     """`bos_token`, `eos_token` and `unk_token`, as far as the model has them."""
-    trained = model.trainer_spec
-    ids = {"bos_token": trained.bos_id, "eos_token": trained.eos_id, "unk_token": trained.unk_id}
+    trainer = model.trainer_spec
+    ids = {"bos_token": trainer.bos_id, "eos_token": trainer.eos_id, "unk_token": trainer.unk_id}
     pieces = model.pieces
     return {name: pieces[i].piece for name, i in ids.items() if 0 <= i < len(pieces)}
 
@@ -43,24 +83,24 @@ def backend_from_model(model: Any) -> Tokenizer:
     Args:
       model: the result of `read_sentencepiece`.
     """
-    pieces, trained, normal = model.pieces, model.trainer_spec, model.normalizer_spec
-    if trained.model_type == BPE:
+    pieces, trainer, normalizer = model.pieces, model.trainer_spec, model.normalizer_spec
+    if trainer.model_type == BPE:
         vocabulary = {piece.piece: i for i, piece in enumerate(pieces)}
         kinds = (NORMAL, USER_DEFINED, UNUSED)
         text = {piece.piece for piece in pieces if piece.type in kinds}
         kind = models.BPE(
             vocab=vocabulary,
             merges=ranked_merges(vocabulary, [piece.score for piece in pieces], text),
-            unk_token=pieces[trained.unk_id].piece,
+            unk_token=pieces[trainer.unk_id].piece,
             fuse_unk=True,
-            byte_fallback=trained.byte_fallback,
+            byte_fallback=trainer.byte_fallback,
         )
     else:
         scores = [(piece.piece, piece.score) for piece in pieces]
-        kind = models.Unigram(scores, trained.unk_id, trained.byte_fallback)
+        kind = models.Unigram(scores, trainer.unk_id, trainer.byte_fallback)
     backend = Tokenizer(kind)
-    backend.normalizer = normalizers.Sequence(_normalizers(normal))
-    backend.decoder = space_decoder(strip=normal.add_dummy_prefix)
+    backend.normalizer = normalizers.Sequence(_normalizers(normalizer))
+    backend.decoder = space_decoder(strip=normalizer.add_dummy_prefix)
     added = [piece for piece in pieces if piece.type in (UNKNOWN, CONTROL, USER_DEFINED)]
     backend.add_tokens(
         [

@@ -10,7 +10,7 @@ import sentencepiece
 
 from spec_jax import CheckpointError
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
-from spec_jax.checkpoints.sentencepiece_file import read_sentencepiece
+from spec_jax.checkpoints.sentencepiece_model import read_sentencepiece
 from tests.checkpoints.tiny import TEMPLATE, write_json
 from tests.vocabularies import CORPUS, hard_strings
 
@@ -137,8 +137,8 @@ def test_saved_and_read_again(tmp_path):
     ("damage", "said"),
     [
         (lambda data: b"", "of 0 pieces, 0 is the unknown"),
-        (lambda data: data[:-50], "no SentencePiece model"),
-        (lambda data: b"\xff" * 100, "no SentencePiece model"),
+        (lambda data: data[:-50], "not a SentencePiece model"),
+        (lambda data: b"\xff" * 100, "not a SentencePiece model"),
         (lambda data: model("char"), "kind 4; supported: unigram (1) and BPE (2)"),
     ],
 )
