@@ -1,0 +1,121 @@
+"""Loads a model and its tokenizer, in whatever format they are stored."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spec_jax.checkpoints import draft_directory
+from spec_jax.checkpoints.generation_config import sampling_settings
+from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
+from spec_jax.checkpoints.memory import check_weights_fit
+from spec_jax.checkpoints.opening import Place, find, open_model, speech_tokens
+from spec_jax.checkpoints.packing import Packing
+from spec_jax.checkpoints.weights import ArrayWeights
+from spec_jax.errors import CheckpointError
+from spec_jax.models.model import Model
+from spec_jax.text.speech import SpeechTokens
+from spec_jax.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that is ready to run.
+
+    Attributes:
+      model: the weights and their shape.
+      tokenizer: text <-> token ids.
+      eos_token_ids: tokens that end a generation.
+      name: its name in messages.
+      outputs: the target token ids that a draft can propose; None for all.
+      quantization: the format of its matrices: `none`, `int8`, `int4` or `gguf`.
+      speech: the special tokens of a speech model; None for others.
+      sampling: the sampling settings of its files, see `default_sampling_params`.
+    """
+
+    model: Model
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    name: str
+    outputs: np.ndarray | None = None
+    quantization: str = "none"
+    speech: SpeechTokens | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load(
+    reference: str | os.PathLike[str],
+    *,
+    dtype: str = "float32",
+    packing: Packing | None = None,
+    place: Place | None = None,
+    target: Checkpoint | None = None,
+    on_progress: Callable[[str], object] | None = None,
+) -> Checkpoint:
+    """Loads a model and its tokenizer.
+
+    Args:
+      reference: a Hugging Face directory, a directory that `convert` wrote, a Whisper model's
+        CTranslate2 directory, a .gguf file, a recipe (.toml), a folder or a .gguf file in a bucket
+        (`gs://`, `s3://`), or a hub id `org/name[@revision]`. The last three download missing
+        files.
+      dtype: the dtype of weights that are not quantized: `float32`, `bfloat16`, or `auto` for the
+        fastest dtype that keeps the stored values.
+      packing: the form of matrices in memory; by default plain arrays.
+      place: returns the placement of a model of this shape on a mesh; by default one device.
+      target: of a draft, the target that it may borrow weights from.
+      on_progress: called with a line of text before each step that takes time.
+
+    Raises:
+      CheckpointError: it is missing, damaged, or its architecture is not supported.
+      ConfigError: the dtype is unknown, quantization `gguf` is used with another format, or the
+        weights do not fit into memory; no weights were read.
+      DisagreementError: the processes of a run would not load the same files.
+    """
+    name, path, packing = find(
+        reference, dtype, packing, by_itself=target is None, on_progress=on_progress
+    )
+    place = place or (lambda config: None)
+    try:
+        if (path / draft_directory.MANIFEST).is_file():
+            return _load_draft(name, path, dtype, packing, place, target)
+        stored = open_model(path, dtype, packing, place)
+        if not isinstance(stored.weights, ArrayWeights):  # random ones are in memory already
+            check_weights_fit(name, stored.weights.wanted, stored.packing)
+        model = stored.load()
+        speech, sampling = speech_tokens(name, path, stored), sampling_settings(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    return Checkpoint(
+        model,
+        stored.tokenizer,
+        stored.tokenizer.eos_token_ids,
+        name,
+        quantization=stored.packing.quantization,
+        speech=speech,
+        sampling=sampling,
+    )
+
+
+def _load_draft(
+    name: str,
+    path: Path,
+    dtype: str,
+    packing: Packing,
+    place: Place,
+    target: Checkpoint | None,
+) -> Checkpoint:
+    lender = target and draft_directory.Lender(
+        target.name, target.model, target.tokenizer, Packing(target.quantization).rounds
+    )
+    model, packing, outputs = draft_directory.load_draft(path, dtype, packing, place, lender)
+    if target is not None and not (path / "tokenizer.json").is_file():
+        tokenizer = target.tokenizer
+    else:
+        tokenizer = tokenizer_from_directory(path)
+    return Checkpoint(
+        model, tokenizer, tokenizer.eos_token_ids, name, outputs, packing.quantization
+    )
