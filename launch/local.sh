@@ -26,7 +26,7 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   prompt=(--prompt "$1")
   shift
 fi
-# With 4-bit weights on a CPU this gains more than the draft model (benchmarks/LOG.md, 2026-11-25).
+# With 4-bit weights on a CPU this gains more than the draft model (benchmarks/log/2026-methods.md, 2026-11-25).
 drafter=(--method prompt_lookup --num-speculative-tokens 2)
 # Leave out the default prompt and drafter if the caller names them in another way.
 for arg in "$@"; do

@@ -36,6 +36,16 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGE = DOCS / "vllm.md"
 PAGES = sorted(DOCS.glob("*.md"))
+LINKING = [
+    *(
+        ROOT / each
+        for each in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "sharding/README.md")
+    ),
+    *sorted(DOCS.glob("project/*.md")),
+    ROOT / "benchmarks" / "LOG.md",
+    *sorted((ROOT / "benchmarks" / "log").glob("*.md")),
+]
+"""Other pages, whose links are tested as well."""
 PARSERS = {
     **{name: functools.partial(cli.parse_model_command, name) for name in ("generate", "chat")},
     **{"audit": parse_audit, "bench": parse_bench, "report": parse_report, "plan": parse_plan},
@@ -194,7 +204,7 @@ def anchors(file: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", *DOCS.glob("project/*.md")], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *LINKING], ids=name)
 def test_local_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
