@@ -236,7 +236,7 @@ def _costs(runners: Sequence[Runner], batch: int, repeats: int) -> Costs | None:
     target = ours[0].llm.engine.target
     if target.config.encoder is not None or distributed.process()[1] > 1:
         return None
-    shards = 1 if target.placement is None else target.placement.num_shards("batch")
+    shards = target.placement.num_shards("batch")
     return measure_costs(ours, batch, repeats) if batch % shards == 0 else None
 
 

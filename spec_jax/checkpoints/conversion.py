@@ -15,7 +15,14 @@ from spec_jax.checkpoints.hf_writer import (
     write_weights,
 )
 from spec_jax.checkpoints.new_directory import new_directory, refuse_existing
-from spec_jax.checkpoints.opening import SUPPRESSED, Place, find, open_model, speech_tokens
+from spec_jax.checkpoints.opening import (
+    SUPPRESSED,
+    Place,
+    find,
+    on_single_device,
+    open_model,
+    speech_tokens,
+)
 from spec_jax.checkpoints.packing import STORED, Packing
 from spec_jax.config import AUTO, CHECKPOINT_FORMATS, LLM_DTYPES, QUANTIZATIONS
 from spec_jax.errors import CheckpointError, ConfigError
@@ -29,7 +36,7 @@ def convert(
     format: str = "orbax",
     dtype: str = AUTO,
     quantization: str = AUTO,
-    place: Place | None = None,
+    place: Place = on_single_device,
     on_progress: Callable[[str], object] | None = None,
 ) -> None:
     """Writes a model as a directory of another format.
@@ -82,7 +89,7 @@ def convert(
         )
     try:
         kept = STORED if dtype == AUTO else dtype
-        stored = open_model(source, kept, packing, place or (lambda config: None))
+        stored = open_model(source, kept, packing, place)
         speech = speech_tokens(name, source, stored)
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read: {error}.") from error

@@ -92,7 +92,7 @@ def load_draft(
     path: Path,
     dtype: str,
     packing: Packing,
-    place: Callable[[TransformerConfig], Placement | None],
+    place: Callable[[TransformerConfig], Placement],
     lender: Lender | None,
 ) -> tuple[Model, Packing, np.ndarray | None]:
     """Reads a draft that `write_draft` wrote.
@@ -134,7 +134,7 @@ def _borrow(
     manifest: dict[str, Any],
     lender: Lender | None,
     dtype: str,
-    placement: Placement | None,
+    placement: Placement,
 ) -> dict[str, Weight]:
     """The target's weights that the draft uses as its own."""
     made_for = manifest["target"]
@@ -161,9 +161,7 @@ def _borrow(
     for name in manifest["borrowed"]:
         weight = source.weights[name]
         if isinstance(weight, jax.Array):
-            weight = weight.astype(dtype)
-            if placement is not None:
-                weight = jax.device_put(weight, placement.sharding(*axes))
+            weight = jax.device_put(weight.astype(dtype), placement.sharding(*axes))
         found[name] = weight
     return found
 

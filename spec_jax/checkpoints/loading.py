@@ -12,7 +12,7 @@ from spec_jax.checkpoints import draft_directory
 from spec_jax.checkpoints.generation_config import sampling_settings
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
 from spec_jax.checkpoints.memory import check_weights_fit
-from spec_jax.checkpoints.opening import Place, find, open_model, speech_tokens
+from spec_jax.checkpoints.opening import Place, find, on_single_device, open_model, speech_tokens
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import ArrayWeights
 from spec_jax.errors import CheckpointError
@@ -51,7 +51,7 @@ def load(
     *,
     dtype: str = "float32",
     packing: Packing | None = None,
-    place: Place | None = None,
+    place: Place = on_single_device,
     target: Checkpoint | None = None,
     on_progress: Callable[[str], object] | None = None,
 ) -> Checkpoint:
@@ -65,7 +65,7 @@ def load(
       dtype: the dtype of weights that are not quantized: `float32`, `bfloat16`, or `auto` for the
         fastest dtype that keeps the stored values.
       packing: the form of matrices in memory; by default plain arrays.
-      place: returns the placement of a model of this shape on a mesh; by default one device.
+      place: returns the placement of a model of this shape; by default one device.
       target: of a draft, the target that it may borrow weights from.
       on_progress: called with a line of text before each step that takes time.
 
@@ -78,7 +78,6 @@ def load(
     name, path, packing = find(
         reference, dtype, packing, by_itself=target is None, on_progress=on_progress
     )
-    place = place or (lambda config: None)
     try:
         if (path / draft_directory.MANIFEST).is_file():
             return _load_draft(name, path, dtype, packing, place, target)

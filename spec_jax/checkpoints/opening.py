@@ -36,8 +36,14 @@ from spec_jax.sharding import Placement
 from spec_jax.text.speech import SpeechTokens
 from spec_jax.text.tokenizer import Tokenizer
 
-Place = Callable[[TransformerConfig], Placement | None]
-"""Returns the placement of a model of this shape on a mesh; None keeps it on one device."""
+Place = Callable[[TransformerConfig], Placement]
+"""Returns the placement of a model of this shape."""
+
+
+def on_single_device(config: TransformerConfig) -> Placement:
+    """The default `Place`."""
+    return Placement.single_device()
+
 
 SUPPRESSED = {
     GENERATION: ("suppress_tokens", "begin_suppress_tokens"),

@@ -221,7 +221,7 @@ class _OrbaxWeights:
         config: TransformerConfig,
         dtype: str,
         packing: Packing,
-        placement: Placement | None,
+        placement: Placement,
     ):
         self._arrays, self._packing, self._stored = arrays, packing, arrays.stored
         self.wanted = Model.abstract(config, dtype=dtype, placement=placement).weights

@@ -46,7 +46,7 @@ class StoredModel:
       dtype: the dtype of its weights once they are read.
       packing: how its matrices are kept then.
       weights: reads them.
-      placement: how they are sharded over a mesh; None keeps them on one device.
+      placement: how they lie on devices.
     """
 
     config: TransformerConfig
@@ -54,7 +54,7 @@ class StoredModel:
     dtype: str
     packing: Packing
     weights: StoredWeights
-    placement: Placement | None = None
+    placement: Placement = Placement.single_device()
 
     def load(self) -> Model:
         """The model with all of its weights."""
@@ -74,7 +74,7 @@ class TensorWeights:
       tensors: the checkpoint's tensors.
       buffers: suffixes of tensor names that are skipped.
       dtype: every weight is converted to it.
-      placement: how the model is sharded over a mesh; None keeps it on one device.
+      placement: how the model lies on devices.
       borrowed: names of weights that the checkpoint leaves out.
       outputs: number of outputs of the head; by default the size of the vocabulary.
       packing: how matrices are kept; by default as plain arrays.
@@ -91,7 +91,7 @@ class TensorWeights:
         *,
         buffers: tuple[str, ...],
         dtype: str,
-        placement: Placement | None = None,
+        placement: Placement = Placement.single_device(),
         borrowed: Collection[str] = (),
         outputs: int | None = None,
         packing: Packing | None = None,
@@ -140,13 +140,8 @@ class ArrayWeights:
 
     def __init__(self, model: Model, packing: Packing):
         self._weights, self._packing = model.weights, packing
-        cut = model.placement is not None
-        self.wanted = {
-            name: jax.ShapeDtypeStruct(
-                weight.shape, weight.dtype, sharding=weight.sharding if cut else None
-            )
-            for name, weight in self._weights.items()
-        }
+        abstract = Model.abstract(model.config, dtype=model.dtype, placement=model.placement)
+        self.wanted = abstract.weights
 
     def read(self, names: Collection[str]) -> dict[str, Weight]:
         """Weights on their devices."""

@@ -4,16 +4,24 @@ from spec_jax import checkpoints
 from spec_jax.cli.convert_arguments import ConvertOptions
 from spec_jax.cli.loading import join
 from spec_jax.cli.screen import Screen
+from spec_jax.models.config import TransformerConfig
+from spec_jax.sharding import Placement
 
 
 def run(options: ConvertOptions) -> int:
     """Converts a model; returns the exit code."""
     with Screen() as screen:
         layout = join(options.layout, screen)
+
+        def place(config: TransformerConfig) -> Placement:
+            if layout is None:
+                return Placement.single_device()
+            return layout.place("target", config.axis_sizes)
+
         checkpoints.convert(
             options.source,
             options.output,
-            place=layout and (lambda config: layout.place("target", config.axis_sizes)),
+            place=place,
             on_progress=screen.progress,
             **options.convert,
         )

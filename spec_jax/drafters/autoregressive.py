@@ -12,7 +12,7 @@ from spec_jax.models.control import in_place_if
 from spec_jax.sampling.draw import draw
 from spec_jax.sampling.probabilities import warp
 from spec_jax.sampling.processors import History, process
-from spec_jax.sharding.placement import Placement
+from spec_jax.sharding import Placement
 from spec_jax.sharding.pytree import pytree
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def autoregress(
     *,
     lookahead: int,
     drafts: int = 1,
-    placement: Placement | None = None,
+    placement: Placement = Placement.single_device(),
 ) -> tuple[Draft, T]:
     """Draws tokens one after another, each from the model's own processed distribution.
 
@@ -78,7 +78,7 @@ def autoregress(
     def one(i: int | Array, state: _Drafting[T]) -> _Drafting[T]:
         logits, carry = step(state.carry, i, state.last.reshape(batch, drafts))
         logits = logits.reshape(rows, 1, vocab)
-        logits = process(logits, sampling, state.history, nothing, placement=placement)
+        logits = process(logits, sampling, state.history, nothing)
         q = warp(logits, sampling, placement)[:, 0]
         keys = jax.vmap(lambda key: _fold(key, i * drafts, drafts))(context.keys)
         last = draw(keys.reshape(rows), q, random)

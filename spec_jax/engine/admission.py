@@ -214,5 +214,6 @@ class Admission:
                 [request.bad_words for request in padded],
                 self._room,
                 [request.timestamps for request in padded],
+                self._compiler.placement,
             )
         )

@@ -195,8 +195,10 @@ def _check_shapes(name: str, drafter: Drafter, model: Model) -> None:
     if model.config.encoder is not None:
         return  # it may read what the encoder does
     placement, vocab = model.placement, model.config.vocab_size
-    batch = 2 * (1 if placement is None else placement.num_shards("batch"))
-    sampling = BatchSampling.stack([SamplingParams(temperature=1.0)] * batch, vocab)
+    batch = 2 * placement.num_shards("batch")
+    sampling = BatchSampling.stack(
+        [SamplingParams(temperature=1.0)] * batch, vocab, placement=placement
+    )
 
     def one_round() -> tuple[Any, ...]:
         tokens = jnp.zeros((batch, _LENGTH), jnp.int32)

@@ -81,7 +81,7 @@ class Engine:
     @property
     def _shards(self) -> int:
         """The number of shards of a batch's rows."""
-        return 1 if self.target.placement is None else self.target.placement.num_shards("batch")
+        return self.target.placement.num_shards("batch")
 
     def bucket(self, requests: Sequence[Request], rows: int | None = None) -> Bucket:
         """The smallest bucket that holds the requests, `rows` of them at a time; all by default."""

@@ -53,7 +53,7 @@ class Loader:
         """Loads the target."""
         offload = self.offload, self.resident_layers
 
-        def place(config: TransformerConfig) -> Placement | None:
+        def place(config: TransformerConfig) -> Placement:
             return offloaded(self._place("target", config), config, *offload)
 
         return self._load(reference, self.quantization, place)
@@ -63,19 +63,21 @@ class Loader:
     ) -> checkpoints.Checkpoint:
         """Loads a draft for the target."""
 
-        def place(config: TransformerConfig) -> Placement | None:
+        def place(config: TransformerConfig) -> Placement:
             return self._place("draft", config)
 
         return self._load(reference, quantization, place, target)
 
-    def _place(self, role: str, config: TransformerConfig) -> Placement | None:
-        return self.layout and self.layout.place(role, config.axis_sizes)
+    def _place(self, role: str, config: TransformerConfig) -> Placement:
+        if self.layout is None:
+            return Placement.single_device()
+        return self.layout.place(role, config.axis_sizes)
 
     def _load(
         self,
         reference: str,
         quantization: str,
-        place: Callable[[TransformerConfig], Placement | None],
+        place: Callable[[TransformerConfig], Placement],
         target: checkpoints.Checkpoint | None = None,
     ) -> checkpoints.Checkpoint:
         on_cpu = self.layout is None and jax.default_backend() == "cpu"

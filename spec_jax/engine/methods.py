@@ -194,8 +194,7 @@ def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
             f"draft_vocab_size is {count}, but {draft.name} has {size} tokens; give fewer, or "
             "leave it out."
         )
-    placement = draft.model.placement
-    num_shards = 1 if placement is None else placement.num_shards("vocab")
+    num_shards = draft.model.placement.num_shards("vocab")
     if count % num_shards:
         raise ConfigError(
             f"draft_vocab_size is {count}, but the layout splits the draft's vocabulary into "

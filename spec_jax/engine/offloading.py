@@ -30,12 +30,12 @@ def layout_to_offload(layout: Layout | None) -> Layout:
 
 
 def offloaded(
-    placement: Placement | None, config: TransformerConfig, offload: str, resident_layers: int
-) -> Placement | None:
+    placement: Placement, config: TransformerConfig, offload: str, resident_layers: int
+) -> Placement:
     """The placement of a target, with its blocks from `resident_layers` on in host memory.
 
     Args:
-      placement: of the whole model on devices; None for one device.
+      placement: of the whole model on devices.
       config: the model's shape.
       offload: `host`, or `none` for all blocks on the devices.
       resident_layers: how many of the blocks, the first ones, stay on the devices.
@@ -53,6 +53,6 @@ def offloaded(
             f"resident_layers is {resident_layers}, but the target has {config.num_layers} layers; "
             "give a number from 0 to that."
         )
-    if placement is None or offload != "host":
+    if offload != "host":
         return placement
     return dataclasses.replace(placement, streamed_from=resident_layers)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from spec_jax import host_memory
@@ -59,7 +58,7 @@ class Compiler:
     """
 
     def __init__(self, target: Model, on_progress: Callable[[str], None] | None = None):
-        self.vocab_size = target.config.vocab_size
+        self.vocab_size, self.placement = target.config.vocab_size, target.placement
         self.traces = 0
         """How many programs were traced so far."""
         self.seconds = 0.0
@@ -70,12 +69,9 @@ class Compiler:
 
     def put(self, tree: Any) -> Any:
         """Arrays of one entry a row, on the target's devices."""
-        placement = self._target.placement
-        if placement is None:
-            return jax.tree.map(jnp.asarray, tree)
 
         def put(leaf: Any) -> jax.Array:
-            return placement.put(np.asarray(leaf), "batch", *(None,) * (leaf.ndim - 1))
+            return self.placement.put(leaf, "batch", *(None,) * (np.ndim(leaf) - 1))
 
         return jax.tree.map(put, tree)
 

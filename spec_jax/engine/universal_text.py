@@ -57,7 +57,9 @@ class UniversalTextBatch:
         self._tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
         self._lengths = np.ones((bucket.batch,), np.int32)
         sampling = BatchSampling.stack(
-            [SamplingParams()] * bucket.batch, self._model.config.vocab_size
+            [SamplingParams()] * bucket.batch,
+            self._model.config.vocab_size,
+            placement=self._model.placement,
         )
         self._sampling = compiler.put(sampling)
         self._key, self._block = self._tokens.shape, bucket.block

@@ -31,7 +31,7 @@ class Scorer:
 
     def __init__(self, model: Model, *, rows: int, width: int):
         self.model, self._width = model, width
-        self._num_shards = 1 if model.placement is None else model.placement.num_shards("batch")
+        self._num_shards = model.placement.num_shards("batch")
         self.rows = -(-rows // self._num_shards) * self._num_shards
         self._score = model.jit(self._logits)
 

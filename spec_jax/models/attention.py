@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.kernels import native
 from spec_jax.models.cache import Kept, KVCache, LayerCache, Rounded
-from spec_jax.sharding import Placement, platform_of
+from spec_jax.sharding import Placement
 from spec_jax.sharding.pytree import pytree, static
 
 KEY_BLOCK = 256
@@ -136,7 +136,7 @@ def attention(
     bias: Float[Array, "heads distances"] | None = None,
     *,
     backend: str | None = None,
-    placement: Placement | None = None,
+    placement: Placement = Placement.single_device(),
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], LayerCache]:
     """Grouped-query attention of new tokens over the cache, in float32.
 
@@ -149,7 +149,7 @@ def attention(
       scores: what is done to the scores.
       bias: is added to the scores, see `attend`.
       backend: a name of `BACKENDS`; by default the one measured fastest, see `fastest`.
-      placement: how the model is sharded over a mesh; None on one device.
+      placement: how the model lies on devices.
 
     Returns:
       The weighted values, and the cache with the new tokens.
@@ -164,7 +164,7 @@ def remember(
     values: Float[Array, "batch tokens kv_heads head_dim"],
     cache: LayerCache | None,
     start: Int[Array, " batch"] | None = None,
-    placement: Placement | None = None,
+    placement: Placement = Placement.single_device(),
 ) -> LayerCache:
     """The cache with new keys and values from index `start` on; without a cache, one of them."""
     # A NaN value would reach tokens that must not see it, because zero times NaN is NaN. A NaN key
@@ -177,8 +177,6 @@ def remember(
         written = LayerCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
     else:
         written = cache.write(keys, values, start)
-    if placement is None:
-        return written
     axes = ("batch", "kv_heads", "length", None)
     return jax.tree.map(lambda each: placement.pin(each, *axes), written)
 
@@ -191,7 +189,7 @@ def attend(
     bias: Float[Array, "heads distances"] | None = None,
     *,
     backend: str | None = None,
-    placement: Placement | None = None,
+    placement: Placement = Placement.single_device(),
 ) -> Float[Array, "batch tokens heads head_dim"]:
     """The weighted values of a cache that holds all that the queries see.
 
@@ -199,7 +197,7 @@ def attend(
     from key to query, from -D on; what is further takes the first or the last (T5).
     """
     is_plain = bias is None and not isinstance(cache.keys, Rounded)
-    platform = platform_of(placement)
+    platform = placement.platform
     if backend is None or (backend == "native" and not is_plain):
         backend = fastest(platform, queries.shape[1], cache.slots)
     batch, tokens, heads, head_dim = queries.shape

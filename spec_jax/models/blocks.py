@@ -13,7 +13,7 @@ from spec_jax.models.cache import LayerCache
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.experts import SparseMlp
 from spec_jax.models.layers import ACTIVATIONS, Linear, Norm, alibi_slopes, project, rotate
-from spec_jax.sharding import Placement, platform_of
+from spec_jax.sharding import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Call:
     rotation: Float[Array, "2 batch tokens half"] | None
     scores: Scores
     bias: Float[Array, "heads distances"] | None
-    placement: Placement | None
+    placement: Placement
     backend: str | None
 
     def pin(self, x: Array, *axes: str | None) -> Array:
-        return x if self.placement is None else self.placement.pin(x, *axes)
+        return self.placement.pin(x, *axes)
 
     def heads(self, projected: Array, head_dim: int, axis: str) -> Array:
         """A projection as [batch, tokens, heads, head_dim]."""
-        if platform_of(self.placement) == "tpu":
+        if self.placement.platform == "tpu":
             # XLA:TPU would merge the reshape into the product and then copy every weight, before a
             # loop, into the layout of the merged product.
             projected = jax.lax.optimization_barrier(projected)
@@ -142,7 +142,7 @@ class Mlp(nnx.Module):
         self.down = linear(mlp_size, embed_size, ("mlp", "embed"))
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], placement: Placement | None
+        self, x: Float[Array, "batch tokens embed"], placement: Placement
     ) -> Float[Array, "batch tokens embed"]:
         # Its partition follows from that of its weights.
         activate = ACTIVATIONS[self.activation]

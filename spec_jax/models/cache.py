@@ -164,7 +164,7 @@ class KVCache:
         *,
         dtype: DTypeLike,
         headroom: int | None = None,
-        placement: Placement | None = None,
+        placement: Placement = Placement.single_device(),
     ) -> "KVCache":
         """An empty cache.
 
@@ -175,11 +175,8 @@ class KVCache:
           dtype: of keys and values; `int8` keeps them as `Rounded`.
           headroom: most tokens ever written past the next query, including padding and tokens that
             are refused later. If given, layers with a window get rings; otherwise all are full.
-          placement: how the model is sharded over a mesh; None on one device.
+          placement: how the model lies on devices.
         """
-
-        def pin(x: Array, *axes: str | None) -> Array:
-            return x if placement is None else placement.pin(x, *axes)
 
         def layer(number: int) -> LayerCache:
             slots = slots_of_layer(config, number, capacity, headroom)
@@ -188,16 +185,16 @@ class KVCache:
 
             # Zeros, since empty arrays may hold NaN.
             def zeros() -> Kept:
-                found = pin(jnp.zeros(shape, dtype), *axes)
+                found = placement.pin(jnp.zeros(shape, dtype), *axes)
                 if jnp.dtype(dtype) != jnp.int8:
                     return found
-                return Rounded(found, pin(jnp.zeros((*shape[:3], 1), jnp.float32), *axes))
+                return Rounded(found, placement.pin(jnp.zeros((*shape[:3], 1), jnp.float32), *axes))
 
             return LayerCache(zeros(), zeros(), ring=slots < capacity)
 
         return cls(
             layers=tuple(layer(number) for number in range(config.num_layers)),
-            lengths=pin(jnp.zeros((batch,), jnp.int32), "batch"),
+            lengths=placement.pin(jnp.zeros((batch,), jnp.int32), "batch"),
         )
 
     def gather(self, sources: Int[Array, "batch moved"], to: Int[Array, " batch"]) -> "KVCache":

@@ -57,7 +57,7 @@ class Encoder(nnx.Module):
         lengths: Int[Array, " batch"],
         *,
         backend: str | None = None,
-        placement: Placement | None = None,
+        placement: Placement = Placement.single_device(),
     ) -> Float[Array, "batch source embed"]:
         """The encoder's output; positions at or past a row's length mean nothing.
 
@@ -65,7 +65,7 @@ class Encoder(nnx.Module):
           x: the embedded source.
           lengths: positions of each row, at least one.
           backend: how attention is computed, see `attention`.
-          placement: how the model lies on a mesh, if it does.
+          placement: how the model lies on devices.
         """
         pattern = Pattern.whole(lengths, x.shape[1])
         bias = None if self.relative is None else self.relative()

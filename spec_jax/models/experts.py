@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from spec_jax.kernels import PackedWeight, Tiles, Weight, expert_products, part_specs, products
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import ACTIVATIONS, Linear
-from spec_jax.sharding import Placement, platform_of
+from spec_jax.sharding import Placement
 
 Names = tuple[str, ...]
 
@@ -54,12 +54,12 @@ class SparseMlp(nnx.Module):
         self.expert_down = linear(outward, ("experts", "mlp", "embed"))
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], placement: Placement | None
+        self, x: Float[Array, "batch tokens embed"], placement: Placement
     ) -> Float[Array, "batch tokens embed"]:
         layers = (self.router, self.expert_gate, self.expert_up, self.expert_down)
         weights = tuple(layer.weight.get_value() for layer in layers)
-        skip = platform_of(placement) != "gpu"
-        if placement is None:
+        skip = placement.platform != "gpu"
+        if placement.mesh is None:
             return self._apply(x, *weights, skip=skip)
         cut = {name: placement.mesh_axes(name) for name in ("experts", "mlp", "embed")}
         # Rows that lie beside experts on one mesh axis are gathered for them.

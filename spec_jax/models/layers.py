@@ -55,13 +55,11 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_size,), dtype), axes=axes[1:]) if bias else None
 
     def __call__(
-        self, x: Float[Array, "*lead in"], placement: Placement | None = None
+        self, x: Float[Array, "*lead in"], placement: Placement = Placement.single_device()
     ) -> Float[Array, "*lead out"]:
-        """`placement` is that of a layer whose inputs may be sharded, so that devices sum."""
-        sums: DTypeLike = jnp.float32
-        if placement is not None:
-            inputs, _ = self.weight.get_metadata()["axes"]
-            sums = placement.all_reduce_dtype_of(self.weight.get_value().dtype, inputs)
+        """Give the `placement` of a layer whose inputs may be sharded, so that devices sum."""
+        inputs, _ = self.weight.get_metadata()["axes"]
+        sums = placement.all_reduce_dtype_of(self.weight.get_value().dtype, inputs)
         return project(x, [self], sums)[0]
 
 

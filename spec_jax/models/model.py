@@ -23,7 +23,7 @@ from spec_jax.models.config import LongRopeScaling, TransformerConfig
 from spec_jax.models.source import Source
 from spec_jax.models.streaming import resident
 from spec_jax.models.transformer import Transformer
-from spec_jax.sharding import HOST_MEMORY, Placement, platform_of
+from spec_jax.sharding import HOST_MEMORY, Placement
 from spec_jax.sharding.pytree import pytree, static
 
 _STREAMED = re.compile(r"blocks\.(\d+)\.(?!cross\.(?:key|value)\.)")
@@ -38,7 +38,7 @@ class Model:
       graphdef: structure of the NNX module; static under jit.
       params: its arrays.
       config: its shape; static under jit.
-      placement: how it is sharded over a mesh, or None on a single device; static under jit.
+      placement: how it lies on devices; static under jit.
       attention: how attention is computed, a name of `attention.BACKENDS`; the fastest by default.
         Training asks for `dense`, since only that has a gradient.
       rounds_cache: whether keys and values are kept in 8 bits.
@@ -47,13 +47,17 @@ class Model:
     graphdef: Any = static()
     params: Any
     config: TransformerConfig = static()
-    placement: Placement | None = static(default=None)
+    placement: Placement = static(default=Placement.single_device())
     attention: str | None = static(default=None)
     rounds_cache: bool = static(default=False)
 
     @classmethod
     def abstract(
-        cls, config: TransformerConfig, *, dtype: DTypeLike, placement: Placement | None = None
+        cls,
+        config: TransformerConfig,
+        *,
+        dtype: DTypeLike,
+        placement: Placement = Placement.single_device(),
     ) -> "Model":
         """A model's shapes and shardings: its params are `jax.ShapeDtypeStruct`.
 
@@ -69,10 +73,8 @@ class Model:
         graphdef, params = nnx.split(module)
         return cls(graphdef=graphdef, params=params, config=config).abstractly_placed(placement)
 
-    def abstractly_placed(self, placement: Placement | None) -> "Model":
+    def abstractly_placed(self, placement: Placement) -> "Model":
         """An abstract model with the shardings of a placement."""
-        if placement is None:
-            return self
 
         def placed(name: str, leaf: nnx.Variable) -> jax.ShapeDtypeStruct:
             sharding = param_sharding(placement, name, leaf)
@@ -89,7 +91,7 @@ class Model:
         *,
         seed: int = 0,
         dtype: DTypeLike = jnp.float32,
-        placement: Placement | None = None,
+        placement: Placement = Placement.single_device(),
     ) -> "Model":
         """A model with random weights, made on the devices that hold them."""
 
@@ -98,7 +100,7 @@ class Model:
 
         shape = cls.abstract(config, dtype=dtype, placement=placement)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, shape.params)
-        params = shape.jit(weights, out_shardings=shardings)() if placement else weights()
+        params = shape.jit(weights, out_shardings=shardings)() if placement.mesh else weights()
         return dataclasses.replace(shape, params=params)
 
     def place(self, placement: Placement) -> "Model":
@@ -113,8 +115,7 @@ class Model:
 
     def replicated(self, table: np.ndarray) -> jax.Array:
         """A table replicated over the model's devices, so that no call has to send it."""
-        placement = self.placement
-        return placement.put(table, *(None,) * table.ndim) if placement else jnp.asarray(table)
+        return self.placement.put(table, *(None,) * table.ndim)
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class Model:
 
     def with_resident(self, layers: int) -> "Model":
         """The same model, with the weights of its first blocks in device memory as well."""
-        if self.placement is None or self.placement.streamed_from is None:
+        if self.placement.streamed_from is None:
             return self
         blocks = tuple(f"blocks.{i}." for i in range(layers))
         wanted = {name: each for name, each in self.weights.items() if name.startswith(blocks)}
@@ -167,7 +168,7 @@ class Model:
     @property
     def platform(self) -> str:
         """What it runs on: `cpu`, `gpu` or `tpu`."""
-        return platform_of(self.placement)
+        return self.placement.platform
 
     @property
     def compiler_options(self) -> CompilerOptions:
@@ -230,7 +231,7 @@ class Model:
     def new_states(self, batch: int, capacity: int) -> Float[Array, "batch capacity embed"]:
         """A buffer for the hidden states of the last layer at each token."""
         states = jnp.zeros((batch, capacity, self.config.embed_size), self._wide_dtype)
-        return self.placement.pin(states, "batch", "length", "embed") if self.placement else states
+        return self.placement.pin(states, "batch", "length", "embed")
 
     def score(
         self,
@@ -275,7 +276,7 @@ class Model:
         name = "embed" if self.config.tied_head else "head"
         whole = self.weights[f"{name}.weight"]
         kept = take_outputs(whole, jnp.asarray(np.array(ids, np.int32)))
-        if self.placement is not None and isinstance(kept, jax.Array):
+        if isinstance(kept, jax.Array):
             kept = jax.device_put(kept, self.placement.sharding("embed", "vocab"))
         shape = Model.abstract(config, dtype=self.dtype, placement=self.placement)
         return shape.with_weights({**self.weights, "head.weight": kept})
@@ -292,9 +293,7 @@ class Model:
         module = self._module
         padded = self._not_alone(x)
         logits = module.logits(module.final_norm(padded))
-        if self.placement is not None:
-            logits = self.placement.pin(logits, "batch", None, "vocab")
-        return logits[:, : x.shape[1]]
+        return self.placement.pin(logits, "batch", None, "vocab")[:, : x.shape[1]]
 
     def resume(
         self, x: Float[Array, "batch tokens embed"], cache: KVCache, layers: int
@@ -336,8 +335,8 @@ class Model:
         multiplies two rows with tensor cores in two thirds of the time that it takes for one
         (benchmarks/LOG.md); but of sparse experts a second token may choose others.
         """
-        shards = self.placement.num_shards("batch") if self.placement else 1
-        alone = x.shape[0] * x.shape[1] == shards and self.dtype == jnp.bfloat16
+        alone = x.shape[0] * x.shape[1] == self.placement.num_shards("batch")
+        alone = alone and self.dtype == jnp.bfloat16
         slow = self.platform == "gpu" and self.config.experts is None
         if alone and (slow or (self.platform == "cpu" and not self.is_packed)):
             return jnp.pad(x, ((0, 0), (0, 1), (0, 0)))
@@ -353,7 +352,7 @@ def _abstract_blocks(config: TransformerConfig, dtype: DTypeLike) -> list[Block]
     return [nnx.clone(shapes[kind]) for kind in kinds]
 
 
-def param_sharding(placement: Placement, name: str, param: nnx.Variable) -> NamedSharding:
+def param_sharding(placement: Placement, name: str, param: nnx.Variable) -> NamedSharding | None:
     """The sharding of a weight; one without logical axes (a norm's) is replicated."""
     axes = param.get_metadata().get("axes", ())
     sharding = placement.sharding(*axes)
@@ -361,7 +360,7 @@ def param_sharding(placement: Placement, name: str, param: nnx.Variable) -> Name
     # A vector is not worth a copy of its own in every call.
     if first is None or streamed is None or int(streamed[1]) < first or len(axes) < 2:
         return sharding
-    return sharding.with_memory_kind(HOST_MEMORY)
+    return sharding and sharding.with_memory_kind(HOST_MEMORY)
 
 
 def _each(params: Any, function: Callable[[str, nnx.Variable], Any]) -> Any:

@@ -77,7 +77,7 @@ class Transformer(nnx.Module):
         lengths: Int[Array, " batch"],
         *,
         backend: str | None = None,
-        placement: Placement | None = None,
+        placement: Placement = Placement.single_device(),
     ) -> Float[Array, "batch positions embed"]:
         """The encoder's output of tokens or frames; arguments as of `Encoder`."""
         assert self.encoder is not None
@@ -89,7 +89,7 @@ class Transformer(nnx.Module):
         hidden: Float[Array, "batch positions embed"],
         lengths: Int[Array, " batch"],
         *,
-        placement: Placement | None = None,
+        placement: Placement = Placement.single_device(),
     ) -> Encoded:
         """What the layers see of an encoder's output."""
         pattern = Pattern.whole(lengths, hidden.shape[1])
@@ -106,7 +106,7 @@ class Transformer(nnx.Module):
         first: int = 0,
         last: int | None = None,
         backend: str | None = None,
-        placement: Placement | None = None,
+        placement: Placement = Placement.single_device(),
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
         """Runs the residual stream of new tokens through blocks `first` to `last` (static).
 
@@ -117,7 +117,7 @@ class Transformer(nnx.Module):
           first: the first block.
           last: the block to stop before; the last one by default.
           backend: how attention is computed, see `attention`.
-          placement: how the model lies on a mesh, if it does.
+          placement: how the model lies on devices.
 
         Returns:
           What the last of these blocks gave out, and the cache with the tokens written but

@@ -36,7 +36,7 @@ def stand_ins(layout: Layout) -> Sequence[Any]:
 
 
 def abstract_model(
-    config: TransformerConfig, dtype: DTypeLike, quantization: str, placement: Placement | None
+    config: TransformerConfig, dtype: DTypeLike, quantization: str, placement: Placement
 ) -> Model:
     """A model's shapes and shardings; its matrices are `none`, `int8` or `int4`."""
     model = _unplaced(config, jnp.dtype(dtype)).abstractly_placed(placement)
@@ -94,7 +94,7 @@ def bucket(target: Model, drafter: DraftModel, batch: int, context: int, platfor
     )
     found = engine.bucket([request] * batch)
     # Stand-ins are CPU devices, whatever they stand for.
-    rows = found.batch // (target.placement.num_shards("batch") if target.placement else 1)
+    rows = found.batch // target.placement.num_shards("batch")
     block = prompt_block(platform, context, rows, target.config.embed_size)
     return dataclasses.replace(found, block=block)
 
@@ -135,7 +135,7 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> Decode
 def abstract_sampling(target: Model, batch: int, sampling: SamplingParams) -> BatchSampling:
     """The parameters of a batch whose rows all sample alike."""
     vocab, rows = target.config.vocab_size, [sampling] * batch
-    arrays = jax.eval_shape(lambda: BatchSampling.stack(rows, vocab))
+    arrays = jax.eval_shape(lambda: BatchSampling.stack(rows, vocab, placement=target.placement))
     return jax.tree.map(lambda leaf: _placed(target, leaf), arrays)
 
 
@@ -166,7 +166,6 @@ def _rows(model: Model, *shape: int, dtype: DTypeLike = jnp.int32) -> jax.ShapeD
 
 def _placed(model: Model, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """A batch's array with its sharding: KV caches (the only arrays with four axes), or rows."""
-    assert model.placement is not None  # plans are made for layouts
     entries = ("batch", "kv_heads", "length", None)
     axes = entries if leaf.ndim == 4 else ("batch", *(None,) * (leaf.ndim - 1))
     return leaf.update(sharding=model.placement.sharding(*axes))

@@ -138,7 +138,6 @@ class Weights:
     def of(cls, model: Model) -> "Weights":
         """Those of an abstract model."""
         config, placement = model.config, model.placement
-        assert placement is not None  # plans are made for layouts
         multiplied = parameters_per_chip(model.params)
         if not config.tied_head:
             multiplied -= parameters_per_chip(model.params["embed"])

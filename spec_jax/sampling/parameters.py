@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from spec_jax.config import SamplingParams
+from spec_jax.sharding import Placement
 from spec_jax.sharding.pytree import pytree, static
 
 
@@ -61,7 +62,7 @@ class SamplingFeatures:
 
 LEAST_WORDS = 64
 """Bad words of a row that every program has room for. Unused room takes no time where it is
-skipped (`skips_unused`)."""
+skipped (`Placement.skips_unused`)."""
 
 
 class Room(NamedTuple):
@@ -105,6 +106,8 @@ class BatchSampling:
         entry; padded with -1.
       timestamps: each row's first timestamp token, from which on its output obeys Whisper's rules;
         -1 if there are none.
+      features: the steps that any row needs.
+      skips_unused: whether programs skip the steps that no row needs; static.
     """
 
     temperature: Float[Array, " batch"]
@@ -120,6 +123,7 @@ class BatchSampling:
     bad_words: Int[Array, "batch words longest"]
     timestamps: Int[Array, " batch"]
     features: SamplingFeatures = static()
+    skips_unused: bool = static(default=True)
 
     @classmethod
     def stack(
@@ -130,6 +134,7 @@ class BatchSampling:
         bad_words: Sequence[Sequence[Sequence[int]]] = (),
         room: Room | None = None,
         timestamps: Sequence[int] = (),
+        placement: Placement = Placement.single_device(),
     ) -> "BatchSampling":
         """One array entry per request.
 
@@ -143,6 +148,7 @@ class BatchSampling:
             the default, and features of further rows. Rows that are to join one batch must have
             the same.
           timestamps: the first timestamp token of each request, or -1; may be shorter, too.
+          placement: of the model that the batch is for.
         """
         room = room or Room.of(stop_token_ids, bad_words)
 
@@ -181,6 +187,7 @@ class BatchSampling:
                 np.array([*timestamps, *[-1] * (len(rows) - len(timestamps))], np.int32)
             ),
             features=room.features | SamplingFeatures.of(rows, bad_words, timestamps),
+            skips_unused=placement.skips_unused,
         )
 
     def repeat(self, times: int) -> "BatchSampling":

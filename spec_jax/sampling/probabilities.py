@@ -4,9 +4,9 @@ The order and semantics are those of Hugging Face transformers' logits processor
 `processors` does (bias, penalties, bans), then temperature, top-k, top-p, min-p. Every step is a
 reduction over the vocabulary, so the vocabulary may stay sharded; only for the many reductions of
 top-k and top-p are whole rows brought together, on as many devices as there are shards. What no row
-of the batch uses is no part of the program (`SamplingFeatures`), or is skipped where that is faster
-(`skips_unused`); a row that does not use a step passes through it bit for bit, so a row's tokens do
-not depend on its neighbours' parameters.
+of the batch uses is not part of the program (`SamplingFeatures`), or is skipped where that is
+faster (`Placement.skips_unused`). A row that does not use a step passes through it bit for bit, so
+a row's tokens do not depend on its neighbours' parameters.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 from spec_jax.sampling.draw import largest
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.processors import History, process
-from spec_jax.sharding.placement import Placement, skips_unused
+from spec_jax.sharding import Placement
 
 
 def probabilities(
@@ -31,7 +31,7 @@ def probabilities(
     allowed: UInt32[Array, "batch positions words"]
     | Int32[Array, "batch positions words"]
     | None = None,
-    placement: Placement | None = None,
+    placement: Placement = Placement.single_device(),
 ) -> Float[Array, "batch positions vocab"]:
     """The distributions that tokens are drawn from, at several query positions of each row.
 
@@ -45,27 +45,27 @@ def probabilities(
         earlier ones if None. For a tree it is the path to each position.
       allowed: packed sets of tokens, all others banned: token i is bit i % 32 of word i // 32,
         and ids past the last word are banned too. None bans nothing.
-      placement: of the model that the logits are from; None on one device. Static.
+      placement: of the model that the logits are from; static.
 
     Returns:
       Probabilities; one-hot for greedy rows. A position whose logits hold a NaN, or whose tokens
       are all masked, has no distribution and returns zeros.
     """
-    processed = process(logits, sampling, history, following, ancestors, allowed, placement)
+    processed = process(logits, sampling, history, following, ancestors, allowed)
     return warp(processed, sampling, placement)
 
 
 def warp(
     logits: Float[Array, "batch positions vocab"],
     sampling: BatchSampling,
-    placement: Placement | None = None,
+    placement: Placement = Placement.single_device(),
 ) -> Float[Array, "batch positions vocab"]:
     """Processed logits to probabilities: temperature, truncation, softmax; as `probabilities`."""
     own = _Parameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     random = sampling.features.random
-    cuts = _Cuts.of(own, skips_unused(placement)) if sampling.features.cut else None
-    shards = placement.num_shards("vocab") if placement else 1
-    if placement is None or cuts is None or shards == 1 or logits.shape[-1] % shards:
+    cuts = _Cuts.of(own, sampling.skips_unused) if sampling.features.cut else None
+    shards = placement.num_shards("vocab")
+    if cuts is None or shards == 1 or logits.shape[-1] % shards:
         each_row = (each[:, None, None] for each in own)
         return _warp(logits, _Parameters(*each_row), random, cuts)
     rows = _Rows(placement, *logits.shape[:2])

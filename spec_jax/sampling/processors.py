@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.placement import Placement, skips_unused
 from spec_jax.sharding.pytree import pytree
 
 MOST_INITIAL_TIMESTAMP = 50
@@ -96,7 +95,6 @@ def process(
     allowed: UInt32[Array, "batch positions words"]
     | Int32[Array, "batch positions words"]
     | None = None,
-    placement: Placement | None = None,
 ) -> Float[Array, "batch positions vocab"]:
     """The logits after everything except temperature and truncation.
 
@@ -106,7 +104,7 @@ def process(
     if sampling.features.history:
         before = _chain(logits.shape[1]) if ancestors is None else jnp.asarray(ancestors)
         logits = _penalise(logits, sampling, history, following, before)
-        forbidden = _forbidden(sampling, history, following, before, logits.shape[2], placement)
+        forbidden = _forbidden(sampling, history, following, before, logits.shape[2])
         logits = jnp.where(forbidden, logits - jnp.inf, logits)
         if sampling.features.timestamps:
             forbidden = _mistimed(logits, sampling, history, following, before)
@@ -149,7 +147,6 @@ def _forbidden(
     following: Int[Array, "batch drafted"],
     before: Bool[Array, "positions drafted"],
     vocab_size: int,
-    placement: Placement | None,
 ) -> Bool[Array, "batch positions {vocab_size}"]:
     """The tokens that min_tokens and bad words forbid at each position."""
     generated = history.lengths[:, None] + before.sum(1, dtype=jnp.int32)[None]
@@ -166,7 +163,7 @@ def _forbidden(
 
     forbidden = (stops[:, :, :, None] == ids[None, None, None]).any(2)
     room = words.shape[2]
-    count = (last >= 0).sum(-1, dtype=jnp.int32).max() if skips_unused(placement) else room
+    count = (last >= 0).sum(-1, dtype=jnp.int32).max() if sampling.skips_unused else room
     return jax.lax.fori_loop(0, count, forbid, forbidden)
 
 

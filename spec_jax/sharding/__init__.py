@@ -2,6 +2,6 @@
 
 from spec_jax.sharding.layout import Layout
 from spec_jax.sharding.layout_file import ROLES, Chip, Rule
-from spec_jax.sharding.placement import HOST_MEMORY, Placement, platform_of
+from spec_jax.sharding.placement import HOST_MEMORY, Placement
 
-__all__ = ["HOST_MEMORY", "ROLES", "Chip", "Layout", "Placement", "Rule", "platform_of"]
+__all__ = ["HOST_MEMORY", "ROLES", "Chip", "Layout", "Placement", "Rule"]

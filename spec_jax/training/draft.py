@@ -18,8 +18,8 @@ BORROWED = ("embed.", "head.")
 def untrained_draft(
     target: Model,
     config: TrainingConfig,
-    outputs: np.ndarray | None = None,
-    placement: Placement | None = None,
+    outputs: np.ndarray | None,
+    placement: Placement,
 ) -> Model:
     """A draft of the target's family.
 
@@ -30,12 +30,12 @@ def untrained_draft(
       target: the target.
       config: the draft's size.
       outputs: the ids that it can propose; None for all.
-      placement: how the draft is sharded over a mesh; by default like the target.
+      placement: how the draft is sharded over a mesh.
 
     Raises:
       ConfigError: the target has no such layer, or its heads do not fit the width.
     """
-    target, placement = target.unpacked(), placement or target.placement
+    target = target.unpacked()
     if config.width is not None and config.width != target.config.embed_size:
         shape = _with_layers(
             _resized(target.config, config.width), chosen_layers(target.config, config)
@@ -59,7 +59,7 @@ def untrained_draft(
             if rest[0] == str(layer):
                 weights[".".join([kind, str(i), *rest[1:]])] = weight
     draft = shape.with_weights(weights)
-    return draft if placement in (None, target.placement) else draft.place(placement)
+    return draft if placement == target.placement else draft.place(placement)
 
 
 def chosen_layers(target: TransformerConfig, config: TrainingConfig) -> tuple[int, ...]:

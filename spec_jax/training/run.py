@@ -110,8 +110,7 @@ class TrainingRun:
         on_progress: Callable[[str], object] | None = None,
     ):
         orbax_directory.check_path(path)
-        placement = llm.engine.target.placement
-        if placement is not None and placement.streamed_from is not None:
+        if llm.engine.target.placement.streamed_from is not None:
             raise ConfigError(
                 "offload is 'host', but training reads the target's layers from device memory; "
                 "leave offload out, or use a layout of more devices."
@@ -119,8 +118,10 @@ class TrainingRun:
         self._target, self._config, self._path = llm.engine.target.unpacked(), config, path
         self._sampler, self._examples = Sampler(llm, config.sequence_length), examples
         self._on_progress = on_progress or (lambda line: None)
-        self._placement: Placement | None = llm.layout and llm.layout.place(
-            "draft", self._target.config.axis_sizes
+        self._placement = (
+            llm.layout.place("draft", self._target.config.axis_sizes)
+            if llm.layout
+            else Placement.single_device()
         )
         untrained_draft(self._target, config, None, self._placement)  # refuses what does not fit
         self._check_fit(llm.max_model_len)
@@ -140,8 +141,6 @@ class TrainingRun:
                 f"sequence_length is {config.sequence_length}, but the target was made for a "
                 f"context of {context} tokens; give at most {context}."
             )
-        if self._placement is None:
-            return
         num_shards = self._placement.num_shards("batch")
         if config.batch_size // config.accumulate % num_shards:
             raise ConfigError(
@@ -150,7 +149,7 @@ class TrainingRun:
                 f"{num_shards * config.accumulate}."
             )
         for placement in (self._placement, self._target.placement):
-            num_shards = 1 if placement is None else placement.num_shards("vocab")
+            num_shards = placement.num_shards("vocab")
             if (config.reduced_vocab or 0) % num_shards:
                 raise ConfigError(
                     f"reduced_vocab is {config.reduced_vocab}, which the layout splits into "
@@ -162,7 +161,7 @@ class TrainingRun:
         config, target = self._config, self._target
         count = config.reduced_vocab
         self._prepare(None if count is None else np.arange(min(count, target.config.vocab_size)))
-        num_shards = 1 if self._placement is None else self._placement.num_shards("batch")
+        num_shards = self._placement.num_shards("batch")
         more = (
             parts
             for parts in range(config.accumulate + 1, config.batch_size // num_shards + 1)
@@ -300,8 +299,6 @@ class TrainingRun:
 
         def put(array: np.ndarray) -> jax.Array:
             array = array.reshape(parts, -1, *array.shape[1:])
-            if placement is None:
-                return jnp.asarray(array)
             return placement.put(array, None, "batch", *(None,) * (array.ndim - 2))
 
         return Batch(put(rows.tokens), put(weights), put(rows.states), put(rows.normalisers))

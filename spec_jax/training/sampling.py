@@ -56,7 +56,7 @@ class Sampler:
           ConfigError: fewer fit; the message says how many.
         """
         target, size = self.llm.engine.target, min(size, self.llm.max_num_seqs)
-        num_shards = 1 if target.placement is None else target.placement.num_shards("batch")
+        num_shards = target.placement.num_shards("batch")
         fewer = (size >> i for i in range(1, size.bit_length()) if size >> i >= num_shards)
         prompt = Example((0,) * (self.length * 3 // 4))  # the longest that data keeps
         request = self._request(prompt, SamplingParams(max_tokens=self.length // 4))

@@ -17,7 +17,7 @@ from spec_jax import checkpoints
 from spec_jax.checkpoints import hf_writer, orbax_directory
 from spec_jax.checkpoints.checksums import CHECKSUMS
 from spec_jax.checkpoints.new_directory import new_directory
-from spec_jax.checkpoints.opening import open_model
+from spec_jax.checkpoints.opening import on_single_device, open_model
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.config import CHECKPOINT_FORMATS
 from spec_jax.errors import CheckpointError, ConfigError
@@ -83,7 +83,7 @@ def test_every_number_is_kept_unless_a_dtype_is_asked_for(stored, tmp_path):
     tensors = llama_tensors(WIDE, np.dtype(stored))
     directory = write_directory(tmp_path / "tiny", WIDE, tensors)
     checkpoints.convert(directory, tmp_path / "kept")
-    model = open_model(tmp_path / "kept", "stored", Packing(), lambda config: None)
+    model = open_model(tmp_path / "kept", "stored", Packing(), on_single_device)
     assert model.dtype == ("bfloat16" if stored == "bfloat16" else "float32")
     assert same(directory, tmp_path / "kept")
     checkpoints.convert(directory, tmp_path / "other", dtype="bfloat16", format="safetensors")

@@ -11,6 +11,7 @@ import pytest
 from spec_jax.models.attention import Pattern, Scores, attention
 from spec_jax.models.cache import KVCache, LayerCache
 from spec_jax.models.config import TransformerConfig
+from spec_jax.sharding import Placement
 from tests.models.backends import EACH_BACKEND
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
@@ -148,7 +149,7 @@ def test_the_output_is_the_definitions(backend, pattern, window, ring, changes):
 def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(
     backend, platform, monkeypatch
 ):
-    monkeypatch.setattr("spec_jax.models.attention.platform_of", lambda placement: platform)
+    monkeypatch.setattr(Placement, "platform", platform)
     rng = np.random.default_rng(0)
     queries, keys, values = (
         jnp.asarray(rng.normal(size=(2, 3, n, HEAD_DIM)), jnp.float32)
@@ -165,7 +166,7 @@ def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(
 
 def test_values_too_large_for_the_cache_reach_only_the_tokens_that_see_them(monkeypatch):
     """On GPU nothing hides the slots that no token sees, and zero times infinity is NaN."""
-    monkeypatch.setattr("spec_jax.models.attention.platform_of", lambda placement: "gpu")
+    monkeypatch.setattr(Placement, "platform", "gpu")
     ones = jnp.ones((2, 3, KV_HEADS, HEAD_DIM))
     values = ones.at[0, 1].set(np.finfo(np.float32).max)  # infinity in bfloat16
     cache = KVCache.zeros(SHAPE, 2, 512, dtype=jnp.bfloat16)
@@ -190,9 +191,7 @@ def test_slots_that_are_not_hidden_change_nothing(backend, monkeypatch):
     pattern = Pattern.following(KVCache((layer,), jnp.asarray([5, 300], jnp.int32)), 3)
     found = {}
     for platform in ("cpu", "gpu"):
-        monkeypatch.setattr(
-            "spec_jax.models.attention.platform_of", lambda placement, platform=platform: platform
-        )
+        monkeypatch.setattr(Placement, "platform", platform)
         found[platform], _ = attention(
             queries, keys, values, layer, pattern, Scores(float(HEAD_DIM)), backend=backend
         )

@@ -10,6 +10,7 @@ import pytest
 
 from spec_jax.models.config import Experts
 from spec_jax.models.model import Model
+from spec_jax.sharding import Placement
 from spec_jax.testing import tiny_model
 
 SPARSE = Experts(count=4, per_token=2, size=16)
@@ -28,8 +29,7 @@ SPARSE = Experts(count=4, per_token=2, size=16)
 def test_a_single_row_has_a_neighbour_where_its_products_are_slow(
     platform, dtype, experts, rows, monkeypatch
 ):
-    monkeypatch.setattr("spec_jax.models.model.platform_of", lambda placement: platform)
-    monkeypatch.setattr("spec_jax.models.attention.platform_of", lambda placement: platform)
+    monkeypatch.setattr(Placement, "platform", platform)
     config = dataclasses.replace(tiny_model(vocab_size=40).config, experts=experts)
     model = Model.random(config, dtype=dtype)
     token, cache = jnp.ones((1, 1), jnp.int32), model.new_cache(1, 48)

@@ -312,7 +312,9 @@ def test_a_sharded_vocabulary_is_processed_without_communication(data, model):
     placement = Placement(mesh, (("batch", ("data",)), ("vocab", ("model",))))
     batch, vocab = 2, 8 * 12  # no device's part ends where a word of the mask does
     params = [SamplingParams(min_tokens=9, frequency_penalty=1.0)] * batch
-    sampling = BatchSampling.stack(params, vocab, [[1, 2]] * batch, [[[1, 2, 3]]] * batch)
+    sampling = BatchSampling.stack(
+        params, vocab, [[1, 2]] * batch, [[[1, 2, 3]]] * batch, placement=placement
+    )
     counts = jnp.zeros((batch, vocab), jnp.int32)
     recent = jnp.zeros((batch, sampling.bad_words.shape[2] - 1), jnp.int32)
     history = History(counts, counts, jnp.zeros((batch,), jnp.int32), recent)
@@ -321,7 +323,7 @@ def test_a_sharded_vocabulary_is_processed_without_communication(data, model):
     along = placement.sharding("batch", None, "vocab")
     placed = jax.tree.map(lambda leaf: placement.sharding("batch"), (rows, allowed))
     jitted = jax.jit(
-        lambda logits, rows, allowed: process(logits, *rows, allowed=allowed, placement=placement),
+        lambda logits, rows, allowed: process(logits, *rows, allowed=allowed),
         in_shardings=(along, *placed),
         out_shardings=along,
     )

@@ -57,8 +57,9 @@ def test_rows_are_those_of_one_device_for_two_exchanges(data, model, batch, plac
     logits = 4 * random.standard_normal((batch, places, vocab), np.float32)
     logits[0, 0, ::3] = -np.inf
     logits[-1, -1, :40] = logits.max()  # ties at and above the cut
-    sampling = BatchSampling.stack((PARAMS * 2)[3 : 3 + batch], vocab)
-    text, found = compiled(jnp.asarray(logits), sampling, placed(data, model))
+    placement = placed(data, model)
+    sampling = BatchSampling.stack((PARAMS * 2)[3 : 3 + batch], vocab, placement=placement)
+    text, found = compiled(jnp.asarray(logits), sampling, placement)
     assert by_kind(collectives(text)) == {"all-to-all": 2}
     # Cuts that no row has are skipped, where that takes no exchange.
     assert ("conditional(" in text) == (data == 1)
@@ -69,10 +70,10 @@ def test_rows_are_those_of_one_device_for_two_exchanges(data, model, batch, plac
 
 def test_a_gpu_skips_nothing_since_conditions_take_longer(monkeypatch):
     logits = 4 * np.random.default_rng(0).standard_normal((4, 2, 512), np.float32)
-    sampling = BatchSampling.stack(PARAMS, 512)
     texts, found = [], []
     for platform in ("cpu", "gpu"):
         monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        sampling = BatchSampling.stack(PARAMS, 512)
         # A function of its own, which has no program yet.
         step = jax.jit(lambda *both: warp(*both)).lower(logits, sampling).compile()
         texts.append(step.as_text())
@@ -84,8 +85,9 @@ def test_a_gpu_skips_nothing_since_conditions_take_longer(monkeypatch):
 def test_rows_without_a_distribution_are_zeros_as_on_one_device():
     logits = np.zeros((4, 2, 64), np.float32)
     logits[0, 1, 5], logits[3, 0] = np.nan, -np.inf
-    sampling = BatchSampling.stack([PARAMS[3]] * 4, 64)
-    _, found = compiled(jnp.asarray(logits), sampling, placed(2, 4))
+    placement = placed(2, 4)
+    sampling = BatchSampling.stack([PARAMS[3]] * 4, 64, placement=placement)
+    _, found = compiled(jnp.asarray(logits), sampling, placement)
     assert not found[0, 1].any() and not found[3, 0].any()
     whole = np.delete(found.reshape(8, 64), [1, 6], axis=0)
     np.testing.assert_allclose(whole.sum(-1), 1, rtol=1e-6)
@@ -93,8 +95,8 @@ def test_rows_without_a_distribution_are_zeros_as_on_one_device():
 
 def test_a_vocabulary_that_shards_unevenly_stays_where_it_is():
     """As a draft's that reads another vocabulary than its own."""
-    sampling = BatchSampling.stack(PARAMS, 50)
     logits = jnp.asarray(np.random.default_rng(1).standard_normal((4, 1, 50), np.float32))
     placement = placed(1, 8)
+    sampling = BatchSampling.stack(PARAMS, 50, placement=placement)
     found = jax.jit(lambda logits: warp(logits, sampling, placement))(logits)
     np.testing.assert_allclose(found, warp(logits, sampling), rtol=1e-6)

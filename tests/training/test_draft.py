@@ -25,7 +25,7 @@ TARGET = Model.random(
 )
 def test_layers_keep_their_kinds(layers, dense):
     config = TrainingConfig(layers=len(layers), from_layers=layers)
-    draft = untrained_draft(TARGET, config)
+    draft = untrained_draft(TARGET, config, None, TARGET.placement)
     assert draft.config.experts.dense_layers == dense
     for i, layer in enumerate(layers):
         for name, weight in draft.weights.items():
@@ -35,14 +35,16 @@ def test_layers_keep_their_kinds(layers, dense):
 
 
 def test_a_narrower_draft_has_narrower_experts():
-    draft = untrained_draft(TARGET, TrainingConfig(layers=2, width=16, embedding="own"))
+    config = TrainingConfig(layers=2, width=16, embedding="own")
+    draft = untrained_draft(TARGET, config, None, TARGET.placement)
     assert draft.config.experts == dataclasses.replace(EXPERTS, size=12, dense_layers=())
     assert draft.weights["blocks.0.mlp.expert_up.weight"].shape == (6, 16, 12)
 
 
 @pytest.mark.slow
 def test_experts_learn():
-    draft = untrained_draft(TARGET, TrainingConfig(layers=2, from_layers=(0, 1)))
+    config = TrainingConfig(layers=2, from_layers=(0, 1))
+    draft = untrained_draft(TARGET, config, None, TARGET.placement)
     tokens = np.random.default_rng(0).integers(0, 16, (1, 4, 10)).astype(np.int32)
     states, _ = TARGET.begin(jnp.asarray(tokens[0]), TARGET.new_cache(4, 10), 4)
     normalisers = jax.nn.logsumexp(TARGET.exit(states), axis=-1)

@@ -88,7 +88,8 @@ def test_a_family_that_cannot_be_written_is_named():
 def exported(llm, target, tmp_path_factory):
     path = tmp_path_factory.mktemp("exported")
     config = TrainingConfig(layers=1)
-    model = untrained_draft(llm.engine.target, config, OUTPUTS)
+    base = llm.engine.target
+    model = untrained_draft(base, config, OUTPUTS, base.placement)
     trained = TrainedDraft(model, OUTPUTS, 7, {"greedy": 0.5, "sampled": 0.25}, 1000)
     lender = Lender("tiny", llm.engine.target, llm.tokenizer)
     export(path, trained, lender, config, PROVENANCE, "float32")
@@ -178,7 +179,8 @@ def test_a_manifest_of_another_version_is_refused(exported, llm, tmp_path):
 @pytest.mark.parametrize("changes", [{"width": 8}, {}])
 def test_a_draft_with_an_embedding_of_its_own_stands_alone(changes, llm, tmp_path):
     config = TrainingConfig(layers=1, embedding="own", **changes)
-    model = untrained_draft(llm.engine.target, config, OUTPUTS)
+    base = llm.engine.target
+    model = untrained_draft(base, config, OUTPUTS, base.placement)
     trained = TrainedDraft(model, OUTPUTS, 7, {"greedy": 0.5, "sampled": 0.25}, 1000)
     lender = Lender("tiny", llm.engine.target, llm.tokenizer)
     export(tmp_path, trained, lender, config, PROVENANCE, "float32")
