@@ -199,6 +199,11 @@ class PackedWeight:
     format: str = static()
     shape: tuple[int, int] = static()
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of products with it."""
+        return jnp.dtype(jnp.float32)
+
     @classmethod
     def of(cls, weight: np.ndarray | Quantized) -> "PackedWeight":
         """Packs a matrix [out, in] of float32 or bfloat16, or a quantized one, or a stack."""
