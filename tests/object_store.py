@@ -73,7 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         store, url = self.server.store, urlsplit(self.path)
-        name = unquote(url.path).strip("/")
+        # Google's JSON interface, by which TensorStore reads, names an object in one piece.
+        path = re.sub("^/storage/v1/b/([^/]+)/o/", r"/\1/", url.path)
+        name = unquote(path).strip("/")
         if store.failures:
             store.failures -= 1
             return self._answer(503)
@@ -93,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             first, last = int(asked[1]), min(int(asked[2]), last)
         found = data[first : last + 1]
         store.reads.append((name.rpartition("/")[2], len(found)))
-        headers = {"ETag": tag_of(data), "Last-Modified": LONG_AGO}
+        headers = {"ETag": tag_of(data), "Last-Modified": LONG_AGO, "x-goog-generation": "1"}
         if asked:
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
         return self._answer(206 if asked else 200, found, headers)

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -288,11 +289,37 @@ def _explaining(url: str) -> Iterator[None]:
             f"{url} was changed while it was read; start again when its upload has ended."
         ) from None
     except (exceptions.BaseError, ValueError) as error:
-        raise CheckpointError(
-            f"{url} cannot be read ({_first_line(error)}). Check its spelling, the network and the "
-            "credentials in the environment, see docs/pods.md."
-        ) from error
+        raise unreadable(url, error) from error
 
 
-def _first_line(error: Exception) -> str:
+def kvstore(url: str) -> dict[str, Any]:
+    """TensorStore's description of a folder in a bucket, with the credentials of obstore's."""
+    scheme, _, path = url.partition("://")
+    name, _, path = path.partition("/")
+    if scheme == "gs":
+        return {"driver": "gcs", "bucket": name, "path": path}
+    spec: dict[str, Any] = {"driver": "s3", "bucket": name, "path": path}
+    environment = os.environ
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    if endpoint := environment.get("AWS_ENDPOINT_URL"):
+        spec["endpoint"], region = endpoint, region or "us-east-1"
+    if region:
+        spec["aws_region"] = region
+    if environment.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        spec["aws_credentials"] = {"type": "anonymous"}
+    elif "AWS_ACCESS_KEY_ID" in environment:
+        spec["aws_credentials"] = {"type": "environment"}
+    return spec
+
+
+def unreadable(url: str, error: Exception) -> CheckpointError:
+    """The error for a store that fails or refuses."""
+    return CheckpointError(
+        f"{url} cannot be read ({first_line(error)}). Check its spelling, the network and the "
+        "credentials in the environment, see docs/pods.md."
+    )
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without what follows it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

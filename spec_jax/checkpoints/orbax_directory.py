@@ -23,8 +23,8 @@ import tokenizers
 from jax.sharding import SingleDeviceSharding
 
 from spec_jax.checkpoints.bucket import weights_in
+from spec_jax.checkpoints.bucket_arrays import BucketArrays
 from spec_jax.checkpoints.files import damaged, read_json
-from spec_jax.checkpoints.ocdbt_ranges import OcdbtArrays
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, to_rows
 from spec_jax.config import AUTO
@@ -143,7 +143,7 @@ def open_directory(
         )
     placement = place(config)
     files = weights_in(path)
-    arrays = _DiskArrays(path) if files is None else OcdbtArrays(files)
+    arrays = _DiskArrays(path) if files is None else BucketArrays(files)
     with _restoring(arrays.source):
         plain = [each for each in arrays.stored.values() if not isinstance(each, Mapping)]
         kind = jnp.dtype(max(plain, key=lambda array: math.prod(array.shape)).dtype)
@@ -194,7 +194,7 @@ def _tuples(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class _DiskArrays:
-    """The arrays of a directory on a disk, as `OcdbtArrays` shows those in a bucket."""
+    """The arrays of a directory on a disk, as `BucketArrays` shows those in a bucket."""
 
     def __init__(self, path: Path):
         self.source = str(path)
@@ -217,7 +217,7 @@ class _OrbaxWeights:
 
     def __init__(
         self,
-        arrays: _DiskArrays | OcdbtArrays,
+        arrays: _DiskArrays | BucketArrays,
         config: TransformerConfig,
         dtype: str,
         packing: Packing,

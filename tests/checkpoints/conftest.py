@@ -19,6 +19,8 @@ def store(tmp_path, monkeypatch):
             "AWS_ACCESS_KEY_ID": "somebody",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account),
+            "TENSORSTORE_GCS_HTTP_URL": store.address,
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
         }.items():
             monkeypatch.setenv(name, value)
         yield store

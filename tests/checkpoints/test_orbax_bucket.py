@@ -1,21 +1,16 @@
 """Directories that `spec-jax convert` wrote, in buckets of an object store."""
 
 import json
-import math
 import sys
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
-import tensorstore as ts
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from spec_jax import CheckpointError, ConfigError, checkpoints
 from spec_jax.checkpoints import bucket, orbax_directory
+from spec_jax.checkpoints.bucket_arrays import BucketArrays
 from spec_jax.checkpoints.files import fingerprint
-from spec_jax.checkpoints.ocdbt_ranges import OcdbtArrays
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.models.model import Model
@@ -87,8 +82,8 @@ def wanted(place):
     return Model.abstract(config, dtype="float32", placement=place(config)).weights
 
 
-def arrays_of(url) -> OcdbtArrays:
-    return OcdbtArrays(bucket.weights_in(checkpoints.locate(url, print)[1]))
+def arrays_of(url) -> BucketArrays:
+    return BucketArrays(bucket.weights_in(checkpoints.locate(url, print)[1]))
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
@@ -128,7 +123,7 @@ def test_a_part_is_read_without_the_others(store, written, request):
     assert arrays.stored["embed.weight"].shape == (16, 272)
     store.reads.clear()
     part = (slice(None), slice(34, 68))
-    found = arrays._read({("embed.weight", "part"): part})["embed.weight", "part"]
+    found = arrays._arrays["embed.weight"][part].read().result()
     ((_, size),) = store.reads
     assert size < 1.1 * EMBEDDING / 8
     np.testing.assert_array_equal(found, llama_tensors(SHAPE)["model.embed_tokens.weight"].T[part])
@@ -160,70 +155,6 @@ def test_another_kind_of_model_in_its_place(store, chunks, tmp_path):
     assert read_shape(URL).config.vocab_size == 300
 
 
-class Memory:
-    """A file as `StoredFile` shows it."""
-
-    def __init__(self, name: str, data: bytes):
-        self.url, self.data, self.size = f"s3://models/{name}", data, len(data)
-
-    def read(self, start: int, stop: int) -> bytes:
-        assert 0 <= start < stop <= self.size
-        return self.data[start:stop]
-
-
-def database(arrays, *, inline=1024, node=100_000) -> dict[str, Memory]:
-    """Files of an OCDBT database with Zarr arrays of given shards and chunks."""
-    base = ts.KvStore.open("memory://", context=(context := ts.Context())).result()
-    config = {"max_inline_value_bytes": inline, "max_decoded_node_bytes": node}
-    kvstore = {"driver": "ocdbt", "base": "memory://", "config": config}
-    for name, (array, shard, chunk) in arrays.items():
-        codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd"}]
-        sharding = {"chunk_shape": chunk, "codecs": codecs}
-        metadata = {
-            "shape": array.shape,
-            "data_type": array.dtype.name,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shard}},
-            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        }
-        opened = ts.open(
-            {"driver": "zarr3", "kvstore": kvstore | {"path": f"{name}/"}, "metadata": metadata},
-            create=True,
-            context=context,
-        )
-        opened.result().write(array).result()
-    return {name.decode(): Memory(name.decode(), base[name]) for name in base.list().result()}
-
-
-AXES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
-PARTS = st.tuples(st.integers(0, 26), st.integers(0, 26))
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(st.tuples(AXES, PARTS), max_size=3),
-    st.sampled_from([np.float32, ml_dtypes.bfloat16, np.uint8]),
-    st.sampled_from([(0, 100), (1024, 100_000)]),
-    st.sampled_from([1, 40, 1 << 20]),
-)
-def test_every_part_is_numpys(axes, dtype, sizes, block):
-    chunk, shard, shape = (tuple(math.prod(axis[:n]) for axis, _ in axes) for n in (1, 2, 3))
-    part = tuple(
-        slice(min(ends) % n, max(min(ends) % n, max(ends) % n) + 1)
-        for n, (_, ends) in zip(shape, axes, strict=True)
-    )
-    array = 1 + np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    stored = {"a": (array, shard, chunk), "b": (array + 1, shape, chunk)}
-    inline, node = sizes
-    found = OcdbtArrays(database(stored, inline=inline, node=node))
-    assert found.stored["a"].shape == shape and found.stored["a"].dtype == dtype
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket, "BLOCK", block)
-        read = found._read({("a", "part"): part, ("a", ""): (), ("b", "part"): part})
-    np.testing.assert_array_equal(read["a", "part"], array[part], strict=True)
-    np.testing.assert_array_equal(read["a", ""], array, strict=True)
-    np.testing.assert_array_equal(read["b", "part"], array[part] + 1, strict=True)
-
-
 def the_data_file(store) -> str:
     """The name of the largest file."""
     return max(store.objects, key=lambda name: len(store.objects[name]))
@@ -241,20 +172,21 @@ def test_a_file_of_weights_is_missing(store, chunks):
     upload(store, chunks)
     name = the_data_file(store)
     del store.objects[name]
-    assert f"s3://{name} is missing; upload the directory again" in error_of()
+    assert "lacks a file" in (message := error_of()) and "Upload the directory again" in message
 
 
 def test_a_file_that_is_replaced_while_it_is_read(store, chunks, monkeypatch):
     upload(store, chunks)
     name = the_data_file(store)
-    read = OcdbtArrays._read
+    load = BucketArrays.load
 
-    def replaced(self, parts):
+    def replaced(self, wanted):
         store.objects[name] = b"another"
-        return read(self, parts)
+        return load(self, wanted)
 
-    monkeypatch.setattr(OcdbtArrays, "_read", replaced)
-    assert f"s3://{name} was changed while it was read; start again" in error_of()
+    monkeypatch.setattr(BucketArrays, "load", replaced)
+    message = error_of()
+    assert f"{URL}/weights" in message and "was changed while it was read" in message
 
 
 def test_no_permission_and_no_answer(store, chunks, monkeypatch):
@@ -262,7 +194,7 @@ def test_no_permission_and_no_answer(store, chunks, monkeypatch):
     name = the_data_file(store)
     store.refused.add(name)
     message = error_of()
-    assert f"s3://{name} cannot be read" in message and "credentials" in message
+    assert f"{URL}/weights/state cannot be read" in message and "credentials" in message
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert f"{URL} cannot be read" in error_of()
 
