@@ -17,7 +17,7 @@ from spec_jax import (
 )
 from spec_jax.cli.arguments import parse_model_command
 from spec_jax.config import METHODS
-from spec_jax.drafters import Draft, join_rows, pytree, static
+from spec_jax.drafters import Draft, Drafter, pytree, static
 from spec_jax.engine import custom
 from spec_jax.engine.methods import make_drafting
 from spec_jax.testing import tiny_checkpoint
@@ -25,12 +25,12 @@ from tests.checkpoints import tiny
 
 
 @pytree
-class Repeat:
+class Repeat(Drafter):
     """Drafts the tokens of a table after the row's last one."""
 
     next: np.ndarray
     lookahead: int = static()
-    drafts, steady, join = 1, True, staticmethod(join_rows)
+    steady = True
 
     def init(self, prompt):
         return jnp.zeros((len(prompt.lengths), 1), jnp.int32)

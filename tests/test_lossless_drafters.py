@@ -12,10 +12,10 @@ import pytest
 from spec_jax import SpeculativeConfig
 from spec_jax.drafters import (
     Draft,
+    Drafter,
     History,
     autoregress,
     draw,
-    join_rows,
     probabilities,
     pytree,
     static,
@@ -29,12 +29,12 @@ TABLE = jax.random.normal(jax.random.key(0), (VOCAB, VOCAB), jnp.float32) * 2
 
 
 @pytree
-class Table:
+class Table(Drafter):
     """Draws tokens from a table of bigrams, with the request's processors, and reports q."""
 
     logits: jax.Array
     lookahead: int = static()
-    drafts, steady, join = 1, True, staticmethod(join_rows)
+    steady = True
 
     def init(self, prompt):
         return None
@@ -57,11 +57,11 @@ class Table:
 
 
 @pytree
-class Counts:
+class Counts(Drafter):
     """Drafts the token that most often followed the last one in the row; counts are its state."""
 
     lookahead: int = static()
-    drafts, steady, join = 1, True, staticmethod(join_rows)
+    steady = True
 
     def init(self, prompt):
         zeros = jnp.zeros((len(prompt.lengths), VOCAB, VOCAB), jnp.int32)

@@ -54,7 +54,7 @@ def greedy_steps(
         def step(_, carry):
             cache, tokens = carry
             if layers is None:
-                logits, cache = model.score(tokens, cache)
+                logits, _, cache = model.score(tokens, cache)
             else:
                 x, cache = model.begin(tokens, cache, layers)
                 logits = model.exit(x)

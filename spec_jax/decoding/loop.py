@@ -11,12 +11,11 @@ from spec_jax.config import SCORINGS, VERIFICATIONS
 from spec_jax.decoding.draft_length import DraftLengthPolicy, Outcome, scoring_widths
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.reading import read_prompts
-from spec_jax.decoding.score import score
+from spec_jax.decoding.score import Scored, score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
-from spec_jax.models.cache import KVCache
 from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
 from spec_jax.models.source import Source
@@ -207,14 +206,19 @@ def finish_round(
     def finish(width: int, state: DecodeState) -> DecodeState:
         short = draft.first(width)
         only = None if allowed is None else allowed[:, : 1 + width * draft.drafts]
-        scored = score(target, state, short, sampling, strategy.scoring, only)
-        states = scored.states
-        if state.states is not None and states is not None:
-            state = dataclasses.replace(state, states=_note(state.states, states, state.lengths))
+        layers = drafter.feature_layers
+        if state.states is not None:
+            layers = (*layers, target.config.num_layers)
+        scored = score(target, state, short, sampling, strategy.scoring, only, layers)
+        if state.states is not None and scored.features is not None:
+            states = _note(state.states, scored.features[:, :, -1], state.lengths)
+            state = dataclasses.replace(state, states=states)
+            features = scored.features[:, :, :-1] if drafter.feature_layers else None
+            scored = scored._replace(features=features)
         verdict = verify(
             strategy.verification, scored.p, short, _round_keys(state)[1], sampling.features.random
         )
-        done = commit(state, short, verdict, drafter, strategy.draft_length, scored.cache)
+        done = commit(state, short, verdict, drafter, strategy.draft_length, scored)
         if state.logprobs is None:
             return done
         known = (verdict.chosen, done.tokens, state.lengths)
@@ -292,7 +296,7 @@ def commit(
     verdict: Verdict,
     drafter: Drafter,
     policy: DraftLengthPolicy,
-    cache: KVCache,
+    scored: Scored,
 ) -> DecodeState:
     """Writes the emitted tokens, finds stops inside them, and rolls both caches back.
 
@@ -306,8 +310,12 @@ def commit(
     path = positions[:, :width] * draft.drafts + verdict.chosen[:, None]
     padded = jnp.pad(jnp.take_along_axis(draft.tokens, path, axis=1), ((0, 0), (0, 1)))
     block = jnp.where(positions < accepted, padded, verdict.token[:, None])
+    cache, features = scored.cache, scored.features
     if draft.drafts > 1:
         cache = cache.gather(state.lengths[:, None] + path, state.lengths)
+        if features is not None:
+            kept_path = jnp.pad(path + 1, ((0, 0), (1, 0)))
+            features = jnp.take_along_axis(features, kept_path[..., None, None], axis=1)
 
     offered = verdict.accepted + verdict.valid.astype(jnp.int32)
     is_stop = (block[..., None] == state.stop_token_ids[:, None]).any(-1)
@@ -340,7 +348,7 @@ def commit(
         ),
     )
     tokens = write_rows(state.tokens, block, state.lengths)
-    committed = Committed(tokens, state.lengths, lengths, verdict.chosen)
+    committed = Committed(tokens, state.lengths, lengths, verdict.chosen, features)
     return dataclasses.replace(
         state,
         tokens=tokens,

@@ -52,7 +52,9 @@ def read_prompts(
       logprobs: where the log-probabilities of the prompts' tokens go; None if nobody wants them.
     """
     if not keep_states and logprobs is None:
-        return Read(prefill(target.extend, tokens, lengths, cache, block))
+        return Read(
+            prefill(lambda *args: target.extend(*args).cache, tokens, lengths, cache, block)
+        )
 
     def read(at: Array, piece: Array, known: Read) -> Read:
         found, cache = target.begin(piece, known.cache.with_lengths(at), target.config.num_layers)

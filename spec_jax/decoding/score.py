@@ -1,5 +1,6 @@
 """Scoring: the target's distributions after the last known token and after each draft token."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from spec_jax.drafters.base import Draft
 from spec_jax.models.attention import Pattern
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
+from spec_jax.models.output import TargetOutput
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.probabilities import probabilities
 from spec_jax.sampling.processors import History
@@ -31,19 +33,19 @@ def headroom(block: int, scoring: str, lookahead: int, drafts: int) -> int:
 
 
 class Scored(NamedTuple):
-    """What a target call says.
+    """A target call over the last known token and the draft.
 
     Attributes:
       p: the distributions after the last known token and after each draft token.
-      states: hidden states of the target's last layer, None after an early exit.
-      cache: with the last known token and the draft, which its lengths do not count yet.
-      logits: those that `p` was made from, before all processors.
+      logits: the logits that `p` was made from, before all processors.
+      features: the target's features at the same tokens, or None; see `TargetOutput`.
+      cache: the cache with these tokens, which its lengths do not count yet.
     """
 
     p: Float[Array, "batch positions vocab"]
-    states: Float[Array, "batch positions embed"] | None
-    cache: KVCache
     logits: Float[Array, "batch positions vocab"]
+    features: Float[Array, "batch positions taps embed"] | None
+    cache: KVCache
 
 
 @jax.named_scope("score")
@@ -54,6 +56,7 @@ def score(
     sampling: BatchSampling,
     scoring: str = "block",
     allowed: UInt32[Array, "batch positions words"] | None = None,
+    feature_layers: Sequence[int] = (),
 ) -> Scored:
     """The target's distributions p after each row's known tokens and after each draft token.
 
@@ -68,26 +71,26 @@ def score(
         `prefix_batch`: once over the K + 1 prefixes of the draft as a batch, each in KV slots of
         its own after the cached text that all share (called "stairs" in IVUS 2024).
       allowed: packed sets of the tokens that a grammar allows at each position.
-
+      feature_layers: the features to return, see `TargetOutput` (static).
     """
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
+    cache, layers = state.cache, tuple(feature_layers)
     if draft.begun is not None:
-        states = None
-        logits, cache = target.resume(draft.begun.hidden, state.cache, draft.begun.layers)
+        out = target.resume(draft.begun.hidden, cache, draft.begun.layers, layers)
     elif scoring == "prefix_batch":
-        logits, states, cache = _score_prefixes(target, tokens, state.cache)
-    elif draft.drafts > 1:
-        pattern = tree_pattern(state.cache, draft.lookahead, draft.drafts)
-        logits, states, cache = target.score_and_states(tokens, state.cache, pattern)
+        out = _score_prefixes(target, tokens, cache, layers)
     else:
-        logits, states, cache = target.score_and_states(tokens, state.cache)
+        pattern = tree_pattern(cache, draft.lookahead, draft.drafts) if draft.drafts > 1 else None
+        out = target.score(tokens, cache, pattern, feature_layers=layers)
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
     before = None
     if draft.drafts > 1:
         before = drafted_before(draft.lookahead, draft.drafts)
-    p = probabilities(logits, sampling, history, draft.tokens, before, allowed, target.placement)
-    return Scored(p, states, cache, logits)
+    p = probabilities(
+        out.logits, sampling, history, draft.tokens, before, allowed, target.placement
+    )
+    return Scored(p, out.logits, out.features, out.cache)
 
 
 def drafted_before(steps: int, drafts: int) -> Bool[np.ndarray, "positions drafted"]:
@@ -113,9 +116,12 @@ def tree_pattern(cache: KVCache, steps: int, drafts: int) -> Pattern:
 
 
 def _score_prefixes(
-    target: Model, tokens: Int[Array, "batch positions"], cache: KVCache
-) -> tuple[Float[Array, "batch positions vocab"], Float[Array, "batch positions embed"], KVCache]:
-    """Scores every prefix of the tokens separately; logits and hidden states at its last token."""
+    target: Model,
+    tokens: Int[Array, "batch positions"],
+    cache: KVCache,
+    feature_layers: Sequence[int],
+) -> TargetOutput:
+    """Scores every prefix of the tokens separately; logits and features at its last token."""
     count = tokens.shape[1]
     # The whole draft comes first, so that it is in the KV slots right after the text.
     sizes = range(count, 0, -1)
@@ -124,4 +130,6 @@ def _score_prefixes(
     seen = (prefix[:, None] == prefix[None]) & (depths[None] <= depths[:, None])
     ends = np.cumsum(list(sizes))[::-1] - 1
     pattern = Pattern.branching(cache, depths, seen)
-    return target.score_and_states(tokens[:, depths], cache, pattern, ends.tolist())
+    return target.score(
+        tokens[:, depths], cache, pattern, ends.tolist(), feature_layers=feature_layers
+    )

@@ -1,10 +1,9 @@
 """Drafting methods, one per file, behind the protocol in `base`; and what a drafter is made of.
 
 These names are all that a drafter outside of the package needs (docs/drafter.md). It is a `pytree`
-with the members of `Drafter`. Its `propose` returns a `Draft`, whose `probs` are exactly what the
+and a subclass of `Drafter`. Its `propose` returns a `Draft`, whose `probs` are exactly what the
 tokens were drawn from: `probabilities` makes them of logits as the request asks, with temperature,
-truncation, penalties and bans; `draw` draws from them; `autoregress` does both token by token. Most
-drafters have `drafts = 1`, `steady = False` and `join = staticmethod(join_rows)`.
+truncation, penalties and bans; `draw` draws from them; `autoregress` does both token by token.
 """
 
 from spec_jax.drafters.autoregressive import autoregress
@@ -13,7 +12,6 @@ from spec_jax.sampling.draw import draw
 from spec_jax.sampling.probabilities import probabilities
 from spec_jax.sampling.processors import History
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 __all__ = [
     "Begun",
@@ -25,7 +23,6 @@ __all__ = [
     "Prompt",
     "autoregress",
     "draw",
-    "join_rows",
     "probabilities",
     "pytree",
     "static",

@@ -1,7 +1,7 @@
-"""The protocol every drafter follows: two pure functions around one explicit state."""
+"""The base of every drafter: pure functions around one explicit state."""
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jaxtyping import Array, Float, Int, Key
 
@@ -9,6 +9,7 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.source import Source
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.pytree import pytree, static
+from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -107,12 +108,15 @@ class Committed:
       lengths: known tokens after the round: the accepted tokens and one more, or no more if the row
         had ended.
       chosen: which of several drafts was kept.
+      features: the target's features, as `Drafter.feature_layers` asks, of the token at
+        `before - 1` and those after it along the kept draft; the first `lengths - before` count.
     """
 
     tokens: Int[Array, "batch length"]
     before: Int[Array, " batch"]
     lengths: Int[Array, " batch"]
     chosen: Int[Array, " batch"]
+    features: Float[Array, "batch positions taps embed"] | None = None
 
 
 @pytree
@@ -134,40 +138,38 @@ class Prompt:
     block: int = static(default=1)
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """Proposes tokens. A drafter is a pytree: its weights are arguments of the loop."""
+class Drafter:
+    """Proposes tokens. A drafter is a pytree: its weights are arguments of the loop.
 
-    @property
-    def lookahead(self) -> int:
-        """Most tokens it proposes per round and draft (K); static."""
-        ...
+    Attributes (all static):
+      lookahead: most tokens that it proposes per round and draft (K).
+      drafts: drafts that it proposes side by side.
+      steady: whether it always proposes as many tokens as its limit allows.
+      feature_layers: the features of the target that it gets with each kept token. Feature i is the
+        residual stream after the target's first i layers: 0 is the embedding, and the number of
+        layers is the input of the final norm.
+    """
 
-    @property
-    def drafts(self) -> int:
-        """Drafts it proposes side by side; static."""
-        ...
-
-    @property
-    def steady(self) -> bool:
-        """Whether it always proposes as many tokens as its limit allows; static."""
-        ...
+    lookahead: int
+    drafts: int = 1
+    steady: bool = False
+    feature_layers: tuple[int, ...] = ()
 
     def init(self, prompt: Prompt) -> Any:
         """The state after the prompts: arrays with the rows along axis 0."""
-        ...
+        raise NotImplementedError
 
     def propose(self, state: Any, context: Context) -> tuple[Draft, Any]:
         """Up to K tokens for each row."""
-        ...
+        raise NotImplementedError
 
     def commit(self, state: Any, committed: Committed) -> Any:
         """Updates the state to the rows' new tokens, and rolls back the refused ones."""
-        ...
+        raise NotImplementedError
 
     def join(self, state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
         """Puts rows into slots of a running state; `rows` is `init`'s state of their prompts.
 
-        `join_rows` implements it and explains `slots`.
+        `slots` are as for `join_rows`.
         """
-        ...
+        return join_rows(state, slots, rows)

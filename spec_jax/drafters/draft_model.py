@@ -7,20 +7,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Committed, Context, Draft, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
 from spec_jax.models.attention import Pattern
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 CATCH_UP = 16
 """Tokens that a draft model reads at a time if it has not drafted for some rounds."""
 
 
 @pytree
-class DraftModel:
+class DraftModel(Drafter):
     """Drafts with a second, smaller model that has its own cache.
 
     Attributes:
@@ -39,7 +38,6 @@ class DraftModel:
     columns: Int[Array, " vocab"] | None = None
     shares_encoder: bool = static(default=False)
     steady = True
-    join = staticmethod(join_rows)
 
     def init(self, prompt: Prompt) -> KVCache:
         """The draft's cache of the prompts."""
@@ -105,7 +103,7 @@ def draft_cache(
         assert prompt.source is not None
         encoded = model.encode(prompt.source, shared=shares_encoder)[0]
         cache = dataclasses.replace(cache, encoded=encoded)
-    cache = prefill(model.extend, tokens, lengths, cache, prompt.block)
+    cache = prefill(lambda *args: model.extend(*args).cache, tokens, lengths, cache, prompt.block)
     return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 
 
@@ -160,7 +158,7 @@ def draft_on(
         last = last if own_ids is None else own_ids[last]
         cache = cache.with_lengths(lengths + (i - 1) * drafts)
         pattern = None if drafts == 1 else _latest_of_drafts(lengths, i, lookahead, drafts)
-        logits, cache = model.score(last, cache, pattern)
+        logits, _, cache = model.score(last, cache, pattern)
         return over_vocabulary(logits, vocab, columns), cache
 
     draft, cache = autoregress(
@@ -193,7 +191,7 @@ def read_last_two(
 ) -> tuple[Float[Array, "batch own"], KVCache]:
     """Logits after each row's last known token, and the cache with the last two tokens."""
     start = jnp.maximum(lengths - 2, 0)
-    logits, cache = model.score(_slices(tokens, start, 2), cache.with_lengths(start))
+    logits, _, cache = model.score(_slices(tokens, start, 2), cache.with_lengths(start))
     at = (lengths - 1 - start)[:, None, None]
     return jnp.take_along_axis(logits, at, axis=1)[:, 0], cache
 
@@ -211,7 +209,7 @@ def catch_up(
         # A window that would pass the end reads some tokens twice instead.
         start = jnp.minimum(cache.lengths, tokens.shape[1] - size)
         behind = cache.lengths < wanted
-        after = model.extend(_slices(tokens, start, size), cache.with_lengths(start))
+        after = model.extend(_slices(tokens, start, size), cache.with_lengths(start)).cache
         return after.with_lengths(
             jnp.where(behind, jnp.minimum(start + size, wanted), cache.lengths)
         )

@@ -11,15 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Begun, Committed, Context, Draft, Prompt
+from spec_jax.drafters.base import Begun, Committed, Context, Draft, Drafter, Prompt
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 
 @pytree
-class EarlyExit:
+class EarlyExit(Drafter):
     """Drafts with the target's first layers, on the target's own cache.
 
     Attributes:
@@ -31,9 +30,7 @@ class EarlyExit:
     model: Model
     lookahead: int = static()
     layers: int = static()
-    drafts = 1
     steady = True
-    join = staticmethod(join_rows)
 
     def init(self, prompt: Prompt) -> None:
         """No state: the cache is the target's."""

@@ -3,9 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -17,7 +16,7 @@ class GivenDraft:
 
 
 @pytree
-class Given:
+class Given(Drafter):
     """Proposes the host's tokens as a deterministic draft.
 
     Attributes:
@@ -25,9 +24,6 @@ class Given:
     """
 
     lookahead: int = static()
-    drafts = 1
-    steady = False
-    join = staticmethod(join_rows)
 
     def init(self, prompt: Prompt) -> GivenDraft:
         """Nothing yet."""

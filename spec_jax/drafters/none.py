@@ -2,13 +2,12 @@
 
 import jax.numpy as jnp
 
-from spec_jax.drafters.base import Committed, Context, Draft, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 
 @pytree
-class NoDraft:
+class NoDraft(Drafter):
     """Proposes nothing.
 
     Attributes:
@@ -17,9 +16,7 @@ class NoDraft:
     """
 
     lookahead: int = static(default=0)
-    drafts = 1
     steady = True
-    join = staticmethod(join_rows)
 
     def init(self, prompt: Prompt) -> None:
         """No state."""

@@ -4,16 +4,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 Searched = Int[Array, "batch source"] | None
 
 
 @pytree
-class PromptLookup:
+class PromptLookup(Drafter):
     """Drafts without a model, on device (Saxena 2023; Hugging Face's `prompt_lookup` semantics).
 
     The longest n-gram is tried first, down to one token. The leftmost earlier occurrence that has a
@@ -30,8 +29,6 @@ class PromptLookup:
     lookahead: int = static()
     max_ngram: int = static()
     drafts: int = static(default=1)
-    steady = False
-    join = staticmethod(join_rows)
 
     def init(self, prompt: Prompt) -> Searched:
         """The state is the source in tokens, if there is one; -1 follows it."""

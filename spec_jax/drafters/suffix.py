@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
 from spec_jax.drafters.prompt_lookup import continuation, matches
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 SHORTEST = 2
 """Tokens that must match: the continuation of a single token seldom repeats."""
@@ -32,7 +31,7 @@ class PastText:
 
 
 @pytree
-class SuffixLookup:
+class SuffixLookup(Drafter):
     """Drafts without a model, on device, from past outputs and the row's own text.
 
     After SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). It copies from the source with the
@@ -45,9 +44,6 @@ class SuffixLookup:
 
     lookahead: int = static()
     max_ngram: int = static(default=16)
-    drafts = 1
-    steady = False
-    join = staticmethod(join_rows)
 
     def init(self, prompt: Prompt) -> PastText:
         """The state is what `SuffixIndex.arrays` gave for the requests; it never changes."""

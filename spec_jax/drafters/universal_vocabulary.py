@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
 from spec_jax.drafters.draft_model import catch_up, draft_cache, draft_on, headroom_of_drafts
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -36,7 +35,7 @@ class OwnText:
 
 
 @pytree
-class UniversalVocabulary:
+class UniversalVocabulary(Drafter):
     """Drafts tokens that target and drafter share; it reads the text in the drafter's tokens.
 
     Attributes:
@@ -52,9 +51,7 @@ class UniversalVocabulary:
     spelling: Int[Array, "vocab spelt"]
     spelling_lengths: Int[Array, " vocab"]
     lookahead: int = static()
-    drafts = 1
     steady = True
-    join = staticmethod(join_rows)
 
     @property
     def _reserve(self) -> int:

@@ -168,7 +168,13 @@ def _begin(
     model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int
 ) -> KVCache:
     # Without headroom, so no rings: a text that is read again may differ from any position on.
-    cache = prefill(model.extend, tokens, lengths, model.new_cache(*tokens.shape), block)
+    cache = prefill(
+        lambda *args: model.extend(*args).cache,
+        tokens,
+        lengths,
+        model.new_cache(*tokens.shape),
+        block,
+    )
     return cache.with_lengths(jnp.maximum(lengths - 2, 0))
 
 

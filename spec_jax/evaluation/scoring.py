@@ -96,9 +96,9 @@ def _read(model: Model, tokens: Array, lengths: Array, source: Source | None) ->
     cache = model.new_cache(*tokens.shape)
     if source is not None:
         cache = dataclasses.replace(cache, encoded=model.encode(source)[0])
-    return prefill(model.extend, tokens, lengths, cache, MIN_BLOCK)
+    return prefill(lambda *args: model.extend(*args).cache, tokens, lengths, cache, MIN_BLOCK)
 
 
 def _step(model: Model, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
-    logits, cache = model.score(tokens, cache)
+    logits, _, cache = model.score(tokens, cache)
     return logits, cache.with_lengths(cache.lengths + tokens.shape[1])

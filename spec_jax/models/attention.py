@@ -61,6 +61,8 @@ class Pattern:
       among: which of the tokens from index `text` on each new token sees, itself included. None
         if the new tokens follow one another, so that each sees all before it.
       depths: distance of those tokens from the text's end; only with `among`.
+      num_tokens: how many of each row's new tokens are real; the others are padding, which is
+        neither written nor seen. None if all are.
       causal: whether tokens are new ones that see what is before them; static.
     """
 
@@ -69,6 +71,7 @@ class Pattern:
     text: Int[Array, " batch"]
     among: Bool[Array, "tokens recent"] | None = None
     depths: Int[Array, " recent"] | None = None
+    num_tokens: Int[Array, " batch"] | None = None
     causal: bool = static(default=True)
 
     @classmethod
@@ -79,10 +82,18 @@ class Pattern:
         return cls(positions, lengths, lengths, causal=False)
 
     @classmethod
-    def following(cls, cache: KVCache, count: int) -> "Pattern":
-        """`count` tokens that continue each row's text one after another."""
-        positions = cache.lengths[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-        return cls(positions, cache.lengths, cache.lengths)
+    def following(
+        cls, cache: KVCache, count: int, num_tokens: Int[Array, " batch"] | None = None
+    ) -> "Pattern":
+        """`count` tokens that continue each row's text, of which the first `num_tokens` are real.
+
+        Padding stands where the last real token does, and so sees only what was written.
+        """
+        order = jnp.arange(count, dtype=jnp.int32)[None]
+        if num_tokens is not None:
+            order = jnp.minimum(order, jnp.maximum(num_tokens, 1)[:, None] - 1)
+        positions = cache.lengths[:, None] + order
+        return cls(positions, cache.lengths, cache.lengths, num_tokens=num_tokens)
 
     @classmethod
     def branching(
@@ -154,7 +165,7 @@ def attention(
     Returns:
       The weighted values, and the cache with the new tokens.
     """
-    cache = remember(keys, values, cache, pattern.start, placement)
+    cache = remember(keys, values, cache, pattern.start, placement, pattern.num_tokens)
     out = attend(queries, cache, pattern, scores, bias, backend=backend, placement=placement)
     return out, cache
 
@@ -165,8 +176,12 @@ def remember(
     cache: LayerCache | None,
     start: Int[Array, " batch"] | None = None,
     placement: Placement = Placement.single_device(),
+    num_tokens: Int[Array, " batch"] | None = None,
 ) -> LayerCache:
-    """The cache with new keys and values from index `start` on; without a cache, one of them."""
+    """The cache with new keys and values from index `start` on; without a cache, one of them.
+
+    Of each row only the first `num_tokens` are written, all by default.
+    """
     # A NaN value would reach tokens that must not see it, because zero times NaN is NaN. A NaN key
     # has the same effect on exactly the tokens that see it.
     kept = values if cache is None else cache.values
@@ -176,7 +191,7 @@ def remember(
     if cache is None or start is None:
         written = LayerCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
     else:
-        written = cache.write(keys, values, start)
+        written = cache.write(keys, values, start, num_tokens)
     axes = ("batch", "kv_heads", "length", None)
     return jax.tree.map(lambda each: placement.pin(each, *axes), written)
 

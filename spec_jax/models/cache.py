@@ -80,23 +80,33 @@ class LayerCache:
         keys: Float[Array, "batch tokens kv_heads head_dim"],
         values: Float[Array, "batch tokens kv_heads head_dim"],
         start: Int[Array, " batch"],
+        num_tokens: Int[Array, " batch"] | None = None,
     ) -> "LayerCache":
         """The cache with new tokens side by side from each row's own index on.
 
-        The caller leaves room in a full layer: tokens past its edge are lost.
+        Of each row only the first `num_tokens` are written, all by default. The caller leaves room
+        in a full layer: tokens past its edge are lost.
         """
         new: tuple[Kept, Kept] = keys.swapaxes(1, 2), values.swapaxes(1, 2)
         if isinstance(self.keys, Rounded):
             new = Rounded.of(new[0]), Rounded.of(new[1])
-        return self._write(new, start)
+        return self._write(new, start, num_tokens)
 
-    def _write(self, new: tuple[Kept, Kept], start: Int[Array, " batch"]) -> "LayerCache":
+    def _write(
+        self,
+        new: tuple[Kept, Kept],
+        start: Int[Array, " batch"],
+        num_tokens: Int[Array, " batch"] | None = None,
+    ) -> "LayerCache":
         count = new[0].shape[2]
-        slots = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        order = jnp.arange(count, dtype=jnp.int32)[None]
+        slots = start[:, None] + order
         if self.ring:
             if count > self.slots:
                 raise ValueError(f"{count} tokens do not fit into a ring of {self.slots} slots")
             slots = slots % self.slots
+        if num_tokens is not None:  # a slot past the end drops the token
+            slots = jnp.where(order < num_tokens[:, None], slots, self.slots + order)
         keys, values = jax.tree.map(
             lambda buffer, each: _write(buffer, each, slots), (self.keys, self.values), new
         )

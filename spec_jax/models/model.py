@@ -20,6 +20,7 @@ from spec_jax.models.blocks import Block
 from spec_jax.models.cache import Encoded, KVCache
 from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import LongRopeScaling, TransformerConfig
+from spec_jax.models.output import TargetOutput
 from spec_jax.models.source import Source
 from spec_jax.models.streaming import resident
 from spec_jax.models.transformer import Transformer
@@ -217,10 +218,26 @@ class Model:
         encoded = dataclasses.replace(found, layers=layers)
         return encoded, dataclasses.replace(source, hidden=hidden)
 
-    def extend(self, tokens: Int[Array, "batch tokens"], cache: KVCache) -> KVCache:
-        """Writes the tokens' keys and values, without logits: what a prompt needs."""
+    def extend(
+        self,
+        tokens: Int[Array, "batch tokens"],
+        cache: KVCache,
+        num_tokens: Int[Array, " batch"] | None = None,
+        feature_layers: Sequence[int] = (),
+    ) -> TargetOutput:
+        """Writes the tokens' keys and values, without logits: what a prompt needs.
+
+        Arguments as for `score`.
+        """
         module = self._module
-        return self._run(module, module.read(tokens), cache)[1]
+        _, features, cache = self._run(
+            module,
+            module.read(tokens),
+            cache,
+            num_tokens=num_tokens,
+            feature_layers=tuple(feature_layers),
+        )
+        return TargetOutput(None, features, cache)
 
     @property
     def _wide_dtype(self) -> DTypeLike:
@@ -239,33 +256,33 @@ class Model:
         cache: KVCache,
         pattern: Pattern | None = None,
         at: Sequence[int] | None = None,
-    ) -> tuple[Float[Array, "batch scored vocab"], KVCache]:
+        num_tokens: Int[Array, " batch"] | None = None,
+        feature_layers: Sequence[int] = (),
+    ) -> TargetOutput:
         """Float32 logits after the new tokens, and the cache with them.
-
-        Arguments as for `score_and_states`.
-        """
-        logits, _, cache = self.score_and_states(tokens, cache, pattern, at)
-        return logits, cache
-
-    def score_and_states(
-        self,
-        tokens: Int[Array, "batch tokens"],
-        cache: KVCache,
-        pattern: Pattern | None = None,
-        at: Sequence[int] | None = None,
-    ) -> tuple[Float[Array, "batch scored vocab"], Float[Array, "batch scored embed"], KVCache]:
-        """Float32 logits after the new tokens, the last layer's hidden states, and the cache.
 
         Args:
           tokens: token ids.
           cache: keys and values of everything before the tokens.
           pattern: the tokens' positions and what they see; by default they continue the texts.
-          at: the tokens whose logits are wanted (static); all by default.
+          at: the tokens whose logits and features are wanted (static); all by default.
+          num_tokens: how many tokens of each row are real, without a `pattern`; padding after them
+            is not written. All by default.
+          feature_layers: which features to return, see `TargetOutput` (static).
         """
         module = self._module
-        x, cache = self._run(module, module.read(tokens), cache, pattern)
-        x = x if at is None else x[:, np.array(at)]
-        return self.exit(x), x, cache
+        x, features, cache = self._run(
+            module,
+            module.read(tokens),
+            cache,
+            pattern,
+            num_tokens,
+            feature_layers=tuple(feature_layers),
+        )
+        if at is not None:
+            x = x[:, np.array(at)]
+            features = None if features is None else features[:, np.array(at)]
+        return TargetOutput(self.exit(x), features, cache)
 
     def with_outputs(self, ids: Sequence[int]) -> "Model":
         """The same model with a smaller head: its output j is the logit of token `ids[j]`.
@@ -286,7 +303,8 @@ class Model:
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
         """Runs new tokens through the first `layers` (static) blocks, and writes their caches."""
         module = self._module
-        return self._run(module, module.read(tokens), cache, last=layers)
+        x, _, cache = self._run(module, module.read(tokens), cache, last=layers)
+        return x, cache
 
     def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
         """Float32 logits of the hidden states of any layer, through the model's own head."""
@@ -296,14 +314,20 @@ class Model:
         return self.placement.pin(logits, "batch", None, "vocab")[:, : x.shape[1]]
 
     def resume(
-        self, x: Float[Array, "batch tokens embed"], cache: KVCache, layers: int
-    ) -> tuple[Float[Array, "batch tokens vocab"], KVCache]:
+        self,
+        x: Float[Array, "batch tokens embed"],
+        cache: KVCache,
+        layers: int,
+        feature_layers: Sequence[int] = (),
+    ) -> TargetOutput:
         """Logits of tokens that `begin` ran through the first `layers`; writes the other caches.
 
         `cache.lengths` are the tokens' positions, unchanged since `begin`.
         """
-        x, cache = self._run(self._module, x, cache, first=layers)
-        return self.exit(x), cache
+        x, features, cache = self._run(
+            self._module, x, cache, first=layers, feature_layers=tuple(feature_layers)
+        )
+        return TargetOutput(self.exit(x), features, cache)
 
     @property
     def _backend(self) -> str | None:
@@ -319,14 +343,19 @@ class Model:
         x: Array,
         cache: KVCache,
         pattern: Pattern | None = None,
-        **layers: int,
-    ) -> tuple[Array, KVCache]:
-        padded = self._not_alone(x) if pattern is None else x
-        pattern = Pattern.following(cache, padded.shape[1]) if pattern is None else pattern
-        out, cache = module.run(
-            padded, cache, pattern, backend=self._backend, placement=self.placement, **layers
+        num_tokens: Array | None = None,
+        **layers: Any,
+    ) -> tuple[Array, Array | None, KVCache]:
+        count = x.shape[1]
+        if pattern is None:
+            x = self._not_alone(x)
+            if num_tokens is None and x.shape[1] > count:
+                num_tokens = jnp.full((x.shape[0],), count, jnp.int32)
+            pattern = Pattern.following(cache, x.shape[1], num_tokens)
+        out, features, cache = module.run(
+            x, cache, pattern, backend=self._backend, placement=self.placement, **layers
         )
-        return out[:, : x.shape[1]], cache
+        return out[:, :count], None if features is None else features[:, :count], cache
 
     def _not_alone(self, x: Array) -> Array:
         """A single bfloat16 row beside a throw-away token.

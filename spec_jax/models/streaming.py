@@ -29,7 +29,7 @@ def run_blocks(
     carries: Sequence[T],
     run: Callable[[int, Any, Any, Array, T], tuple[Array, T]],
     true: Bool[Array, ""],
-) -> tuple[Array, list[T]]:
+) -> tuple[list[Array], list[T]]:
     """Runs blocks one after another: `x, carries[i] = run(i, graphdef, weights, x, carries[i])`.
 
     Args:
@@ -40,9 +40,10 @@ def run_blocks(
       true: a scalar that is true at run time, which the compiler must not be able to tell.
 
     Returns:
-      The last block's output, and the updated carries.
+      The input of the first block and the output of each, and the updated carries.
     """
     stored, after = [_Stored.of(block) for block in blocks], list(carries)
+    stream = [x]
     streamed = [i for i, each in enumerate(stored) if each.matrices]
     buffers = {i: stored[i].fetch() for i in streamed[:2]}
     order = dict(zip(streamed[1:-1], zip(streamed, streamed[2:], strict=False), strict=True))
@@ -50,6 +51,7 @@ def run_blocks(
         block = functools.partial(run, i, each.graphdef, each.with_matrices(buffers.get(i, {})))
         if i not in order:
             x, after[i] = block(x, after[i])
+            stream.append(x)
             continue
         last, following = order[i]
 
@@ -60,7 +62,8 @@ def run_blocks(
         # Without loops, which no copy leaves, XLA starts as many copies at once as memory allows.
         spare = stored[following].buffer(buffers.pop(last))
         x, after[i], buffers[following] = in_place_if(true, step, (x, after[i], spare))
-    return x, after
+        stream.append(x)
+    return stream, after
 
 
 def resident(weights: Any) -> Any:

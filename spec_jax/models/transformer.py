@@ -1,6 +1,7 @@
 """One composable stack of layers. Flax NNX holds its weights; the forward is a pure function."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -105,9 +106,12 @@ class Transformer(nnx.Module):
         *,
         first: int = 0,
         last: int | None = None,
+        feature_layers: Sequence[int] = (),
         backend: str | None = None,
         placement: Placement = Placement.single_device(),
-    ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
+    ) -> tuple[
+        Float[Array, "batch tokens embed"], Float[Array, "batch tokens taps embed"] | None, KVCache
+    ]:
         """Runs the residual stream of new tokens through blocks `first` to `last` (static).
 
         Args:
@@ -116,12 +120,13 @@ class Transformer(nnx.Module):
           pattern: where the tokens stand and what they see.
           first: the first block.
           last: the block to stop before; the last one by default.
+          feature_layers: which features to return, see `TargetOutput` (static).
           backend: how attention is computed, see `attention`.
           placement: how the model lies on devices.
 
         Returns:
-          What the last of these blocks gave out, and the cache with the tokens written but
-          `lengths` unmoved: the loop's commit decides how many count.
+          The output of the last of these blocks, the features, and the cache with the tokens
+          written but `lengths` unmoved: the loop's commit decides how many count.
         """
         config = self.config
         scores = scores_of(config)
@@ -159,8 +164,16 @@ class Transformer(nnx.Module):
         some = slice(first, last)
         # Where it is false nothing that a block gives out matters.
         true = jnp.isfinite(self.final_norm.weight[0])
-        x, layers[some] = run_blocks(self.blocks[some], x, layers[some], run, true)
-        return x, dataclasses.replace(cache, layers=tuple(layers))
+        stream, layers[some] = run_blocks(self.blocks[some], x, layers[some], run, true)
+        cache = dataclasses.replace(cache, layers=tuple(layers))
+        if not feature_layers:
+            return stream[-1], None, cache
+        unknown = [i for i in feature_layers if not first <= i < first + len(stream)]
+        if unknown:
+            raise ValueError(
+                f"features {unknown} are not in layers {first} to {first + len(stream) - 1}"
+            )
+        return stream[-1], jnp.stack([stream[i - first] for i in feature_layers], axis=2), cache
 
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states."""

@@ -254,7 +254,7 @@ def test_demo_model(demo_recipe):
     cache = model.new_cache(1, len(ids) + 8)
     tokens = jnp.asarray([ids], jnp.int32)
     for _ in range(8):
-        logits, cache = model.score(tokens, cache)
+        logits, _, cache = model.score(tokens, cache)
         cache = cache.with_lengths(cache.lengths + tokens.shape[1])
         tokens = logits[:, -1:].argmax(-1).astype(jnp.int32)
         answer.append(int(tokens[0, 0]))

@@ -57,13 +57,18 @@ def state():
     )(jnp.asarray(tokens))
 
 
+LAYERS = (0, 1, TARGET.config.num_layers)
+
+
 def scored(tokens, drafts=1, scoring="block", given=None):
-    """p [rows, places, V] of drafts [rows, steps * drafts], the states there, and the cache."""
+    """p [rows, places, V] of drafts [rows, steps * drafts], the features, and the cache."""
     lengths = jnp.full((len(TEXTS),), tokens.shape[1] // drafts, jnp.int32)
     draft = Draft(jnp.asarray(tokens), None, lengths, drafts=drafts)
-    call = jax.jit(lambda state, draft: score(TARGET, state, draft, SAMPLING, scoring))
-    p, states, cache, _ = call(given or state(), draft)
-    return np.asarray(p), np.asarray(states), cache
+    call = jax.jit(
+        lambda state, draft: score(TARGET, state, draft, SAMPLING, scoring, feature_layers=LAYERS)
+    )
+    p, _, features, cache = call(given or state(), draft)
+    return np.asarray(p), np.asarray(features), cache
 
 
 def expected(row, before):
@@ -71,30 +76,32 @@ def expected(row, before):
     return REFERENCE.distribution(context, len(TEXTS[row]), PARAMS)
 
 
-def state_after(text):
-    """What the target's last block gives out at the last token of a text by itself."""
+def features_after(text):
+    """The features [taps, embed] at the last token of a text that is read alone."""
     tokens = np.zeros((1, 16), np.int32)
     tokens[0, : len(text)] = text
-    return np.asarray(states_of(tokens))[0, len(text) - 1]
+    return np.stack([layer[0, len(text) - 1] for layer in features_of(tokens)])
 
 
 @jax.jit
-def states_of(tokens):
-    return TARGET.begin(tokens, TARGET.new_cache(1, 16), TARGET.config.num_layers)[0]
+def features_of(tokens):
+    embedding = TARGET._module.read(tokens)
+    later = [TARGET.begin(tokens, TARGET.new_cache(1, 16), last)[0] for last in LAYERS[1:]]
+    return [embedding, *later]
 
 
 @pytest.mark.parametrize("scoring", ["block", "prefix_batch"])
 @pytest.mark.slow
 def test_each_place_of_a_draft_is_scored_after_its_own_text(scoring):
     tokens = np.maximum(TREE[:, :, 0], 0)
-    p, states, cache = scored(tokens, scoring=scoring)
+    p, features, cache = scored(tokens, scoring=scoring)
     for row in range(len(TEXTS)):
         for place in range(STEPS + 1):
             np.testing.assert_allclose(
                 p[row, place], expected(row, tokens[row, :place]), rtol=0, atol=1e-5
             )
-            own = state_after([*TEXTS[row], *tokens[row, :place]])
-            np.testing.assert_allclose(states[row, place], own, atol=1e-4)
+            own = features_after([*TEXTS[row], *tokens[row, :place]])
+            np.testing.assert_allclose(features[row, place], own, atol=1e-4)
     # The entries that a commit may keep stand where the text goes on.
     plain = scored(tokens)[2]
     for ours, theirs in zip(cache.layers, plain.layers, strict=True):
@@ -105,7 +112,7 @@ def test_each_place_of_a_draft_is_scored_after_its_own_text(scoring):
 
 
 def test_each_draft_of_a_tree_is_scored_as_if_by_itself():
-    p, states, _ = scored(TREE.reshape(len(TEXTS), -1), drafts=DRAFTS)
+    p, features, _ = scored(TREE.reshape(len(TEXTS), -1), drafts=DRAFTS)
     assert p.shape[1] == 1 + STEPS * DRAFTS
     for row in range(len(TEXTS)):
         np.testing.assert_allclose(p[row, 0], expected(row, []), rtol=0, atol=1e-5)
@@ -115,8 +122,8 @@ def test_each_draft_of_a_tree_is_scored_as_if_by_itself():
                 if (before >= 0).all():
                     place = p[row, 1 + step * DRAFTS + n]
                     np.testing.assert_allclose(place, expected(row, before), rtol=0, atol=1e-5)
-                    own = state_after([*TEXTS[row], *before])
-                    np.testing.assert_allclose(states[row, 1 + step * DRAFTS + n], own, atol=1e-4)
+                    own = features_after([*TEXTS[row], *before])
+                    np.testing.assert_allclose(features[row, 1 + step * DRAFTS + n], own, atol=1e-4)
 
 
 def test_the_branch_that_is_kept_leaves_the_cache_of_its_own_text():

@@ -9,7 +9,7 @@ import pytest
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.base import Draft
+from spec_jax.drafters.base import Draft, Drafter
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Start
@@ -24,7 +24,6 @@ from spec_jax.evaluation.rows import DRAFT_ROUNDED, ROUNDED, why_not_reproducibl
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import Sampler
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 from spec_jax.testing import tiny_model
 from tests.evaluation.pairs import noisy_copy
 from tests.harness import make_engine
@@ -130,13 +129,11 @@ def test_the_audit_chooses_prompts_that_show_something(method):
 
 
 @pytree
-class Restless:
+class Restless(Drafter):
     """A drafter without q whose drafts change with its key."""
 
     lookahead: int = static()
-    drafts = 1
     steady = True
-    join = staticmethod(join_rows)
 
     def init(self, prompt):
         return None

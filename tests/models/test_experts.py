@@ -88,9 +88,9 @@ def test_a_token_does_not_depend_on_its_neighbours(expected):
     close(score(MODEL, alike), np.repeat(expected[:1], 8, axis=0))
     # Tokens that are read later change nothing, and rows that are read apart are the same.
     prompt, cache = TOKENS[:2, :5], MODEL.new_cache(2, 32)
-    first, cache = jax.jit(lambda m, t, c: m.score(t, c))(MODEL, prompt, cache)
+    first, _, cache = jax.jit(lambda m, t, c: m.score(t, c))(MODEL, prompt, cache)
     cache = cache.with_lengths(jnp.full((2,), 5, jnp.int32))
-    rest, _ = jax.jit(lambda m, t, c: m.score(t, c))(MODEL, TOKENS[:2, 5:], cache)
+    rest, *_ = jax.jit(lambda m, t, c: m.score(t, c))(MODEL, TOKENS[:2, 5:], cache)
     close(np.concatenate([first, rest], axis=1), expected[:2])
 
 

@@ -38,7 +38,7 @@ def test_a_single_row_has_a_neighbour_where_its_products_are_slow(
     of_queries = rf"f32\[1,(\d+),{config.num_heads * config.head_dim}\] = dot_general"
     assert set(re.findall(of_queries, program)) == {str(rows)}
 
-    logits, _ = model.score(token, cache)
+    logits, *_ = model.score(token, cache)
     assert logits.shape == (1, 1, config.vocab_size)
-    both, _ = model.score(jnp.ones((1, 2), jnp.int32), model.new_cache(1, 48))
+    both, *_ = model.score(jnp.ones((1, 2), jnp.int32), model.new_cache(1, 48))
     np.testing.assert_allclose(logits[:, 0], both[:, 0], atol=2e-2 if rows == 2 else 5e-2)

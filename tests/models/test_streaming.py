@@ -51,7 +51,7 @@ def streamed(model: Model, count: int = 1, first: int = 0) -> Model:
 
 
 def call(model: Model, words: jax.Array):
-    logits, cache = model.score(words, model.new_cache(2, 16))
+    logits, _, cache = model.score(words, model.new_cache(2, 16))
     return logits, cache.layers
 
 

@@ -126,8 +126,8 @@ def test_the_whole_draft_stands_alone(exported, llm):
     whole = checkpoints.load(path / "draft-whole").model
     assert whole.config.vocab_size == llm.engine.target.config.vocab_size
     tokens = jnp.asarray([[1, 5, 9, 2]])
-    own, _ = model.score(tokens, model.new_cache(1, 4))
-    full, _ = whole.score(tokens, whole.new_cache(1, 4))
+    own, *_ = model.score(tokens, model.new_cache(1, 4))
+    full, *_ = whole.score(tokens, whole.new_cache(1, 4))
     np.testing.assert_allclose(full[..., OUTPUTS], own, atol=1e-4)
 
 

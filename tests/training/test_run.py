@@ -82,7 +82,7 @@ def test_the_data_is_what_the_target_says(finished, llm):
     path, _, _, _ = finished
     rows = RowFiles(sorted((path / "data").glob("train-*.safetensors"))).take([0, 1, 2])
     states = jnp.asarray(rows.states.astype(np.float32))
-    logits, _ = llm.engine.target.score(
+    logits, *_ = llm.engine.target.score(
         jnp.asarray(rows.tokens), llm.engine.target.new_cache(*rows.tokens.shape)
     )
     own = np.asarray(llm.engine.target.exit(states))
