@@ -120,16 +120,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_option(
-    owner: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]
+    owner: str, name: str, options: Iterable[str], unsupported: Mapping[str, str]
 ) -> ConfigError:
     """The error for an option that `owner` does not have.
 
     Args:
       owner: what it was given to.
       name: the option.
-      known: the options that there are.
-      elsewhere: for options that users of other libraries give, what to do instead.
+      options: the options that there are.
+      unsupported: for options that users of other libraries give, what to do instead.
     """
-    if name in elsewhere:
-        return ConfigError(f"{owner} has no option {name!r}; {elsewhere[name]}.")
-    return ConfigError(f"{owner} has no option {name!r}.{did_you_mean(name, known)}")
+    if name in unsupported:
+        return ConfigError(f"{owner} has no option {name!r}; {unsupported[name]}.")
+    return ConfigError(f"{owner} has no option {name!r}.{did_you_mean(name, options)}")

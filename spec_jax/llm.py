@@ -13,10 +13,10 @@ from spec_jax.config import (
     SpeculativeConfig,
     cache_directory,
     check_choice,
+    check_integer,
     check_path,
-    check_whole,
 )
-from spec_jax.config.elsewhere import NOT_OF_CALLS, NOT_OF_LLM, explaining_unknown
+from spec_jax.config.unsupported import NOT_OF_CALLS, NOT_OF_LLM, explaining_unknown
 from spec_jax.engine.calls import Calls, Turns
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
@@ -114,9 +114,9 @@ class LLM:
         check_choice("generation_config", generation_config, (AUTO, "none"))
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
             if value is not None:
-                check_whole(name, value, 1)
+                check_integer(name, value, 1)
         seed = 0 if seed is None else seed
-        check_whole("seed", seed, 0, 2**64)
+        check_integer("seed", seed, 0, 2**64)
         speculation = choose(speculative_config, drafter)
         self.layout = layout_of(layout, tensor_parallel_size, offload)
         self._loader = Loader(
@@ -185,7 +185,7 @@ class LLM:
 
     @max_num_seqs.setter
     def max_num_seqs(self, most: int) -> None:
-        check_whole("max_num_seqs", most, 1)
+        check_integer("max_num_seqs", most, 1)
         self._calls = dataclasses.replace(self._calls, max_num_seqs=most)
 
     def with_speculation(

@@ -18,20 +18,22 @@ from spec_jax.config import (
     METHODS,
     SCORINGS,
     VERIFICATIONS,
+    option_names,
 )
 from spec_jax.errors import SpecJaxError
 
 INF, NAN = math.inf, math.nan
 
-WHOLE, NUMBER, FINITE, TEXT = "a whole number", "a number", "a finite number", "text"
+INTEGER, NUMBER, FINITE = "a valid integer", "a valid number", "a finite number"
+TEXT, BOOLEAN = "a valid string", "a valid boolean"
 
 
 def below(name, *bad, low):
     return [(name, each, f"at least {low}") for each in bad]
 
 
-def no_whole_number(name, *bad):
-    return [(name, each, WHOLE) for each in (1.5, "5", True, NAN, *bad)]
+def no_integer(name, *bad):
+    return [(name, each, INTEGER) for each in (1.5, "5", True, NAN, *bad)]
 
 
 def no_number(name, *bad):
@@ -41,14 +43,14 @@ def no_number(name, *bad):
 
 BAD_SAMPLING = [
     *below("max_tokens", 0, -1, low=1),
-    *no_whole_number("max_tokens", 1.0),
+    *no_integer("max_tokens", 1.0),
     *below("min_tokens", -1, low=0),
-    *no_whole_number("min_tokens", 1.0, None),
+    *no_integer("min_tokens", 1.0, None),
     ("min_tokens", 300, "max_tokens is 256"),
     *below("temperature", -0.1, low=0),
     *no_number("temperature", None),
     *below("top_k", -2, low=0),
-    *no_whole_number("top_k", None),
+    *no_integer("top_k", None),
     *[("top_p", bad, "above 0") for bad in (0, 0.0)],
     *below("top_p", -0.5, low=0),
     *[("top_p", bad, "at most 1") for bad in (1.0001, 2)],
@@ -64,8 +66,8 @@ BAD_SAMPLING = [
     *no_number("frequency_penalty", None),
     *below("seed", -1, low=0),
     ("seed", 2**64, f"at most {2**64 - 1}"),
-    *no_whole_number("seed"),
-    *[("logit_bias", bad, "a mapping") for bad in ([3, 4], 5, "5")],
+    *no_integer("seed"),
+    *[("logit_bias", bad, "a valid dictionary") for bad in ([3, 4], 5, "5")],
     *[("bad_words", bad, "a list") for bad in (5, {})],
     *[("structured_outputs", bad, "or a mapping") for bad in (5, "json", ["json"])],
     *[("stop", bad, "a list") for bad in (5, {})],
@@ -73,20 +75,20 @@ BAD_SAMPLING = [
     *[("namespace", bad, TEXT) for bad in (None, 7, b"a", ("a",))],
     *below("n", 0, -1, low=1),
     ("n", 16385, "at most 16384"),
-    *no_whole_number("n", 1.0, None),
+    *no_integer("n", 1.0, None),
     *below("logprobs", -1, low=0),
     ("logprobs", 21, "at most 20"),
-    *no_whole_number("logprobs", 1.0),
+    *no_integer("logprobs", 1.0),
     *below("prompt_logprobs", -1, low=0),
     ("prompt_logprobs", 21, "at most 20"),
-    *no_whole_number("prompt_logprobs", 1.0),
+    *no_integer("prompt_logprobs", 1.0),
     ("truncate_prompt_tokens", 0, "at least 1, or -1"),
     *below("truncate_prompt_tokens", -2, low=-1),
-    *no_whole_number("truncate_prompt_tokens", 1.0),
+    *no_integer("truncate_prompt_tokens", 1.0),
     *[("allowed_token_ids", bad, "a list") for bad in (5, "2")],
     ("allowed_token_ids", (), "at least 1"),
     *[
-        (name, bad, "true or false")
+        (name, bad, BOOLEAN)
         for name in (
             "detokenize",
             "ignore_eos",
@@ -105,7 +107,7 @@ BAD_STRUCTURED = [
     ("choice", (), "at least 1"),
     *[("grammar", bad, TEXT) for bad in (5, b"a", ["a"])],
     ("grammar", "", "at least 1 character"),
-    *[("json_object", bad, "true or false") for bad in (1, "yes")],
+    *[("json_object", bad, BOOLEAN) for bad in (1, "yes")],
 ]
 
 COUNTS = ("num_speculative_tokens", "prompt_lookup_max", "early_exit_layers", "draft_vocab_size")
@@ -124,14 +126,14 @@ BAD_SPECULATIVE = [
     ("scoring", "stair", "Did you mean 'stairs'?"),
     ("scoring", None, "Known: block, prefix_batch, stairs."),
     *[bad for name in COUNTS for bad in below(name, 0, -4, low=1)],
-    *[bad for name in COUNTS for bad in no_whole_number(name, 4.0)],
+    *[bad for name in COUNTS for bad in no_integer(name, 4.0)],
     *below("num_drafts", 0, -1, low=1),
-    *no_whole_number("num_drafts", None),
+    *no_integer("num_drafts", None),
     *below("confidence_threshold", -0.1, low=0),
     ("confidence_threshold", 1.1, "at most 1"),
     *no_number("confidence_threshold"),
     *[
-        (name, bad, "true or false")
+        (name, bad, BOOLEAN)
         for name in ("retune_confidence", "scoring_consistent")
         for bad in (1, "yes", None)
     ],
@@ -182,10 +184,15 @@ def test_a_mapping_says_what_structured_outputs_are():
     assert made == same and made.structured_outputs.kind == "choice"
 
 
+TAKING = ("draft_model", "prompt_lookup", "early_exit")
+"""Methods that have all options among them."""
+
+
 @pytest.mark.parametrize(("name", "bad", "remedy"), BAD_SPECULATIVE)
 def test_a_bad_speculative_value_is_refused_by_name_with_a_remedy(name, bad, remedy):
+    method = next(each for each in TAKING if name in option_names(METHODS[each]))
     with pytest.raises(ConfigError) as error:
-        SpeculativeConfig(**{name: bad})
+        config_of(**{"method": method, name: bad})
     message = str(error.value)
     assert message.startswith(f"{name} is {bad!r}")
     assert remedy in message
@@ -199,7 +206,7 @@ def test_every_field_is_validated():
     fields = {field.name for field in dataclasses.fields(StructuredOutputsParams)}
     assert fields == tested
     tested = {name for name, *_ in BAD_SPECULATIVE}
-    fields = {field.name for field in dataclasses.fields(SpeculativeConfig)}
+    fields = {name for config in METHODS.values() for name in option_names(config)}
     assert fields == tested
 
 
@@ -211,7 +218,7 @@ def test_every_field_is_validated():
         ({"logit_bias": {3: "1"}}, "logit_bias.3 is '1'", NUMBER),
         ({"logit_bias": {1: 0.0, 4: None}}, "logit_bias.4 is None", NUMBER),
         ({"logit_bias": {-1: 1.0}}, "a key of logit_bias is -1", "at least 0"),
-        ({"logit_bias": {"5": 1.0}}, "a key of logit_bias is '5'", WHOLE),
+        ({"logit_bias": {"5": 1.0}}, "a key of logit_bias is '5'", INTEGER),
         ({"stop": ""}, "stop.0 is ''", "at least 1 character"),
         ({"stop": ("end", "")}, "stop.1 is ''", "at least 1 character"),
         ({"stop": ["end", 5]}, "stop.1 is 5", TEXT),
@@ -219,7 +226,7 @@ def test_every_field_is_validated():
         ({"bad_words": ("a", "")}, "bad_words.1 is ''", "at least 1 character"),
         ({"stop": "a", "detokenize": False}, "stop is ('a',)", "use stop_token_ids"),
         ({"stop_token_ids": [2, -1]}, "stop_token_ids.1 is -1", "at least 0"),
-        ({"stop_token_ids": [1.0]}, "stop_token_ids.0 is 1.0", WHOLE),
+        ({"stop_token_ids": [1.0]}, "stop_token_ids.0 is 1.0", INTEGER),
     ],
 )
 def test_a_bad_value_inside_a_collection_is_named(options, value, remedy):
@@ -296,9 +303,16 @@ def test_only_a_method_that_knows_its_confidence_stops_by_it(method):
     assert all(repr(each) in str(error.value) for each in CONFIDENT)
 
 
-def test_every_option_belongs_to_a_method():
-    fields = {field.name for field in dataclasses.fields(SpeculativeConfig)}
-    assert {name for options in METHODS.values() for name in options} == fields - {"method"}
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_without_an_option_reads_as_its_default(method):
+    made = config_of(method)
+    for field in dataclasses.fields(SpeculativeConfig):
+        assert hasattr(made, field.name)
+    assert type(made) is METHODS[method] and METHODS[method](**options_of(made)) == made
+
+
+def options_of(config):
+    return {name: getattr(config, name) for name in option_names(type(config))}
 
 
 CONTRADICTIONS = [
@@ -360,12 +374,10 @@ def test_a_contradiction_is_refused_with_both_values_and_a_remedy(options, parts
 )
 def test_each_policy_has_its_own_most_tokens(policy, most):
     drafting = SpeculativeConfig(method="early_exit", draft_length_policy=policy)
-    assert drafting.most_speculative_tokens == most
-    assert (
-        dataclasses.replace(drafting, draft_length_policy="constant").most_speculative_tokens == 4
-    )
-    assert SpeculativeConfig().most_speculative_tokens == 0
-    assert dataclasses.replace(drafting, num_speculative_tokens=7).most_speculative_tokens == 7
+    assert drafting.lookahead == most
+    assert dataclasses.replace(drafting, draft_length_policy="constant").lookahead == 4
+    assert SpeculativeConfig().lookahead == 0
+    assert dataclasses.replace(drafting, num_speculative_tokens=7).lookahead == 7
 
 
 def test_consistent_scoring_is_compared_with_plain_decoding_of_the_same_width():
@@ -373,8 +385,8 @@ def test_consistent_scoring_is_compared_with_plain_decoding_of_the_same_width():
     assert lookup.plain == SpeculativeConfig()
     plain = dataclasses.replace(lookup, scoring_consistent=True).plain
     assert plain == SpeculativeConfig(num_speculative_tokens=7, scoring_consistent=True)
-    assert (plain.most_speculative_tokens, plain.plain) == (7, plain)
-    assert SpeculativeConfig(scoring_consistent=True).most_speculative_tokens == 4
+    assert (plain.lookahead, plain.plain) == (7, plain)
+    assert SpeculativeConfig(scoring_consistent=True).lookahead == 4
 
 
 @pytest.mark.parametrize(
@@ -423,7 +435,7 @@ def test_no_field_can_be_changed_or_added(config):
     ("config", "change", "bad"),
     [
         (SamplingParams, {"top_k": 5}, {"top_k": -2}),
-        (SpeculativeConfig, {"method": "suffix"}, {"num_speculative_tokens": 0}),
+        (SpeculativeConfig, {"scoring_consistent": True}, {"num_speculative_tokens": 0}),
     ],
 )
 def test_a_changed_copy_is_validated_again(config, change, bad):

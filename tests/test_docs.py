@@ -122,7 +122,7 @@ def test_a_drafter_of_ones_own(forgotten, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(testing, "check_lossless", few)
     names = {}
     code = code_of(DOCS / "drafter.md", "python")
-    assert len(code) == 3
+    assert len(code) == 4
     for each in code:
         exec(each, names)
     assert names["output"].metrics.draft_tokens > 0

@@ -20,7 +20,7 @@ from spec_jax import (
     StructuredOutputsParams,
     checkpoints,
 )
-from spec_jax.config.elsewhere import NOT_OF_CALLS, NOT_OF_LLM
+from spec_jax.config.unsupported import NOT_OF_CALLS, NOT_OF_LLM
 from tests.checkpoints.tiny import write_directory, write_json
 
 PARAMS = SamplingParams(max_tokens=8)
@@ -234,7 +234,7 @@ def test_advice_is_about_names_that_are_not_taken():
     for call in (LLM.generate, LLM.stream, LLM.chat):
         assert not NOT_OF_CALLS.keys() & inspect.signature(call).parameters.keys()
     for config in (SamplingParams, StructuredOutputsParams):
-        assert not config.ELSEWHERE.keys() & {field.name for field in dataclasses.fields(config)}
+        assert not config.UNSUPPORTED.keys() & {field.name for field in dataclasses.fields(config)}
 
 
 def test_defaults_of_arguments(model, llm):

@@ -159,7 +159,7 @@ def _transformers(
         usual = (config.draft_length_policy, config.verification, config.scoring)
         if usual != ("constant", "token", "block") or config.num_drafts > 1:
             continue
-        k, options = config.most_speculative_tokens, {}
+        k, options = config.lookahead, {}
         if config.method == "prompt_lookup":
             options = {"prompt_lookup_num_tokens": k}
         elif config.method == "draft_model" and config.draft:

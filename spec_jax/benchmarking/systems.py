@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from spec_jax.benchmarking.results import Request, Setting, System
-from spec_jax.config import METHODS, SamplingParams, SpeculativeConfig
+from spec_jax.config import METHODS, SamplingParams, SpeculativeConfig, option_names
 from spec_jax.errors import BenchmarkError, ConfigError, GenerationError
 from spec_jax.llm import LLM
 from spec_jax.outputs import RequestOutput
@@ -162,8 +162,8 @@ def grid(
     """
     found: list[SpeculativeConfig] = []
     for method in dict.fromkeys(each for each in methods if each != "none"):
-        known = METHODS.get(method, {})
-        own = {name: value for name, value in (options or {}).items() if name in known}
+        names = option_names(METHODS.get(method, SpeculativeConfig))
+        own = {name: value for name, value in (options or {}).items() if name in names}
         refusal, before = None, len(found)
         for k, policy, verification, scoring in itertools.product(
             [k for k in lookaheads if k], policies, verifications, scorings
@@ -192,7 +192,7 @@ def system_of(config: SpeculativeConfig, library: str | None = None) -> System:
     system = System(
         name="-",
         method=config.method,
-        num_speculative_tokens=config.most_speculative_tokens,
+        num_speculative_tokens=config.lookahead,
         draft_length_policy=config.draft_length_policy,
         verification=config.verification,
         scoring=config.scoring,

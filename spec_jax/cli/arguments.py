@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spec_jax.cli.model_arguments import LLM_OPTIONS, add_model, require_target
-from spec_jax.cli.parser import Parser, add_debug, add_field, fields_of, number, whole
+from spec_jax.cli.parser import Parser, add_debug, add_field, number, whole
 from spec_jax.cli.sampling_arguments import add_sampling, sampling_of
 from spec_jax.config import (
     CONFIDENCE_THRESHOLD,
@@ -15,13 +15,12 @@ from spec_jax.config import (
     DRAFT_LENGTH_POLICIES,
     LLM_DTYPES,
     METHODS,
-    MOST_SPECULATIVE_TOKENS,
-    PROMPT_LOOKUP_MAX,
     QUANTIZATIONS,
     SCORINGS,
     VERIFICATIONS,
     SamplingParams,
     SpeculativeConfig,
+    option_names,
 )
 from spec_jax.errors import ConfigError
 
@@ -152,9 +151,8 @@ def parse_env(arguments: Sequence[str]) -> EnvOptions:
 
 def speculation_of(given: dict[str, Any]) -> SpeculativeConfig:
     """How to draft and verify; with a draft and no method, the method is `draft_model`."""
-    if given.get("draft") and "method" not in given:
-        given["method"] = "draft_model"
-    return SpeculativeConfig(**fields_of(SpeculativeConfig, given))
+    names = {name for config in METHODS.values() for name in option_names(config)}
+    return SpeculativeConfig(**{name: given[name] for name in names & given.keys()})
 
 
 def sources_of(given: dict[str, Any]) -> tuple[Source, ...]:
@@ -172,10 +170,7 @@ def refuse_greedy_sampling(options: Options) -> None:
         )
 
 
-_LOOKAHEADS = (
-    f"{MOST_SPECULATIVE_TOKENS['constant']}; where K changes, "
-    f"{MOST_SPECULATIVE_TOKENS['adaptive']} if adaptive, else {MOST_SPECULATIVE_TOKENS['oracle']}"
-)
+_LOOKAHEADS = "4; where K changes, 8 if adaptive, else 20"
 
 
 def add_speculation(parser: Parser, lookahead: str = _LOOKAHEADS) -> None:
@@ -222,7 +217,7 @@ def add_speculation(parser: Parser, lookahead: str = _LOOKAHEADS) -> None:
     add("num_drafts", "drafts per round, verified as a tree", type=whole, metavar="N")
     add(
         "prompt_lookup_max",
-        f"longest n-gram looked up, for prompt_lookup (default: {PROMPT_LOOKUP_MAX})",
+        "longest n-gram looked up, for prompt_lookup (default: 3)",
         type=whole,
         metavar="N",
     )

@@ -14,7 +14,7 @@ from spec_jax.cli.arguments import (
 from spec_jax.cli.model_arguments import LLM_OPTIONS, add_model, require_target
 from spec_jax.cli.parser import Parser, add_debug, fields_of, whole
 from spec_jax.cli.sampling_arguments import add_distribution
-from spec_jax.config import LLM_DTYPES, METHODS, SamplingParams, SpeculativeConfig
+from spec_jax.config import LLM_DTYPES, SamplingParams, SpeculativeConfig
 from spec_jax.errors import ConfigError
 
 MAX_TOKENS = 32
@@ -127,7 +127,7 @@ def parse_audit(arguments: Sequence[str]) -> AuditOptions:
 def _speculation(given: dict[str, Any]) -> SpeculativeConfig:
     """How to draft and verify, with the audit's own K where none is given and any is taken."""
     config = speculation_of(given)
-    takes_one = "num_speculative_tokens" in METHODS[config.method]
+    takes_one = config.method != "none"
     if config.num_speculative_tokens is not None or not takes_one:
         return config
     return dataclasses.replace(config, num_speculative_tokens=LOOKAHEAD)

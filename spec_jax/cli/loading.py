@@ -34,7 +34,7 @@ def asked(options: Options, llm: LLM) -> dict[str, Any]:
         "draft": how.draft,
         "method": how.method,
         "verification": how.verification,
-        "num_speculative_tokens": how.most_speculative_tokens,
+        "num_speculative_tokens": how.lookahead,
         "dtype": llm.dtype,
         "quantization": llm.quantization,
     }

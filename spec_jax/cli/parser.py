@@ -44,7 +44,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 def _of_others(flag: str) -> str:
     """What to do instead of a flag that users of vLLM give, or nothing."""
-    from spec_jax.config.elsewhere import NOT_OF_LLM  # a mistake may take longer than help
+    from spec_jax.config.unsupported import NOT_OF_LLM  # a mistake may take longer than help
 
     name = flag.lstrip("-").replace("-", "_")
     if name == "tensor_parallel_size":
@@ -107,7 +107,7 @@ def add_field(
 ) -> None:
     """Adds the flag of a config field, with the command's or the field's default in its help."""
     if default is None:
-        default = {field.name: field.default for field in dataclasses.fields(config)}[name]
+        default = getattr(config, name, None)
     unset = default is None or default is False or default in ((), "")
     note = "" if unset else f" (default: {default})"
     group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)

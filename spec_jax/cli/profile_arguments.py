@@ -77,7 +77,7 @@ def parse_profile(arguments: Sequence[str]) -> ProfileOptions:
         if value < 1:
             raise ConfigError(f"{name} is {value}; give at least 1.")
     speculative = speculation_of(given)
-    given.setdefault("max_tokens", rounds * (speculative.most_speculative_tokens + 1))
+    given.setdefault("max_tokens", rounds * (speculative.lookahead + 1))
     options = ProfileOptions(
         target=given["target"],
         speculative=speculative,

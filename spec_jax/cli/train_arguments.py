@@ -17,7 +17,7 @@ from spec_jax.cli.parser import (
     wholes,
 )
 from spec_jax.errors import ConfigError
-from spec_jax.training.config import EMBEDDINGS, OBJECTIVES, TrainingConfig
+from spec_jax.training.config import TrainingConfig
 
 LICENSE = "LicenseRef-unspecified"
 
@@ -79,7 +79,7 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
         help="layers of the target that it is initialised from (default: evenly spaced)",
     )
     add(group, "width", "its width (default: the target's)", type=whole, metavar="N")
-    add(group, "embedding", "whose embedding and head", metavar="|".join(EMBEDDINGS))
+    add(group, "embedding", "whose embedding and head", metavar="shared|own")
     add(group, "reduced_vocab", "tokens that it can propose", type=whole, metavar="N")
     group = parser.add_argument_group("data")
     group.add_argument(
@@ -98,7 +98,7 @@ def parse_train(arguments: Sequence[str]) -> TrainOptions:
     add(group, "held_out", "prompts kept for evaluation", type=whole, metavar="N")
     add(group, "max_disk", "most gigabytes of data", type=number, metavar="GB")
     group = parser.add_argument_group("training")
-    add(group, "objective", "the loss to minimise", metavar="|".join(OBJECTIVES))
+    add(group, "objective", "the loss to minimise", metavar="kl|tv|ce")
     add(group, "steps", "updates", type=whole, metavar="N")
     add(group, "batch_size", "rows per update", type=whole, metavar="N")
     add(group, "accumulate", "micro-batches per update", type=whole, metavar="N")

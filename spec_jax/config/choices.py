@@ -2,21 +2,27 @@
 
 import os
 from pathlib import Path
+from typing import Literal, get_args
 
-DTYPES = ("float32", "bfloat16")
 AUTO = "auto"
-LLM_DTYPES = (AUTO, *DTYPES)
-CHECKPOINT_FORMATS = ("orbax", "safetensors")
+Dtype = Literal["float32", "bfloat16"]
+LlmDtype = Literal["auto", "float32", "bfloat16"]
+CheckpointFormat = Literal["orbax", "safetensors"]
 """What a model can be converted to."""
-QUANTIZATIONS = (AUTO, "none", "int8", "int4", "gguf")
-PLAN_QUANTIZATIONS = ("none", "int8", "int4")
-"""Those that a model's shape alone determines."""
-KV_CACHE_DTYPES = (AUTO, "int8")
-OFFLOADS = ("none", "host")
+Quantization = Literal["auto", "none", "int8", "int4", "gguf"]
+PlanQuantization = Literal["none", "int8", "int4"]
+"""The quantizations that a model's shape alone determines."""
+KvCacheDtype = Literal["auto", "int8"]
+Offload = Literal["none", "host"]
+
+DTYPES, LLM_DTYPES = get_args(Dtype), get_args(LlmDtype)
+CHECKPOINT_FORMATS = get_args(CheckpointFormat)
+QUANTIZATIONS, PLAN_QUANTIZATIONS = get_args(Quantization), get_args(PlanQuantization)
+KV_CACHE_DTYPES, OFFLOADS = get_args(KvCacheDtype), get_args(Offload)
 
 
 def cache_directory() -> Path:
     """Where fetched and built files are kept: $SPEC_JAX_CACHE, or spec-jax in the user's cache."""
-    if own := os.environ.get("SPEC_JAX_CACHE"):
-        return Path(own).expanduser()
+    if directory := os.environ.get("SPEC_JAX_CACHE"):
+        return Path(directory).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spec-jax"

@@ -1,38 +1,30 @@
-"""Says what pydantic refuses in the words of our own messages."""
+"""Says what pydantic refuses, by name, with the value and what it should be."""
 
 import re
 
 import pydantic
 
-_WORDS = {
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid string": "text",
-    "a valid boolean": "true or false",
-    "a valid tuple": "a list",
-    "a valid dictionary": "a mapping",
-}
+from spec_jax.errors import did_you_mean
+
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
-"""pydantic's wording -> ours."""
+_CHOICE = re.compile("'(.*?)'")
 
 
 def explain(error: pydantic.ValidationError) -> str:
     """Names the first key that pydantic refuses, its value, and what it should be."""
     first = error.errors(include_url=False)[0]
-    place, value, message = first["loc"], first["input"], first["msg"]
-    context = first.get("ctx", {})
-    is_key = place[-1:] == ("[key]",)
-    where = ".".join(map(str, place[:-2] if is_key else place))
-    where = f"a key of {where}" if is_key else where
+    place, value, context = first["loc"], first["input"], first.get("ctx", {})
+    name = ".".join(map(str, place))
+    if place[-1:] == ("[key]",):
+        name = f"a key of {'.'.join(map(str, place[:-2]))}"
     if first["type"] == "unknown_key":
-        unknown = ".".join(map(str, (*place, context["key"])))
-        return f"unknown key {unknown!r}.{message}"
+        return f"unknown key {'.'.join(map(str, (*place, context['key'])))!r}.{context['hint']}"
     if first["type"] == "missing":
-        return f"{where} is missing; add it."
-    if first["type"] == "choice":
-        return f"{where} is {value!r}.{message}"
+        return f"{name} is missing; add it."
+    if first["type"] == "literal_error":
+        hint = did_you_mean(str(value), _CHOICE.findall(context["expected"]))
+        return f"{name} is {value!r}.{hint}"
+    message = re.sub("^[A-Z][a-z]+ should", "it should", first["msg"])
     for bound in _BOUNDS.keys() & context.keys():
         message = f"it should be {_BOUNDS[bound]} {context[bound]}".removesuffix(".0")
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
-    return f"{where} is {value!r}; {re.sub('^[A-Z][a-z]+ should', 'it should', message)}."
+    return f"{name} is {value!r}; {message}."

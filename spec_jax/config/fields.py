@@ -1,13 +1,22 @@
-"""Values that are checked: frozen classes of them, tables of TOML files, kinds of fields."""
+"""Values that are checked: frozen classes of options, tables of TOML files, types of fields."""
 
 import dataclasses
 import functools
 import json
 import numbers
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -23,22 +32,52 @@ FLOAT32_MAX = 3.4028234e38
 """Parameters travel to the device as float32."""
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """How the command line shows an option, where its name and type do not tell; in `Annotated`.
+
+    Attributes:
+      metavar: stands for the value in help texts.
+      default: the default, in words.
+      name: the flag, if it is not the option's name.
+      also: another name of the flag.
+      off: a flag that switches it off again.
+      commas: several values have commas between them; otherwise the flag is repeated.
+      positional: it is no flag but an argument that stands alone.
+      hidden: it is no argument at all.
+    """
+
+    metavar: str = ""
+    default: str = ""
+    name: str = ""
+    also: str = ""
+    off: str = ""
+    commas: bool = False
+    positional: bool = False
+    hidden: bool = False
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,)
+)
 def config_class(cls: type[T]) -> type[T]:
     """A frozen keyword-only dataclass whose values pydantic checks; errors are `ConfigError`.
 
-    `ELSEWHERE` of the class may say what to do instead of giving options that it does not have.
+    The docstring below a field is its documentation, and its first sentence the help of its flag.
+    `UNSUPPORTED` of the class may say what to do instead of giving options that it does not have,
+    and its class method `accept` what is validated of the values that were given.
     """
     strict = pydantic.ConfigDict(extra="forbid", strict=True)
     decorate = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=strict)
     data_class: Any = decorate(cls)
-    names = {field.name for field in dataclasses.fields(data_class)}
     validate = data_class.__init__
 
     @functools.wraps(validate)
     def checked_init(self: Any, **values: Any) -> None:
-        for name in sorted(values.keys() - names):
-            raise unknown_option(cls.__name__, name, names, getattr(cls, "ELSEWHERE", {}))
+        if hasattr(cls, "accept"):
+            values = data_class.accept(values)
+        for name in sorted(values.keys() - (names := option_names(data_class))):
+            raise unknown_option(cls.__name__, name, names, getattr(cls, "UNSUPPORTED", {}))
         try:
             validate(self, **values)
         except pydantic.ValidationError as error:
@@ -49,6 +88,24 @@ def config_class(cls: type[T]) -> type[T]:
 
     data_class.__init__ = checked_init
     return data_class
+
+
+def option_names(config: type) -> list[str]:
+    """The options that a config class takes."""
+    return [field.name for field in dataclasses.fields(config) if field.init]
+
+
+@functools.cache
+def annotations_of(config: type) -> dict[str, Any]:
+    """The type of each field of a config class, with all that `Annotated` adds."""
+    return get_type_hints(config, include_extras=True)
+
+
+def choices_of(annotation: Any) -> tuple[Any, ...]:
+    """The values that a type allows if it is, or holds, a `Literal`; none otherwise."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return sum((choices_of(each) for each in get_args(annotation)), ())
 
 
 class Table(pydantic.BaseModel):
@@ -92,32 +149,16 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) and not isinstance(value, int) else value
 
 
-Whole = Annotated[int, BeforeValidator(_plain)]
+Integer = Annotated[int, BeforeValidator(_plain)]
 Number = Annotated[
     float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False), BeforeValidator(_plain)
 ]
-AtLeast0 = Annotated[Whole, Field(ge=0)]
-AtLeast1 = Annotated[Whole, Field(ge=1)]
+AtLeast0 = Annotated[Integer, Field(ge=0)]
+AtLeast1 = Annotated[Integer, Field(ge=1)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
-
-
-def one_of(known: Collection[str], aliases: Mapping[str, str] | None = None) -> BeforeValidator:
-    """Refuses a value that is not one of those known then; replaces an alias by its meaning."""
-    aliases = aliases or {}
-
-    def check(value: Any) -> Any:
-        names = tuple(known)
-        if isinstance(value, str):
-            value = aliases.get(value, value)
-        if value not in names:
-            hint = did_you_mean(str(value), (*names, *aliases))
-            raise PydanticCustomError("choice", "{hint}", {"hint": hint})
-        return value
-
-    return BeforeValidator(check)
 
 
 def to_tuple(value: Any) -> tuple:

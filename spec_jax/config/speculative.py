@@ -1,322 +1,431 @@
-"""How tokens are drafted and verified."""
+"""How tokens are drafted and verified: one class of options for each method."""
 
 import dataclasses
 import importlib.metadata
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator
 
-from spec_jax.config.choices import QUANTIZATIONS
-from spec_jax.config.elsewhere import METHODS_ELSEWHERE
-from spec_jax.config.fields import AtLeast1, Share, config_class, one_of
-from spec_jax.errors import ConfigError, did_you_mean
+from spec_jax.config.choices import Quantization
+from spec_jax.config.fields import (
+    AtLeast1,
+    Flag,
+    Share,
+    annotations_of,
+    choices_of,
+    config_class,
+    option_names,
+)
+from spec_jax.errors import ConfigError, did_you_mean, unknown_option
 
-MOST_SPECULATIVE_TOKENS = {
+MAX_SPECULATIVE_TOKENS = {
     "constant": 4,
     "heuristic": 20,
     "confidence": 20,
     "adaptive": 8,
     "oracle": 20,
 }
-DRAFT_LENGTH_POLICIES = tuple(MOST_SPECULATIVE_TOKENS)
+"""Draft-length policy -> the lookahead where none is given."""
+DRAFT_LENGTH_POLICIES = tuple(MAX_SPECULATIVE_TOKENS)
 CONFIDENCE_THRESHOLD = 0.4
-PROMPT_LOOKUP_MAX = 3
 VERIFICATIONS = ("token", "block", "greedy")
 SCORINGS = ("block", "prefix_batch")
-SCORING_ALIASES = {"stairs": "prefix_batch"}
-"""The name in the publication (IVUS 2024) is accepted too."""
-
-Options = Mapping[str, tuple[str, ...] | None]
-"""Options of `SpeculativeConfig`, each with the values it may take; None stands for all of them."""
-
-_DRAFTING: Options = dict.fromkeys(
-    (
-        "num_speculative_tokens",
-        "draft_length_policy",
-        "verification",
-        "scoring",
-        "scoring_consistent",
-    )
-)
-_CONFIDENT: Options = {"confidence_threshold": None, "retune_confidence": None}
-_DRAFTED: Options = {"draft": None, "draft_quantization": None}
-# A lookup has no probability to compare with a threshold.
-LOOKUP_OPTIONS: Options = _DRAFTING | {
-    "draft_length_policy": tuple(each for each in DRAFT_LENGTH_POLICIES if each != "confidence")
-}
-"""What every drafter supports, of which nothing more is known."""
 CUSTOM = "custom"
 """The method whose drafter is `LLM(drafter=...)`."""
-
-METHODS: dict[str, Options] = {
-    "none": {"scoring_consistent": None},
-    "draft_model": {
-        **_DRAFTING,
-        **_CONFIDENT,
-        **_DRAFTED,
-        "num_drafts": None,
-        "draft_vocab_size": None,
-    },
-    "prompt_lookup": {**LOOKUP_OPTIONS, "num_drafts": None, "prompt_lookup_max": None},
-    "suffix": LOOKUP_OPTIONS,
-    # A prefix batch runs all layers of every prefix; early exit has already run the first layers,
-    # one token a call, so that nothing makes its scoring consistent.
-    "early_exit": {
-        **{name: values for name, values in _DRAFTING.items() if name != "scoring_consistent"},
-        **_CONFIDENT,
-        "scoring": ("block",),
-        "early_exit_layers": None,
-    },
-    "universal_vocabulary": {**_DRAFTING, **_CONFIDENT, **_DRAFTED},
-    # It drafts in other tokens than are verified, so no threshold can be learnt from the verdicts.
-    "universal_text": {**_DRAFTING, "confidence_threshold": None, **_DRAFTED},
-    CUSTOM: LOOKUP_OPTIONS,
-}
-"""The options that each method supports; `SpeculativeConfig` refuses the others.
-
-`add_method` adds those of drafters from outside of the package.
-"""
 ENTRY_POINTS = "spec_jax.drafters"
 """The group of entry points whose names are methods; importing one registers the method."""
-_adding = threading.Lock()
 
-_TOGETHER = (
-    ("confidence_threshold", "draft_length_policy", ("confidence",)),
-    ("retune_confidence", "draft_length_policy", ("confidence",)),
-    ("num_drafts", "verification", ("token", "greedy")),
-    ("num_drafts", "scoring", ("block",)),
-    ("scoring_consistent", "scoring", ("block",)),
-    ("scoring_consistent", "num_drafts", (1,)),
+_HEADS = "heads on a target are not supported; use draft_model, early_exit or prompt_lookup"
+UNSUPPORTED_METHODS: Mapping[str, str] = {
+    "ngram": "it is called prompt_lookup",
+    **dict.fromkeys(("eagle", "eagle3", "medusa", "mtp"), _HEADS),
+}
+"""Methods of vLLM, and what to use instead."""
+
+_registration = threading.Lock()
+_LOOKAHEADS = (
+    f"{MAX_SPECULATIVE_TOKENS['constant']}; where K changes, "
+    f"{MAX_SPECULATIVE_TOKENS['adaptive']} if adaptive, else {MAX_SPECULATIVE_TOKENS['oracle']}"
 )
-"""An option, a second one, and the values of the second that go with the first."""
-
-DRAFTING_METHODS = tuple(name for name, options in METHODS.items() if "draft" in options)
-"""Methods that need a model to draft with."""
 
 
-def add_method(name: str, options: Options) -> None:
-    """Adds a method, with the options that it supports.
-
-    Raises:
-      ConfigError: the name is taken or empty, or an option or a value does not exist.
-    """
-    if not isinstance(name, str) or not name.isprintable() or not name.strip():
-        raise ConfigError(f"the name of a drafter is {name!r}; give it one in letters.")
-    known = {field.name: field for field in dataclasses.fields(SpeculativeConfig)}
-    for option, values in options.items():
-        if option not in known.keys() - {"method"}:
-            hint = did_you_mean(option, known.keys() - {"method"})
-            raise ConfigError(f"drafter {name!r} cannot support the option {option!r}.{hint}")
-        for value in values or ():
-            if value not in _VALUES.get(option, ()):
-                hint = did_you_mean(str(value), _VALUES.get(option, ()))
-                raise ConfigError(f"drafter {name!r} cannot support {option} {value!r}.{hint}")
-    with _adding:
-        if name in METHODS:
-            raise ConfigError(
-                f"there is a method {name!r} already; register each drafter once, under a name of "
-                "its own."
-            )
-        METHODS[name] = dict(options)
-
-
-def _import_method(name: Any) -> Any:
-    """Imports what the entry point of a method's name refers to, if the method is not known yet."""
-    if isinstance(name, str) and name not in METHODS:
-        if name in METHODS_ELSEWHERE:
-            raise ConfigError(f"method is {name!r}; {METHODS_ELSEWHERE[name]}.")
-        for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-            try:
-                entry.load()
-            except Exception as error:
-                raise ConfigError(
-                    f"method {name!r} is the entry point {entry.value} of an installed package, "
-                    f"which cannot be imported: {error}"
-                ) from error
-            if name not in METHODS:
-                raise ConfigError(
-                    f"method {name!r} is the entry point {entry.value} of an installed package, "
-                    f"which does not register it; call `register_drafter({name!r}, ...)` there."
-                )
-    return name
+def _published(name: str) -> str:
+    return {"stairs": "prefix_batch"}.get(name, name)  # as IVUS 2024 calls it
 
 
 @config_class
 class SpeculativeConfig:
-    """How tokens are drafted and verified.
+    """How tokens are drafted and verified; `method` decides which options there are.
 
-    `METHODS` says which options a method supports; any other is refused. Besides the methods below
-    there are those of `spec_jax.register_drafter`, by their names, and `custom`, whose drafter is
-    `LLM(drafter=...)`.
-
-    Attributes:
-      method: `none` decodes plainly; `draft_model` drafts with a second, smaller model of the same
-        tokenizer (Chen et al. 2023, arXiv 2302.01318); `prompt_lookup` copies what followed the
-        latest n-gram earlier in prompt or output (Saxena 2023; semantics of Hugging Face
-        transformers); `suffix` copies what followed the longest match in the outputs of earlier
-        requests (after Oliaro et al. 2024, arXiv 2411.04975); `early_exit` drafts with the
-        target's own first layers (Elhoushi et al. 2024, arXiv 2404.16710); `universal_vocabulary`
-        drafts with a model of another tokenizer over the tokens that both have (Timor et al. 2025,
-        arXiv 2502.05202, algorithm 4); `universal_text` with one of any tokenizer, by way of text
-        (Hugging Face's universal assisted generation).
-      draft: the draft model's reference (directory, .gguf file, recipe or hub id); naming
-        the target again shares its weights.
-      draft_quantization: as `quantization` of the target, for the draft model; by default the
-        same, and `none` for the draft of a `gguf` target that is no .gguf file itself.
-      num_speculative_tokens: the lookahead K, most tokens drafted per round. By default 4 where
-        it is constant, 8 where it is adaptive, else 20.
-      draft_length_policy: how K changes from round to round. `constant` keeps it; `heuristic`
-        drafts two more after a fully accepted draft, otherwise one fewer (Hugging Face 2023);
-        `confidence` stops after a token with a low probability (arXiv 2405.04304); `adaptive`
-        measures the cost of rounds and maximises each request's tokens per second; `oracle`
-        counts the tokens that the best policy would have drafted, for analysis.
-      confidence_threshold: for `confidence`, the smallest probability of a drafted token with
-        which drafting continues; 0.4 by default.
-      retune_confidence: for `confidence`, adapt the threshold to the accepted tokens.
-      verification: `token` is modified rejection sampling and `block` verifies a draft as a whole
-        (Sun et al. 2024, arXiv 2403.10444), both exact at every temperature; `greedy` keeps the
-        longest prefix equal to the target's argmax, and needs temperature 0.
-      scoring: `block` scores a draft in one row; `prefix_batch` scores its prefixes as a batch
-        (IVUS 2024, which calls it `stairs`; that name is accepted as an alias).
-      scoring_consistent: score K + 1 tokens of a row in every round, however few are drafted, and
-        also with method `none`. The target then computes every token by the same kind of product,
-        drafted or not: greedy tokens of plain decoding and of a drafter with the same K are the
-        same in bfloat16 too, in batches of the same size, if no row of a product depends on its
-        place. Calls take as long as
-        those of a whole draft. Needs scoring `block` and one draft.
-      num_drafts: drafts per round, verified together as a tree (arXiv 2305.09781).
-      prompt_lookup_max: longest n-gram that `prompt_lookup` looks for, 3 by default; shorter ones
-        follow.
-      early_exit_layers: layers of the target that `early_exit` drafts with; a quarter by default.
-      draft_vocab_size: for `draft_model`, how many of its tokens the draft may propose, counted
-        from the most frequent; by default all. Fewer make its step cheaper.
+    `SpeculativeConfig(method="prompt_lookup", ...)` makes a `PromptLookupConfig`, and so on: one
+    class a method, with the options that the method has. Besides the methods of this module there
+    are the ones that `spec_jax.register_drafter` adds, and `custom`, whose drafter is
+    `LLM(drafter=...)`. Without a method it is `draft_model` if there is a draft, else `none`.
     """
 
-    method: Annotated[str, one_of(METHODS), BeforeValidator(_import_method)] = "none"
-    draft: str | None = None
-    draft_quantization: Annotated[str, one_of(QUANTIZATIONS)] | None = None
-    num_speculative_tokens: AtLeast1 | None = None
-    draft_length_policy: Annotated[str, one_of(DRAFT_LENGTH_POLICIES)] = "constant"
-    confidence_threshold: Share | None = None
-    retune_confidence: bool = False
-    verification: Annotated[str, one_of(VERIFICATIONS)] = "token"
-    scoring: Annotated[str, one_of(SCORINGS, SCORING_ALIASES)] = "block"
+    method: Annotated[str, Flag(default="draft_model if --draft is given, else none")]
+    """How to draft, or the name of an installed package's drafter."""
+    num_speculative_tokens: Annotated[AtLeast1 | None, Flag(metavar="K", default=_LOOKAHEADS)] = (
+        None
+    )
+    """Most tokens drafted in a round, the lookahead K."""
+    draft_length_policy: Literal["constant", "heuristic", "confidence", "adaptive", "oracle"] = (
+        "constant"
+    )
+    """How K changes from round to round. `constant` keeps it; `heuristic` drafts two more after a
+    fully accepted draft, otherwise one fewer (Hugging Face 2023); `confidence` stops after a token
+    with a low probability (arXiv 2405.04304); `adaptive` measures the cost of rounds and maximises
+    each request's tokens per second; `oracle` counts the tokens that the best policy would have
+    drafted, for analysis."""
+    verification: Literal["token", "block", "greedy"] = "token"
+    """Which drafted tokens to keep; greedy needs temperature 0. `token` is modified rejection
+    sampling and `block` verifies a draft as a whole (Sun et al. 2024, arXiv 2403.10444), both exact
+    at every temperature; `greedy` keeps the longest prefix equal to the target's argmax."""
+    scoring: Annotated[Literal["block", "prefix_batch", "stairs"], AfterValidator(_published)] = (
+        "block"
+    )
+    """How the target scores a draft. `block` scores it in one row; `prefix_batch` scores its
+    prefixes as a batch (IVUS 2024, which calls it `stairs`; that name is an alias)."""
     scoring_consistent: bool = False
-    num_drafts: AtLeast1 = 1
-    prompt_lookup_max: AtLeast1 | None = None
-    early_exit_layers: AtLeast1 | None = None
-    draft_vocab_size: AtLeast1 | None = None
+    """Score K + 1 tokens in every round, and in plain decoding: equal greedy tokens in bfloat16.
+    The target then computes every token by the same kind of product, drafted or not: greedy tokens
+    of plain decoding and of a drafter with the same K are the same in bfloat16 too, in batches of
+    the same size, if no row of a product depends on its place. Calls take as long as calls with a
+    full draft. Needs scoring `block` and one draft."""
+
+    # What a method without these options reads as.
+    draft: str | None = dataclasses.field(default=None, init=False, repr=False)
+    draft_quantization: str | None = dataclasses.field(default=None, init=False, repr=False)
+    num_drafts: int = dataclasses.field(default=1, init=False, repr=False)
+    confidence_threshold: float | None = dataclasses.field(default=None, init=False, repr=False)
+    retune_confidence: bool = dataclasses.field(default=False, init=False, repr=False)
+
+    def __new__(cls, **options: Any) -> "SpeculativeConfig":
+        """An instance of the method's class."""
+        if cls is SpeculativeConfig:
+            default = "draft_model" if options.get("draft") else "none"
+            cls = options_class(options.get("method", default))
+        return object.__new__(cls)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, method: str = "none", **options: Any) -> None: ...
 
     def __post_init__(self) -> None:
-        if "draft" in METHODS[self.method] and not self.draft:
+        if "draft" in option_names(type(self)) and not self.draft:
             raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
-        self._refuse_unsupported()
+        self._needs("confidence_threshold", "draft_length_policy", "confidence")
+        self._needs("retune_confidence", "draft_length_policy", "confidence")
+        self._needs("num_drafts", "verification", "token", "greedy")
+        self._needs("num_drafts", "scoring", "block")
+        self._needs("scoring_consistent", "scoring", "block")
+        self._needs("scoring_consistent", "num_drafts", 1)
+
+    def _needs(self, option: str, other: str, *values: object) -> None:
+        """Refuses an option that only has a meaning if another one has one of some values."""
+        default = {field.name: field.default for field in dataclasses.fields(self)}[option]
+        value, actual = getattr(self, option), getattr(self, other)
+        if value != default and actual not in values:
+            raise ConfigError(
+                f"{option} is {value!r} but {other} is {actual!r}; use {other} "
+                f"{_alternatives(values)}, or leave {option} out."
+            )
 
     @classmethod
-    def of(cls, given: "SpeculativeConfig | Mapping[str, Any] | None") -> "SpeculativeConfig":
-        """One as it is, one of options (`from_dict`), or for None that of plain decoding.
+    def accept(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The given options that mean something here.
 
         Raises:
-          ConfigError: it is something else, or as `from_dict`.
+          ConfigError: an option has an effect with other methods only.
         """
-        if given is None or isinstance(given, Mapping):
-            return cls.from_dict(given or {})
-        if not isinstance(given, SpeculativeConfig):
+        fixed = {field.name: field.default for field in dataclasses.fields(cls) if not field.init}
+        values = {
+            name: value
+            for name, value in values.items()
+            if name not in fixed or (value is not None and value != fixed[name])
+        }
+        method = values.get("method", cls.method)
+        for name, value in values.items():
+            if name == "method" or _takes(cls, name, value):
+                continue
+            methods = [each for each, config in METHODS.items() if _takes(config, name, value)]
+            if methods:
+                choices = choices_of(annotations_of(cls)[name]) if name in option_names(cls) else ()
+                otherwise = (
+                    f"use {name} {_alternatives(choices)}" if choices else f"leave {name} out"
+                )
+                raise ConfigError(
+                    f"{name} is {value!r} but method is {method!r}; use method "
+                    f"{_alternatives(methods)}, or {otherwise}."
+                )
+            if name not in option_names(cls):
+                if name not in (options := all_options()):
+                    raise unknown_option("SpeculativeConfig", name, options, {})
+                choices = choices_of(annotations_of(options[name])[name])
+                raise ConfigError(f"{name} is {value!r}.{did_you_mean(str(value), choices)}")
+        return values
+
+    @classmethod
+    def of(cls, config: "SpeculativeConfig | Mapping[str, Any] | None") -> "SpeculativeConfig":
+        """A config as it is, one of options (`from_dict`), or for None plain decoding.
+
+        Raises:
+          ConfigError: it is something else, or as for `from_dict`.
+        """
+        if config is None or isinstance(config, Mapping):
+            return cls.from_dict(config or {})
+        if not isinstance(config, SpeculativeConfig):
             raise ConfigError(
-                f"speculative_config is {given!r}; give SpeculativeConfig(...), or a mapping such "
+                f"speculative_config is {config!r}; give SpeculativeConfig(...), or a mapping such "
                 "as {'method': 'ngram', 'num_speculative_tokens': 4}."
             )
-        return given
+        return config
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> "SpeculativeConfig":
-        """Options under these names, or under those of vLLM's `speculative_config`.
+        """Options under these names, or under the names of vLLM's `speculative_config`.
 
         Its `model` is the draft, its method `ngram` is `prompt_lookup`, a method that is left out
         is `draft_model` if there is a model, and `quantization` is the draft's.
 
         Raises:
-          ConfigError: as of this class; or an option of vLLM has a value that has no meaning here.
+          ConfigError: as for this class; or a value of an option of vLLM has no meaning here.
         """
-        given = {str(name): value for name, value in options.items() if value is not None}
-        if given.pop("prompt_lookup_min", 1) != 1:
+        values = {str(name): value for name, value in options.items() if value is not None}
+        if values.pop("prompt_lookup_min", 1) != 1:
             raise ConfigError(
                 f"prompt_lookup_min is {options['prompt_lookup_min']!r}; leave it out, since "
                 "n-grams of every length up to prompt_lookup_max are looked for."
             )
         for theirs, ours in (("model", "draft"), ("quantization", "draft_quantization")):
-            if theirs in given:
-                if ours in given:
+            if theirs in values:
+                if ours in values:
                     raise ConfigError(f"{theirs} and {ours} mean the same; give one of the two.")
-                given[ours] = given.pop(theirs)
-        if given.get("method") == "ngram" or given.get("draft") in ("ngram", "[ngram]"):
-            given.pop("draft", None)
-            given["method"] = "prompt_lookup"
-        elif "draft" in given:
-            given.setdefault("method", "draft_model")
-        return cls(**given)
+                values[ours] = values.pop(theirs)
+        if values.get("method") == "ngram" or values.get("draft") in ("ngram", "[ngram]"):
+            values.pop("draft", None)
+            values["method"] = "prompt_lookup"
+        return SpeculativeConfig(**values)
 
     @property
-    def most_speculative_tokens(self) -> int:
-        """Most tokens drafted per round, the default filled in; plain decoding drafts none.
+    def lookahead(self) -> int:
+        """Most tokens drafted per round (K), the default filled in; plain decoding drafts none.
 
-        With `scoring_consistent` it scores as many all the same.
+        With `scoring_consistent` plain decoding scores K + 1 tokens nevertheless.
         """
-        if self.method == "none" and not self.scoring_consistent:
-            return 0
-        return self.num_speculative_tokens or MOST_SPECULATIVE_TOKENS[self.draft_length_policy]
+        return self.num_speculative_tokens or MAX_SPECULATIVE_TOKENS[self.draft_length_policy]
 
     @property
     def plain(self) -> "SpeculativeConfig":
         """The plain decoding that this is compared with."""
         if not self.scoring_consistent:
-            return SpeculativeConfig()
-        return SpeculativeConfig(
-            num_speculative_tokens=self.most_speculative_tokens, scoring_consistent=True
-        )
-
-    def _refuse_unsupported(self) -> None:
-        """Refuses options with a value other than the default that would be ignored."""
-        given = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name != "method" and getattr(self, field.name) != field.default
-        }
-        if self.method == "none" and self.scoring_consistent:
-            given.pop("num_speculative_tokens", None)  # here it is the width of calls
-        for name, value in given.items():
-            if not _supports(self.method, name, value):
-                known = [each for each in METHODS if _supports(each, name, value)]
-                values = METHODS[self.method].get(name)
-                otherwise = f"use {name} {_one_of(values)}" if values else f"leave {name} out"
-                raise ConfigError(
-                    f"{name} is {value!r} but method is {self.method!r}; use method "
-                    f"{_one_of(known)}, or {otherwise}."
-                )
-        for name, other, values in _TOGETHER:
-            if name in given and getattr(self, other) not in values:
-                raise ConfigError(
-                    f"{name} is {given[name]!r} but {other} is {getattr(self, other)!r}; use "
-                    f"{other} {_one_of(values)}, or leave {name} out."
-                )
+            return NoDraftConfig()
+        return NoDraftConfig(num_speculative_tokens=self.lookahead, scoring_consistent=True)
 
 
-_VALUES: Mapping[str, Sequence[str]] = {
-    "draft_length_policy": DRAFT_LENGTH_POLICIES,
-    "verification": VERIFICATIONS,
-    "scoring": SCORINGS,
-    "draft_quantization": QUANTIZATIONS,
+@config_class
+class NoDraftConfig(SpeculativeConfig):
+    """Plain decoding: one token a call of the target."""
+
+    method: Literal["none"] = "none"
+    draft_length_policy: Literal["constant"] = dataclasses.field(
+        default="constant", init=False, repr=False
+    )
+    verification: Literal["token"] = dataclasses.field(default="token", init=False, repr=False)
+    scoring: Literal["block"] = dataclasses.field(default="block", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens is not None and not self.scoring_consistent:
+            raise ConfigError(
+                f"num_speculative_tokens is {self.num_speculative_tokens} but method is 'none'; "
+                f"use method {_alternatives([each for each in METHODS if each != 'none'])}, or "
+                "leave num_speculative_tokens out."
+            )
+
+    @property
+    def lookahead(self) -> int:
+        """0, or the width of calls that score consistently."""
+        return super().lookahead if self.scoring_consistent else 0
+
+
+@config_class
+class _WithoutConfidence(SpeculativeConfig):
+    """A method whose drafts have no probability to compare with a threshold."""
+
+    draft_length_policy: Literal["constant", "heuristic", "adaptive", "oracle"] = "constant"
+
+
+@config_class
+class _Confidence:
+    """A method that knows the probability of each drafted token."""
+
+    confidence_threshold: Annotated[
+        Share | None, Flag(metavar="P", default=str(CONFIDENCE_THRESHOLD))
+    ] = None
+    """Stop drafting below this probability of a drafted token, with policy confidence."""
+    retune_confidence: bool = False
+    """Learn the threshold of policy confidence from what is accepted."""
+
+
+@config_class
+class _Draft:
+    """A method that drafts with a second model."""
+
+    draft: Annotated[str | None, Flag(metavar="REF")] = None
+    """The draft model, named like the target: a directory, .gguf file, recipe or hub id. Naming the
+    target again shares its weights."""
+    draft_quantization: Annotated[Quantization | None, Flag(default="the same where it can be")] = (
+        None
+    )
+    """As --quantization, for the draft model. By default the same, and `none` for the draft of a
+    `gguf` target that is not a .gguf file itself."""
+
+
+@config_class
+class DraftModelConfig(_Draft, _Confidence, SpeculativeConfig):
+    """Drafts with a second, smaller model of the same tokenizer (arXiv 2302.01318)."""
+
+    method: Literal["draft_model"] = "draft_model"
+    num_drafts: AtLeast1 = 1
+    """Drafts per round, verified together as a tree (arXiv 2305.09781)."""
+    draft_vocab_size: Annotated[AtLeast1 | None, Flag(default="all")] = None
+    """How many of its tokens the draft may propose, counted from the most frequent. Fewer make its
+    step cheaper."""
+
+
+@config_class
+class PromptLookupConfig(_WithoutConfidence):
+    """Copies what followed the latest n-gram earlier in prompt or output (Saxena 2023)."""
+
+    method: Literal["prompt_lookup"] = "prompt_lookup"
+    num_drafts: AtLeast1 = 1
+    """Drafts per round, verified together as a tree (arXiv 2305.09781)."""
+    prompt_lookup_max: AtLeast1 = 3
+    """Longest n-gram looked up; shorter ones follow."""
+
+
+@config_class
+class SuffixConfig(_WithoutConfidence):
+    """Copies what followed the longest match in outputs of earlier requests (arXiv 2411.04975)."""
+
+    method: Literal["suffix"] = "suffix"
+
+
+@config_class
+class EarlyExitConfig(_Confidence, SpeculativeConfig):
+    """Drafts with the target's own first layers (arXiv 2404.16710)."""
+
+    method: Literal["early_exit"] = "early_exit"
+    early_exit_layers: Annotated[AtLeast1 | None, Flag(default="a quarter")] = None
+    """Layers of the target that draft."""
+    # A prefix batch runs all layers of every prefix, and the first layers have already run, one
+    # token a call, so that nothing makes the scoring consistent.
+    scoring: Literal["block"] = "block"
+    scoring_consistent: bool = dataclasses.field(default=False, init=False, repr=False)
+
+
+@config_class
+class UniversalVocabularyConfig(_Draft, _Confidence, SpeculativeConfig):
+    """Drafts with a model of another tokenizer, in shared tokens (arXiv 2502.05202)."""
+
+    method: Literal["universal_vocabulary"] = "universal_vocabulary"
+
+
+@config_class
+class UniversalTextConfig(_Draft, _Confidence, SpeculativeConfig):
+    """Drafts with a model of any tokenizer, by way of text (Hugging Face 2024)."""
+
+    method: Literal["universal_text"] = "universal_text"
+    # It drafts in other tokens than are verified, so the verdicts teach no threshold.
+    retune_confidence: bool = dataclasses.field(default=False, init=False, repr=False)
+
+
+@config_class
+class CustomConfig(_WithoutConfidence):
+    """Drafts with a drafter from outside of the package."""
+
+    method: str = CUSTOM
+
+
+METHODS: dict[str, type[SpeculativeConfig]] = {
+    "none": NoDraftConfig,
+    "draft_model": DraftModelConfig,
+    "prompt_lookup": PromptLookupConfig,
+    "suffix": SuffixConfig,
+    "early_exit": EarlyExitConfig,
+    "universal_vocabulary": UniversalVocabularyConfig,
+    "universal_text": UniversalTextConfig,
+    CUSTOM: CustomConfig,
 }
-"""Options that take one of some values."""
+"""Method -> its options; `add_method` adds one."""
+DRAFTING_METHODS = tuple(name for name in METHODS if "draft" in option_names(METHODS[name]))
+"""Methods that need a model to draft with."""
 
 
-def _supports(method: str, option: str, value: object) -> bool:
-    options = METHODS[method]
-    return option in options and ((values := options[option]) is None or value in values)
+def all_options() -> dict[str, type[SpeculativeConfig]]:
+    """Every option that a method has, with the class of one such method."""
+    classes = reversed(METHODS.values())
+    return {name: config for config in classes for name in option_names(config)}
 
 
-def _one_of(values: Sequence[object]) -> str:
+def add_method(name: str, options: type[SpeculativeConfig]) -> None:
+    """Adds a method with a class of options.
+
+    Raises:
+      ConfigError: the name is taken or empty, or the options are not such a class.
+    """
+    if not isinstance(name, str) or not name.isprintable() or not name.strip():
+        raise ConfigError(f"the name of a drafter is {name!r}; give it one in letters.")
+    if not isinstance(options, type) or not issubclass(options, SpeculativeConfig):
+        raise ConfigError(
+            f"the options of drafter {name!r} are {options!r}; give a class derived from "
+            "CustomConfig or SpeculativeConfig."
+        )
+    with _registration:
+        if name in METHODS:
+            raise ConfigError(
+                f"there is a method {name!r} already; register each drafter once, under another "
+                "name."
+            )
+        METHODS[name] = options
+
+
+def options_class(method: Any) -> type[SpeculativeConfig]:
+    """The class of a method's options; a method of an installed package is imported.
+
+    Raises:
+      ConfigError: there is no such method, or its package does not register it.
+    """
+    if isinstance(method, str) and method not in METHODS:
+        if method in UNSUPPORTED_METHODS:
+            raise ConfigError(f"method is {method!r}; {UNSUPPORTED_METHODS[method]}.")
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=method):
+            try:
+                entry.load()
+            except Exception as error:
+                raise ConfigError(
+                    f"method {method!r} is the entry point {entry.value} of an installed package, "
+                    f"which cannot be imported: {error}"
+                ) from error
+            if method not in METHODS:
+                raise ConfigError(
+                    f"method {method!r} is the entry point {entry.value} of an installed package, "
+                    f"which does not register it; call `register_drafter({method!r}, ...)` there."
+                )
+    if not isinstance(method, str) or method not in METHODS:
+        raise ConfigError(f"method is {method!r}.{did_you_mean(str(method), METHODS)}")
+    return METHODS[method]
+
+
+def _takes(config: type[SpeculativeConfig], name: str, value: object) -> bool:
+    if name not in option_names(config):
+        return False
+    choices = choices_of(annotations_of(config)[name])
+    return not choices or value in choices
+
+
+def _alternatives(values: Sequence[object]) -> str:
     *others, last = map(repr, values)
     return f"{', '.join(others)} or {last}" if others else last

@@ -14,8 +14,7 @@ from spec_jax import distributed
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import (
     CUSTOM,
-    LOOKUP_OPTIONS,
-    Options,
+    CustomConfig,
     SamplingParams,
     SpeculativeConfig,
     add_method,
@@ -51,7 +50,7 @@ class DrafterSetting:
     @property
     def lookahead(self) -> int:
         """Most tokens drafted per round (K)."""
-        return self.config.most_speculative_tokens
+        return self.config.lookahead
 
 
 DrafterFactory = Callable[[DrafterSetting], Drafter]
@@ -61,7 +60,7 @@ _FACTORIES: dict[str, DrafterFactory] = {}
 
 
 def register_drafter(
-    name: str, factory: DrafterFactory, *, options: Options = LOOKUP_OPTIONS
+    name: str, factory: DrafterFactory, *, options: type[SpeculativeConfig] = CustomConfig
 ) -> None:
     """Makes a drafter from outside of the package a method: `SpeculativeConfig(method=name)`.
 
@@ -72,14 +71,15 @@ def register_drafter(
     Args:
       name: of the method.
       factory: makes the drafter; called for each `LLM` that uses the method.
-      options: the options of `SpeculativeConfig` that the drafter supports, each with the values
-        that it may take, or None for all; others are refused. By default those that every drafter
-        supports: `num_speculative_tokens`, `verification`, `scoring`, and each
-        `draft_length_policy` but `confidence`, which needs `Draft.confidence`. A drafter that
-        supports `draft` needs a draft model, which `setting.load_draft()` loads.
+      options: the class of the drafter's options, which `setting.config` is an instance of: a
+        `spec_jax.config.config_class` derived from `spec_jax.config.CustomConfig`. That class
+        itself has the options that every drafter supports: `num_speculative_tokens`,
+        `verification`, `scoring`, and each `draft_length_policy` but `confidence`, which needs
+        `Draft.confidence`. A class with a field `draft` needs a draft model, which
+        `setting.load_draft()` loads.
 
     Raises:
-      ConfigError: there is a method of this name, or no such option or value.
+      ConfigError: there is a method of this name, or the options are not such a class.
     """
     if not callable(factory):
         raise ConfigError(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from spec_jax.config import MOST_LOGPROBS
+from spec_jax.config import MAX_LOGPROBS
 from spec_jax.decoding import loop
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import DraftLengthPolicy
@@ -128,7 +128,7 @@ class Engine:
         asked = [each for row in rows for each in (row.logprobs, row.prompt_logprobs)]
         known = [each for each in asked if each is not None]
         # As many as may be asked for: a few more take less time than another program.
-        return min(MOST_LOGPROBS, self.target.config.vocab_size) if known else None
+        return min(MAX_LOGPROBS, self.target.config.vocab_size) if known else None
 
     def start(
         self, requests: Sequence[Request], on_draft: Callable[[Draft], None] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spec_jax.checkpoints import Checkpoint
-from spec_jax.config import WHAT_FITS, SamplingParams, StructuredOutputsParams
+from spec_jax.config import FIT_CONTEXT, SamplingParams, StructuredOutputsParams
 from spec_jax.engine.requests import Request, Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.text.grammar import GrammarCompiler
@@ -82,7 +82,7 @@ class Intake:
             sampling=sampling,
             key=self._key(sampling),
             stop_token_ids=stop_token_ids,
-            max_length=min(len(start) + sampling.most_tokens, self._max_model_len),
+            max_length=min(len(start) + sampling.token_limit, self._max_model_len),
             bad_words=[*self._bad_words(sampling), *start.bad_words],
             grammar=wanted and self._grammars.compile(wanted, stop_token_ids),
             source=start.source,
@@ -123,8 +123,8 @@ class Intake:
         """The tokens of a prompt, or only the last ones if the request says so."""
         most = sampling.truncate_prompt_tokens
         ids = self._token_ids(index, prompt, bounded=most is None)
-        if most == WHAT_FITS:
-            most = max(1, self._max_model_len - sampling.most_tokens)
+        if most == FIT_CONTEXT:
+            most = max(1, self._max_model_len - sampling.token_limit)
         return ids if most is None else ids[-most:]
 
     def _token_ids(self, index: int, prompt: str | Sequence[int], *, bounded: bool) -> list[int]:

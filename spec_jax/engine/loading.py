@@ -14,7 +14,7 @@ from spec_jax.config import (
     OFFLOADS,
     QUANTIZATIONS,
     check_choice,
-    check_whole,
+    check_integer,
 )
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.errors import ConfigError
@@ -47,7 +47,7 @@ class Loader:
             ("offload", OFFLOADS),
         ):
             check_choice(name, getattr(self, name), known)
-        check_whole("resident_layers", self.resident_layers, 0)
+        check_integer("resident_layers", self.resident_layers, 0)
 
     def target(self, reference: str) -> checkpoints.Checkpoint:
         """Loads the target."""
@@ -100,7 +100,7 @@ def layout_of(layout: Any, tensor_parallel_size: int | None, offload: str) -> La
       ConfigError: two arguments contradict each other, or a layout file is wrong.
     """
     if tensor_parallel_size is not None:
-        check_whole("tensor_parallel_size", tensor_parallel_size, 1)
+        check_integer("tensor_parallel_size", tensor_parallel_size, 1)
     if tensor_parallel_size not in (None, 1):
         if layout is not None:
             raise ConfigError(

@@ -9,7 +9,13 @@ import jax
 import numpy as np
 
 from spec_jax.checkpoints import Checkpoint
-from spec_jax.config import CONFIDENCE_THRESHOLD, PROMPT_LOOKUP_MAX, SpeculativeConfig
+from spec_jax.config import (
+    CONFIDENCE_THRESHOLD,
+    DraftModelConfig,
+    EarlyExitConfig,
+    PromptLookupConfig,
+    SpeculativeConfig,
+)
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import (
     Confidence,
@@ -120,12 +126,11 @@ def _draft_of_any_tokenizer(setting: DrafterSetting) -> Checkpoint:
 
 def make_draft_length_policy(config: SpeculativeConfig) -> DraftLengthPolicy:
     """The policy that the config asks for."""
-    most = config.most_speculative_tokens
     if config.draft_length_policy == "confidence":
         threshold = config.confidence_threshold
         threshold = CONFIDENCE_THRESHOLD if threshold is None else threshold
-        return Confidence(most, threshold, config.retune_confidence)
-    return _DRAFT_LENGTH_POLICIES[config.draft_length_policy](most)
+        return Confidence(config.lookahead, threshold, config.retune_confidence)
+    return _DRAFT_LENGTH_POLICIES[config.draft_length_policy](config.lookahead)
 
 
 def _none(setting: DrafterSetting) -> Drafting:
@@ -133,8 +138,9 @@ def _none(setting: DrafterSetting) -> Drafting:
 
 
 def _prompt_lookup(setting: DrafterSetting) -> Drafting:
-    longest = setting.config.prompt_lookup_max or PROMPT_LOOKUP_MAX
-    return Drafting(PromptLookup(setting.lookahead, longest, setting.config.num_drafts))
+    config = setting.config
+    assert isinstance(config, PromptLookupConfig)
+    return Drafting(PromptLookup(config.lookahead, config.prompt_lookup_max, config.num_drafts))
 
 
 def _suffix(setting: DrafterSetting) -> Drafting:
@@ -162,6 +168,7 @@ def _draft_model(setting: DrafterSetting) -> Drafting:
     _check_source(setting, draft, same_tokens=True)
     sharing = _sharing_encoder(target.model, draft.model)
     model, columns, ids = sharing or draft.model, None, draft.outputs
+    assert isinstance(setting.config, DraftModelConfig)
     if setting.config.draft_vocab_size is not None:
         ids = _most_frequent(draft, setting.config.draft_vocab_size)
         model = model.with_outputs(ids)
@@ -253,6 +260,7 @@ def _universal_text(setting: DrafterSetting) -> Drafting:
 def _early_exit(setting: DrafterSetting) -> Drafting:
     model = setting.target.model
     all_layers = model.config.num_layers
+    assert isinstance(setting.config, EarlyExitConfig)
     layers = setting.config.early_exit_layers or max(1, all_layers // 4)
     if layers >= all_layers:
         raise ConfigError(

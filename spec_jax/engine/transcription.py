@@ -147,7 +147,7 @@ class Transcriber:
         self._speech.check(language, task)
         params = dataclasses.replace(
             params,
-            max_tokens=min(params.most_tokens, self._most_tokens),
+            max_tokens=min(params.token_limit, self._most_tokens),
             min_tokens=min(params.min_tokens, self._most_tokens),
             logit_bias={**params.logit_bias, **self._never},
         )

@@ -27,7 +27,7 @@ def request(
         sampling=params,
         key=np.array(key, np.uint32),
         stop_token_ids=tuple(stops),
-        max_length=len(start) + params.most_tokens,
+        max_length=len(start) + params.token_limit,
         source=start.source,
     )
 

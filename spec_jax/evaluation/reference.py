@@ -177,5 +177,5 @@ class ReferenceDecoder:
             generated = len(context) - len(prompt)
             if token in stop_token_ids:
                 return context[len(prompt) :], "stop"
-            if generated == params.most_tokens or len(context) == max_length:
+            if generated == params.token_limit or len(context) == max_length:
                 return context[len(prompt) :], "length"

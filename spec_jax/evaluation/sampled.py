@@ -78,7 +78,7 @@ class Evidence:
           tokens: each row's prompt and output.
           rounds: what happened in each round.
         """
-        width = params.most_tokens
+        width = params.token_limit
         begin = np.array([len(prompts[i]) for i in which])
         texts = np.stack([row[at : at + width] for row, at in zip(tokens, begin, strict=True)])
         self.rows += len(which)
@@ -376,7 +376,7 @@ def requests_of(
             sampling=params,
             key=key,
             stop_token_ids=(),
-            max_length=len(prompts[i]) + params.most_tokens,
+            max_length=len(prompts[i]) + params.token_limit,
             source=prompts[i].source,
         )
         for i, key in zip(which, keys.reshape(-1, 2), strict=True)

@@ -20,10 +20,11 @@ from spec_jax.config import (
     DTYPES,
     KV_CACHE_DTYPES,
     PLAN_QUANTIZATIONS,
+    DraftModelConfig,
     SamplingParams,
     SpeculativeConfig,
     check_choice,
-    check_whole,
+    check_integer,
 )
 from spec_jax.engine.compile_cache import find_anywhere
 from spec_jax.engine.custom import DrafterSetting
@@ -142,7 +143,7 @@ def compile_ahead(
     check_context(context, target)
     for workload in workloads:
         for name in ("prompt_tokens", "num_prompts", "max_num_seqs"):
-            check_whole(name, getattr(workload, name), 1)
+            check_integer(name, getattr(workload, name), 1)
         if workload.prompt_tokens > context:
             raise ConfigError(
                 f"prompt_tokens is {workload.prompt_tokens}, but the context is {context}; give "
@@ -184,7 +185,7 @@ def compile_ahead(
             sampling=workload.sampling,
             key=np.zeros((2,), np.uint32),
             stop_token_ids=STOP,
-            max_length=min(prompt + workload.sampling.most_tokens, context),
+            max_length=min(prompt + workload.sampling.token_limit, context),
         )
         # One more than the rows stands for however many wait.
         _run([request] * min(workload.num_prompts, rows + 1), rows, engine)
@@ -223,7 +224,7 @@ def _check(target: Shape, speculation: SpeculativeConfig) -> None:
             f"draft_quantization is {speculation.draft_quantization!r}, which depends on what is "
             f"stored; choose one of {', '.join(PLAN_QUANTIZATIONS)}."
         )
-    if speculation.draft_vocab_size is not None:
+    if isinstance(speculation, DraftModelConfig) and speculation.draft_vocab_size is not None:
         raise ConfigError(
             f"draft_vocab_size is {speculation.draft_vocab_size}, and only the draft's tokenizer "
             "knows which tokens these are; leave it out to compile ahead."

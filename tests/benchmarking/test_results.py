@@ -61,7 +61,7 @@ def change(name, value):
     ("number", "damage", "said"),
     [
         (3, lambda line: line[:30], "line 3 is damaged: Invalid JSON"),
-        (3, change("seconds", "soon"), "seconds is 'soon'; it should be a number"),
+        (3, change("seconds", "soon"), "seconds is 'soon'; it should be a valid number"),
         (3, change("seconds", -1.0), "seconds is -1.0; it should be at least 0"),
         (3, change("requests", []), "requests is []"),
         (3, change("kind", "jump"), "line 3 is damaged"),

@@ -150,7 +150,11 @@ def test_the_last_part_is_checked_as_the_first(parts, tmp_path, damage):
         ('"tiny_part1==1.0", ', "", "have 2, 3, 3 entries; give each of them one text, or a list"),
         ("tiny_part1==1.0", "tiny_part1>=1.0", "source.pypi.1 is 'tiny_part1>=1.0'"),
         ("part2/tiny", "part2/no", "has no file 'tiny_part2/no.gguf.part02'; it holds tiny_part2/"),
-        (', "tiny_part2/tiny.gguf.part02"]', ", 3]", "source.file.2 is 3; it should be text"),
+        (
+            ', "tiny_part2/tiny.gguf.part02"]',
+            ", 3]",
+            "source.file.2 is 3; it should be a valid string",
+        ),
     ],
 )
 def test_bad_parts(parts, old, new, said):

@@ -13,7 +13,7 @@ from spec_jax import LLM, SamplingParams, SpeculativeConfig, __version__
 from spec_jax.cli import main
 from spec_jax.cli.arguments import Options, parse_model_command
 from spec_jax.cli.overview import COMMANDS
-from spec_jax.config import DRAFT_LENGTH_POLICIES
+from spec_jax.config import DRAFT_LENGTH_POLICIES, PromptLookupConfig
 from tests.cli.harness import failure, run
 
 ALL_FLAGS = shlex.split("""
@@ -107,18 +107,18 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
     )
     text = " ".join(out.split())
     defaults = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
-    defaults |= {f.name: f.default for f in dataclasses.fields(SpeculativeConfig)}
+    defaults |= {f.name: f.default for f in dataclasses.fields(PromptLookupConfig)}
     llm = inspect.signature(LLM.__init__).parameters
     llm_defaults = {name: llm[name].default for name in ("dtype", "quantization", "max_num_seqs")}
     defaults |= llm_defaults
-    for name in ("max_tokens", "top_p", "num_drafts", "scoring", "method", *llm_defaults):
+    for name in ("max_tokens", "top_p", "num_drafts", "scoring", *llm_defaults):
         flag, value = f"--{name.replace('_', '-')}", re.escape(str(defaults[name]))
         assert re.search(rf"{flag} .{{0,200}}\(default: {value}\)", text), name
     configs = [
         SpeculativeConfig(method="early_exit", draft_length_policy=each)
         for each in DRAFT_LENGTH_POLICIES
     ]
-    most = [config.most_speculative_tokens for config in configs]
+    most = [config.lookahead for config in configs]
     assert set(most) == {4, 8, 20}
     assert "(default: 4; where K changes, 8 if adaptive, else 20)" in text
 
@@ -178,11 +178,11 @@ MISTAKES = [
     ),
     ("--scoring stair", ["scoring is 'stair'", "Did you mean 'stairs'?"]),
     (
-        "--draft-length-policy confidence --confidence-threshold 2",
+        "--method early_exit --draft-length-policy confidence --confidence-threshold 2",
         ["confidence_threshold is 2.0", "at most 1"],
     ),
     ("--method early_exit --early-exit-layers 0", ["early_exit_layers is 0", "at least 1"]),
-    ("--method early_exit --scoring stairs", ["'prefix_batch'", "'early_exit'", "scoring 'block'"]),
+    ("--method early_exit --scoring stairs", ["'stairs'", "'early_exit'", "scoring 'block'"]),
     ("--method universal_vocabulary", ["'universal_vocabulary'", "--draft"]),
     ("--num-speculative-tokens 4", ["num_speculative_tokens is 4", "'none'", "prompt_lookup"]),
     (

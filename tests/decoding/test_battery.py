@@ -27,6 +27,9 @@ from spec_jax.config import (
     VERIFICATIONS,
     SamplingParams,
     SpeculativeConfig,
+    annotations_of,
+    choices_of,
+    option_names,
 )
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import Confidence, Constant, Heuristic, Oracle
@@ -265,5 +268,6 @@ def test_the_battery_knows_all_that_can_be_configured():
     }
     for method, values in methods.items():
         for name, known in every.items():
-            if name in METHODS[method]:
-                assert values[name] == set(METHODS[method][name] or known)
+            if name in option_names(METHODS[method]):
+                choices = choices_of(annotations_of(METHODS[method])[name])
+                assert values[name] == set(choices) & set(known)

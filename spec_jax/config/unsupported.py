@@ -1,12 +1,13 @@
-"""Arguments that users of vLLM know and that are not there, and what to do instead."""
+"""Arguments that users of vLLM know and that this library does not have; what to do instead."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from spec_jax.config.fields import option_names
 from spec_jax.config.sampling import SamplingParams
+from spec_jax.config.speculative import METHODS
 from spec_jax.errors import unknown_option
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -14,51 +15,39 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MEMORY = "leave it out: lower max_num_seqs or max_model_len where memory is full"
 _OFFLOAD = "use offload='host', with resident_layers for what stays on the devices"
 _LAYOUT = "use a layout, whose axes shard rows, heads and experts"
-_OWN = "leave it out: the tokenizer is the model's own"
-_ALWAYS = "leave it out"
+_TOKENIZER = "leave it out: the tokenizer comes with the model"
+_LEAVE_OUT = "leave it out"
 _CONFIG = "put it into speculative_config"
 
 NOT_OF_LLM: Mapping[str, str] = {
+    **{name: _CONFIG for config in METHODS.values() for name in option_names(config)},
     "target": "it is called model",
     "draft": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
     "speculative_model": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
-    "method": _CONFIG,
-    "draft_quantization": _CONFIG,
-    "num_speculative_tokens": _CONFIG,
-    "draft_length_policy": _CONFIG,
-    "confidence_threshold": _CONFIG,
-    "retune_confidence": _CONFIG,
-    "verification": _CONFIG,
-    "scoring": _CONFIG,
-    "scoring_consistent": _CONFIG,
-    "num_drafts": _CONFIG,
-    "prompt_lookup_max": _CONFIG,
-    "early_exit_layers": _CONFIG,
-    "draft_vocab_size": _CONFIG,
     "gpu_memory_utilization": _MEMORY,
     "kv_cache_memory_bytes": _MEMORY,
     "num_gpu_blocks_override": _MEMORY,
     "max_num_batched_tokens": _MEMORY,
-    "swap_space": _ALWAYS,
+    "swap_space": _LEAVE_OUT,
     "cpu_offload_gb": _OFFLOAD,
     "enforce_eager": "leave it out: everything is compiled",
     "compilation_config": "leave it out: everything is compiled",
     "trust_remote_code": "leave it out: no code of a checkpoint is ever run",
-    "tokenizer": _OWN,
-    "tokenizer_mode": _OWN,
-    "tokenizer_revision": _OWN,
-    "skip_tokenizer_init": f"{_OWN}; give token ids, and detokenize=False for ids alone",
+    "tokenizer": _TOKENIZER,
+    "tokenizer_mode": _TOKENIZER,
+    "tokenizer_revision": _TOKENIZER,
+    "skip_tokenizer_init": f"{_TOKENIZER}; give token ids, and detokenize=False for ids alone",
     "revision": "write it behind the model's name: 'org/name@revision'",
     "hf_token": "set the environment variable HF_TOKEN",
     "download_dir": "set the environment variable HF_HOME",
-    "load_format": "leave it out: the format is told from the files",
+    "load_format": "leave it out: the files tell the format",
     "pipeline_parallel_size": _LAYOUT,
     "data_parallel_size": _LAYOUT,
     "enable_expert_parallel": _LAYOUT,
     "distributed_executor_backend": _LAYOUT,
     "max_logprobs": "leave it out: 20 is the most",
-    "block_size": _ALWAYS,
-    "enable_prefix_caching": _ALWAYS,
+    "block_size": _LEAVE_OUT,
+    "enable_prefix_caching": _LEAVE_OUT,
     "enable_chunked_prefill": "leave it out: prompts are always read in chunks",
     "disable_log_stats": "leave it out: nothing is logged, and each output has its metrics",
     "enable_lora": "adapters are not supported: merge them into the checkpoint",
@@ -71,7 +60,7 @@ NOT_OF_LLM: Mapping[str, str] = {
 
 _PARAMS = "put it into SamplingParams"
 NOT_OF_CALLS: Mapping[str, str] = {
-    **{field.name: _PARAMS for field in dataclasses.fields(SamplingParams)},
+    **dict.fromkeys(option_names(SamplingParams), _PARAMS),
     "prompt": "it is called prompts",
     "prompt_token_ids": "give the ids as prompts",
     "params": "it is called sampling_params",
@@ -79,9 +68,9 @@ NOT_OF_CALLS: Mapping[str, str] = {
     "lora_request": "adapters are not supported: merge them into the checkpoint",
     "priority": "leave it out: requests are decoded in their order",
     "tools": "there are no tools; write them into a message",
-    "chat_template": "leave it out: the template is the model's own",
+    "chat_template": "leave it out: the template comes with the model",
     "chat_template_kwargs": (
-        "leave it out: templates are rendered with their own defaults; "
+        "leave it out: templates are rendered with their defaults; "
         "or give llm.generate the text of one rendered otherwise"
     ),
     "chat_template_content_format": "leave it out: contents are texts",
@@ -89,36 +78,25 @@ NOT_OF_CALLS: Mapping[str, str] = {
 """Of `LLM.generate`, `stream` and `chat`."""
 
 
-_HEADS = "heads on a target are not supported; use draft_model, early_exit or prompt_lookup"
-METHODS_ELSEWHERE: Mapping[str, str] = {
-    "ngram": "it is called prompt_lookup",
-    "eagle": _HEADS,
-    "eagle3": _HEADS,
-    "medusa": _HEADS,
-    "mtp": _HEADS,
-}
-"""Methods of vLLM, and what to use instead."""
-
-
-def explaining_unknown(elsewhere: Mapping[str, str]) -> Callable[[F], F]:
+def explaining_unknown(unsupported: Mapping[str, str]) -> Callable[[F], F]:
     """Makes a method raise a `ConfigError` for an argument that it does not have.
 
     Args:
-      elsewhere: for some names, what to do instead; for others the nearest name is suggested.
+      unsupported: for some names, what to do instead; for others the nearest name is suggested.
     """
 
     def decorate(method: F) -> F:
-        known = list(inspect.signature(method).parameters)[1:]
+        parameters = list(inspect.signature(method).parameters)[1:]
 
         @functools.wraps(method)
-        def checked(self: Any, *args: Any, **given: Any) -> Any:
-            for name in given:
-                if name not in known:
+        def checked(self: Any, *args: Any, **arguments: Any) -> Any:
+            for name in arguments:
+                if name not in parameters:
                     owner = type(self).__name__
                     if method.__name__ != "__init__":
                         owner += f".{method.__name__}"
-                    raise unknown_option(owner, name, known, elsewhere)
-            return method(self, *args, **given)
+                    raise unknown_option(owner, name, parameters, unsupported)
+            return method(self, *args, **arguments)
 
         return checked  # type: ignore[return-value]
 
