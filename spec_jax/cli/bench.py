@@ -6,9 +6,9 @@ from rich.table import Table
 
 from spec_jax import distributed
 from spec_jax.benchmarking import prompts
-from spec_jax.benchmarking.measuring import Progress, describe, encode, measure
+from spec_jax.benchmarking.baselines import check_baseline, prepare_baselines
+from spec_jax.benchmarking.measuring import BenchProgress, describe, encode, measure
 from spec_jax.benchmarking.results import Results, Setting, Writer
-from spec_jax.benchmarking.rivals import check_rival, prepare_rivals
 from spec_jax.benchmarking.summary import Measured, Spread, summarize
 from spec_jax.benchmarking.systems import Runner, grid, prepare
 from spec_jax.cli.bench_arguments import BenchOptions
@@ -27,8 +27,8 @@ _LEGEND = (
 
 def run(options: BenchOptions) -> int:
     """Measures and prints a table; returns the exit code, 130 after Ctrl-C."""
-    for name in options.rivals:
-        check_rival(name)
+    for name in options.baselines:
+        check_baseline(name)
     configs = grid(
         options.methods,
         options.lookaheads,
@@ -52,7 +52,7 @@ def run(options: BenchOptions) -> int:
         )
         encoded = encode(llm, sets, options.max_tokens, screen.note)
         runners: list[Runner] = [*prepare(llm, configs)]
-        runners += prepare_rivals(options.rivals, llm, options.target, configs, screen.note)
+        runners += prepare_baselines(options.baselines, llm, options.target, configs, screen.note)
         header = describe(
             llm,
             runners,
@@ -60,8 +60,8 @@ def run(options: BenchOptions) -> int:
             target=options.target,
             draft=options.speculation.get("draft"),
             options=_named(options),
-            settings=_settings(options),
-            batch_sizes=options.batch_sizes,
+            settings=tuple(_settings(options)),
+            batch_sizes=tuple(options.batch_sizes),
             max_tokens=options.max_tokens,
             ignore_eos=options.ignore_eos,
             repeats=options.repeats,
@@ -102,7 +102,7 @@ def _settings(options: BenchOptions) -> list[Setting]:
 
 
 def _named(options: BenchOptions) -> dict[str, str]:
-    """Options that the head of the file has no field of its own for."""
+    """Options without a field in the header of the file."""
     own = {**options.llm, **options.speculation}
     return {
         name: str(value)
@@ -116,9 +116,9 @@ class _Shown:
 
     def __init__(self, screen: Screen):
         self._screen = screen
-        self._last: Progress | None = None
+        self._last: BenchProgress | None = None
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BenchProgress) -> None:
         if self._last is None:
             self._screen.settle()
         self._last = progress
@@ -131,7 +131,7 @@ class _Shown:
         else:
             self._show(self._last, f" ({what})")
 
-    def _show(self, progress: Progress, doing: str) -> None:
+    def _show(self, progress: BenchProgress, doing: str) -> None:
         left = ""
         if progress.seconds_left is not None:
             minutes, seconds = divmod(round(progress.seconds_left), 60)

@@ -66,7 +66,7 @@ class BenchOptions:
       ignore_eos: whether all answers have so many.
       repeats: of everything.
       seed: of sampled requests.
-      rivals: other libraries in the same run.
+      baselines: other libraries in the same run.
       command: as it was typed.
     """
 
@@ -90,7 +90,7 @@ class BenchOptions:
     ignore_eos: bool = False
     repeats: int = 3
     seed: int = 0
-    rivals: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
 
 
 _DEFAULTS = {
@@ -167,8 +167,8 @@ def _add_systems(parser: Parser) -> None:
     add("--top-p", "top_ps", "at temperatures above 0", type=numbers, metavar="P,...")
     add("--batch-size", "batch_sizes", "rows decoded at once", type=wholes, metavar="N,...")
     group.add_argument(
-        "--rival",
-        dest="rivals",
+        "--baseline",
+        dest="baselines",
         action="append",
         metavar="transformers|llama-cpp",
         help="also measure this library, if it is installed, one request at a time (repeatable)",

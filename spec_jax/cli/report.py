@@ -1,7 +1,7 @@
 """`spec-jax report`: draws files of results."""
 
 from spec_jax.benchmarking import results
-from spec_jax.benchmarking.report import draw, render
+from spec_jax.benchmarking.html_report import draw, render
 from spec_jax.cli.report_arguments import ReportOptions
 from spec_jax.cli.screen import Screen
 

@@ -1,12 +1,12 @@
 """Results made by hand, whose figures one can work out in one's head."""
 
 from spec_jax.benchmarking.results import (
+    BenchRequest,
+    BenchRun,
     Costs,
     Header,
     PromptsOf,
-    Request,
     Results,
-    Run,
     Setting,
     Step,
     System,
@@ -53,7 +53,7 @@ def header(**changes) -> Header:
     return Header(**values | changes)
 
 
-def request(prompt: int, seconds: float, k: int = 0, kept: int = 0, **changes) -> Request:
+def request(prompt: int, seconds: float, k: int = 0, kept: int = 0, **changes) -> BenchRequest:
     """8 tokens; each round keeps `kept` of K drafted tokens, and reading the prompt is free."""
     rounds = 8 // (1 + kept)
     values = {
@@ -71,12 +71,12 @@ def request(prompt: int, seconds: float, k: int = 0, kept: int = 0, **changes) -
         "seconds": seconds,
         "decode_seconds": seconds,
     }
-    return Request(**values | changes)
+    return BenchRequest(**values | changes)
 
 
-def run(system: System, repeat: int, *seconds: float, kept=0, setting=GREEDY, batch=1) -> Run:
+def run(system: System, repeat: int, *seconds: float, kept=0, setting=GREEDY, batch=1) -> BenchRun:
     k = system.num_speculative_tokens
-    return Run(
+    return BenchRun(
         prompts="chat",
         setting=setting,
         batch_size=batch,

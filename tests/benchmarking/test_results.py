@@ -70,7 +70,7 @@ def change(name, value):
         (3, change("prompts", "other"), "line 3 names 'other', which line 1 does not"),
         (1, change("version", 2), "line 1 is damaged"),
         (1, change("systems", []), "line 1 is damaged: header.systems"),
-        (1, lambda line: "", "line 1 is not the head"),
+        (1, lambda line: "", "line 1 is not the header"),
     ],
 )
 def test_damage_is_named(tmp_path, number, damage, said):

@@ -4,7 +4,15 @@ import pytest
 
 from spec_jax import LLM, checkpoints
 from spec_jax.benchmarking.results import Setting
-from spec_jax.benchmarking.systems import Ours, Task, grid, one_of_each, prepare, system_of
+from spec_jax.benchmarking.systems import (
+    BenchTask,
+    EncodedPrompt,
+    Ours,
+    grid,
+    one_of_each,
+    prepare,
+    system_of,
+)
 from spec_jax.config import SpeculativeConfig
 from spec_jax.errors import ConfigError
 from tests.checkpoints import tiny
@@ -77,10 +85,12 @@ def test_systems_share_their_models(runners):
 
 
 def test_warm_up_compiles_everything(runners):
-    prompts = [[5, 6, 7], [5] * 20, [8, 9], [6, 7]]
-    task = Task(range(4), prompts, [""] * 4, Setting(temperature=0.8), range(4), 6, True, 2, "t")
+    texts = [[5, 6, 7], [5] * 20, [8, 9], [6, 7]]
+    prompts = [EncodedPrompt(i, text) for i, text in enumerate(texts)]
+    task = BenchTask(prompts, range(4), Setting(temperature=0.8), 6, True, 2, "t")
     warm = task.warm_up()
-    assert warm.prompts == [[5] * 20, [5, 6, 7], [8, 9]] and warm.numbers == [1, 0, 2]
+    assert list(warm.prompts) == [prompts[1], prompts[0], prompts[2]]
+    assert list(warm.seeds) == [1, 0, 2]
     one = runners[1]
     one.run(warm)
     traces = one.llm.engine.traces

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from spec_jax import CheckpointError, checkpoints
-from spec_jax.benchmarking.rivals import prepare_rivals
+from spec_jax.benchmarking.baselines import prepare_baselines
 from spec_jax.checkpoints import bucket, safetensors_ranges
 from spec_jax.checkpoints.bucket import is_url
 from spec_jax.checkpoints.safetensors_ranges import RangedFile
@@ -299,7 +299,7 @@ def test_a_list_that_comes_with_a_checkpoint_means_nothing(uploaded, tmp_path):
 
 def test_other_libraries_read_no_bucket(uploaded):
     with pytest.raises(BenchmarkError, match="team/tiny is in a bucket, where other libraries"):
-        list(prepare_rivals(["transformers"], Mock(), URL, [], print))
+        list(prepare_baselines(["transformers"], Mock(), URL, [], print))
 
 
 def test_a_store_that_does_not_answer(store, monkeypatch):

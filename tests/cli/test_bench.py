@@ -120,7 +120,7 @@ def test_flags_become_options():
         (("--target", "t", "--out", "o", "--batch-size", "0"), "batch_size is 0; give at least 1"),
         (("--target", "t", "--out", "o", "--temperature", "-1"), "temperature is -1.0"),
         (("--target", "t", "--out", "o", "--prompt-set", "chats"), "Did you mean 'chat'?"),
-        (("--target", "t", "--out", "o", "--rival", "vllm"), "rival is 'vllm'."),
+        (("--target", "t", "--out", "o", "--baseline", "vllm"), "baseline is 'vllm'."),
         (("--target", "t", "--out", "o", "--methods", "draft_model"), "needs draft=..."),
         (("--target", "t", "--out", "o", "--num-speculative-tokens", "a"), "'a' is not a whole"),
     ],

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, checkpoints
-from spec_jax.benchmarking import rivals
+from spec_jax.benchmarking import baselines
 from spec_jax.benchmarking.results import Setting
-from spec_jax.benchmarking.systems import Task, digest
+from spec_jax.benchmarking.systems import BenchTask, EncodedPrompt, digest
 from spec_jax.checkpoints.draft_directory import Lender, write_draft
 from spec_jax.errors import ConfigError
 from tests.checkpoints import tiny
@@ -16,11 +16,11 @@ from tests.checkpoints import tiny
 PROMPT = "the in the in the"
 
 
-@pytest.mark.parametrize("name", rivals.RIVALS)
+@pytest.mark.parametrize("name", baselines.BASELINES)
 def test_what_is_not_installed(name, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
     with pytest.raises(ConfigError, match="pip install"):
-        rivals.check_rival(name)
+        baselines.check_baseline(name)
 
 
 def test_llama_cpp_gets_our_sampling_and_stops():
@@ -38,9 +38,11 @@ def test_llama_cpp_gets_our_sampling_and_stops():
             yield from (5, 6, 7, 8)
 
     setting = Setting(temperature=0.8, top_p=0.9)
-    found = rivals.complete_with_llama_cpp(Model(), [1, 2], 3, setting, seed=2**32 + 4, stops=(6,))
+    found = baselines.complete_with_llama_cpp(
+        Model(), [1, 2], 3, setting, seed=2**32 + 4, stops=(6,)
+    )
     assert (found.token_ids, found.calls) == ([5, 6], 2)
-    assert rivals.complete_with_llama_cpp(Model(), [1, 2], 3).token_ids == [5, 6, 7]
+    assert baselines.complete_with_llama_cpp(Model(), [1, 2], 3).token_ids == [5, 6, 7]
     assert asked["ids"] == [1, 2] and asked["reset"] and asked["temp"] == 0.0
     assert (asked["top_k"], asked["min_p"], asked["repeat_penalty"]) == (0, 0.0, 1.0)
 
@@ -62,8 +64,9 @@ def test_transformers_gets_what_a_draft_borrows_from_its_target(tmp_path):
         write_draft(draft, target.model, lender, "float32", outputs=outputs, borrowed=borrowed)
         config = SpeculativeConfig(method="draft_model", draft=str(draft), num_speculative_tokens=2)
         given = (("transformers",), llm, str(path), [config], notes.append)
-        _, drafting = rivals.prepare_rivals(*given)
-        _, (request,) = drafting.run(Task([0], [ids], [""], Setting(), [0], 12, True, 1, "t"))
+        _, drafting = baselines.prepare_baselines(*given)
+        task = BenchTask([EncodedPrompt(0, ids)], [0], Setting(), 12, True, 1, "t")
+        _, (request,) = drafting.run(task)
         assert (request.digest, request.rounds) == (digest(answer), calls)
     assert not notes
     tensors = tiny.llama_tensors(tiny.CONFIG)
@@ -71,7 +74,7 @@ def test_transformers_gets_what_a_draft_borrows_from_its_target(tmp_path):
     lacking = tiny.write_directory(tmp_path / "lacking", tiny.CONFIG, tensors)
     config = SpeculativeConfig(method="draft_model", draft=str(lacking), num_speculative_tokens=2)
     given = (("transformers",), llm, str(path), [config], notes.append)
-    (plain,) = rivals.prepare_rivals(*given)
+    (plain,) = baselines.prepare_baselines(*given)
     assert plain.system.method == "none"
     assert "it finds no model.norm.weight there" in notes[0]
 
@@ -90,7 +93,9 @@ def test_transformers_gives_our_tokens(tmp_path, form):
         SpeculativeConfig(method="suffix", num_speculative_tokens=2),
     ]
     notes: list[str] = []
-    systems = list(rivals.prepare_rivals(("transformers",), llm, str(path), configs, notes.append))
+    systems = list(
+        baselines.prepare_baselines(("transformers",), llm, str(path), configs, notes.append)
+    )
     assert [each.system.name for each in systems] == [
         "transformers, plain",
         "transformers, prompt_lookup, K = 2",
@@ -99,7 +104,7 @@ def test_transformers_gives_our_tokens(tmp_path, form):
     assert notes == []
     ids = llm.tokenizer.encode(PROMPT)
     ours = llm.generate([ids], SamplingParams(max_tokens=12, ignore_eos=True))[0]
-    task = Task([0], [ids], ["c"], Setting(), [0], 12, True, 1, "t")
+    task = BenchTask([EncodedPrompt(0, ids, "c")], [0], Setting(), 12, True, 1, "t")
     for each in systems:
         seconds, (request,) = each.run(task)
         assert request.digest == digest(ours.token_ids), each.system.name
@@ -107,7 +112,8 @@ def test_transformers_gives_our_tokens(tmp_path, form):
         assert (request.tokens, request.category) == (12, "c")
         drafts = each.system.method == "draft_model"  # the target itself: two of two are kept
         assert request.rounds == (4 if drafts else request.rounds) and request.rounds <= 12
-    sampled = Task([0], [ids], [""], Setting(temperature=0.9), [3], 12, True, 1, "t")
+    setting = Setting(temperature=0.9)
+    sampled = BenchTask([EncodedPrompt(0, ids)], [3], setting, 12, True, 1, "t")
     one, other = (systems[0].run(sampled)[1][0] for _ in range(2))
     assert one.digest == other.digest != digest(ours.token_ids)
     assert isinstance(systems[0].complete, types.FunctionType)

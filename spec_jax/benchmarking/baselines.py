@@ -1,4 +1,4 @@
-"""Other libraries in the same run, where they are installed: the same weights, prompts, threads."""
+"""Other installed libraries in the same run, with the same weights, prompts and threads."""
 
 import dataclasses
 import importlib
@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from spec_jax.benchmarking.results import Request, Setting, System
-from spec_jax.benchmarking.systems import Task, digest, system_of
+from spec_jax.benchmarking.results import BenchRequest, Setting, System
+from spec_jax.benchmarking.systems import BenchTask, digest, system_of
 from spec_jax.checkpoints import locate
 from spec_jax.checkpoints.bucket import weights_in
 from spec_jax.checkpoints.draft_directory import MANIFEST
@@ -20,95 +20,89 @@ from spec_jax.errors import BenchmarkError, ConfigError, did_you_mean
 from spec_jax.llm import LLM
 
 TRANSFORMERS, LLAMA_CPP = "transformers", "llama-cpp"
-RIVALS = {TRANSFORMERS: "torch", LLAMA_CPP: "llama_cpp"}
+BASELINES = {TRANSFORMERS: "torch", LLAMA_CPP: "llama_cpp"}
 """Name -> the module that it needs and that this package does not bring along."""
 THREADS = os.cpu_count() or 1
 GREEDY = Setting()
 
 
-def check_rival(name: str) -> None:
-    """Refuses a rival that is not known or not installed.
+def check_baseline(name: str) -> None:
+    """Refuses a library that is not known or not installed.
 
     Raises:
       ConfigError: with what to install.
     """
-    if name not in RIVALS:
-        raise ConfigError(f"rival is {name!r}.{did_you_mean(name, RIVALS)}")
-    if importlib.util.find_spec(RIVALS[name]) is None:
+    if name not in BASELINES:
+        raise ConfigError(f"baseline is {name!r}.{did_you_mean(name, BASELINES)}")
+    if importlib.util.find_spec(BASELINES[name]) is None:
         packages = {TRANSFORMERS: "torch", LLAMA_CPP: "llama-cpp-python"}
-        raise ConfigError(f"rival {name!r} needs {packages[name]}: pip install {packages[name]}.")
+        raise ConfigError(
+            f"baseline {name!r} needs {packages[name]}: pip install {packages[name]}."
+        )
 
 
-@dataclasses.dataclass
-class Completion:
-    """What one request of another library gave.
-
-    Attributes:
-      token_ids: the generated tokens.
-      calls: of the target.
-      first, seconds: from the begin to the first token, and to the end.
-    """
+class Completion(NamedTuple):
+    """The generated tokens, the target's calls, and seconds to the first token and to the end."""
 
     token_ids: list[int]
     calls: int
-    first: float
+    first_token_seconds: float
     seconds: float
 
 
 @dataclasses.dataclass
-class Rival:
+class Baseline:
     """A system of another library: one request at a time.
 
-    Attributes:
-      system: what it is.
-      complete: decodes the token ids of a prompt, given how to sample, the seed, the most tokens,
-        and whether end-of-sequence tokens count.
+    `complete` decodes a prompt's token ids, given the setting, the seed, the maximum of tokens, and
+    whether to ignore end-of-sequence tokens.
     """
 
     system: System
     complete: Callable[[list[int], Setting, int, int, bool], Completion]
 
     def can(self, setting: Setting, batch_size: int) -> bool:
-        """Batches of others are left out: each pads and schedules in its own way."""
+        """Only single rows: each library pads and schedules batches in another way."""
         return batch_size == 1
 
-    def run(self, task: Task) -> tuple[float, list[Request]]:
+    def run(self, task: BenchTask) -> tuple[float, list[BenchRequest]]:
         """Decodes the prompts one after another."""
         begin, requests = time.perf_counter(), []
-        tasks = zip(task.numbers, task.prompts, task.categories, task.seeds, strict=True)
-        for number, prompt, category, seed in tasks:
-            found = self.complete(prompt, task.setting, seed, task.max_tokens, task.ignore_eos)
+        for prompt, seed in zip(task.prompts, task.seeds, strict=True):
+            ids, calls, first, seconds = self.complete(
+                prompt.token_ids, task.setting, seed, task.max_tokens, task.ignore_eos
+            )
             requests.append(
-                Request(
-                    prompt=number,
-                    category=category,
-                    prompt_tokens=len(prompt),
-                    tokens=len(found.token_ids),
-                    finish_reason="length" if len(found.token_ids) == task.max_tokens else "stop",
-                    digest=digest(found.token_ids),
-                    rounds=found.calls,
-                    first_token_seconds=found.first,
-                    seconds=found.seconds,
-                    decode_seconds=max(found.seconds - found.first, 0.0),
+                BenchRequest(
+                    prompt=prompt.number,
+                    category=prompt.category,
+                    prompt_tokens=len(prompt.token_ids),
+                    tokens=len(ids),
+                    finish_reason="length" if len(ids) == task.max_tokens else "stop",
+                    digest=digest(ids),
+                    rounds=calls,
+                    first_token_seconds=first,
+                    seconds=seconds,
+                    decode_seconds=max(seconds - first, 0.0),
                 )
             )
         return time.perf_counter() - begin, requests
 
 
-def prepare_rivals(
+def prepare_baselines(
     names: Sequence[str],
     llm: LLM,
     reference: str,
     configs: Sequence[SpeculativeConfig],
     on_note: Callable[[str], None],
-) -> Iterator[Rival]:
+) -> Iterator[Baseline]:
     """Loads other libraries' models and yields their systems.
 
     Args:
       names: of the libraries.
       llm: whose target, precision and end-of-sequence tokens are taken.
       reference: the target's.
-      configs: what to compare with; the ones that the others have too are taken.
+      configs: our systems; methods that the libraries have too are taken.
       on_note: called with what is left out, and why.
     """
     if not names:
@@ -117,7 +111,7 @@ def prepare_rivals(
     if weights_in(path) is not None:
         raise BenchmarkError(
             f"{reference} is in a bucket, where other libraries do not read it; copy it to a disk, "
-            "or leave --rival out."
+            "or leave --baseline out."
         )
     stops = llm.eos_token_ids
     if TRANSFORMERS in names:
@@ -132,7 +126,7 @@ def prepare_rivals(
             ends = () if past_eos else stops
             return complete_with_llama_cpp(model, ids, tokens, setting, seed=seed, stops=ends)
 
-        yield Rival(system_of(SpeculativeConfig(), "llama.cpp"), complete)
+        yield Baseline(system_of(SpeculativeConfig(), "llama.cpp"), complete)
 
 
 def _transformers(
@@ -141,7 +135,7 @@ def _transformers(
     configs: Sequence[SpeculativeConfig],
     stops: Sequence[int],
     on_note: Callable[[str], None],
-) -> Iterator[Rival]:
+) -> Iterator[Baseline]:
     import torch
 
     torch.set_num_threads(THREADS)
@@ -152,7 +146,7 @@ def _transformers(
     except Exception as error:  # of any kind: what it cannot read is for it to say
         reason = str(error).strip().partition("\n")[0]
         raise BenchmarkError(
-            f"transformers cannot read {path}: {reason}; leave --rival transformers out."
+            f"transformers cannot read {path}: {reason}; leave --baseline transformers out."
         ) from error
     drafts: dict[str, Any] = {}
     for config in (SpeculativeConfig(), *configs):
@@ -187,14 +181,14 @@ def _transformers(
                 model, ids, tokens, setting, seed=seed, eos_token_id=ends, **options
             )
 
-        yield Rival(system_of(config, TRANSFORMERS), complete)
+        yield Baseline(system_of(config, TRANSFORMERS), complete)
 
 
 def _torch_device(platform: str) -> str:
     """Where PyTorch computes beside a target on this platform.
 
     Raises:
-      BenchmarkError: it cannot compute there, and elsewhere it would be no rival.
+      BenchmarkError: it cannot compute there, and its times elsewhere would not compare.
     """
     import torch
 
@@ -204,7 +198,7 @@ def _torch_device(platform: str) -> str:
         return "cuda"
     raise BenchmarkError(
         f"transformers cannot be compared on this {platform.upper()}: PyTorch {torch.__version__} "
-        "computes on CPUs and with CUDA on GPUs; leave --rival transformers out, or install a "
+        "computes on CPUs and with CUDA on GPUs; leave --baseline transformers out, or install a "
         "PyTorch with CUDA on a machine with a GPU."
     )
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from spec_jax.benchmarking.figures import LIGHT, Plot, png
-from spec_jax.benchmarking.report import draw, render
+from spec_jax.benchmarking.html_report import draw, render
 from spec_jax.benchmarking.results import Results
 from tests.benchmarking.handmade import PLAIN, SYSTEMS, drafting, header, results, run
 
