@@ -36,9 +36,8 @@ def check_baseline(name: str) -> None:
         raise ConfigError(f"baseline is {name!r}.{did_you_mean(name, BASELINES)}")
     if importlib.util.find_spec(BASELINES[name]) is None:
         packages = {TRANSFORMERS: "torch", LLAMA_CPP: "llama-cpp-python"}
-        raise ConfigError(
-            f"baseline {name!r} needs {packages[name]}: pip install {packages[name]}."
-        )
+        package = packages[name]
+        raise ConfigError(f"baseline {name!r} needs {package}: pip install {package}.")
 
 
 class Completion(NamedTuple):

@@ -114,7 +114,8 @@ class Ours:
     def _request(self, prompt: EncodedPrompt, output: RequestOutput) -> BenchRequest:
         if output.error is not None:
             raise BenchmarkError(
-                f"{self.system.name} failed at prompt {prompt.number}: {output.error}; leave it out."
+                f"{self.system.name} failed at prompt {prompt.number}: {output.error}; leave "
+                "it out."
             )
         metrics = output.metrics
         round_seconds = metrics.decode_seconds / metrics.rounds if metrics.rounds else 0.0
@@ -201,7 +202,7 @@ def prepare(llm: LLM, configs: Sequence[SpeculativeConfig]) -> Iterator[Ours]:
 
 
 def one_of_each(runners: Sequence[Runner]) -> list[Runner]:
-    """Systems that differ in more than verification, which keeps the same tokens at temperature 0."""
+    """Systems that differ in more than verification; at temperature 0 all keep the same tokens."""
     distinct: dict[System, Runner] = {}
     for runner in runners:
         system = runner.system.model_copy(update={"verification": "-", "name": "-"})

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, checkpoints
-from spec_jax.benchmarking import baselines
+from spec_jax.benchmarking.baselines import (
+    BASELINES,
+    check_baseline,
+    complete_with_llama_cpp,
+    prepare_baselines,
+)
 from spec_jax.benchmarking.results import Setting
 from spec_jax.benchmarking.systems import BenchTask, EncodedPrompt, digest
 from spec_jax.checkpoints.draft_directory import Lender, write_draft
@@ -16,11 +21,11 @@ from tests.checkpoints import tiny
 PROMPT = "the in the in the"
 
 
-@pytest.mark.parametrize("name", baselines.BASELINES)
+@pytest.mark.parametrize("name", BASELINES)
 def test_what_is_not_installed(name, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
     with pytest.raises(ConfigError, match="pip install"):
-        baselines.check_baseline(name)
+        check_baseline(name)
 
 
 def test_llama_cpp_gets_our_sampling_and_stops():
@@ -38,11 +43,9 @@ def test_llama_cpp_gets_our_sampling_and_stops():
             yield from (5, 6, 7, 8)
 
     setting = Setting(temperature=0.8, top_p=0.9)
-    found = baselines.complete_with_llama_cpp(
-        Model(), [1, 2], 3, setting, seed=2**32 + 4, stops=(6,)
-    )
+    found = complete_with_llama_cpp(Model(), [1, 2], 3, setting, seed=2**32 + 4, stops=(6,))
     assert (found.token_ids, found.calls) == ([5, 6], 2)
-    assert baselines.complete_with_llama_cpp(Model(), [1, 2], 3).token_ids == [5, 6, 7]
+    assert complete_with_llama_cpp(Model(), [1, 2], 3).token_ids == [5, 6, 7]
     assert asked["ids"] == [1, 2] and asked["reset"] and asked["temp"] == 0.0
     assert (asked["top_k"], asked["min_p"], asked["repeat_penalty"]) == (0, 0.0, 1.0)
 
@@ -64,7 +67,7 @@ def test_transformers_gets_what_a_draft_borrows_from_its_target(tmp_path):
         write_draft(draft, target.model, lender, "float32", outputs=outputs, borrowed=borrowed)
         config = SpeculativeConfig(method="draft_model", draft=str(draft), num_speculative_tokens=2)
         given = (("transformers",), llm, str(path), [config], notes.append)
-        _, drafting = baselines.prepare_baselines(*given)
+        _, drafting = prepare_baselines(*given)
         task = BenchTask([EncodedPrompt(0, ids)], [0], Setting(), 12, True, 1, "t")
         _, (request,) = drafting.run(task)
         assert (request.digest, request.rounds) == (digest(answer), calls)
@@ -74,7 +77,7 @@ def test_transformers_gets_what_a_draft_borrows_from_its_target(tmp_path):
     lacking = tiny.write_directory(tmp_path / "lacking", tiny.CONFIG, tensors)
     config = SpeculativeConfig(method="draft_model", draft=str(lacking), num_speculative_tokens=2)
     given = (("transformers",), llm, str(path), [config], notes.append)
-    (plain,) = baselines.prepare_baselines(*given)
+    (plain,) = prepare_baselines(*given)
     assert plain.system.method == "none"
     assert "it finds no model.norm.weight there" in notes[0]
 
@@ -93,9 +96,7 @@ def test_transformers_gives_our_tokens(tmp_path, form):
         SpeculativeConfig(method="suffix", num_speculative_tokens=2),
     ]
     notes: list[str] = []
-    systems = list(
-        baselines.prepare_baselines(("transformers",), llm, str(path), configs, notes.append)
-    )
+    systems = list(prepare_baselines(("transformers",), llm, str(path), configs, notes.append))
     assert [each.system.name for each in systems] == [
         "transformers, plain",
         "transformers, prompt_lookup, K = 2",
