@@ -33,7 +33,7 @@ def main() -> None:
             jax.config.update("jax_enable_compilation_cache", kind != "compiled")
             for done in range(1, times + 1):
                 llm.generate(["the inn"], params)
-                llm.engine.compiler._programs.clear()
+                llm.engine.compiler.clear()
                 host_memory.give_back()
                 if done % EVERY == 0:
                     print(f"{kind}, {done} times: {resident() / 2**20:.1f} MiB", flush=True)

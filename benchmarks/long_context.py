@@ -20,7 +20,7 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.planning import derived_draft
-from spec_jax.planning.abstract import bucket
+from spec_jax.planning.abstract import plan_shape
 from spec_jax.planning.compiled import compile_prefill, compile_round, devices_for
 from spec_jax.sharding import Layout
 
@@ -58,7 +58,7 @@ def main():
             placement = layout.place(role, shape.config.axis_sizes, devices)
             models[role] = Model.abstract(shape.config, dtype=jnp.bfloat16, placement=placement)
         drafter = DraftModel(models["draft"], LOOKAHEAD)
-        shapes = bucket(models["target"], drafter, BATCH, CONTEXT, "tpu")
+        shapes = plan_shape(models["target"], drafter, BATCH, CONTEXT, "tpu")
         held = None
         for what, compile in (("round", compile_round), ("prefill", compile_prefill)):
             program = compile(models["target"], drafter, shapes)

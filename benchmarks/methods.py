@@ -69,7 +69,7 @@ def decode(engine, requests):
         batch = engine.start([dataclasses.replace(request, max_length=length)])
         while batch.running:
             batch.advance(64)
-        seconds += batch.decode_seconds
+        seconds += batch.seconds.decode
         rounds += int(batch.view.counters.rounds[0])
         tokens += int(batch.view.lengths[0]) - len(request.prompt_token_ids)
     return seconds, rounds, tokens

@@ -8,7 +8,7 @@ Prompts of 16 to 1,500 tokens, decoded in one call after one that compiles the p
 import sys
 
 from spec_jax import LLM, SamplingParams
-from spec_jax.engine import requests
+from spec_jax.engine import batch_shape
 
 LENGTHS = (1500, 400, 132, 64, 16)
 
@@ -16,7 +16,7 @@ LENGTHS = (1500, 400, 132, 64, 16)
 def main(blocks: list[int]) -> None:
     """Prints a line for each block; the second of two calls, which compiles nothing."""
     for block in blocks:
-        requests.CPU_BLOCK = block
+        batch_shape.CPU_BLOCK = block
         llm = LLM("smollm2-135m-instruct", max_num_seqs=1)
         prompts = [[(7 * i + j) % 40000 + 100 for i in range(n)] for j, n in enumerate(LENGTHS)]
         for _ in range(2):
@@ -26,4 +26,4 @@ def main(blocks: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(each) for each in sys.argv[1:]] or [requests.CPU_BLOCK])
+    main([int(each) for each in sys.argv[1:]] or [batch_shape.CPU_BLOCK])

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from spec_jax import LLM, SamplingParams
-from spec_jax.engine.programs import DECODE, MOST_PROGRAMS
+from spec_jax.engine.programs import DECODE, MAX_PROGRAMS
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 
 WORDS = ("the", "thin", "inn", "end", "a")
@@ -76,7 +76,7 @@ def main() -> None:
         else:
             llm.generate(prompts, asked)
         done += several
-        decoders |= {key for key in llm.engine.compiler._programs if key[0] == DECODE}
+        decoders |= {key for key in llm.engine.compiler.names() if key[0] == DECODE}
         if done >= count / 2 * (1 + len(readings) / READINGS):
             readings.append((done, resident()))
     after, taken = np.array(readings, float).T
@@ -86,8 +86,8 @@ def main() -> None:
         "seconds": round(time.monotonic() - begin),
         "MiB in the second half": [round(each / 2**20) for each in taken],
         "MiB that it added, by the trend": round(growth, 1),
-        "programs kept": len(llm.engine.compiler._programs),
-        "at most": MOST_PROGRAMS,
+        "programs kept": len(llm.engine.compiler.names()),
+        "at most": MAX_PROGRAMS,
         "programs traced": llm.engine.traces,
         "decoding loops among them": len(decoders),
     }

@@ -47,8 +47,8 @@ def _suffix(target, draft, lookahead):
     index = SuffixIndex(capacity=64)
     index.add("", np.random.default_rng(0).integers(0, target.config.vocab_size, 48).tolist())
 
-    def inputs(requests, bucket):
-        return index.arrays([each.sampling.namespace for each in requests], bucket.batch)
+    def inputs(requests, shape):
+        return index.arrays([each.sampling.namespace for each in requests], shape.batch)
 
     return Drafting(SuffixLookup(lookahead), inputs=inputs)
 
@@ -64,9 +64,9 @@ def _universal_vocabulary(target, draft, lookahead):
     spelling[-2], spelling[-1, :2] = own_ids[[0, vocab, 0]], own_ids[[vocab + 1, 2]]
     lengths = np.array([1] * (vocab - 3) + [0, 3, 2], np.int32)
 
-    def inputs(requests, bucket):
-        tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
-        own_lengths = np.ones((bucket.batch,), np.int32)
+    def inputs(requests, shape):
+        tokens = np.zeros((shape.batch, 2 * shape.capacity), np.int32)
+        own_lengths = np.ones((shape.batch,), np.int32)
         for row, each in enumerate(requests):
             spelt = [spelling[token, : lengths[token]] for token in each.prompt_token_ids]
             ids = np.concatenate(spelt)

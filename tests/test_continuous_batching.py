@@ -73,12 +73,12 @@ def test_64_prompts_say_what_each_says_alone_and_nothing_is_traced_on_the_way(ll
 def test_a_slot_is_refilled_in_the_round_in_which_its_row_finishes(plain, monkeypatch, rounds):
     joined = []
 
-    def join(batch, requests, join=Batch.join):
+    def insert(batch, requests, insert=Batch.insert):
         view = batch.view if joined else None
         joined.append((requests, view and view.counters.rounds.tolist()))
-        return join(batch, requests)
+        return insert(batch, requests)
 
-    monkeypatch.setattr(Batch, "join", join)
+    monkeypatch.setattr(Batch, "insert", insert)
     lengths = [30, 5, 9, 3, 8]
     params = [SamplingParams(max_tokens=each, ignore_eos=True) for each in lengths]
     llm = plain.with_speculation(SpeculativeConfig())
@@ -142,11 +142,11 @@ def test_the_adaptive_policy_learns_from_rows_that_a_stop_string_ends(plain):
     llm = plain.with_speculation(config)
     (whole,) = llm.generate(PROMPTS[2], SamplingParams(max_tokens=40, ignore_eos=True))
     profiler = llm.engine.cost_profiler
-    before = profiler._judged
+    before = profiler.judged
     stop = whole.text[len(whole.text) // 2 :][:3]
     params = SamplingParams(max_tokens=100, ignore_eos=True, stop=stop)
     (output,) = llm.generate(PROMPTS[2], params)
-    assert output.finish_reason == "stop" and profiler._judged != before
+    assert output.finish_reason == "stop" and profiler.judged != before
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_an_abandoned_stream_frees_its_rows(plain, how, monkeypatch):
 @pytest.mark.parametrize("crowded", [False, True])
 def test_programs_that_were_used_last_are_kept(plain, crowded, monkeypatch):
     """Only so many, and on Linux fewer where their memory maps near the system's limit."""
-    changed = {"FEWEST_PROGRAMS": 2, "MOST_MAPS": 0.0} if crowded else {"MOST_PROGRAMS": 2}
+    changed = {"MIN_PROGRAMS": 2, "MAX_MAPS": 0.0} if crowded else {"MAX_PROGRAMS": 2}
     for name, value in changed.items():
         monkeypatch.setattr(programs, name, value)
     compiler = Compiler(plain.engine.target)
@@ -283,6 +283,6 @@ def test_dropped_programs_give_their_memory_maps_back(plain):
         function = functools.partial(many, number)
         compiler.program(("many", number), function, (jax.numpy.ones((8, 8)),))
     full = programs._maps_taken()
-    compiler._programs.clear()
+    compiler.clear()
     assert before < full < 1
     assert programs._maps_taken() < full - (full - before) / 2

@@ -33,7 +33,6 @@ def start(
     tokens: Int[Array, "batch length"],
     lengths: Int[Array, " batch"],
     max_lengths: Int[Array, " batch"],
-    stop_token_ids: Int[Array, "batch stops"],
     keys: UInt32[Array, "batch 2"],
     block: int,
     headroom: int | None = None,
@@ -69,7 +68,6 @@ def start(
         lengths=lengths,
         prompt_lengths=lengths + 0,  # a buffer of its own: donated buffers must not be shared
         max_lengths=max_lengths,
-        stop_token_ids=stop_token_ids,
         finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
         keys=keys,
         cache=read.cache,
@@ -218,7 +216,8 @@ def finish_round(
         verdict = verify(
             strategy.verification, scored.p, short, _round_keys(state)[1], sampling.features.random
         )
-        done = commit(state, short, verdict, drafter, strategy.draft_length, scored)
+        stops = sampling.stop_token_ids
+        done = commit(state, short, verdict, drafter, strategy.draft_length, scored, stops)
         if state.logprobs is None:
             return done
         known = (verdict.chosen, done.tokens, state.lengths)
@@ -297,6 +296,7 @@ def commit(
     drafter: Drafter,
     policy: DraftLengthPolicy,
     scored: Scored,
+    stop_token_ids: Int[Array, "batch stops"],
 ) -> DecodeState:
     """Writes the emitted tokens, finds stops inside them, and rolls both caches back.
 
@@ -318,7 +318,7 @@ def commit(
             features = jnp.take_along_axis(features, kept_path[..., None, None], axis=1)
 
     offered = verdict.accepted + verdict.valid.astype(jnp.int32)
-    is_stop = (block[..., None] == state.stop_token_ids[:, None]).any(-1)
+    is_stop = (block[..., None] == stop_token_ids[:, None]).any(-1)
     is_stop = is_stop & (positions < offered[:, None])
     stops = is_stop.any(-1)
     emitted = jnp.where(stops, argmax(is_stop) + 1, offered)

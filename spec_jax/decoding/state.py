@@ -55,7 +55,6 @@ class DecodeState:
       lengths: known tokens of each row.
       prompt_lengths: how many of them are the prompt's.
       max_lengths: where each row must end: its max_tokens or the context's edge.
-      stop_token_ids: tokens that end each row, padded with -1.
       finish: RUNNING, or why the row ended; finished rows are frozen.
       keys: each row's PRNG key data; a round's randomness is a function of it and the row's
         length alone.
@@ -71,7 +70,6 @@ class DecodeState:
     lengths: Int[Array, " batch"]
     prompt_lengths: Int[Array, " batch"]
     max_lengths: Int[Array, " batch"]
-    stop_token_ids: Int[Array, "batch stops"]
     finish: Int[Array, " batch"]
     keys: UInt32[Array, "batch 2"]
     cache: KVCache

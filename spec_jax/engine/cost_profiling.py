@@ -35,20 +35,25 @@ class CostProfiler:
         """Seconds of a round, for each of the policy's choices, by compiled loop."""
         self._samples: dict[Hashable, list[float]] = {}
         self._patience = policy.first_patience
-        self._judged = policy.prior_tokens
+        self.judged = policy.prior_tokens
+        """Drafted tokens that finished requests were judged by; older ones count less."""
         self._accepted = policy.prior_rate * policy.prior_tokens
 
     def begin(self, key: Hashable, state: DecodeState) -> DecodeState:
         """The state of new rows, which start from the statistics of earlier ones."""
-        rate = self._accepted / self._judged
+        rate = self._accepted / self.judged
         shape = state.finish.shape
         changes = {
             "accepted": np.full(shape, rate * self.policy.prior_tokens, np.float32),
             "patience": np.full(shape, self._patience, np.int32),
         }
-        if key in self.costs:
-            changes["costs"] = self.costs[key].astype(np.float32)
-        return _with(state, changes)
+        return self.with_costs(key, _with(state, changes))
+
+    def with_costs(self, key: Hashable, state: DecodeState) -> DecodeState:
+        """The state with the costs that are known for a compiled loop, if they are."""
+        if key not in self.costs:
+            return state
+        return _with(state, {"costs": self.costs[key].astype(np.float32)})
 
     def advance(
         self, key: Hashable, state: DecodeState, rounds: int, min_running: int, advance: Advance
@@ -89,7 +94,7 @@ class CostProfiler:
         used = [row for row in rows if rounds[row] > 0]
         if used:
             self._accepted = 0.5 * self._accepted + float(accepted[used].mean())
-            self._judged = 0.5 * self._judged + float(judged[used].mean())
+            self.judged = 0.5 * self.judged + float(judged[used].mean())
             # Not with full weight: the next text may be of another kind.
             self._patience = min(int(patience[used].min()), self.policy.most_inherited_patience)
 

@@ -5,8 +5,8 @@ decisions are functions of the rows' tokens, so every process decides the same.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -17,16 +17,16 @@ from spec_jax.decoding.score import drafted_before
 from spec_jax.decoding.state import RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Draft
 from spec_jax.drafters.given import GivenDraft
-from spec_jax.engine.programs import Compiler, Rounds
-from spec_jax.engine.requests import Bucket, Request
+from spec_jax.engine.batch_shape import BatchShape
+from spec_jax.engine.requests import Request
+from spec_jax.engine.rounds import Rounds
 from spec_jax.text.grammar import Grammar, stack_masks
 
 
-@runtime_checkable
 class HostDrafts(Protocol):
     """Drafts on the host for one batch; the drafter on the device is `Given`."""
 
-    def join(
+    def insert(
         self,
         group: Sequence[int | None],
         requests: Sequence[Request],
@@ -36,6 +36,10 @@ class HostDrafts(Protocol):
 
         `slots` are the same as `join_rows` takes them.
         """
+        ...
+
+    def grow(self, shape: BatchShape, moved: Mapping[int, int]) -> None:
+        """Makes room for a larger batch, in which slots have the new numbers `moved`."""
         ...
 
     def propose(
@@ -49,21 +53,12 @@ class HostDrafts(Protocol):
         ...
 
 
-@runtime_checkable
-class HostDrafter(Protocol):
-    """Drafts on the host; the drafter on the device is `Given`."""
-
-    def begin(self, compiler: Compiler, bucket: Bucket) -> HostDrafts:
-        """Makes room for a batch that requests will join."""
-        ...
-
-
 class HostRounds:
     """Decodes a batch round by round.
 
     Args:
       rounds: the compiled pieces of a round.
-      grammars: each row's, or None; they change when rows join.
+      grammars: each row's, or None.
       drafts: drafts on the host, if the method does.
       on_draft: called with each round's draft before it is verified.
     """

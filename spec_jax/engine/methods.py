@@ -1,6 +1,7 @@
 """From a `SpeculativeConfig` to a drafter and a draft-length policy: one row per method."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,9 +33,11 @@ from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
+from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.custom import DrafterSetting, custom_drafter
-from spec_jax.engine.host_rounds import HostDrafter
-from spec_jax.engine.requests import Bucket, Request
+from spec_jax.engine.host_rounds import HostDrafts
+from spec_jax.engine.programs import Compiler
+from spec_jax.engine.requests import Request
 from spec_jax.engine.suffix_index import SuffixIndex
 from spec_jax.engine.universal_text import UniversalText
 from spec_jax.errors import ConfigError, VocabularyMismatchError
@@ -50,13 +53,13 @@ class Drafting:
     Attributes:
       drafter: proposes tokens on the device.
       inputs: makes the drafter's inputs for a batch of requests, if it has any.
-      host: drafts on the host, if `drafter` only proposes its tokens.
+      host: makes what drafts on the host for a batch, if `drafter` only proposes its tokens.
       learn: stores the output of a finished request, if the method uses past outputs.
     """
 
     drafter: Drafter
-    inputs: Callable[[Sequence[Request], Bucket], Any] | None = None
-    host: HostDrafter | None = None
+    inputs: Callable[[Sequence[Request], BatchShape], Any] | None = None
+    host: Callable[[Compiler, BatchShape], HostDrafts] | None = None
     learn: Callable[[Request, Sequence[int]], None] | None = None
 
 
@@ -146,8 +149,8 @@ def _prompt_lookup(setting: DrafterSetting) -> Drafting:
 def _suffix(setting: DrafterSetting) -> Drafting:
     index = SuffixIndex()
 
-    def inputs(requests: Sequence[Request], bucket: Bucket) -> Any:
-        return index.arrays([each.sampling.namespace for each in requests], bucket.batch)
+    def inputs(requests: Sequence[Request], shape: BatchShape) -> Any:
+        return index.arrays([each.sampling.namespace for each in requests], shape.batch)
 
     def learn(request: Request, token_ids: Sequence[int]) -> None:
         index.add(request.sampling.namespace, token_ids)
@@ -232,10 +235,10 @@ def _universal_vocabulary(setting: DrafterSetting) -> Drafting:
     )
     translator = TextTranslator(target.tokenizer, draft.tokenizer)
 
-    def prompts(requests: Sequence[Request], bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
+    def prompts(requests: Sequence[Request], shape: BatchShape) -> tuple[np.ndarray, np.ndarray]:
         """The prompts in the drafter's tokens; another tokenizer may need more for a text."""
-        tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
-        lengths = np.ones((bucket.batch,), np.int32)
+        tokens = np.zeros((shape.batch, 2 * shape.capacity), np.int32)
+        lengths = np.ones((shape.batch,), np.int32)
         for row, request in enumerate(requests):
             ids = translator.encode_prompt(list(request.prompt_token_ids))[: tokens.shape[1]]
             tokens[row, : len(ids)] = ids
@@ -253,7 +256,7 @@ def _universal_text(setting: DrafterSetting) -> Drafting:
             "decoders alone; use 'draft_model' or 'universal_vocabulary'."
         )
     translator = TextTranslator(setting.target.tokenizer, draft.tokenizer)
-    host = UniversalText(draft.model, translator, setting.lookahead)
+    host = functools.partial(UniversalText, draft.model, translator, setting.lookahead)
     return Drafting(Given(setting.lookahead), host=host)
 
 

@@ -74,7 +74,7 @@ class Scheduler:
         entering = {slot: self._waiting.popleft() for slot in free[: len(self._waiting)]}
         if entering:
             self._learn_finished()
-            self._batch.join({slot: row.request for slot, row in entering.items()})
+            self._batch.insert({slot: row.request for slot, row in entering.items()})
             self._running.update(entering)
 
     def _learn_finished(self) -> None:

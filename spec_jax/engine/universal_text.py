@@ -6,7 +6,7 @@ deterministic draft, so that under sampling a token is kept if the target would 
 (string-level exact match: Timor et al. 2025, arXiv 2502.05202, algorithm 2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.draft_model import catch_up, draft_on
+from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.programs import Compiler, shardings
-from spec_jax.engine.requests import Bucket, Request
+from spec_jax.engine.requests import Request
+from spec_jax.engine.rows import grown_rows
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
@@ -28,44 +30,56 @@ from spec_jax.text.translation import TextTranslator
 
 
 class UniversalText:
-    """Makes the drafts of batches; the host's side of the drafter `Given`.
+    """The host's side of the drafter `Given` for one batch: translations, and the drafter's cache.
 
     Args:
       model: the drafter.
       translator: between the target's tokens and the drafter's.
       lookahead: most tokens drafted per round.
+      compiler: compiles the drafter's programs.
+      shape: of the batch.
     """
 
-    def __init__(self, model: Model, translator: TextTranslator, lookahead: int):
-        self.model, self.translator, self.lookahead = model, translator, lookahead
+    def __init__(
+        self,
+        model: Model,
+        translator: TextTranslator,
+        lookahead: int,
+        compiler: Compiler,
+        shape: BatchShape,
+    ):
+        self._model, self._lookahead = model, lookahead
+        self._translator, self._compiler = translator, compiler
+        self._cache: KVCache | None = None
+        self._cache_key: tuple[int, ...] = ()
+        self._resize(shape)
 
-    def begin(self, compiler: Compiler, bucket: Bucket) -> "UniversalTextBatch":
-        """Makes room for a batch that requests will join."""
-        return UniversalTextBatch(self, compiler, bucket)
-
-
-class UniversalTextBatch:
-    """One batch: its rows' translations, and the drafter's cache."""
-
-    def __init__(self, parent: UniversalText, compiler: Compiler, bucket: Bucket):
-        self._model, self._lookahead = parent.model, parent.lookahead
-        self._translator, self._compiler = parent.translator, compiler
-        self._rows = [parent.translator.row() for _ in range(bucket.batch)]
-        self._known = np.zeros((bucket.batch,), np.int64)
+    def _resize(self, shape: BatchShape) -> None:
+        self._rows = [self._translator.row() for _ in range(shape.batch)]
+        self._known = np.zeros((shape.batch,), np.int64)
         # Another tokenizer may need more tokens for the same text; nothing more is drafted for a
         # row that no longer fits.
-        self._tokens = np.zeros((bucket.batch, 2 * bucket.capacity), np.int32)
-        self._lengths = np.ones((bucket.batch,), np.int32)
+        self._tokens = np.zeros((shape.batch, 2 * shape.capacity), np.int32)
+        self._lengths = np.ones((shape.batch,), np.int32)
         sampling = BatchSampling.stack(
-            [SamplingParams()] * bucket.batch,
+            [SamplingParams()] * shape.batch,
             self._model.config.vocab_size,
             placement=self._model.placement,
         )
-        self._sampling = compiler.put(sampling)
-        self._key, self._block = self._tokens.shape, bucket.block
-        self._cache: KVCache | None = None
+        self._sampling = self._compiler.put(sampling)
+        self._key, self._block = self._tokens.shape, shape.block
 
-    def join(
+    def grow(self, shape: BatchShape, moved: Mapping[int, int]) -> None:
+        """Makes room for a larger batch, in which slots have the new numbers `moved`."""
+        rows, known, tokens, lengths = self._rows, self._known, self._tokens, self._lengths
+        self._resize(shape)
+        for old, new in moved.items():
+            self._rows[new], self._known[new] = rows[old], known[old]
+            self._tokens[new, : tokens.shape[1]] = tokens[old]
+            full = lengths[old] == tokens.shape[1]  # and so it stays
+            self._lengths[new] = self._tokens.shape[1] if full else lengths[old]
+
+    def insert(
         self,
         group: Sequence[int | None],
         requests: Sequence[Request],
@@ -89,23 +103,38 @@ class UniversalTextBatch:
         args = (self._model, *self._compiler.put((tokens, lengths)))
         key = ("the reading of prompts by the drafter", (tokens.shape, self._block))
         rows = self._compiler.program(key, _begin, args, (self._block,))(*args)
-        if self._cache is None:
-            fill = self._compiler.program(
-                ("an empty cache of the drafter", (self._key, len(group))),
-                fill_rows,
-                (rows,),
-                (len(slots), len(self._rows)),
-                out_shardings=shardings(rows),
-            )
-            self._cache = fill(rows)
-        join = self._compiler.program(
-            ("the joining of the drafter's rows", (self._key, len(group))),
+        self._make_room(rows, *slots.shape)
+        insert = self._compiler.program(
+            ("the insertion of the drafter's rows", (self._key, len(group))),
             join_rows,
             (self._cache, slots, rows),
             donate=(0,),
             out_shardings=shardings(self._cache),
         )
-        self._cache = join(self._cache, slots, rows)
+        self._cache = insert(self._cache, slots, rows)
+
+    def _make_room(self, rows: KVCache, shards: int, entering: int) -> None:
+        """Gives the cache the batch's shape; `rows` have as much room for a row."""
+        key, batch = (self._key, entering), len(self._rows)
+        if self._cache is None:
+            fill = self._compiler.program(
+                ("an empty cache of the drafter", key),
+                fill_rows,
+                (rows,),
+                (shards, batch),
+                out_shardings=shardings(rows),
+            )
+            self._cache = fill(rows)
+        elif self._cache_key != self._key:
+            grow = self._compiler.program(
+                ("a larger cache of the drafter", (self._cache_key, key)),
+                grown_rows,
+                (self._cache, rows),
+                (shards, batch),
+                out_shardings=shardings(rows),
+            )
+            self._cache = grow(self._cache, rows)
+        self._cache_key = self._key
 
     def propose(
         self,

@@ -53,7 +53,7 @@ def decode(
       room_for: as many requests, that the batch is made for; by default these.
     """
     batch = engine.open(room_for or requests, len(requests))
-    batch.join(dict(enumerate(requests)))
+    batch.insert(dict(enumerate(requests)))
     while batch.running:
         batch.advance(1 << 20)
     return generated(batch, requests), batch
@@ -106,7 +106,7 @@ def drive(
             slot = free.pop(choose(0, len(free) - 1))
             entering[slot] = waiting.pop(choose(0, len(waiting) - 1))
         if entering:
-            batch.join(entering)
+            batch.insert(entering)
             running.update(entering)
         batch.advance(choose(1, 5), choose(1, len(running)))
         view = batch.view

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.config import SamplingParams
+from spec_jax.engine.batch_shape import MIN_CAPACITY, power_of_two
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import MIN_CAPACITY, Request, Start, batch_of, power_of_two
+from spec_jax.engine.requests import Request, Start, batch_of
 from spec_jax.evaluation.decoding import decode, drafts
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.report import Check

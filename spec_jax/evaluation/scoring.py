@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from spec_jax import distributed
-from spec_jax.engine.requests import MIN_BLOCK, Start, batch_of
+from spec_jax.engine.batch_shape import MIN_BLOCK
+from spec_jax.engine.requests import Start, batch_of
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill

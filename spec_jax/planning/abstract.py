@@ -18,8 +18,9 @@ from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.engine.batch_shape import BatchShape, prompt_block
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Bucket, Request, prompt_block
+from spec_jax.engine.requests import Request
 from spec_jax.kernels import QuantizedWeight
 from spec_jax.models.cache import KVCache
 from spec_jax.models.config import TransformerConfig
@@ -81,7 +82,9 @@ def abstract_cache(
     return jax.tree.map(lambda leaf: _placed(model, leaf), cache)
 
 
-def bucket(target: Model, drafter: DraftModel, batch: int, context: int, platform: str) -> Bucket:
+def plan_shape(
+    target: Model, drafter: DraftModel, batch: int, context: int, platform: str
+) -> BatchShape:
     """The static shapes that an engine would choose for rows that may fill the context."""
     policy = Constant(drafter.lookahead)
     engine = Engine(target, drafter, policy, max_model_len=context)
@@ -92,25 +95,24 @@ def bucket(target: Model, drafter: DraftModel, batch: int, context: int, platfor
         stop_token_ids=(),
         max_length=context,
     )
-    found = engine.bucket([request] * batch)
+    found = engine.plan([request] * batch)
     # Stand-ins are CPU devices, whatever they stand for.
     rows = found.batch // target.placement.num_shards("batch")
     block = prompt_block(platform, context, rows, target.config.embed_size)
     return dataclasses.replace(found, block=block)
 
 
-def abstract_prompts(target: Model, shapes: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_prompts(target: Model, shapes: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
     """The abstract arguments of `loop.start` in an engine's prefill."""
     return {
         "tokens": _rows(target, shapes.batch, shapes.capacity),
         "lengths": _rows(target, shapes.batch),
         "max_lengths": _rows(target, shapes.batch),
-        "stop_token_ids": _rows(target, shapes.batch, shapes.stops),
         "keys": _rows(target, shapes.batch, 2, dtype=jnp.uint32),
     }
 
 
-def abstract_state(target: Model, drafter: DraftModel, shapes: Bucket) -> DecodeState:
+def abstract_state(target: Model, drafter: DraftModel, shapes: BatchShape) -> DecodeState:
     """The abstract arguments and result of an engine's decoding program."""
     policy = Constant(drafter.lookahead)
     state = jax.eval_shape(

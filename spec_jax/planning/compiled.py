@@ -15,8 +15,8 @@ from spec_jax.decoding import loop
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.score import headroom as headroom_of_rounds
 from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.programs import bytes_beside_arguments
-from spec_jax.engine.requests import Bucket
 from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import (
@@ -141,7 +141,7 @@ def _tpu_slice(layout: Layout) -> Sequence[Any]:
         ) from None
 
 
-def compile_call(model: Model, shapes: Bucket, tokens: int, cache_dtype: Any) -> Program:
+def compile_call(model: Model, shapes: BatchShape, tokens: int, cache_dtype: Any) -> Program:
     """A call over `tokens` new tokens of each row, whose cache is updated in place."""
     headroom = max(shapes.block, tokens)
     cache = abstract_cache(model, shapes.batch, shapes.capacity, cache_dtype, headroom)
@@ -154,7 +154,7 @@ def compile_call(model: Model, shapes: Bucket, tokens: int, cache_dtype: Any) ->
 
 
 def compile_round(
-    target: Model, drafter: DraftModel, shapes: Bucket, sampling: SamplingParams = SAMPLED
+    target: Model, drafter: DraftModel, shapes: BatchShape, sampling: SamplingParams = SAMPLED
 ) -> Program:
     """The decoding loop as an engine compiles it, with the whole state donated."""
     state = abstract_state(target, drafter, shapes)
@@ -173,7 +173,7 @@ def compile_round(
     return _compile(jitted, target, drafter, state, parameters, rounds)
 
 
-def compile_prefill(target: Model, drafter: DraftModel, shapes: Bucket) -> Program:
+def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> Program:
     """Prefill of both models as an engine compiles it; it creates the caches."""
     policy = Constant(drafter.lookahead)
 

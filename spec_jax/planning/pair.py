@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.decoding.score import headroom
 from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
-from spec_jax.engine.engine import joining
+from spec_jax.engine.batch import rows_read_together
+from spec_jax.engine.batch_shape import BatchShape, prompt_block
 from spec_jax.engine.offloading import offloaded
-from spec_jax.engine.requests import Bucket, prompt_block
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
-from spec_jax.planning.abstract import abstract_model, bucket, stand_ins
+from spec_jax.planning.abstract import abstract_model, plan_shape, stand_ins
 from spec_jax.planning.cost import Cache, Call, Terms, Weights, count_by_kind, exchange_seconds
 from spec_jax.planning.report import Prefill, Section
 from spec_jax.planning.sampling import sampling_exchanges
@@ -100,7 +100,7 @@ class Pair:
     def job(self, batch: int, context: int, lookahead: int, features: SamplingFeatures) -> "Job":
         """Rows that may fill the context, drafted `lookahead` tokens at a time."""
         target, draft = self.models
-        shapes = bucket(target, DraftModel(draft, lookahead), batch, context, self.platform)
+        shapes = plan_shape(target, DraftModel(draft, lookahead), batch, context, self.platform)
         return Job(self, shapes, context, lookahead, features)
 
 
@@ -117,7 +117,7 @@ class Job:
     """
 
     pair: Pair
-    shapes: Bucket
+    shapes: BatchShape
     context: int
     lookahead: int
     features: SamplingFeatures
@@ -214,7 +214,7 @@ class Job:
             seconds = chunks * sum(call.terms(layout.platform, layout.chip).total for call in calls)
         platform = self.pair.platform
         alone = prompt_block(platform, self.context, 1, weights[0].config.embed_size)
-        together = joining(
+        together = rows_read_together(
             platform,
             dataclasses.replace(self.shapes, block=alone),
             weights[0].shards("batch"),

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,48 +59,12 @@ class SamplingFeatures:
         return SamplingFeatures(*(a or b for a, b in zip(mine, others, strict=True)))
 
 
-LEAST_WORDS = 64
-"""Bad words of a row that every program has room for. Unused room takes no time where it is
-skipped (`Placement.skips_unused`)."""
-
-
-class Room(NamedTuple):
-    """What rows must share to share a program: sizes, powers of eight, and features; static.
-
-    Attributes:
-      stops: stop tokens of a row.
-      words: bad words of a row.
-      longest: tokens of a bad word.
-      features: what the rows need.
-    """
-
-    stops: int
-    words: int
-    longest: int
-    features: SamplingFeatures = SamplingFeatures()
-
-    @classmethod
-    def of(
-        cls,
-        stop_token_ids: Sequence[Sequence[int]],
-        bad_words: Sequence[Sequence[Sequence[int]]],
-        features: SamplingFeatures = SamplingFeatures(),
-    ) -> "Room":
-        """What holds all of these requests."""
-        return cls(
-            stops=room_of(map(len, stop_token_ids)),
-            words=room_of(map(len, bad_words), LEAST_WORDS),
-            longest=room_of(len(word) for words in bad_words for word in words),
-            features=features,
-        )
-
-
 @pytree
 class BatchSampling:
     """The `SamplingParams` of each row as arrays; dynamic under jit, but for the features.
 
     Attributes:
-      stop_token_ids: tokens that end the row, which `min_tokens` forbids; padded with -1.
+      stop_token_ids: tokens that end the row; `min_tokens` forbids them at first. Padded with -1.
       bad_words: the token sequences that must not stand in the row, each at the end of its
         entry; padded with -1.
       timestamps: each row's first timestamp token, from which on its output obeys Whisper's rules;
@@ -132,9 +95,12 @@ class BatchSampling:
         vocab_size: int,
         stop_token_ids: Sequence[Sequence[int]] = (),
         bad_words: Sequence[Sequence[Sequence[int]]] = (),
-        room: Room | None = None,
         timestamps: Sequence[int] = (),
         placement: Placement = Placement.single_device(),
+        *,
+        stops: int = 0,
+        words: tuple[int, int] = (0, 0),
+        features: SamplingFeatures = SamplingFeatures(),
     ) -> "BatchSampling":
         """One array entry per request.
 
@@ -144,13 +110,15 @@ class BatchSampling:
           stop_token_ids: what ends each request, end-of-sequence tokens included.
           bad_words: the token sequences that `SamplingParams.bad_words` means. Both may be
             shorter than `rows`: further rows have none.
-          room: sizes of the arrays of both, at least those that these requests need, which are
-            the default, and features of further rows. Rows that are to join one batch must have
-            the same.
           timestamps: the first timestamp token of each request, or -1; may be shorter, too.
           placement: of the model that the batch is for.
+          stops: stop tokens that a row has room for; more if a request has more.
+          words: bad words that a row has room for, and tokens of each; more if a request has more.
+          features: what further rows of the batch need.
         """
-        room = room or Room.of(stop_token_ids, bad_words)
+        needed_stops, needed_words = list_sizes(stop_token_ids, bad_words)
+        stops = max(stops, needed_stops)
+        num_words, longest = map(max, words, needed_words)
 
         def column(name: str, dtype: type) -> Array:
             return jnp.asarray(np.array([getattr(row, name) for row in rows], dtype))
@@ -163,13 +131,13 @@ class BatchSampling:
                 banned_ids = np.ones((vocab_size,), bool)
                 banned_ids[list(row.allowed_token_ids)] = False
                 bias[i, banned_ids] = -np.inf
-        stops = np.full((len(rows), room.stops), -1, np.int32)
+        stop_ids = np.full((len(rows), stops), -1, np.int32)
         for i, ids in enumerate(stop_token_ids):
-            stops[i, : len(ids)] = ids
-        banned = np.full((len(rows), room.words, room.longest), -1, np.int32)
-        for i, words in enumerate(bad_words):
-            for j, word in enumerate(words):
-                banned[i, j, room.longest - len(word) :] = word
+            stop_ids[i, : len(ids)] = ids
+        banned = np.full((len(rows), num_words, longest), -1, np.int32)
+        for i, row_words in enumerate(bad_words):
+            for j, word in enumerate(row_words):
+                banned[i, j, longest - len(word) :] = word
         return cls(
             temperature=jnp.asarray(np.array(list(map(_temperature, rows)), np.float32)),
             # A top_k past the vocabulary keeps all of it, however large the number.
@@ -181,12 +149,12 @@ class BatchSampling:
             frequency_penalty=column("frequency_penalty", np.float32),
             logit_bias=jnp.asarray(bias),
             min_tokens=column("min_tokens", np.int32),
-            stop_token_ids=jnp.asarray(stops),
+            stop_token_ids=jnp.asarray(stop_ids),
             bad_words=jnp.asarray(banned),
             timestamps=jnp.asarray(
                 np.array([*timestamps, *[-1] * (len(rows) - len(timestamps))], np.int32)
             ),
-            features=room.features | SamplingFeatures.of(rows, bad_words, timestamps),
+            features=features | SamplingFeatures.of(rows, bad_words, timestamps),
             skips_unused=placement.skips_unused,
         )
 
@@ -205,6 +173,24 @@ def _needs_history(row: SamplingParams) -> bool:
     return row.min_tokens > 0 or penalties != (1, 0, 0)
 
 
-def room_of(sizes: Iterable[int], least: int = 8) -> int:
+MIN_BAD_WORDS = 64
+"""Bad words of a row that every program has room for. Unused room takes no time where it is
+skipped (`Placement.skips_unused`)."""
+
+
+def list_sizes(
+    stop_token_ids: Sequence[Sequence[int]], bad_words: Sequence[Sequence[Sequence[int]]]
+) -> tuple[int, tuple[int, int]]:
+    """Room for the stop tokens and the bad words of rows, from a ladder of powers of eight.
+
+    Returns:
+      Stop tokens of a row; and bad words of a row with the tokens of each.
+    """
+    lengths = (len(word) for words in bad_words for word in words)
+    words = _power_of_eight(map(len, bad_words), MIN_BAD_WORDS), _power_of_eight(lengths)
+    return _power_of_eight(map(len, stop_token_ids)), words
+
+
+def _power_of_eight(sizes: Iterable[int], least: int = 8) -> int:
     """The power of eight that holds all sizes and `least`, so that few programs are compiled."""
     return 8 ** -(-(max(least, max(sizes, default=1)) - 1).bit_length() // 3)

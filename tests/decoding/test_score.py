@@ -50,7 +50,6 @@ def state():
             tokens=tokens,
             lengths=lengths,
             max_lengths=lengths + 5,
-            stop_token_ids=jnp.full((len(TEXTS), 1), -1, jnp.int32),
             keys=jnp.zeros((len(TEXTS), 2), jnp.uint32),
             block=8,
         )

@@ -192,8 +192,8 @@ def engine_over(target, index, lookahead):
         SuffixLookup(lookahead),
         Constant(lookahead),
         max_model_len=512,
-        inputs=lambda requests, bucket: index.arrays(
-            [each.sampling.namespace for each in requests], bucket.batch
+        inputs=lambda requests, shape: index.arrays(
+            [each.sampling.namespace for each in requests], shape.batch
         ),
     )
 

@@ -25,7 +25,6 @@ def state_of(policy, room):
         lengths=lengths,
         prompt_lengths=lengths,
         max_lengths=lengths + jnp.asarray(room, jnp.int32),
-        stop_token_ids=jnp.full((batch, 1), -1, jnp.int32),
         finish=jnp.asarray([RUNNING if each else LENGTH for each in room], jnp.int32),
         keys=jnp.zeros((batch, 2), jnp.uint32),
         cache=cache,

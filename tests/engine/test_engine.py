@@ -3,7 +3,7 @@
 import pytest
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine import requests as requests_module
+from spec_jax.engine import batch_shape
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from tests import quick
@@ -34,11 +34,11 @@ def test_prompts_of_many_rows_are_read_in_smaller_chunks(monkeypatch):
     """What reading takes beside caches does not grow with the rows: four times as much before."""
     target = tiny_model(0, max_position=2048)
     monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)
-    monkeypatch.setattr(requests_module, "CHUNK_BYTES", 4 * 4 * 128 * target.config.embed_size)
+    monkeypatch.setattr(batch_shape, "CHUNK_BYTES", 4 * 4 * 128 * target.config.embed_size)
     engine, temporaries = make_engine("prompt_lookup", target, max_len=2048), []
     for rows, block in ((4, 128), (8, 64)):
         asked = [request([1] * 600, SamplingParams(max_tokens=5), max_len=605)] * rows
-        assert engine.bucket(asked).block == block
+        assert engine.start(asked).prefill_shape.block == block
         program, _ = engine.prefill(asked)
         temporaries.append(program.memory_analysis().temp_size_in_bytes)
     assert temporaries[1] < 1.3 * temporaries[0]
@@ -49,17 +49,17 @@ def test_a_short_prompt_reads_little_padding_beside_a_long_one():
     engine = make_engine("prompt_lookup", tiny_model(0, max_position=2048), max_len=2048)
     sampling = SamplingParams(max_tokens=5)
     asked = [request([1] * tokens, sampling, max_len=1605) for tokens in (1600, 16)]
-    assert engine.open(asked, 1)._admission.bucket.block == 128
-    assert requests_module.prompt_block("tpu", 1600, 1, 32) == 512
+    assert engine.open(asked, 1).prefill_shape.block == 128
+    assert batch_shape.prompt_block("tpu", 1600, 1, 32) == 512
 
 
 def test_joining_rows_are_read_in_chunks_of_their_own_size(monkeypatch):
-    monkeypatch.setattr(requests_module, "CHUNK_BYTES", 2**16)
+    monkeypatch.setattr(batch_shape, "CHUNK_BYTES", 2**16)
     engine = make_engine("prompt_lookup", tiny_model(0, max_position=2048), max_len=2048)
     asked = [request([1] * 600, SamplingParams(max_tokens=5), max_len=605)] * 17
     together, alone = engine.open(asked[:16], 16), engine.open(asked, 16)
-    assert together._admission.bucket.block < alone._admission.bucket.block
-    assert (together._admission.together, alone._admission.together) == (16, 1)
+    assert together.prefill_shape.block < alone.prefill_shape.block
+    assert (together.together, alone.together) == (16, 1)
 
 
 def test_a_bucket_is_compiled_once_and_others_on_their_own():

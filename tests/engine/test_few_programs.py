@@ -1,5 +1,6 @@
 """Requests of all kinds share few compiled programs."""
 
+import dataclasses
 import random
 
 from spec_jax import LLM, SamplingParams
@@ -29,19 +30,18 @@ def test_random_requests_share_few_programs(tmp_path):
 
     programs = set()
     for each in (request() for _ in range(200)):
-        bucket = llm.engine.bucket([each])
-        programs.add((bucket.capacity, bucket.stops, bucket.logprobs, llm.engine.room([each])))
+        programs.add(dataclasses.replace(llm.engine.plan([each]), block=0))
     assert len(programs) <= 18
 
 
 def test_requests_with_a_grammar_share_two_kinds_of_program(tmp_path):
     """Each round of theirs is several programs."""
     llm = LLM(str(write_directory(tmp_path / "tiny", CONFIG, llama_tensors(CONFIG))))
-    rooms = set()
+    shapes = set()
     for temperature in (0.0, 0.7):
         for more in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_tokens": 2}, {"bad_words": ["inn"]}):
             params = SamplingParams(
                 temperature=temperature, structured_outputs={"regex": "[a-z]+"}, **more
             )
-            rooms.add(llm.engine.room([llm.request("the inn", params)]))
-    assert len(rooms) == 2
+            shapes.add(llm.engine.plan([llm.request("the inn", params)]))
+    assert len(shapes) == 2

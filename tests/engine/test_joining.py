@@ -14,7 +14,7 @@ from spec_jax.config import SamplingParams
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.state import ERROR
 from spec_jax.engine import engine as engine_module
-from spec_jax.engine.programs import JOIN
+from spec_jax.engine.programs import INSERT
 from spec_jax.models.model import Model
 from spec_jax.sharding.rows import join_rows
 from spec_jax.testing import tiny_model
@@ -143,10 +143,9 @@ def test_joining_updates_the_batch_in_place(platform, monkeypatch):
     params = SamplingParams(max_tokens=4000)
     batch = engine.open([request([1, 2, 3], params, max_len=4003)] * 5, 4)
     for slot in range(4):
-        batch.join({slot: request([1, 2, 3], params, max_len=4003)})
-    joins = [each for (name, _), each in engine.compiler._programs.items() if name == JOIN]
-    assert len(joins) == 1
-    size, caches = joins[0].memory_analysis(), jax.tree.leaves(batch.state.cache)
+        batch.insert({slot: request([1, 2, 3], params, max_len=4003)})
+    (program,) = engine.compiler.programs(INSERT)
+    size, caches = program.memory_analysis(), jax.tree.leaves(batch.state.cache)
     needed = sum(leaf.nbytes for leaf in caches)
     assert size.alias_size_in_bytes > 2 * needed  # the drafter's cache is as large
     assert size.output_size_in_bytes - size.alias_size_in_bytes < 4096

@@ -94,7 +94,7 @@ def stored(llm, namespace=""):
     """The outputs of a namespace as the drafter would be told them."""
     ids = llm.tokenizer.encode(PROMPTS[0])
     request = llm.request(ids, SamplingParams(namespace=namespace))
-    tokens, _, counts = llm.engine.inputs([request], llm.engine.bucket([request]))
+    tokens, _, counts = llm.engine.inputs([request], llm.engine.plan([request]))
     text = tokens[0].tolist()
     assert counts[0] == sum(token >= 0 for token in text)
     return text[: text.index(-1, counts[0])] if counts[0] else []

@@ -1,5 +1,7 @@
 """What is sampled with drafts of another tokenizer has the target's distribution."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -75,7 +77,7 @@ def universal_vocabulary() -> Engine:
 
 
 def universal_text() -> Engine:
-    host = UniversalText(DRAFT, TextTranslator(OURS, THEIRS), LENGTH)
+    host = functools.partial(UniversalText, DRAFT, TextTranslator(OURS, THEIRS), LENGTH)
     return Engine(TARGET, Given(LENGTH), Constant(LENGTH), max_model_len=256, host=host)
 
 

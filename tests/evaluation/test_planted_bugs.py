@@ -203,7 +203,7 @@ BUGS = {
         [LOOP, "-k", "accepted_whole"],
     ),
     "tokens after a stop string are counted": PlantedBug(
-        "engine/batch.py",
+        "engine/view.py",
         "View.work_until",
         "Work(len(S), *REST)",
         "Work(self.work(slot).rounds, *REST)",

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine.requests import Bucket
+from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.models.config import Experts
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import abstract_state
@@ -58,7 +58,7 @@ def test_copies_in_a_loop_are_found(old, new, moved):
 @pytest.mark.parametrize("compile", often([compile_round, compile_prefill], [compile_prefill]))
 def test_no_loop_copies_a_cache_or_a_weight(layout, dtype, compile):
     target, drafter = pair(layout, dtype)
-    shapes = Bucket(2, 2048, 128, 4)
+    shapes = BatchShape(2, 2048, 128)
     state = abstract_state(target, drafter, shapes)
     lasting = held(target.params, drafter.model.params, state.cache, state.drafter)
     assert lasting
@@ -76,7 +76,7 @@ def test_a_call_reads_the_chosen_experts_alone(layout, tokens):
     read = Layout.read(ROOT / f"sharding/{layout}.toml")
     placement = read.place("target", config.axis_sizes, devices_for(read))
     model = Model.abstract(config, dtype=jnp.float32, placement=placement)
-    program = compile_call(model, Bucket(1, 256, 32, 4), tokens, jnp.float32)
+    program = compile_call(model, BatchShape(1, 256, 32), tokens, jnp.float32)
     here = 16 // placement.num_shards("experts")
     size = 1024 // placement.num_shards("mlp")
     found = elements_read(program.text, (here, embed, size))
@@ -94,7 +94,9 @@ def test_a_call_reads_the_chosen_experts_alone(layout, tokens):
 @pytest.mark.slow
 def test_a_layer_more_is_two_exchanges_more():
     counts = [
-        by_kind(compile_round(*pair("cpu-8", "float32", layers), Bucket(1, 256, 32, 4)).collectives)
+        by_kind(
+            compile_round(*pair("cpu-8", "float32", layers), BatchShape(1, 256, 32)).collectives
+        )
         for layers in (1, 2)
     ]
     assert counts[1] == {**counts[0], "all-reduce": counts[0]["all-reduce"] + 2}
@@ -104,7 +106,7 @@ def test_a_layer_more_is_two_exchanges_more():
 def test_a_long_prompt_takes_one_layers_keys_at_most(layout, num_shards):
     """The scores of a block of 512 tokens with all keys would take four times as much."""
     target, drafter = pair(layout, "float32")
-    program = compile_prefill(target, drafter, Bucket(1, LONG, 512, 4))
+    program = compile_prefill(target, drafter, BatchShape(1, LONG, 512))
     config = target.config
     keys = 4 * LONG * config.num_kv_heads // num_shards * config.head_dim
     assert program.temporary_bytes < 1.1 * keys

@@ -11,7 +11,7 @@ import pytest
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.config import SamplingParams
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.engine.requests import Bucket
+from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning import make_plan
@@ -48,7 +48,7 @@ def test_a_target_call_reduces_twice_a_layer(file, tokens):
         config = shape_for(layout, num_layers=layers).config
         placement = layout.place("target", config.axis_sizes, devices_for(layout))
         model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
-        shapes = Bucket(layout.slices, 512, 32, 4)
+        shapes = BatchShape(layout.slices, 512, 32)
         program = compile_call(model, shapes, tokens, jnp.bfloat16)
         assert by_kind(program.collectives) == {"all-reduce": 2 * layers + 1}
 
@@ -61,7 +61,7 @@ def test_devices_add_in_bfloat16_where_the_layout_says_so():
         layout = dataclasses.replace(layout, all_reduce_dtype=dtype)
         placement = layout.place("target", config.axis_sizes, devices_for(layout))
         model = Model.abstract(config, dtype=jnp.bfloat16, placement=placement)
-        program = compile_call(model, Bucket(1, 512, 32, 4), 5, jnp.bfloat16)
+        program = compile_call(model, BatchShape(1, 512, 32), 5, jnp.bfloat16)
         sent[dtype] = Counter()
         for each, count in program.collectives.items():
             sent[dtype][each.shape.partition("[")[0]] += count
@@ -196,7 +196,7 @@ def of_chinchillas_size() -> tuple[Model, DraftModel]:
 def test_weights_and_caches_are_not_copied(of_chinchillas_size):
     """Neither before the loop, where it would take memory, nor in it."""
     target, drafter = of_chinchillas_size
-    shapes = Bucket(1, 2560, 512, 4)
+    shapes = BatchShape(1, 2560, 512)
     program = compile_round(target, drafter, shapes)
     assert program.memory_bytes == pytest.approx(program.argument_bytes, rel=0.1)
     state = abstract_state(target, drafter, shapes)
@@ -214,7 +214,7 @@ def test_quantized_weights_are_not_written_out(tokens):
     bytes_held, temporaries = {}, {}
     for quantization in ("none", "int8", "int4"):
         model = abstract_model(config, "bfloat16", quantization, placement)
-        program = compile_call(model, Bucket(1, 2560, 512, 4), tokens, jnp.bfloat16)
+        program = compile_call(model, BatchShape(1, 2560, 512), tokens, jnp.bfloat16)
         bytes_held[quantization] = bytes_per_chip(model.params)
         temporaries[quantization] = program.temporary_bytes
     for quantization, bits in (("int8", 8), ("int4", 5)):
@@ -225,5 +225,5 @@ def test_quantized_weights_are_not_written_out(tokens):
 def test_a_long_prompt_takes_few_temporaries(of_chinchillas_size):
     """32k tokens; the float32 scores of a block of 512 tokens alone would take 256 MiB a chip."""
     target, drafter = of_chinchillas_size
-    program = compile_prefill(target, drafter, Bucket(1, LONG, 512, 4))
+    program = compile_prefill(target, drafter, BatchShape(1, LONG, 512))
     assert program.temporary_bytes < 144 * 2**20

@@ -12,8 +12,8 @@ import pytest
 
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.offloading import offloaded
-from spec_jax.engine.requests import Bucket
 from spec_jax.models.model import Model
 from spec_jax.planning import hlo
 from spec_jax.planning.abstract import abstract_model, bytes_per_chip, host_bytes_per_chip
@@ -29,7 +29,7 @@ from tests.often import often
 
 pytestmark = pytest.mark.tpu
 ROOT = Path(__file__).parents[2]
-SHAPES = Bucket(1, 2560, 512, 4)
+SHAPES = BatchShape(1, 2560, 512)
 
 
 @functools.cache

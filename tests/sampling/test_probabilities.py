@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from spec_jax.config import SamplingParams
-from spec_jax.sampling.parameters import BatchSampling, Room, SamplingFeatures
+from spec_jax.sampling.parameters import BatchSampling, SamplingFeatures
 from spec_jax.sampling.probabilities import _keep_top, probabilities
 from spec_jax.sampling.processors import History
 
@@ -42,7 +42,7 @@ def _probs(
     lengths = [0] * batch if lengths is None else lengths
     prompt_lengths = lengths if prompt_lengths is None else prompt_lengths
     following = np.zeros((batch, places - 1), np.int32) if following is None else following
-    sampling = BatchSampling.stack(params, vocab, room=Room.of([], [], features))
+    sampling = BatchSampling.stack(params, vocab, features=features)
     if logits.dtype == np.float64:
         sampling = jax.tree.map(
             lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, sampling
@@ -227,7 +227,7 @@ def test_features_are_what_any_row_needs():
             assert alone == SamplingFeatures(random=True, **{name: True})
     assert features(greedy, bad_words=[[[1]]]) == SamplingFeatures(history=True)
     assert features(greedy, bad_words=[[]]) == SamplingFeatures()
-    more = BatchSampling.stack([random], VOCAB, room=Room.of([], [], SamplingFeatures(cut=True)))
+    more = BatchSampling.stack([random], VOCAB, features=SamplingFeatures(cut=True))
     assert more.features == SamplingFeatures(random=True, cut=True)
 
 
@@ -247,9 +247,7 @@ def test_steps_that_no_row_needs_are_no_part_of_the_program(features):
     """A cut is a condition of its own, which one device decides (a mesh: `test_sharded_rows`)."""
 
     def text(features):
-        sampling = BatchSampling.stack(
-            [SamplingParams()] * 2, VOCAB, room=Room.of([], [], features)
-        )
+        sampling = BatchSampling.stack([SamplingParams()] * 2, VOCAB, features=features)
         rows = jnp.zeros((2, 1), jnp.int32)
         one = jnp.ones((2,), jnp.int32)
         args = jnp.zeros((2, 1, VOCAB)), sampling, rows, one, one, rows[:, :0]

@@ -18,7 +18,7 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.programs import DECODE, JOIN
+from spec_jax.engine.programs import DECODE, INSERT
 from spec_jax.kernels import QuantizedWeight, products, quantize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import Linear
@@ -234,8 +234,7 @@ def test_rows_join_and_leave_on_a_mesh_and_no_cache_travels():
     expected, _ = decoded(TARGET, DRAFT)
     found, engine = decoded(*placed("mixed-4"))
     assert found == expected
-    programs = engine.compiler._programs.items()
-    (program,) = (each for (name, _), each in programs if name == JOIN)
+    (program,) = engine.compiler.programs(INSERT)
     for shape, kind in collectives(program.as_text()):  # of some counters, but of no cache
         assert len(re.findall(r"\d+", shape.split("{")[0])) <= 3, (kind, shape)
 
@@ -293,8 +292,7 @@ def test_a_round_gathers_no_vocabulary_and_keeps_its_buffers():
     target, draft = placed("tensor-8")
     engine = Engine(target, DraftModel(draft, 3), Constant(3), "token", max_model_len=256)
     engine.start([request([1, 2, 3])]).advance(1)
-    programs = engine.compiler._programs
-    (program,) = (each for (name, _), each in programs.items() if name == DECODE)
+    (program,) = engine.compiler.programs(DECODE)
     for shape, kind in collectives(program.as_text()):
         assert kind == "all-reduce" or str(VOCAB) not in re.findall(r"\d+", shape), (kind, shape)
     size = program.memory_analysis()

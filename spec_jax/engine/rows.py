@@ -1,0 +1,211 @@
+"""The compiled programs that make rows and move them: prefill, empty, grow, insert."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from spec_jax.decoding import loop
+from spec_jax.decoding.logprobs import Logprobs
+from spec_jax.decoding.score import headroom
+from spec_jax.decoding.state import DecodeState
+from spec_jax.drafters.base import Drafter
+from spec_jax.engine.batch_shape import BatchShape
+from spec_jax.engine.programs import EMPTY, GROW, INSERT, PREFILL, Compiler, shardings
+from spec_jax.engine.requests import PADDING, Request, pad
+from spec_jax.models.model import Model
+from spec_jax.sampling.parameters import BatchSampling, SamplingFeatures
+from spec_jax.sharding.rows import fill_rows, join_rows
+
+HostInputs = Callable[[Sequence[Request], BatchShape], Any]
+"""A drafter's inputs from the host: arrays with one entry for each row of the shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRows:
+    """Rows on the device: the loop's state, and their sampling parameters."""
+
+    state: DecodeState
+    sampling: BatchSampling
+
+    def with_features(self, features: SamplingFeatures) -> "DeviceRows":
+        """The same rows for programs of other steps of sampling; moving rows needs none."""
+        sampling = dataclasses.replace(self.sampling, features=features)
+        return dataclasses.replace(self, sampling=sampling)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPrograms:
+    """Makes rows and moves them with compiled programs.
+
+    Attributes:
+      compiler: compiles the programs.
+      target: the target model.
+      drafter: the drafter, which reads the prompts too.
+      strategy: how rounds are decoded.
+      inputs: makes the drafter's inputs from the host.
+      keep_states: whether the target's hidden states are kept.
+    """
+
+    compiler: Compiler
+    target: Model
+    drafter: Drafter
+    strategy: loop.Strategy
+    inputs: HostInputs
+    keep_states: bool = False
+
+    def prefill(
+        self, requests: Sequence[Request], shape: BatchShape
+    ) -> tuple[jax.stages.Compiled, tuple]:
+        """The compiled reading of prompts, and its arguments for these requests."""
+        put = self.compiler.put
+        arrays, inputs = put(pad(requests, shape)), put(self.inputs(requests, shape))
+        strategy, drafter = self.strategy, self.drafter
+
+        def start(target: Model, drafter: Drafter, arrays: dict, inputs: Any) -> DecodeState:
+            room = headroom(shape.block, strategy.scoring, drafter.lookahead, drafter.drafts)
+            return loop.start(
+                target,
+                drafter,
+                strategy.draft_length,
+                block=shape.block,
+                headroom=room,
+                inputs=inputs,
+                keep_states=self.keep_states,
+                logprobs=shape.logprobs,
+                prompt_logprobs=shape.prompt_logprobs,
+                **arrays,
+            )
+
+        args = (self.target, drafter, arrays, inputs)
+        return self.compiler.program((PREFILL, shape.of_prefill), start, args), args
+
+    def read(self, requests: Sequence[Request], shape: BatchShape) -> DeviceRows:
+        """Reads the prompts of `shape.batch` requests or fewer."""
+        program, args = self.prefill(requests, shape)
+        return DeviceRows(program(*args), self.sampling(requests, shape))
+
+    def sampling(self, requests: Sequence[Request | None], shape: BatchShape) -> BatchSampling:
+        """The parameters of requests, and of padding for None and after them, as arrays."""
+        padded = [PADDING if each is None else each for each in requests]
+        padded += [PADDING] * (shape.batch - len(padded))
+        return self.compiler.put(
+            BatchSampling.stack(
+                [each.sampling for each in padded],
+                self.compiler.vocab_size,
+                [each.stop_token_ids for each in padded],
+                [each.bad_words for each in padded],
+                [each.timestamps for each in padded],
+                self.compiler.placement,
+                stops=shape.stops,
+                words=shape.bad_words,
+                features=shape.features,
+            )
+        )
+
+    def empty(self, rows: DeviceRows, shape: BatchShape, shards: int) -> DeviceRows:
+        """A batch of free slots only; sharded like `rows`, whose arrays need as much room."""
+        policy, joining = self.strategy.draft_length, len(rows.state.lengths)
+
+        def vacant(rows: DecodeState) -> DecodeState:
+            return loop.vacant(policy, rows, shards, shape.batch)
+
+        key, out = (EMPTY, (shape.of_rows, joining)), shardings(rows.state)
+        program = self.compiler.program(key, vacant, (rows.state,), out_shardings=out)
+        return DeviceRows(program(rows.state), self.sampling([], shape))
+
+    def grow(
+        self,
+        batch: DeviceRows,
+        requests: Sequence[Request | None],
+        shapes: tuple[BatchShape, BatchShape],
+        rows: DeviceRows,
+        shards: int,
+    ) -> DeviceRows:
+        """A copy of a running batch with more room.
+
+        Args:
+          batch: the batch.
+          requests: whose rows run in the slots of the larger batch.
+          shapes: of the batch before and after.
+          rows: read for the new shape, whose arrays have as much room for a row.
+          shards: of the rows; each keeps its own ones, in its first slots.
+        """
+        before, after = shapes
+        policy = self.strategy.draft_length
+
+        def copied(drafter: Drafter, state: DecodeState, rows: DecodeState) -> DecodeState:
+            larger = loop.vacant(policy, rows, shards, after.batch)
+            slots = first_slots(state.tokens, shards)
+            return loop.join(drafter, policy, larger, slots, _padded(state, rows))
+
+        key = (GROW, (before.of_rows, after.of_rows, len(rows.state.lengths)))
+        args, out = (self.drafter, batch.state, rows.state), shardings(rows.state)
+        program = self.compiler.program(key, copied, args, out_shardings=out)
+        return DeviceRows(program(*args), self.sampling(requests, after))
+
+    def insert(
+        self,
+        batch: DeviceRows,
+        shape: BatchShape,
+        slots: Int[np.ndarray, "shards joining"],
+        rows: DeviceRows,
+    ) -> DeviceRows:
+        """Puts rows into slots of a batch, whose buffers are overwritten."""
+        policy = self.strategy.draft_length
+
+        def put(
+            drafter: Drafter,
+            batch: tuple[DecodeState, BatchSampling],
+            slots: Int[jax.Array, "shards joining"],
+            rows: tuple[DecodeState, BatchSampling],
+        ) -> tuple[DecodeState, BatchSampling]:
+            state = loop.join(drafter, policy, batch[0], slots, rows[0])
+            return state, join_rows(batch[1], slots, rows[1])
+
+        old, new = (each.with_features(SamplingFeatures()) for each in (batch, rows))
+        args = (self.drafter, (old.state, old.sampling), slots, (new.state, new.sampling))
+        key = (INSERT, (shape.of_rows, slots.size))
+        out = shardings(args[1])
+        program = self.compiler.program(key, put, args, donate=(1,), out_shardings=out)
+        return DeviceRows(*program(*args)).with_features(shape.features)
+
+
+def _padded(state: DecodeState, like: DecodeState) -> DecodeState:
+    """The rows of a state with room for as much as the rows of `like`."""
+    if state.logprobs is None and like.logprobs is not None:
+        top = like.logprobs.top.shape[-1]
+        zeros = Logprobs.zeros(*state.tokens.shape, top)
+        state = dataclasses.replace(state, logprobs=zeros)
+    return pad_rows(state, like)
+
+
+def pad_rows(rows: Any, like: Any) -> Any:
+    """Rows whose arrays have room for as much as the arrays of `like`, in its structure.
+
+    Arrays get longer at their ends. A ring is either as long as before, or a full cache that
+    becomes a ring of at least as many slots: in both cases each token keeps its slot.
+    """
+
+    def pad(leaf: jax.Array, model: jax.Array) -> jax.Array:
+        more = [(0, b - a) for a, b in zip(leaf.shape[1:], model.shape[1:], strict=True)]
+        return jnp.pad(leaf, [(0, 0), *more]) if more else leaf
+
+    pairs = zip(jax.tree.leaves(rows), jax.tree.leaves(like), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(like), [pad(*pair) for pair in pairs])
+
+
+def grown_rows(batch: Any, rows: Any, shards: int, size: int) -> Any:
+    """A larger copy of a batch: `size` rows with as much room as `rows`; shards keep their rows."""
+    slots = first_slots(batch, shards)
+    return join_rows(fill_rows(rows, shards, size), slots, pad_rows(batch, rows))
+
+
+def first_slots(batch: Any, shards: int) -> Int[jax.Array, "shards joining"]:
+    """The slots that a batch's rows take in a larger one: the first ones of each shard."""
+    size = len(jax.tree.leaves(batch)[0]) // shards
+    return jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (shards, size))

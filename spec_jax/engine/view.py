@@ -1,0 +1,67 @@
+"""The host's copy of a batch."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from spec_jax.decoding.logprobs import Logprobs
+from spec_jax.decoding.state import Counters
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The host's copy of the parts of a state that requests need, as NumPy arrays.
+
+    Attributes:
+      tokens: int32 [batch, length], prompt and output.
+      lengths: int32 [batch].
+      finish: int32 [batch], RUNNING or why the row ended.
+      counters: counters of the rounds.
+      logprobs: of generated tokens, or None.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    finish: np.ndarray
+    counters: Counters
+    logprobs: Logprobs | None
+
+    def work(self, slot: int) -> "Work":
+        """The totals of a row's rounds."""
+        counters: Any = self.counters
+        return Work(
+            rounds=int(counters.rounds[slot]),
+            drafted=int(counters.drafted[slot]),
+            accepted=int(counters.accepted[slot]),
+            accepted_per_position=tuple(counters.accepted_per_position[slot].tolist()),
+        )
+
+    def work_until(self, slot: int, begin: int, end: int) -> "Work":
+        """The totals of a row's rounds if token `end - 1` was a stop that only the host knew.
+
+        They are counted as for a stop token on the device: without rounds after it and without
+        tokens drafted past it. `begin` is the length of the prompt.
+        """
+        total, lookahead = self.work(slot), self.counters.accepted_per_position.shape[1]
+        log = np.asarray(self.counters.drafted_at)[slot, begin : self.lengths[slot]]
+        starts, end = np.flatnonzero(log), end - begin
+        emitted = np.diff(starts, append=len(log))
+        accepted = emitted - 1
+        accepted[-1] = total.accepted - accepted[:-1].sum()
+        seen = np.minimum(emitted, end - starts)[starts < end]
+        kept = np.minimum(accepted[: len(seen)], seen)
+        drafted = log[starts][: len(seen)] - 1
+        drafted[-1] = min(drafted[-1], seen[-1])
+        per_position = (np.arange(lookahead)[None] < kept[:, None]).sum(0)
+        return Work(len(seen), int(drafted.sum()), int(kept.sum()), tuple(per_position.tolist()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The totals of one request's rounds; as in `Counters`."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    accepted_per_position: tuple[int, ...]
