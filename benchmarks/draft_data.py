@@ -25,7 +25,7 @@ from pydoc_data import topics
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from spec_jax import LLM
-from spec_jax.training.sampling import Sampler
+from spec_jax.training.sampling import RowSampler
 from tests.prompts import COPY_PROMPTS, PROMPTS
 
 RECIPE = "checkpoints/smollm2-135m-instruct.toml"
@@ -115,7 +115,7 @@ def prompts(args):
     pick = random.Random(args.seed)
     heads, paragraphs = heads_and_paragraphs()
     llm = LLM(RECIPE, dtype="bfloat16", max_num_seqs=64)
-    asked = Sampler(llm, 256).questions(args.questions, args.seed)
+    asked = RowSampler(llm, 256).questions(args.questions, args.seed)
     evaluated = {*PROMPTS, *COPY_PROMPTS}
     found = [{"messages": [{"role": "user", "content": each}]} for each in asked]
     found += [{"prompt": head} for head in pick.sample(heads, min(args.code, len(heads)))]

@@ -10,7 +10,7 @@ from spec_jax.llm import LLM
 from spec_jax.training.examples import fingerprints, read_examples
 from spec_jax.training.export import RECIPE, Provenance, check_recipe, export
 from spec_jax.training.plot import plot_acceptance
-from spec_jax.training.run import Progress, TrainingRun
+from spec_jax.training.run import TrainingProgress, TrainingRun
 
 
 def run(options: TrainOptions) -> int:
@@ -75,7 +75,7 @@ class _Log:
             self._screen.progress(text)
         self._screen.log(text, now=False)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: TrainingProgress) -> None:
         accepted = ", ".join(f"{kind} {rate:.3f}" for kind, rate in progress.acceptance.items())
         minutes, seconds = divmod(round(progress.seconds_left), 60)
         text = (

@@ -1,10 +1,12 @@
-"""Files of JSON lines that grow while work is done, and survive that it is killed."""
+"""Files of JSON lines that grow during a job, and survive its end at any moment."""
 
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from spec_jax.files import new_file
 
 _BLOCK = 1 << 16
 
@@ -18,13 +20,9 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 
 
 def replace_lines(path: Path, values: Iterable[dict[str, Any]]) -> None:
-    """Writes a file anew; whoever reads it meanwhile, or after a kill, finds it as it was."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.writelines(map(_line, values))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    """Writes a file anew, whole or not at all."""
+    with new_file(path) as partial:
+        partial.write_bytes(b"".join(map(_line, values)))
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -36,7 +34,7 @@ def drop_unfinished_line(path: Path, begin: bytes) -> None:
 
     Args:
       path: the file.
-      begin: how its first line begins; a file that begins otherwise is left as it is.
+      begin: the first bytes of its first line; a file that begins otherwise is not changed.
     """
     with path.open("r+b") as file:
         size = end = file.seek(0, os.SEEK_END)
@@ -46,8 +44,8 @@ def drop_unfinished_line(path: Path, begin: bytes) -> None:
         while end:
             block = max(0, end - _BLOCK)
             file.seek(block)
-            if (found := file.read(end - block).rfind(b"\n")) >= 0:
-                end = block + found + 1
+            if (newline := file.read(end - block).rfind(b"\n")) >= 0:
+                end = block + newline + 1
                 break
             end = block
         file.truncate(end)

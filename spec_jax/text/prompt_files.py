@@ -1,4 +1,4 @@
-"""Files of prompts: their size is bounded, and lines of JSON are read one by one."""
+"""Files of prompts and of training data: text of bounded size, and lines of JSON one by one."""
 
 import json
 from collections.abc import Iterator
@@ -7,30 +7,35 @@ from typing import Any, BinaryIO
 
 from spec_jax.errors import RequestError
 
-MOST_BYTES = 128 << 20
+MAX_BYTES = 128 << 20
 """Of a file of prompts; a device such as /dev/zero has no end."""
 
 
-def read_text(source: BinaryIO | Path, name: str) -> str:
+def read_text(
+    source: BinaryIO | Path, name: str, *, kind: str = "prompt file", max_bytes: int = MAX_BYTES
+) -> str:
     """The text of a file or stream.
 
     Args:
-      source: what to read.
-      name: what to call it in a message.
+      source: the file or stream.
+      name: its name in messages.
+      kind: its kind in messages.
+      max_bytes: the bytes of the largest file that is read; -1 for any number.
 
     Raises:
-      RequestError: it cannot be read, is larger than `MOST_BYTES`, or is not UTF-8.
+      RequestError: it cannot be read, is larger than `max_bytes`, or is not UTF-8.
     """
+    size = max_bytes + (max_bytes >= 0)
     try:
         if isinstance(source, Path):
             with source.open("rb") as file:
-                raw = file.read(MOST_BYTES + 1)
+                raw = file.read(size)
         else:
-            raw = source.read(MOST_BYTES + 1)
+            raw = source.read(size)
     except OSError as error:
-        raise RequestError(f"cannot read prompt file {name!r}: {error.strerror}.") from error
-    if len(raw) > MOST_BYTES:
-        raise RequestError(f"{name} holds more than {MOST_BYTES >> 20} MiB; split it.")
+        raise RequestError(f"cannot read {kind} {name!r}: {error.strerror}.") from error
+    if 0 <= max_bytes < len(raw):
+        raise RequestError(f"{name} holds more than {max_bytes >> 20} MiB; split it.")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -41,7 +46,7 @@ def read_text(source: BinaryIO | Path, name: str) -> str:
 
 
 def json_lines(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    """Each line's value, after where it stands, for messages.
+    """Each line's value, after its place in the file, for messages.
 
     Raises:
       RequestError: a line is not JSON.
@@ -50,8 +55,8 @@ def json_lines(text: str, name: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        where = f"{name}, line {number}"
+        place = f"{name}, line {number}"
         try:
-            yield where, json.loads(line)
+            yield place, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"{where} is not JSON: {error}.") from error
+            raise RequestError(f"{place} is not JSON: {error}.") from error

@@ -1,10 +1,11 @@
 """The data of a run: made once, file after file, and reused after an interruption."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,15 @@ import numpy as np
 from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError
+from spec_jax.files import replace_text
 from spec_jax.training.config import TrainingConfig
 from spec_jax.training.examples import Example
 from spec_jax.training.rows import RowFiles, bytes_per_token, write_rows
-from spec_jax.training.sampling import Sampler
-from spec_jax.training.store import claim, lock, replace_text
+from spec_jax.training.sampling import RowSampler
+from spec_jax.training.store import DATA, claim, lock
 
 HELD_OUT = {"greedy": 0.0, "sampled": 1.0}
 """The temperatures at which acceptance is measured."""
-DATA = "data.json", "training data"
-"""The file that identifies the data of a folder, and the data's name in messages."""
 _HELD_OUT_SEED = 1 << 62
 
 
@@ -40,17 +40,17 @@ class Data:
 
 
 _SAMPLING = ("temperatures", "sequence_length", "sample_batch", "held_out", "seed")
-"""The fields of a config that decide the contents of the rows, but not their number."""
+"""The fields of a config that determine the contents of the rows, but not their number."""
 
 
 def data_identity(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What identifies the rows of a run."""
+    """Everything that determines the rows of a run."""
     return {**{name: getattr(config, name) for name in _SAMPLING}, **identity}
 
 
 def make_data(
     folder: Path,
-    sampler: Sampler,
+    sampler: RowSampler,
     examples: Sequence[Example],
     config: TrainingConfig,
     identity: Mapping[str, Any],
@@ -65,8 +65,8 @@ def make_data(
       folder: the folder of the files.
       sampler: the target.
       examples: the beginnings of rows; without any the target generates prompts.
-      config: how much to sample, and how.
-      identity: what identifies these examples and this target.
+      config: the number of tokens to sample, and the sampling.
+      identity: identifies these examples and this target.
       on_progress: called with a line of text.
 
     Raises:
@@ -74,105 +74,85 @@ def make_data(
         other data, or another run writes data there.
       OSError: a file cannot be written; the earlier ones are complete.
     """
-    held = lock(folder, "makes training data", "wait until it has, or choose another --data-dir")
-    try:
-        claim(folder, *DATA, data_identity(config, identity))
-        return _make(folder, sampler, examples, config, on_progress)
-    finally:
-        held.release()
-
-
-def _make(
-    folder: Path,
-    sampler: Sampler,
-    examples: Sequence[Example],
-    config: TrainingConfig,
-    on_progress: Callable[[str], object],
-) -> Data:
-    """`make_data` in a folder that is locked."""
-    rows = _announce_size(folder, sampler, config, on_progress)
-    if not examples:
-        examples = _questions(folder, sampler, config, rows, on_progress)
-    examples = _fitting(examples, sampler.length, config, on_progress)
-    order = np.random.default_rng(config.seed).permutation(len(examples))
-    mixed = [examples[i] for i in order]
-    aside, learnt = mixed[: config.held_out], mixed[config.held_out :]
-    held_out = {}
-    for kind, temperature in HELD_OUT.items():
-        path = folder / f"held-out-{kind}.safetensors"
-        if not distributed.from_first(path.is_file):
-            on_progress(f"sampling held-out rows, {kind}")
-            asked = [_asked(each) for each in aside]
-            params = [
-                _params(sampler, each, temperature, _HELD_OUT_SEED + i)
-                for i, each in enumerate(asked)
-            ]
-            _write(path, sampler, asked, params)
-        held_out[kind] = RowFiles([path])
-    train, known = [], 0
-    for number, piece in enumerate(_pieces(learnt, config)):
-        if known >= config.sample_tokens:
-            break
-        path = folder / f"train-{number:05d}.safetensors"
-        if not distributed.from_first(path.is_file):
-            on_progress(f"sampling the target: {known} of {config.sample_tokens} tokens")
-            first = number * config.sample_batch
-            turns = itertools.islice(itertools.cycle(config.temperatures), first, None)
-            params = [
-                _params(sampler, each, temperature, (config.seed << 40) + first + i)
-                for i, (each, temperature) in enumerate(zip(piece, turns, strict=False))
-            ]
-            _write(path, sampler, piece, params)
-        train.append(path)
-        lengths = RowFiles([path])
-        known += int((lengths.column("lengths") - lengths.column("begins")).sum())
-    return Data(RowFiles(train), held_out)
+    with contextlib.ExitStack() as stack:
+        remedy = "wait until it has, or choose another --data-dir"
+        stack.callback(lock(folder, "makes training data", remedy).release)
+        claim(folder, DATA, data_identity(config, identity))
+        num_rows = _announce_size(folder, sampler, config, on_progress)
+        if not examples:
+            examples = _questions(folder, sampler, config, num_rows, on_progress)
+        examples = _fitting(examples, sampler.length, config, on_progress)
+        order = np.random.default_rng(config.seed).permutation(len(examples))
+        shuffled = [examples[i] for i in order]
+        prompts = [_prompt(each) for each in shuffled[: config.held_out]]
+        held_out = {}
+        for kind, temperature in HELD_OUT.items():
+            path = folder / f"held-out-{kind}.safetensors"
+            if not distributed.from_first(path.is_file):
+                on_progress(f"sampling held-out rows, {kind}")
+                _write(path, sampler, prompts, itertools.repeat(temperature), _HELD_OUT_SEED)
+            held_out[kind] = RowFiles([path])
+        train: list[Path] = []
+        num_tokens = 0
+        for number, batch in enumerate(_batches(shuffled[config.held_out :], config)):
+            if num_tokens >= config.sample_tokens:
+                break
+            path = folder / f"train-{number:05d}.safetensors"
+            if not distributed.from_first(path.is_file):
+                on_progress(f"sampling the target: {num_tokens} of {config.sample_tokens} tokens")
+                first = number * config.sample_batch
+                turns = itertools.islice(itertools.cycle(config.temperatures), first, None)
+                _write(path, sampler, batch, turns, (config.seed << 40) + first)
+            train.append(path)
+            rows = RowFiles([path])
+            num_tokens += int((rows.column("lengths") - rows.column("begins")).sum())
+        return Data(RowFiles(train), held_out)
 
 
 def _announce_size(
-    folder: Path, sampler: Sampler, config: TrainingConfig, on_progress: Callable[[str], object]
+    folder: Path, sampler: RowSampler, config: TrainingConfig, on_progress: Callable[[str], object]
 ) -> int:
     """Announces the size of the data on disk, and returns the approximate number of rows."""
-    each = bytes_per_token(sampler.llm.engine.target.config.embed_size)
-    rows = config.sample_tokens * 3 // (2 * sampler.length) + 2 * config.held_out
-    size, limit = rows * sampler.length * each / 1e9, config.max_disk
+    token_size = bytes_per_token(sampler.llm.engine.target.config.embed_size)
+    num_rows = config.sample_tokens * 3 // (2 * sampler.length) + 2 * config.held_out
+    size = num_rows * sampler.length * token_size / 1e9
 
-    def room_on_disk() -> float:
-        there = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        return (shutil.disk_usage(folder).free + there) / 1e9
+    def free_space() -> float:
+        data_size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        return (shutil.disk_usage(folder).free + data_size) / 1e9
 
-    free = distributed.from_first(room_on_disk)
-    fitting = int(config.sample_tokens * min(limit, free) / size)
-    for name, room in (("max_disk is", limit), ("the disk's free space is", free)):
-        if size > room:
+    free = distributed.from_first(free_space)
+    fitting = int(config.sample_tokens * min(config.max_disk, free) / size)
+    for name, limit in (("max_disk is", config.max_disk), ("the disk's free space is", free)):
+        if size > limit:
             raise ConfigError(
                 f"sample_tokens is {config.sample_tokens}, whose data may take {size:.1f} GB, but "
-                f"{name} {room:.1f} GB; about {fitting} tokens would fit."
+                f"{name} {limit:.1f} GB; about {fitting} tokens would fit."
             )
     on_progress(f"the data may take {size:.1f} GB of {free:.1f} GB free, in {folder}")
-    return rows
+    return num_rows
 
 
 def _questions(
     folder: Path,
-    sampler: Sampler,
+    sampler: RowSampler,
     config: TrainingConfig,
-    rows: int,
+    num_rows: int,
     on_progress: Callable[[str], object],
 ) -> list[Example]:
     """Prompts that the target generates, kept so that they are generated once."""
     path = folder / "questions.json"
     if not distributed.from_first(path.is_file):
-        found: dict[str, None] = {}
-        for turn in itertools.count():
+        questions: dict[str, None] = {}
+        for turn in range(4):
             # Each prompt is answered once at every temperature.
-            wanted = rows // len(config.temperatures) + config.held_out - len(found)
-            if wanted <= 0 or turn == 4:
+            missing = num_rows // len(config.temperatures) + config.held_out - len(questions)
+            if missing <= 0:
                 break
-            on_progress(f"letting the target invent {wanted} prompts")
-            found |= dict.fromkeys(sampler.questions(wanted, config.seed + turn))
-        distributed.agree({"the prompts that the target invented": list(found)})
-        distributed.from_first(lambda: replace_text(path, json.dumps(list(found), indent=0)))
+            on_progress(f"letting the target invent {missing} prompts")
+            questions |= dict.fromkeys(sampler.questions(missing, config.seed + turn))
+        distributed.agree({"the prompts that the target invented": list(questions)})
+        distributed.from_first(lambda: replace_text(path, json.dumps(list(questions), indent=0)))
     encode = sampler.llm.tokenizer.encode_chat
     texts = json.loads(path.read_text())
     return [Example(tuple(encode([{"role": "user", "content": text}]))) for text in texts]
@@ -199,7 +179,7 @@ def _fitting(
     return fitting
 
 
-def _pieces(examples: Sequence[Example], config: TrainingConfig) -> Iterator[Sequence[Example]]:
+def _batches(examples: Sequence[Example], config: TrainingConfig) -> Iterator[Sequence[Example]]:
     """The examples in batches; prompts repeat, and texts do not, since they never change.
 
     Prompts of a batch have similar lengths, because a batch takes as long as its longest row.
@@ -207,14 +187,14 @@ def _pieces(examples: Sequence[Example], config: TrainingConfig) -> Iterator[Seq
     prompts = [each for each in examples if each.text is None]
     size = config.sample_batch
     shuffle = np.random.default_rng(config.seed).permutation
-    for several in itertools.chain([examples], itertools.repeat(prompts) if prompts else ()):
-        ordered = sorted(several, key=lambda each: len(each.prompt))
-        pieces = [ordered[first : first + size] for first in range(0, len(ordered), size)]
-        for which in shuffle(len(pieces)):
-            yield pieces[which]
+    for turn in itertools.chain([examples], itertools.repeat(prompts) if prompts else ()):
+        ordered = sorted(turn, key=lambda each: len(each.prompt))
+        batches = [ordered[first : first + size] for first in range(0, len(ordered), size)]
+        for number in shuffle(len(batches)):
+            yield batches[number]
 
 
-def _asked(example: Example) -> Example:
+def _prompt(example: Example) -> Example:
     """For evaluation the target continues a text after its first quarter."""
     if example.text is None:
         return example
@@ -222,13 +202,21 @@ def _asked(example: Example) -> Example:
     return Example(ids[: max(1, len(ids) // 4)])
 
 
-def _params(sampler: Sampler, example: Example, temperature: float, seed: int) -> SamplingParams:
-    room = max(1, sampler.length - len(example.prompt))
-    return SamplingParams(temperature=temperature, max_tokens=room, seed=seed)
-
-
 def _write(
-    path: Path, sampler: Sampler, examples: Sequence[Example], params: Sequence[SamplingParams]
+    path: Path,
+    sampler: RowSampler,
+    examples: Sequence[Example],
+    temperatures: Iterable[float],
+    seed: int,
 ) -> None:
+    """Writes the rows of some examples, sampled at these temperatures with seeds from `seed` on."""
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            max_tokens=max(1, sampler.length - len(each.prompt)),
+            seed=seed + i,
+        )
+        for i, (each, temperature) in enumerate(zip(examples, temperatures, strict=False))
+    ]
     rows = sampler.rows(examples, params)
     distributed.from_first(lambda: write_rows(path, rows))

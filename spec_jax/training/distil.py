@@ -18,14 +18,14 @@ with extra("train"):
 
 
 @pytree
-class Batch:
+class TrainingBatch:
     """Rows on the device, in parts that are read one after another.
 
     Attributes:
       tokens: token ids.
-      weights: 1 at tokens whose next token is learnt, else 0.
-      states: the target's hidden states, as in `Rows`.
-      normalisers: as in `Rows`.
+      weights: 1 at tokens whose next token is trained on, else 0.
+      states: the target's hidden states, as in `TrainingRows`.
+      normalisers: as in `TrainingRows`.
     """
 
     tokens: Int[Array, "parts rows length"]
@@ -103,7 +103,9 @@ class Student:
         )
 
 
-def measure(weights: dict[str, Array], student: Student, teacher: Teacher, part: Batch) -> Measures:
+def measure(
+    weights: dict[str, Array], student: Student, teacher: Teacher, part: TrainingBatch
+) -> Measures:
     """Measures the draft on one part of a batch (without the axis `parts`).
 
     Tokens that the draft cannot propose count as tokens of probability 0.
@@ -116,20 +118,20 @@ def measure(weights: dict[str, Array], student: Student, teacher: Teacher, part:
     p = jnp.exp(log_p)
     following = jnp.roll(part.tokens, -1, axis=1)
     column = teacher.columns[following]
-    kept = jnp.minimum(p, jnp.exp(log_q)).sum(-1)
+    accepted = jnp.minimum(p, jnp.exp(log_q)).sum(-1)
     if student.objective == "kl":
         losses = (p * (log_p - log_q)).sum(-1)
     elif student.objective == "tv":
-        losses = 1.0 - kept
+        losses = 1.0 - accepted
     else:
-        said = jnp.take_along_axis(log_q, jnp.maximum(column, 0)[..., None], axis=-1)[..., 0]
-        losses = jnp.where(column >= 0, -said, 0.0)
+        log_prob = jnp.take_along_axis(log_q, jnp.maximum(column, 0)[..., None], axis=-1)[..., 0]
+        losses = jnp.where(column >= 0, -log_prob, 0.0)
     right = (largest(log_q) == column).astype(jnp.float32)
 
     def total(each: Array) -> Array:
         return (each * part.weights).sum()
 
-    return Measures(total(losses), total(kept), total(right), part.weights.sum())
+    return Measures(total(losses), total(accepted), total(right), part.weights.sum())
 
 
 def optimizer_of(config: TrainingConfig) -> optax.GradientTransformation:
@@ -154,17 +156,17 @@ def update(
     state: TrainState,
     student: Student,
     teacher: Teacher,
-    batch: Batch,
+    batch: TrainingBatch,
     optimizer: optax.GradientTransformation,
 ) -> tuple[TrainState, Measures]:
     """One step on a batch; the measures are of the weights before it."""
     count = jnp.maximum(batch.weights.sum(), 1.0)
 
-    def objective(weights: dict[str, Array], part: Batch) -> tuple[Array, Measures]:
+    def objective(weights: dict[str, Array], part: TrainingBatch) -> tuple[Array, Measures]:
         measures = measure(weights, student, teacher, part)
         return measures.loss / count, measures
 
-    def add(sums: tuple, part: Batch) -> tuple[tuple, None]:
+    def add(sums: tuple, part: TrainingBatch) -> tuple[tuple, None]:
         gradient, measures = jax.grad(objective, has_aux=True)(state.weights, part)
         return jax.tree.map(jnp.add, sums, (gradient, measures)), None
 

@@ -2,12 +2,12 @@
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from spec_jax.errors import ConfigError, RequestError
+from spec_jax.text.prompt_files import json_lines, read_text
 from spec_jax.text.tokenizer import Tokenizer
 
 _KEYS = ("messages", "prompt", "text")
@@ -19,8 +19,8 @@ class Example:
     """The beginning of a row of training data.
 
     Attributes:
-      prompt: token ids that are given; acceptance is not measured on them.
-      text: token ids that follow, if they are known; otherwise the target generates them.
+      prompt: token ids of the prompt; acceptance is not measured on them.
+      text: token ids that follow; None if the target generates them.
     """
 
     prompt: tuple[int, ...]
@@ -35,7 +35,7 @@ def fingerprints(paths: Sequence[Path]) -> list[str]:
     """
     for path in paths:
         if path.exists() and not path.is_file():
-            raise RequestError(f"{path} is no file but a directory, a pipe or a device.")
+            raise RequestError(f"{path} is not a file but a directory, a pipe or a device.")
     try:
         return [hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths]
     except OSError as error:
@@ -50,22 +50,24 @@ def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, length: int) -> l
     `text`. Every other file is one text. Texts are split into rows.
 
     Args:
-      paths: the files; none gives nothing.
+      paths: the files; may be empty.
       tokenizer: the target's.
       length: tokens of a row.
 
     Raises:
       RequestError: a file cannot be read, is empty, or is malformed.
     """
-    found = [
-        example
-        for path in paths
-        for where, value in _values(path)
-        for example in _examples(where, value, tokenizer, length)
-    ]
-    if paths and not found:
+    examples = []
+    for path in paths:
+        text = read_text(path, str(path), kind="data file", max_bytes=-1)
+        if not text.strip():
+            raise RequestError(f"data file {str(path)!r} is empty; leave it out or fill it.")
+        entries = json_lines(text, str(path))
+        for place, value in entries if path.suffix == ".jsonl" else [(str(path), {"text": text})]:
+            examples += _examples(place, value, tokenizer, length)
+    if paths and not examples:
         raise RequestError("the data holds nothing to learn from; give files that are not empty.")
-    return found
+    return examples
 
 
 def prefix_of_questions(tokenizer: Tokenizer) -> list[int]:
@@ -85,44 +87,18 @@ def prefix_of_questions(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text.split(_USER_TURN)[0].rstrip(" "), add_special_tokens=False)
 
 
-def _values(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The entries of a file, each with its name in messages."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise RequestError(f"cannot read data file {str(path)!r}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{path} is not UTF-8 text (byte {error.start}); convert it, for example with iconv."
-        ) from error
-    if not text.strip():
-        raise RequestError(f"data file {str(path)!r} is empty; leave it out or fill it.")
-    if path.suffix != ".jsonl":
-        return [(str(path), {"text": text})]
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    return [(f"{path}, line {n}", _parsed(f"{path}, line {n}", line)) for n, line in lines]
-
-
-def _parsed(where: str, line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise RequestError(f"{where} is not JSON: {error}.") from error
+def _examples(place: str, value: Any, tokenizer: Tokenizer, length: int) -> list[Example]:
+    """The examples of one entry of a file."""
     if not isinstance(value, dict) or sum(key in value for key in _KEYS) != 1:
         raise RequestError(
-            f"{where} is {line[:80]!r}; expected an object with one of the keys {', '.join(_KEYS)}."
+            f"{place} is {str(value)[:80]}; expected an object with one of the keys "
+            f"{', '.join(_KEYS)}."
         )
-    return value
-
-
-def _examples(
-    where: str, value: dict[str, Any], tokenizer: Tokenizer, length: int
-) -> list[Example]:
     if "messages" in value:
-        return [Example(_conversation(where, value["messages"], tokenizer))]
+        return [Example(_conversation(place, value["messages"], tokenizer))]
     text = value.get("prompt", value.get("text"))
     if not isinstance(text, str) or not text:
-        raise RequestError(f"{where} has {text!r}; give text that is not empty.")
+        raise RequestError(f"{place} has {text!r}; give text that is not empty.")
     ids = tuple(tokenizer.encode(text))
     if "prompt" in value:
         return [Example(ids)]
@@ -130,13 +106,13 @@ def _examples(
     return [Example(row[:1], row[1:]) for row in rows if len(row) > 1]
 
 
-def _conversation(where: str, messages: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _conversation(place: str, messages: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The prompt for an answer to the last question; answers after it are left out."""
     try:
         last = max(i for i, each in enumerate(messages) if each["role"] == "user")
     except (ValueError, TypeError, KeyError):
         raise RequestError(
-            f'{where} has the messages {messages!r}; give a list of {{"role", "content"}} in which '
+            f'{place} has the messages {messages!r}; give a list of {{"role", "content"}} in which '
             "there is a user message."
         ) from None
     text = tokenizer.apply_chat_template(messages[: last + 1])

@@ -124,7 +124,7 @@ It drafts for {provenance.target}, which lends it {lends}, in speculative decodi
 | layers | {config.layers} |
 | own parameters | {own / 1e6:.1f} million |
 | proposes | {proposes} |
-| learnt from | {trained.learnt_tokens / 1e6:.2f} million tokens: {provenance.data} |
+| learnt from | {trained.num_tokens / 1e6:.2f} million tokens: {provenance.data} |
 | objective | {config.objective} |
 | updates | {trained.step} of {config.batch_size} rows of at most {config.sequence_length} tokens |
 | acceptance, greedy | {trained.acceptance["greedy"]:.3f} |

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from spec_jax.files import new_file
 from spec_jax.training.data import HELD_OUT
 
 
 def plot_acceptance(path: Path, history: Sequence[dict[str, Any]]) -> None:
-    """Writes a PNG of the rates of acceptance after so many updates.
+    """Writes a PNG of the acceptance rates by number of updates.
 
     Args:
       path: the file.
-      history: what the evaluations measured.
+      history: the measurements of the evaluations.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -29,6 +30,5 @@ def plot_acceptance(path: Path, history: Sequence[dict[str, Any]]) -> None:
     axes.set(xlabel="updates", ylabel="drafted tokens kept", ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend()
-    part = path.with_suffix(".part")
-    figure.savefig(part, format="png", dpi=150)
-    part.replace(path)
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)

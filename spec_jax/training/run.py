@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,19 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax import distributed
 from spec_jax.checkpoints import orbax_directory
 from spec_jax.engine.programs import bytes_beside_arguments
 from spec_jax.errors import ConfigError, TrainingError
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
+from spec_jax.text.json_lines import drop_unfinished_line, replace_lines
+from spec_jax.text.prompt_files import json_lines
 from spec_jax.training.config import TrainingConfig
-from spec_jax.training.data import DATA, Data, data_identity, make_data
+from spec_jax.training.data import Data, data_identity, make_data
 from spec_jax.training.distil import (
-    Batch,
     Measures,
     Student,
     Teacher,
+    TrainingBatch,
     TrainState,
     measure,
     optimizer_of,
@@ -32,24 +36,24 @@ from spec_jax.training.distil import (
 from spec_jax.training.draft import trained_names, untrained_draft
 from spec_jax.training.examples import Example
 from spec_jax.training.memory import check_fits
-from spec_jax.training.rows import RowFiles, Rows, empty_rows
-from spec_jax.training.sampling import Sampler
-from spec_jax.training.store import RUN, History, RunStore, holds
+from spec_jax.training.rows import RowFiles, TrainingRows, empty_rows
+from spec_jax.training.sampling import RowSampler
+from spec_jax.training.store import DATA, RUN, RunStore, holds
 
 REPORT_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """Where a run is.
 
     Attributes:
       step: updates made.
       steps: updates to make.
-      loss: the objective's mean over the tokens learnt since the last evaluation.
-      tokens_per_second: tokens learnt per second, without evaluations.
+      loss: the objective's mean over the training tokens since the last evaluation.
+      tokens_per_second: training tokens per second, without evaluations.
       seconds_left: estimated.
-      acceptance: rates of acceptance at the last evaluation: `greedy` and `sampled`.
+      acceptance: acceptance rates at the last evaluation: `greedy` and `sampled`.
       evaluated: whether an evaluation followed this step.
     """
 
@@ -68,17 +72,17 @@ class TrainedDraft:
 
     Attributes:
       model: the best weights, in float32.
-      outputs: the target's ids that it can propose; None for all.
+      outputs: the target token ids that it can propose; None for all.
       step: the number of updates after which it was best.
-      acceptance: its rates of acceptance, `greedy` and `sampled`, on held-out prompts.
-      learnt_tokens: tokens of the data that it was trained on.
+      acceptance: its acceptance rates, `greedy` and `sampled`, on held-out prompts.
+      num_tokens: tokens of its training data.
     """
 
     model: Model
     outputs: np.ndarray | None
     step: int
     acceptance: dict[str, float]
-    learnt_tokens: int
+    num_tokens: int
 
 
 class TrainingRun:
@@ -86,11 +90,11 @@ class TrainingRun:
 
     Args:
       llm: the target.
-      config: what to train and how.
+      config: the draft and its training.
       path: the run's directory; an interrupted run resumes there.
-      examples: what to learn from; without any the target generates prompts.
-      identity: what else identifies this run: names of its target and of its data.
-      data_dir: where the rows are kept, which runs can share; by default in the run's directory.
+      examples: the beginnings of rows; without any the target generates prompts.
+      identity: further values that identify this run: names of its target and of its data.
+      data_dir: the directory of the rows, which runs can share; by default in the run's directory.
       on_progress: called with a line of text.
 
     Raises:
@@ -115,8 +119,8 @@ class TrainingRun:
                 "offload is 'host', but training reads the target's layers from device memory; "
                 "leave offload out, or use a layout of more devices."
             )
-        self._target, self._config, self._path = llm.engine.target.unpacked(), config, path
-        self._sampler, self._examples = Sampler(llm, config.sequence_length), examples
+        self._target, self._config = llm.engine.target.unpacked(), config
+        self._sampler, self._examples = RowSampler(llm, config.sequence_length), examples
         self._on_progress = on_progress or (lambda line: None)
         self._placement = (
             llm.layout.place("draft", self._target.config.axis_sizes)
@@ -126,10 +130,11 @@ class TrainingRun:
         untrained_draft(self._target, config, None, self._placement)  # refuses what does not fit
         self._check_fit(llm.max_model_len)
         self._identity, self._data_dir = identity or {}, data_dir or path / "data"
+        self._metrics = path / "metrics.jsonl"
         run = {**dataclasses.asdict(config), **self._identity}
         # A run that does not fit must not claim a directory.
-        if not holds(path, *RUN, run):
-            if not holds(self._data_dir, *DATA, data_identity(config, self._identity)):
+        if not holds(path, RUN, run):
+            if not holds(self._data_dir, DATA, data_identity(config, self._identity)):
                 self._sampler.check_memory(config.sample_batch)
             self._check_memory()
         self.store = RunStore(path, run)
@@ -177,7 +182,7 @@ class TrainingRun:
         check_fits(target, "an update", "accumulate", config.accumulate, more, needed)
         del self._student, self._teacher, self.state  # sampling needs the memory; see `_begin`
 
-    def run(self) -> Iterator[Progress]:
+    def run(self) -> Iterator[TrainingProgress]:
         """Makes the data and trains; yields its progress about once a second, and at the end.
 
         Raises:
@@ -195,49 +200,44 @@ class TrainingRun:
         )
         self._begin(data)
         step = int(self.state.position)
-        acceptance = self._history.entries[-1] if self._history.entries else self._evaluate(step)
-        clock, total = _Clock(), _none()
+        acceptance = self.history[-1] if self.history else self._evaluate(step)
+        clock, total = _Clock(), _zero()
         while step < config.steps:
             clock.start()
             batch = self._batch(self._data.train, self._numbers(step), config.accumulate)
-            self.state, found = self._advance(self.state, self._student, self._teacher, batch)
-            found = jax.tree.map(float, found)
+            self.state, measures = self._advance(self.state, self._student, self._teacher, batch)
+            measures = jax.tree.map(float, measures)
             step += 1
-            clock.stop(found.tokens)
-            if not math.isfinite(found.loss):
+            clock.stop(measures.tokens)
+            if not math.isfinite(measures.loss):
                 raise TrainingError(
-                    f"the loss of step {step} is {found.loss}; {self.store.kept} Lower "
+                    f"the loss of step {step} is {measures.loss}; {self.store.kept} Lower "
                     "learning_rate, or use dtype float32, in a new directory."
                 )
-            total = jax.tree.map(lambda a, b: a + b, total, found)
+            total = jax.tree.map(operator.add, total, measures)
             loss = total.loss / max(total.tokens, 1.0)
             evaluating = step % config.evaluate_every == 0 or step == config.steps
             if evaluating:
-                acceptance, total = self._evaluate(step, loss), _none()
+                acceptance, total = self._evaluate(step, loss), _zero()
             if evaluating or clock.due():
                 kinds = {kind: acceptance[kind] for kind in data.held_out}
                 left = (config.steps - step) * clock.seconds_per_step
                 speed = clock.tokens_per_second
-                yield Progress(step, config.steps, loss, speed, left, kinds, evaluating)
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The measurements of every evaluation."""
-        return self._history.entries
+                yield TrainingProgress(step, config.steps, loss, speed, left, kinds, evaluating)
 
     def best(self) -> TrainedDraft:
         """The draft with the highest acceptance; after `run`."""
         step = self.store.best
         assert step is not None  # there is an evaluation before the first update
         state = self.store.restore(step, self.state)
-        entry = next(each for each in self._history.entries if each["step"] == step)
+        entry = next(each for each in self.history if each["step"] == step)
         train = self._data.train
         return TrainedDraft(
             model=self._student.model.with_weights(state.weights),
             outputs=self._outputs,
             step=step,
             acceptance={kind: entry[kind] for kind in self._data.held_out},
-            learnt_tokens=int(train.column("lengths").sum()),
+            num_tokens=int(train.column("lengths").sum()),
         )
 
     def _begin(self, data: Data) -> None:
@@ -249,7 +249,10 @@ class TrainingRun:
         if latest is not None:
             self._on_progress(f"resuming from step {latest}")
             self.state = self.store.restore(latest, self.state)
-        self._history = History(self._path / "metrics.jsonl", -1 if latest is None else latest)
+        # Of a killed run, entries after its latest checkpoint do not count.
+        last = -1 if latest is None else latest
+        entries = distributed.from_first(lambda: _entries(self._metrics))
+        self.history = [entry for entry in entries if entry["step"] <= last]
 
     def _prepare(self, outputs: np.ndarray | None) -> None:
         """Creates the draft that proposes these tokens, and the objects that train it."""
@@ -271,7 +274,7 @@ class TrainingRun:
             key=jnp.array([config.seed, 0], jnp.uint32),
         )
 
-        def advance(state: TrainState, student: Student, teacher: Teacher, batch: Batch):
+        def advance(state: TrainState, student: Student, teacher: Teacher, batch: TrainingBatch):
             return update(state, student, teacher, batch, optimizer)
 
         self._advance = draft.jit(advance, donate_argnums=0)
@@ -288,36 +291,39 @@ class TrainingRun:
         }
         return np.array([orders[place // count][place % count] for place in places])
 
-    def _batch(self, files: RowFiles, numbers: np.ndarray, parts: int) -> Batch:
+    def _batch(self, files: RowFiles, numbers: np.ndarray, parts: int) -> TrainingBatch:
         """Rows on the device; those whose number is -1 are empty."""
         rows = files.take(np.maximum(numbers, 0))
         weights = _weights(rows, files is self._data.train) * (numbers >= 0)[:, None]
         return self._put(rows, weights, parts)
 
-    def _put(self, rows: Rows, weights: np.ndarray, parts: int) -> Batch:
+    def _put(self, rows: TrainingRows, weights: np.ndarray, parts: int) -> TrainingBatch:
         placement = self._student.model.placement
 
         def put(array: np.ndarray) -> jax.Array:
             array = array.reshape(parts, -1, *array.shape[1:])
             return placement.put(array, None, "batch", *(None,) * (array.ndim - 2))
 
-        return Batch(put(rows.tokens), put(weights), put(rows.states), put(rows.normalisers))
+        return TrainingBatch(
+            put(rows.tokens), put(weights), put(rows.states), put(rows.normalisers)
+        )
 
     def _evaluate(self, step: int, loss: float | None = None) -> dict[str, Any]:
         """Measures acceptance on the held-out rows, records it, and saves a checkpoint."""
         entry: dict[str, Any] = {"step": step, "loss": loss}
         size = self._config.batch_size // self._config.accumulate
         for kind, files in self._data.held_out.items():
-            total = _none()
+            total = _zero()
             for first in range(0, len(files), size):
                 numbers = np.arange(first, first + size)
                 numbers = np.where(numbers < len(files), numbers, -1)
                 part = jax.tree.map(lambda leaf: leaf[0], self._batch(files, numbers, 1))
-                found = self._measure(self.state.weights, self._student, self._teacher, part)
-                total = jax.tree.map(lambda a, b: a + float(b), total, found)
+                measures = self._measure(self.state.weights, self._student, self._teacher, part)
+                total = jax.tree.map(lambda a, b: a + float(b), total, measures)
             entry[kind] = getattr(total, kind) / max(total.tokens, 1.0)
         # In this order: a resumed run drops entries after the latest checkpoint.
-        self._history.add(entry)
+        self.history.append(entry)
+        distributed.from_first(lambda: replace_lines(self._metrics, self.history))
         self.store.save(step, self.state, {kind: entry[kind] for kind in self._data.held_out})
         return entry
 
@@ -327,7 +333,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._steps, self._seconds, self._tokens = -1, 0.0, 0.0
-        self._shown = self._started = time.perf_counter()
+        self._reported = self._started = time.perf_counter()
 
     def start(self) -> None:
         self._started = time.perf_counter()
@@ -341,9 +347,9 @@ class _Clock:
     def due(self) -> bool:
         """Whether it is time for a report."""
         now = time.perf_counter()
-        if now - self._shown < REPORT_SECONDS:
+        if now - self._reported < REPORT_SECONDS:
             return False
-        self._shown = now
+        self._reported = now
         return True
 
     @property
@@ -355,11 +361,19 @@ class _Clock:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-def _none() -> Measures:
+def _zero() -> Measures:
     return Measures(*(0.0 for _ in dataclasses.fields(Measures)))  # type: ignore[arg-type]
 
 
-def _weights(rows: Rows, prompts: bool) -> np.ndarray:
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """The entries of a file of measurements; none if it does not exist."""
+    if not path.is_file():
+        return []
+    drop_unfinished_line(path, b'{"step": ')  # which earlier versions may have left
+    return [value for _, value in json_lines(path.read_text(), str(path))]
+
+
+def _weights(rows: TrainingRows, prompts: bool) -> np.ndarray:
     """1 at the tokens whose next token counts, else 0: float32 [rows, length].
 
     With `prompts` this includes the prompt, where the target's distribution is known too.

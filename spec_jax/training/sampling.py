@@ -21,14 +21,14 @@ from spec_jax.llm import LLM
 from spec_jax.models.model import Model
 from spec_jax.training.examples import Example, prefix_of_questions
 from spec_jax.training.memory import check_fits
-from spec_jax.training.rows import Rows
+from spec_jax.training.rows import TrainingRows
 
 CHUNK = 16
 """Tokens of each row whose logits are in memory at once."""
 QUESTION_TOKENS = 96
 
 
-class Sampler:
+class RowSampler:
     """Makes rows of examples.
 
     Args:
@@ -83,12 +83,12 @@ class Sampler:
         texts = [output.text.strip() for output in outputs if output.finish_reason == "stop"]
         return [text for text in dict.fromkeys(texts) if text]
 
-    def rows(self, examples: Sequence[Example], params: Sequence[SamplingParams]) -> Rows:
+    def rows(self, examples: Sequence[Example], params: Sequence[SamplingParams]) -> TrainingRows:
         """One row for each example, and the target's hidden states at its tokens.
 
         Args:
-          examples: the beginnings of rows, or whole rows.
-          params: how the target is sampled for each; its tokens end with the row.
+          examples: the beginnings of rows, or complete rows.
+          params: the sampling parameters of each example.
         """
         requests = [
             self._request(each, sampling) for each, sampling in zip(examples, params, strict=True)
@@ -99,7 +99,7 @@ class Sampler:
         parts = [self._rows(requests[i : i + size]) for i in range(0, len(requests), size)]
         tokens, lengths, states, normalisers = map(np.concatenate, zip(*parts, strict=True))
         begins = np.array([min(len(each.prompt), self.length) for each in examples], np.int32)
-        return Rows(tokens, begins, lengths, states, normalisers)
+        return TrainingRows(tokens, begins, lengths, states, normalisers)
 
     def _request(self, example: Example, sampling: SamplingParams) -> Request:
         if example.text is None:
@@ -115,14 +115,13 @@ class Sampler:
             batch.advance(self.length)
         count, length = len(requests), self.length
         target, states = self._engine.target, batch.state.states
-        found = self._normalisers(states)(target, states)
-        states, normalisers = distributed.to_host(found)
+        states, normalisers = distributed.to_host(self._normalisers(states)(target, states))
         tokens, lengths = batch.view.tokens[:count, :length].copy(), batch.view.lengths[:count]
         places = np.arange(length)[None] - lengths[:, None]
-        known, scored = places < 0, places < -1  # nothing follows the last token
+        filled, scored = places < 0, places < -1  # nothing follows the last token
         states = np.where(scored[..., None], np.asarray(states[:count, :length], np.float32), 0.0)
         return (
-            np.where(known, tokens, 0),
+            np.where(filled, tokens, 0),
             lengths.astype(np.int32),
             states.astype(ml_dtypes.bfloat16),
             np.where(scored, normalisers[:count, :length], 0.0),

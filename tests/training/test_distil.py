@@ -10,9 +10,9 @@ import pytest
 from spec_jax.testing import tiny_model
 from spec_jax.training.config import TrainingConfig
 from spec_jax.training.distil import (
-    Batch,
     Student,
     Teacher,
+    TrainingBatch,
     TrainState,
     measure,
     optimizer_of,
@@ -54,7 +54,7 @@ def example(reduced: bool, parts: int = 1):
     def cut(array):
         return jnp.asarray(np.asarray(array).reshape(parts, 4 // parts, *array.shape[1:]))
 
-    batch = Batch(cut(tokens), cut(weights), cut(states), cut(normalisers))
+    batch = TrainingBatch(cut(tokens), cut(weights), cut(states), cut(normalisers))
     student = Student(draft, "kl", "float32")
     return student, Teacher(target, jnp.asarray(columns)), batch, tokens, weights, p, q
 

@@ -11,7 +11,14 @@ from spec_jax.models.config import Experts
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from spec_jax.training.config import TrainingConfig
-from spec_jax.training.distil import Batch, Student, Teacher, TrainState, optimizer_of, update
+from spec_jax.training.distil import (
+    Student,
+    Teacher,
+    TrainingBatch,
+    TrainState,
+    optimizer_of,
+    update,
+)
 from spec_jax.training.draft import untrained_draft
 
 EXPERTS = Experts(count=6, per_token=2, size=24, dense_layers=(1, 2))
@@ -48,7 +55,7 @@ def test_experts_learn():
     tokens = np.random.default_rng(0).integers(0, 16, (1, 4, 10)).astype(np.int32)
     states, _ = TARGET.begin(jnp.asarray(tokens[0]), TARGET.new_cache(4, 10), 4)
     normalisers = jax.nn.logsumexp(TARGET.exit(states), axis=-1)
-    batch = Batch(tokens, jnp.ones((1, 4, 10)), states[None], normalisers[None])
+    batch = TrainingBatch(tokens, jnp.ones((1, 4, 10)), states[None], normalisers[None])
     teacher, student = Teacher(TARGET, jnp.arange(16)), Student(draft, "kl", "float32")
     config = TrainingConfig(steps=30, warmup_steps=2)
     optimizer = optimizer_of(config)

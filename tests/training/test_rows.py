@@ -8,12 +8,12 @@ import pytest
 
 from spec_jax.errors import CheckpointError
 from spec_jax.training import rows as module
-from spec_jax.training.rows import RowFiles, Rows, bytes_per_token, write_rows
+from spec_jax.training.rows import RowFiles, TrainingRows, bytes_per_token, write_rows
 
 
-def some_rows(count: int, seed: int = 0) -> Rows:
+def some_rows(count: int, seed: int = 0) -> TrainingRows:
     random = np.random.default_rng(seed)
-    return Rows(
+    return TrainingRows(
         tokens=random.integers(0, 99, (count, 6), np.int32),
         begins=random.integers(1, 3, count).astype(np.int32),
         lengths=random.integers(3, 7, count).astype(np.int32),
@@ -29,7 +29,7 @@ def test_rows_of_several_files_are_read_as_one_collection(tmp_path):
     files = RowFiles([tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
     assert len(files) == 5
     found = files.take([4, 0, 3])
-    for field in dataclasses.fields(Rows):
+    for field in dataclasses.fields(TrainingRows):
         each = [getattr(piece, field.name) for piece in pieces]
         wanted = np.stack([each[1][1], each[0][0], each[1][0]])
         assert getattr(found, field.name).dtype == wanted.dtype

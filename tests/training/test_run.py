@@ -22,7 +22,7 @@ from spec_jax.training.config import TrainingConfig
 from spec_jax.training.examples import read_examples
 from spec_jax.training.rows import RowFiles
 from spec_jax.training.run import TrainingRun
-from spec_jax.training.sampling import Sampler
+from spec_jax.training.sampling import RowSampler
 from tests.often import often
 from tests.training.conftest import ROW
 
@@ -120,7 +120,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(
             return wrapped
 
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(Sampler, "rows", dies(Sampler.rows))
+            patch.setattr(RowSampler, "rows", dies(RowSampler.rows))
             patch.setattr(TrainingRun, "_batch", dies(TrainingRun._batch))
             patch.setattr(module.RunStore, "save", dies(module.RunStore.save))
             _, _, found = trained(llm, path, data_file)
@@ -149,7 +149,7 @@ def test_runs_share_the_rows_of_a_directory(finished, llm, data_file, tmp_path, 
     def sampled(*args):
         raise AssertionError("rows that are there already were sampled again")
 
-    monkeypatch.setattr(Sampler, "rows", sampled)
+    monkeypatch.setattr(RowSampler, "rows", sampled)
     examples = read_examples([data_file], llm.tokenizer, ROW)
     config = dataclasses.replace(CONFIG, steps=2, objective="tv", sample_tokens=200)
     data = finished[0] / "data"
@@ -298,7 +298,7 @@ def test_other_drafts_learn_too(llm, data_file, tmp_path, changes):
 @pytest.mark.slow
 def test_the_target_can_invent_its_prompts(llm, tmp_path, monkeypatch):
     asked = [f"{chr(97 + i % 26)}{i // 26}" for i in range(40)]
-    monkeypatch.setattr(Sampler, "questions", lambda self, count, seed: asked[:count])
+    monkeypatch.setattr(RowSampler, "questions", lambda self, count, seed: asked[:count])
     run = TrainingRun(llm, CONFIG, tmp_path / "run")
     list(run.run())
     kept = json.loads((tmp_path / "run" / "data" / "questions.json").read_text())
