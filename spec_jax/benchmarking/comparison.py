@@ -1,10 +1,9 @@
 """Is a change faster? Two files of results, with intervals from the bootstrap."""
 
-import dataclasses
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from spec_jax.benchmarking.results import Results
 from spec_jax.benchmarking.summary import Cell, Measured, summarize
@@ -14,16 +13,14 @@ LEVEL = 0.95
 FASTER, SLOWER, UNDECIDED = "faster", "slower", "no difference shown"
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """One system in two files.
 
     Attributes:
-      cell: what was decoded.
-      system: by what.
-      before, after: mean tokens a second of its requests, in the first and the second file.
+      cell, system: what was measured.
+      before, after: mean tokens a second of its requests in the first and the second file.
       ratio: the second over the first.
-      low, high: of the 95 % interval of the ratio.
+      low, high: the 95 % interval of the ratio.
     """
 
     cell: Cell
@@ -36,32 +33,29 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """What the interval shows."""
         return FASTER if self.low > 1 else SLOWER if self.high < 1 else UNDECIDED
 
 
 def compare(before: Results, after: Results, seed: int = 0) -> list[Comparison]:
-    """The systems that two files have in common, on the prompts that they have in common.
+    """The systems that two files share, on the prompts that they share.
 
-    Prompts and repeats are drawn with replacement: the same prompts for both files, as they are
-    equally long or hard in both, and repeats in each file for itself. A machine that was slower
-    throughout one of the files is not in the interval.
+    Prompts and repeats are drawn with replacement: the same prompts for both files, since a prompt
+    is equally long or hard in both, and repeats for each file separately. The interval does not
+    cover a machine that was slower throughout one of the files.
     """
     random = np.random.default_rng(seed)
     digests = {each.name: each.digest for each in before.header.prompts}
-    same = {each.name for each in after.header.prompts if digests.get(each.name) == each.digest}
-    earlier = {
-        (cell, each.system.name): each
-        for cell, several in summarize(before).items()
-        for each in several
-    }
-    found = []
-    for cell, several in summarize(after).items():
-        for each in several:
-            other = earlier.get((cell, each.system.name))
-            if other is not None and cell.prompts in same:
-                found.append(_compare(cell, each.system.name, other, each, random))
-    return found
+    shared = {each.name for each in after.header.prompts if digests.get(each.name) == each.digest}
+    systems = [
+        {(cell, each.system.name): each for cell, some in summarize(file).items() for each in some}
+        for file in (before, after)
+    ]
+    return [
+        _compare(*key, systems[0][key], each, random)
+        for key, each in systems[1].items()
+        if key in systems[0] and key[0].prompts in shared
+    ]
 
 
 def _compare(
@@ -71,7 +65,10 @@ def _compare(
     prompts = sorted(tables[0].keys() & tables[1].keys())
     rates = [np.array([table[i] for i in prompts]) for table in tables]  # [prompts, repeats]
     drawn = random.integers(len(prompts), size=(RESAMPLES, len(prompts)))
-    means = [_resampled(each, drawn, random) for each in rates]
+    means = []
+    for each in rates:
+        repeats = random.integers(each.shape[1], size=(RESAMPLES, each.shape[1]))
+        means.append(each[drawn[:, :, None], repeats[:, None]].mean((1, 2)))
     tail = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(means[1] / means[0], (tail, 100 - tail))
     first, second = (float(each.mean()) for each in rates)
@@ -80,18 +77,7 @@ def _compare(
 
 def _by_prompt(measured: Measured) -> dict[int, list[float]]:
     """Tokens a second of each prompt, in the order of the repeats."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for run in measured.runs.values():
-        for request in run.requests:
-            found[request.prompt].append(request.tokens_per_second)
-    return found
-
-
-def _resampled(
-    rates: Float[np.ndarray, "prompts repeats"], drawn: np.ndarray, random: np.random.Generator
-) -> Float[np.ndarray, " resamples"]:
-    """Mean rates over drawn prompts and, for all of them alike, drawn repeats."""
-    repeats = random.integers(rates.shape[1], size=(len(drawn), rates.shape[1]))
-    return np.array(
-        [rates[np.ix_(rows, columns)].mean() for rows, columns in zip(drawn, repeats, strict=True)]
-    )
+    rates: dict[int, list[float]] = defaultdict(list)
+    for request in measured.requests:
+        rates[request.prompt].append(request.tokens_per_second)
+    return rates

@@ -1,18 +1,16 @@
-"""Plots of lines, as SVG that takes its colours from a page and as PNG on a white ground."""
+"""Line plots: SVG that takes its colours from a page, and PNG on a white background."""
 
-import dataclasses
 import io
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from spec_jax.benchmarking.summary import Spread
 from spec_jax.errors import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
-class Palette:
+class Palette(NamedTuple):
     """Colours of text, of rules and of the series in turn."""
 
     ink: str
@@ -28,24 +26,22 @@ LIGHT = Palette(
         *("#a16207", "#0e7490", "#be185d", "#4b5563"),
     ),
 )
-"""Of PNG files, and of the page where it is light."""
-# Stand for the page's own, which defines `--series-0` and so on.
-_OF_THE_PAGE = Palette("#010203", "#040506", tuple(f"#a0b0{i:02x}" for i in range(8)))
+"""Colours of PNG files, and of the page in light mode."""
+# Placeholders of the page's own colours, which it defines as `--series-0` and so on.
+_PAGE = Palette("#010203", "#040506", tuple(f"#a0b0{i:02x}" for i in range(8)))
 _DOTS_PER_INCH = 200
 _MARKERS = "os^Dv<>p"
-_RATIO = re.compile(r'width="[\d.]+pt" height="[\d.]+pt" ')
 
 Points = Sequence[tuple[float, Spread | float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Plot:
-    """A plot of lines whose y begins at 0.
+class Plot(NamedTuple):
+    """A line plot whose y axis begins at 0.
 
     Attributes:
-      series: label -> points, whose y may be a spread, of which the range is a bar.
+      series: label -> points. The bar of a point is the range of its spread.
       x: label of the axis.
-      y: likewise.
+      y: label of the axis.
       reference: where a horizontal line is drawn, or None.
     """
 
@@ -56,13 +52,21 @@ class Plot:
 
 
 def svg(plot: Plot) -> str:
-    """An `<svg>` element without a size of its own, for a page that defines the colours.
+    """An `<svg>` element of any size, for a page that defines the colours.
 
     Raises:
       ConfigError: matplotlib is not installed.
     """
-    text = _saved(plot, _OF_THE_PAGE, format="svg", transparent=True, metadata={"Date": None})
-    return _for_page(text.decode(), f"{plot.y} by {plot.x}")
+    text = _saved(plot, _PAGE, format="svg", transparent=True, metadata={"Date": None}).decode()
+    text = text[text.index("<svg") :]
+    # Nothing may name another place, and the page decides about the size.
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
+    text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', "", text, count=1)
+    text = text.replace("<svg ", f'<svg role="img" aria-label="{plot.y} by {plot.x}" ', 1)
+    names = {_PAGE.ink: "currentColor", _PAGE.rule: "var(--rule)"}
+    names |= {colour: f"var(--series-{i})" for i, colour in enumerate(_PAGE.series)}
+    return re.sub("|".join(names), lambda match: names[match[0]], text)
 
 
 def png(plot: Plot, title: str) -> bytes:
@@ -74,24 +78,25 @@ def png(plot: Plot, title: str) -> bytes:
     return _saved(plot, LIGHT, title, format="png", dpi=_DOTS_PER_INCH)
 
 
-def _saved(plot: Plot, palette: Palette, title: str = "", **how: Any) -> bytes:
+def _saved(plot: Plot, palette: Palette, title: str = "", **options: Any) -> bytes:
     try:
         import matplotlib
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise ConfigError("figures need matplotlib: pip install 'spec-jax[bench]'.") from None
+    texts = ("text.color", "axes.labelcolor", "legend.labelcolor")
+    ticks = ("xtick", "ytick")
     style: dict[Any, Any] = {
         "svg.fonttype": "none",
-        # Identical figures are identical text, and no two figures of a page share a name.
+        # Equal figures are equal text, and no two figures of a page share a name.
         "svg.hashsalt": repr((plot.series, plot.x, plot.y)),
         "font.size": 9,
         "axes.edgecolor": palette.rule,
         "grid.color": palette.rule,
         "legend.frameon": False,
-        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor"), palette.ink),
-        **dict.fromkeys(("ytick.labelcolor", "legend.labelcolor"), palette.ink),
-        **dict.fromkeys(("xtick.color", "ytick.color"), palette.rule),
+        **dict.fromkeys((*texts, *(f"{each}.labelcolor" for each in ticks)), palette.ink),
+        **dict.fromkeys((f"{each}.color" for each in ticks), palette.rule),
     }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(3.7, 2.8), layout="constrained")
@@ -108,32 +113,22 @@ def _saved(plot: Plot, palette: Palette, title: str = "", **how: Any) -> bytes:
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         if any(plot.series):
-            _add_legend(figure)
+            legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8)
+            figure.draw_without_rendering()
+            if legend.get_window_extent().width > figure.bbox.width:
+                legend.remove()
+                figure.legend(loc="outside upper left", ncols=1, fontsize=8)
         file = io.BytesIO()
-        figure.savefig(file, **how)
+        figure.savefig(file, **options)
     return file.getvalue()
 
 
-def _add_legend(figure: Any) -> None:
-    """A legend of two columns, or of one where two are wider than the figure."""
-    legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8)
-    figure.draw_without_rendering()
-    if legend.get_window_extent().width > figure.bbox.width:
-        legend.remove()
-        figure.legend(loc="outside upper left", ncols=1, fontsize=8)
-
-
-def _draw(axes, palette: Palette, number: int, label: str, points: Points) -> None:
-    places = [place for place, _ in points]
+def _draw(axes: Any, palette: Palette, number: int, label: str, points: Points) -> None:
     spreads = [y if isinstance(y, Spread) else Spread(y, y, y) for _, y in points]
-    middle = [each.median for each in spreads]
-    bars = [
-        [each.median - each.least for each in spreads],
-        [each.most - each.median for each in spreads],
-    ]
+    bars = [[y.median - y.low for y in spreads], [y.high - y.median for y in spreads]]
     axes.errorbar(
-        places,
-        middle,
+        [place for place, _ in points],
+        [y.median for y in spreads],
         yerr=bars if any(map(any, bars)) else None,
         color=palette.series[number % len(palette.series)],
         marker=_MARKERS[number % len(_MARKERS)],
@@ -144,17 +139,3 @@ def _draw(axes, palette: Palette, number: int, label: str, points: Points) -> No
         capsize=2,
         label=label,
     )
-
-
-def _for_page(svg: str, title: str) -> str:
-    """The element alone, with the page's colours, and nothing that names another place."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
-    svg = _RATIO.sub("", svg, count=1)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
-    svg = svg.replace(_OF_THE_PAGE.ink, "currentColor")
-    svg = svg.replace(_OF_THE_PAGE.rule, "var(--rule)")
-    for number, colour in enumerate(_OF_THE_PAGE.series):
-        svg = svg.replace(colour, f"var(--series-{number})")
-    return svg

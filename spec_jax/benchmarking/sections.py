@@ -1,12 +1,13 @@
-"""The sections of a report: figures and tables of what was measured."""
+"""The sections of a report: figures and tables of the measurements."""
 
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from spec_jax.benchmarking.comparison import LEVEL, compare
 from spec_jax.benchmarking.figures import Plot
-from spec_jax.benchmarking.results import SPEC_JAX
+from spec_jax.benchmarking.results import SPEC_JAX, Costs, Results
 from spec_jax.benchmarking.summary import (
     Cell,
     Measured,
@@ -18,20 +19,19 @@ from spec_jax.benchmarking.summary import (
     relative_cost,
 )
 
+T = TypeVar("T")
 Cells = Mapping[Cell, list[Measured]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """A plot and what is under it."""
+class Figure(NamedTuple):
+    """A plot and its caption."""
 
     plot: Plot
     caption: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A table; a folded one is shown when its caption is chosen."""
+class ReportTable(NamedTuple):
+    """A table; a folded one shows its caption only until it is opened."""
 
     caption: str
     head: Sequence[str]
@@ -40,23 +40,23 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Section:
+class ReportSection:
     """Figures and tables under a title."""
 
     title: str
     text: str = ""
     figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
 
 
-def sections_of(cells: Cells) -> list[Section]:
-    """All that a file's measurements can show, in order; some are empty."""
+def sections_of(cells: Cells) -> list[ReportSection]:
+    """All sections with content, in order."""
     singles = {cell: each for cell, each in cells.items() if cell.batch_size == 1} or cells
-    return [
-        _table_1(singles),
-        *_figure_1(singles),
-        _optimum(singles),
-        _against_an_oracle(singles),
+    sections = [
+        _token_time(singles),
+        *_by_lookahead(singles),
+        _predicted(singles),
+        _projected(singles),
         _by_temperature(cells),
         _by_batch_size(cells),
         _by_position(singles),
@@ -64,33 +64,51 @@ def sections_of(cells: Cells) -> list[Section]:
         _costs(cells),
         _all(cells),
     ]
+    return [section for section in sections if section.figures or section.tables]
 
 
-def _table_1(cells: Cells) -> Section:
-    rows = []
-    for cell, measured in cells.items():
-        for each in best_of_families(measured):
-            rows.append(
-                [
-                    cell.name,
-                    each.system.name,
-                    _ms(each.seconds_per_token),
-                    _ratio(each.speedup),
-                    f"{each.tokens_per_call:.2f}",
-                ]
-            )
-    head = ("domain", "system", "mean token time, ms", "speed-up", "tokens a target call")
-    return Section(
+def comparison(names: tuple[str, str], before: Results, after: Results) -> ReportSection:
+    """How two files differ in the systems that they share."""
+    columns: dict[str, Callable] = {
+        "domain": lambda each: each.cell.name,
+        "system": lambda each: each.system,
+        "tokens/s before": lambda each: f"{each.before:.1f}",
+        "after": lambda each: f"{each.after:.1f}",
+        "after / before": lambda each: f"{each.ratio:.3f} ({each.low:.3f} - {each.high:.3f})",
+        "verdict": lambda each: each.verdict,
+    }
+    caption = f"after: {names[1]}; before: {names[0]}"
+    tables = _table(caption, compare(before, after), columns)
+    text = (
+        f"Mean tokens a second of requests; {LEVEL:.0%} intervals by bootstrap over prompts and "
+        "repeats. The files were not measured in turns: the interval does not cover a machine that "
+        "was slower during one of them."
+    )
+    if not tables:
+        text = f"{names[1]} and {names[0]} share no system, prompts and sampling parameters."
+    return ReportSection("Is it faster?", text, tables=tables)
+
+
+def _token_time(cells: Cells) -> ReportSection:
+    best = [each for measured in cells.values() for each in best_of_families(measured)]
+    columns: dict[str, Callable[[Measured], str]] = {
+        "domain": lambda each: each.cell.name,
+        "system": lambda each: each.system.name,
+        "mean token time, ms": lambda each: _milliseconds(each.seconds_per_token).text(),
+        "speed-up": lambda each: _text(each.speedup),
+        "tokens a target call": lambda each: f"{each.tokens_per_call:.2f}",
+    }
+    return ReportSection(
         "Mean token time",
-        "Of each method the fastest K, beside plain decoding. Times are of whole requests, prompts "
-        "included: medians of the repeats, and ranges. The speed-up is the mean of tokens a "
-        "second over that of the fastest plain decoding that was measured, as Spec-Bench has it; "
-        "in batches, tokens a second are those of all rows together.",
-        tables=[Table("After table 1 of arXiv 2302.01318", head, rows)],
+        "The fastest K of each method, beside plain decoding. Times are of whole requests, prompts "
+        "included: medians and ranges of the repeats. The speed-up is the mean of tokens a second "
+        "over that of the fastest plain decoding, as in Spec-Bench; in batches, tokens a second "
+        "are the sum over rows.",
+        tables=_table("After table 1 of arXiv 2302.01318", best, columns),
     )
 
 
-def _figure_1(cells: Cells) -> list[Section]:
+def _by_lookahead(cells: Cells) -> list[ReportSection]:
     families: dict[str, dict[Cell, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for cell, measured in cells.items():
         plain = measured[0].plain
@@ -98,252 +116,240 @@ def _figure_1(cells: Cells) -> list[Section]:
             if not each.system.is_plain:
                 families[each.system.family][cell].append(each)
         for family in families.values():
-            if cell in family and plain is not None and _library(family[cell]) == SPEC_JAX:
+            if cell in family and plain is not None and family[cell][0].system.library == SPEC_JAX:
                 family[cell].append(plain)
     panels: Sequence[tuple[str, str, Callable[[Measured], Spread | float | None]]] = (
-        ("mean token time, ms", "Time", lambda each: _scaled(each.seconds_per_token)),
+        ("mean token time, ms", "Time", lambda each: _milliseconds(each.seconds_per_token)),
         ("speed-up", "Against the fastest plain decoding", lambda each: each.speedup),
         (
             "tokens a call / (K + 1)",
-            "How much of a round is kept, the bonus token included",
+            "Share of a round that is kept, bonus token included",
             lambda each: each.tokens_per_call / (each.system.num_speculative_tokens + 1),
         ),
-        ("loop time, ms", "A round", lambda each: _scaled(each.seconds_per_round)),
+        ("loop time, ms", "A round", lambda each: _milliseconds(each.seconds_per_round)),
     )
     sections = []
     for family, by_cell in families.items():
-        lookaheads = {
-            each.system.num_speculative_tokens for several in by_cell.values() for each in several
-        }
-        if len(lookaheads) < 2:
-            continue
-        figures = []
-        for label, caption, figure in panels:
-            series = {
-                cell.name: [
-                    (each.system.num_speculative_tokens, value)
-                    for each in several
-                    if (value := figure(each)) is not None
-                ]
-                for cell, several in by_cell.items()
-            }
-            reference = 1.0 if label == "speed-up" else None
-            figures.append(_figure(series, "K", label, caption, reference))
-        sections.append(
-            Section(
-                f"By K: {family}",
+        lookaheads = {_k(each) for measured in by_cell.values() for each in measured}
+        if len(lookaheads) > 1:
+            figures = [
+                _figure(
+                    {
+                        cell.name: [(_k(each), value(each)) for each in measured]
+                        for cell, measured in by_cell.items()
+                    },
+                    "K",
+                    label,
+                    caption,
+                    1.0 if label == "speed-up" else None,
+                )
+                for label, caption, value in panels
+            ]
+            text = (
                 "After figure 1 of arXiv 2302.01318; K = 0 is plain decoding. Bars are the range "
-                "of the repeats.",
-                figures=figures,
+                "of the repeats."
             )
-        )
+            sections.append(ReportSection(f"By K: {family}", text, figures))
     return sections
 
 
-def _library(measured: Sequence[Measured]) -> str:
-    return measured[0].system.library
+def _k(measured: Measured) -> int:
+    return measured.system.num_speculative_tokens
 
 
-def _optimum(cells: Cells) -> Section:
-    rows = []
-    for cell, measured in cells.items():
-        for each in measured:
-            predicted, efficiency = each.predicted_speedup, each.loop_efficiency
-            if each.system.is_plain or predicted is None or efficiency is None:
-                continue
-            assert each.costs is not None
-            k = each.system.num_speculative_tokens
-            rows.append(
-                [
-                    cell.name,
-                    each.system.name,
-                    f"{each.tokens_per_call:.2f}",
-                    f"{draft_cost(each.costs, each.system.method):.3f}",
-                    f"{relative_cost(each.costs)[k + 1]:.2f}",
-                    f"{predicted:.2f}",
-                    efficiency.text(),
-                    " + ".join(f"{1000 * part:.2f}" for part in each.round_seconds or ()),
-                ]
-            )
-    head = (
-        *("domain", "system", "E", "c", "v(K + 1)", "E / (K c + v)", "loop efficiency"),
-        "a round, ms: draft + score + rest",
-    )
-    return Section(
+def _predicted(cells: Cells) -> ReportSection:
+    rows = [
+        (each, each.costs, each.predicted_speedup, each.loop_efficiency)
+        for measured in cells.values()
+        for each in measured
+        if not each.system.is_plain and each.costs and each.loop_efficiency
+    ]
+    columns: dict[str, Callable] = {
+        "domain": lambda row: row[0].cell.name,
+        "system": lambda row: row[0].system.name,
+        "E": lambda row: f"{row[0].tokens_per_call:.2f}",
+        "c": lambda row: f"{draft_cost(row[1], row[0].system.method):.3f}",
+        "v(K + 1)": lambda row: f"{relative_cost(row[1])[_k(row[0]) + 1]:.2f}",
+        "E / (K c + v)": lambda row: f"{row[2]:.2f}",
+        "loop efficiency": lambda row: row[3].text(),
+        "a round, ms: draft + score + rest": lambda row: " + ".join(
+            f"{1000 * part:.2f}" for part in row[0].round_seconds or ()
+        ),
+    }
+    return ReportSection(
         "Why this K",
         "E: tokens a target call. c: a draft step over a target call of one token. v(n): a call "
         "that scores n tokens over one that scores one. Loop efficiency is the measured speed-up "
-        "of decoding, prompts apart and against our own plain decoding, over E / (K c + v(K + 1)). "
-        "Of a round, draft and score are what those calls cost by themselves; the rest is what "
-        "else the round took.",
-        tables=[Table("Predicted by the cost of calls", head, rows)] if rows else [],
+        "of decoding, without prompts and against our own plain decoding, over "
+        "E / (K c + v(K + 1)). Draft and score are the costs of those calls alone; the rest is "
+        "the remaining time of a round.",
+        tables=_table("Predicted by the cost of calls", rows, columns),
     )
 
 
-def _against_an_oracle(cells: Cells) -> Section:
+def _projected(cells: Cells) -> ReportSection:
     figures = []
     for cell, measured in cells.items():
         families: dict[str, list[Measured]] = defaultdict(list)
         for each in measured:
             if not each.system.is_plain:
                 families[each.system.family].append(each)
-        for family, several in families.items():
-            longest = max(several, key=lambda each: each.system.num_speculative_tokens)
-            if (projected := projected_speedups(longest)) is None:
+        for family, members in families.items():
+            if (projected := projected_speedups(max(members, key=_k))) is None:
                 continue
-            found = [
-                (each.system.num_speculative_tokens, each.decoding_speedup) for each in several
-            ]
             series = {
                 "the same K in every round": enumerate(projected.same),
                 "oracle, at most K": enumerate(projected.oracle),
-                "measured": [(k, speedup) for k, speedup in found if speedup is not None],
+                "measured": [(_k(each), each.decoding_speedup) for each in members],
             }
-            caption = f"{cell.name}, {family}"
-            figures.append(_figure(series, "K", "speed-up of decoding", caption, reference=1.0))
-    return Section(
+            figures.append(
+                _figure(series, "K", "speed-up of decoding", f"{cell.name}, {family}", 1)
+            )
+    return ReportSection(
         "What a better draft length could gain",
         "The oracle knows in advance how many tokens of a draft will be accepted, and drafts no "
         "more (arXiv 2405.04304, section 3). Both lines are projected from the acceptance by "
-        "position of the largest K and from what calls cost: E / (K c + v(K + 1)), where the "
+        "position of the largest K and from the cost of calls: E / (K c + v(K + 1)), where the "
         "oracle pays n c + v(n + 1) for a round that accepts n. Prompts are not included.",
-        figures=figures,
+        figures,
     )
 
 
-def _by_temperature(cells: Cells) -> Section:
-    groups: dict[tuple, dict[float, list[Measured]]] = defaultdict(dict)
+def _by_temperature(cells: Cells) -> ReportSection:
+    groups: dict[str, dict[float, list[Measured]]] = defaultdict(dict)
     for cell, measured in cells.items():
-        top_ps = {cell.setting.top_p}
-        if not cell.setting.temperature:  # the same for every top-p
+        temperature, top_ps = cell.setting.temperature, {cell.setting.top_p}
+        if not temperature:  # the same for every top-p
             top_ps = {other.setting.top_p for other in cells}
         for top_p in top_ps:
-            key = (cell.prompts, cell.batch_size, top_p)
-            groups[key][cell.setting.temperature] = measured
-    figures = []
-    for (prompts, batch, top_p), measured in groups.items():
-        if len(measured) > 1:
+            batch = f", batch {cell.batch_size}" if cell.batch_size > 1 else ""
             nucleus = f", top-p {top_p:g}" if top_p < 1 else ""
-            caption = f"{prompts}{_batch(batch)}{nucleus}"
-            figures.append(
-                _figure(_families(measured), "temperature", "speed-up", caption, reference=1.0)
-            )
-    return Section("By temperature", "Of each method the fastest K.", figures=figures)
+            groups[f"{cell.prompts}{batch}{nucleus}"][temperature] = measured
+    figures = _speedups(groups, "temperature")
+    return ReportSection("By temperature", "The fastest K of each method.", figures)
 
 
-def _by_batch_size(cells: Cells) -> Section:
-    groups: dict[tuple, dict[float, list[Measured]]] = defaultdict(dict)
+def _by_batch_size(cells: Cells) -> ReportSection:
+    groups: dict[str, dict[float, list[Measured]]] = defaultdict(dict)
     for cell, measured in cells.items():
-        groups[cell.prompts, cell.setting.name][cell.batch_size] = measured
-    figures = [
-        _figure(_families(by_size), "batch size", "speed-up", f"{prompts}, {setting}", 1.0)
-        for (prompts, setting), by_size in groups.items()
-        if len(by_size) > 1
-    ]
-    text = "Of each method the fastest K, against plain decoding of the same batch size."
-    return Section("By batch size", text, figures=figures)
+        groups[f"{cell.prompts}, {cell.setting.name}"][cell.batch_size] = measured
+    text = "The fastest K of each method, against plain decoding of the same batch size."
+    return ReportSection("By batch size", text, _speedups(groups, "batch size"))
 
 
-def _families(measured: Mapping[float, list[Measured]]) -> dict[str, list[tuple[float, Spread]]]:
-    """Family -> its fastest speed-up at each place; plain decoding is what it counts against."""
-    series: dict[str, list[tuple[float, Spread]]] = defaultdict(list)
-    for place, several in measured.items():
-        for each in best_of_families(several):
-            if each is not each.baseline and (speedup := each.speedup) is not None:
-                series[each.system.family].append((place, speedup))
-    return series
+def _speedups(groups: Mapping[str, dict[float, list[Measured]]], x: str) -> list[Figure]:
+    """A figure for each group of several places: each family's fastest speed-up there."""
+    figures = []
+    for caption, by_place in groups.items():
+        series: dict[str, list[tuple[float, Spread | None]]] = defaultdict(list)
+        for place, measured in by_place.items():
+            for each in best_of_families(measured):
+                if each is not each.baseline:
+                    series[each.system.family].append((place, each.speedup))
+        if len(by_place) > 1:
+            figures.append(_figure(series, x, "speed-up", caption, 1.0))
+    return figures
 
 
-def _by_position(cells: Cells) -> Section:
+def _by_position(cells: Cells) -> ReportSection:
     families: dict[str, dict[str, Measured]] = defaultdict(dict)
     for cell, measured in cells.items():
-        for each in sorted(measured, key=lambda each: each.system.num_speculative_tokens):
+        for each in sorted(measured, key=_k):
             if each.acceptance_per_position:
                 families[each.system.family][cell.name] = each  # the largest K stays
     figures = [
         _figure(
-            {
-                name: list(enumerate(each.acceptance_per_position, start=1))
-                for name, each in by_cell.items()
-            },
+            {name: enumerate(each.acceptance_per_position, 1) for name, each in by_cell.items()},
             "position in the draft",
             "rounds that keep it",
-            f"{family}, K = {next(iter(by_cell.values())).system.num_speculative_tokens}",
+            f"{family}, K = {_k(next(iter(by_cell.values())))}",
         )
         for family, by_cell in families.items()
     ]
-    return Section("Acceptance by position", "", figures=figures)
+    return ReportSection("Acceptance by position", "", figures)
 
 
-def _by_category(cells: Cells) -> Section:
-    tables = []
+def _by_category(cells: Cells) -> ReportSection:
+    tables: list[ReportTable] = []
     for cell, measured in cells.items():
-        found, best = categories(measured), best_of_families(measured)
-        if not found:
-            continue
-        rows = []
-        for category in found:
-            each_of = [each.of_category(category) for each in best]
-            cells_of = [f"{_ratio(each.speedup)} / {each.tokens_per_call:.2f}" for each in each_of]
-            rows.append([category, *cells_of])
-        head = ["category", *(each.system.name for each in best)]
-        tables.append(Table(f"{cell.name}: speed-up / tokens a target call", head, rows))
-    return Section("By category", "Of each method the K that is fastest over all.", tables=tables)
-
-
-def _costs(cells: Cells) -> Section:
-    measured = {each.cell.batch_size: each.costs for several in cells.values() for each in several}
-    figures, rows = [], []
-    for batch, costs in measured.items():
-        if costs is None:
-            continue
-        v, name = relative_cost(costs), f"batch {batch}"
-        if len(v) > 1:
-            series = {name: list(v.items())}
-            figures.append(_figure(series, "tokens scored", "v(n)", f"A target call, {name}", 1.0))
-        target = next(s for s in costs.steps if (s.name, s.width) == ("target", 1))
-        step = Spread.of(target.seconds)
-        rate = costs.weight_bytes / step.median
-        share = "" if not costs.streaming else f"{rate / costs.streaming:.2f}"
-        drafts = {s.name: draft_cost(costs, s.name) for s in costs.steps if s.name != "target"}
-        rows.append(
-            [
-                name,
-                _ms(step),
-                ", ".join(f"{method} {c:.3f}" for method, c in drafts.items()),
-                f"{rate / 1e9:.1f}",
-                share,
-            ]
-        )
-    head = ("rows", "target call, ms", "c", "weights, GB/s", "of streaming")
-    tables = [Table("Calls by themselves, in a loop on the device", head, rows)] if rows else []
-    return Section("What calls cost", "", figures=figures, tables=tables)
-
-
-def _all(cells: Cells) -> Section:
-    head = (
-        *("system", "tokens/s", "speed-up", "tokens a call", "accepted"),
-        *("first token P50, ms", "P90", "P99", "token P50, ms", "P90", "P99"),
-    )
-    tables = []
-    for cell, measured in cells.items():
-        rows = []
-        for each in measured:
-            rate = each.acceptance_rate
-            first, later = each.first_token_seconds, each.seconds_per_output_token
-            rows.append(
-                [
-                    each.system.name,
-                    each.tokens_per_second.text(1),
-                    _ratio(each.speedup),
-                    f"{each.tokens_per_call:.2f}",
-                    "" if rate is None else f"{rate:.3f}",
-                    *(f"{1000 * value:.1f}" for value in (*first, *later)),
-                ]
+        columns: dict[str, Callable[[str], str]] = {"category": str}
+        for each in best_of_families(measured):
+            columns[each.system.name] = lambda category, each=each: (
+                f"{_text(each.of_category(category).speedup)} / "
+                f"{each.of_category(category).tokens_per_call:.2f}"
             )
-        tables.append(Table(cell.name, head, rows, folded=True))
+        caption = f"{cell.name}: speed-up / tokens a target call"
+        tables += _table(caption, categories(measured), columns)
+    return ReportSection("By category", "The K of each method that is fastest overall.", (), tables)
+
+
+def _costs(cells: Cells) -> ReportSection:
+    by_size = {each.cell.batch_size: each.costs for some in cells.values() for each in some}
+    measured = [costs for costs in by_size.values() if costs is not None]
+    figures = []
+    for costs in measured:
+        name, v = f"batch {costs.batch_size}", relative_cost(costs)
+        if len(v) > 1:
+            figures.append(
+                _figure({name: v.items()}, "tokens scored", "v(n)", f"A target call, {name}", 1.0)
+            )
+
+    def step(costs: Costs) -> Spread:
+        return Spread.of(*(s.seconds for s in costs.steps if (s.name, s.width) == ("target", 1)))
+
+    def rate(costs: Costs) -> float:
+        return costs.weight_bytes / step(costs).median
+
+    columns: dict[str, Callable[[Costs], str]] = {
+        "rows": lambda each: f"batch {each.batch_size}",
+        "target call, ms": lambda each: _milliseconds(step(each)).text(),
+        "c": lambda each: ", ".join(
+            f"{s.name} {draft_cost(each, s.name):.3f}" for s in each.steps if s.name != "target"
+        ),
+        "weights, GB/s": lambda each: f"{rate(each) / 1e9:.1f}",
+        "of streaming": lambda each: f"{rate(each) / each.streaming:.2f}" if each.streaming else "",
+    }
+    tables = _table("Calls alone, in a loop on the device", measured, columns)
+    return ReportSection("What calls cost", "", figures, tables)
+
+
+def _all(cells: Cells) -> ReportSection:
+    def percentile(name: str, number: int) -> Callable[[Measured], str]:
+        return lambda each: f"{1000 * getattr(each, name)[number]:.1f}"
+
+    columns: dict[str, Callable[[Measured], str]] = {
+        "system": lambda each: each.system.name,
+        "tokens/s": lambda each: each.tokens_per_second.text(1),
+        "speed-up": lambda each: _text(each.speedup),
+        "tokens a call": lambda each: f"{each.tokens_per_call:.2f}",
+        "accepted": lambda each: (
+            "" if each.acceptance_rate is None else f"{each.acceptance_rate:.3f}"
+        ),
+    }
+    for name, label in (
+        ("first_token_seconds", "first token"),
+        ("seconds_per_output_token", "token"),
+    ):
+        for number, rank in enumerate(("P50, ms", "P90", "P99")):
+            columns[f"{label} {rank}"] = percentile(name, number)
+    tables = [
+        table
+        for cell, measured in cells.items()
+        for table in _table(cell.name, measured, columns, folded=True)
+    ]
     text = "Percentiles are over the requests of all repeats, and of tokens after the first."
-    return Section("All systems", text, tables=tables)
+    return ReportSection("All systems", text, tables=tables)
+
+
+def _table(
+    caption: str,
+    items: Sequence[T],
+    columns: Mapping[str, Callable[[T], str]],
+    folded: bool = False,
+) -> list[ReportTable]:
+    """A table with a row for each item; none without items."""
+    rows = [[column(item) for column in columns.values()] for item in items]
+    return [ReportTable(caption, list(columns), rows, folded)] if rows else []
 
 
 def _figure(
@@ -353,22 +359,16 @@ def _figure(
     caption: str,
     reference: float | None = None,
 ) -> Figure:
-    points = {label: list(each) for label, each in series.items()}
-    return Figure(Plot(points, x, y, reference), caption)
+    """A figure of the points that have a value."""
+    points = {
+        label: [each for each in some if each[1] is not None] for label, some in series.items()
+    }
+    return Figure(Plot({k: v for k, v in points.items() if v}, x, y, reference), caption)
 
 
-def _scaled(spread: Spread) -> Spread:
-    """In milliseconds."""
-    return Spread(*(1000 * each for each in spread))
+def _milliseconds(seconds: Spread) -> Spread:
+    return Spread(*(1000 * each for each in seconds))
 
 
-def _ms(spread: Spread) -> str:
-    return _scaled(spread).text()
-
-
-def _ratio(spread: Spread | None) -> str:
+def _text(spread: Spread | None) -> str:
     return "" if spread is None else spread.text()
-
-
-def _batch(size: int) -> str:
-    return f", batch {size}" if size > 1 else ""

@@ -1,4 +1,4 @@
-"""Figures of a file of results: what each system's runs say together."""
+"""The figures of a file of results: what the runs of each system amount to."""
 
 import dataclasses
 import statistics
@@ -28,24 +28,23 @@ class Spread(NamedTuple):
     """The median of the repeats, and their range."""
 
     median: float
-    least: float
-    most: float
+    low: float
+    high: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """The spread of one figure a repeat."""
-        found = list(values)
-        return cls(statistics.median(found), min(found), max(found))
+        """The spread of a figure over the repeats."""
+        repeats = list(values)
+        return cls(statistics.median(repeats), min(repeats), max(repeats))
 
     def text(self, digits: int = 2) -> str:
-        """As tables have it."""
-        if self.least == self.most:
-            return f"{self.median:.{digits}f}"
-        return f"{self.median:.{digits}f} ({self.least:.{digits}f} - {self.most:.{digits}f})"
+        """The label in tables."""
+        median, low, high = (f"{each:.{digits}f}" for each in self)
+        return median if self.low == self.high else f"{median} ({low} - {high})"
 
 
 class Cell(NamedTuple):
-    """What is compared with each other: systems that decoded the same prompts alike."""
+    """Systems are compared within a cell: same prompts, sampling and batch size."""
 
     prompts: str
     setting: Setting
@@ -53,7 +52,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As tables have it."""
+        """The label in tables."""
         batch = f", batch {self.batch_size}" if self.batch_size > 1 else ""
         return f"{self.prompts}, {self.setting.name}{batch}"
 
@@ -63,13 +62,11 @@ class Measured:
     """One system's runs of a cell.
 
     Attributes:
-      cell: what was decoded.
-      system: by what.
-      runs: one a repeat that was measured.
-      baseline: the fastest plain decoding of the cell; None if none was measured.
-      plain: this library's plain decoding, against which the loop's efficiency counts.
-      costs: of calls of the cell's batch size; None if they were not measured.
-      category: the only one that counts; None for all.
+      runs: by repeat.
+      baseline: the fastest plain decoding of the cell, if measured.
+      plain: this library's plain decoding, the reference of the loop's efficiency.
+      costs: of calls of the cell's batch size, if measured.
+      category: restricts the requests; None for all.
     """
 
     cell: Cell
@@ -81,7 +78,7 @@ class Measured:
     category: str | None = None
 
     def requests_of(self, run: BenchRun) -> list[BenchRequest]:
-        """A run's requests, of the category if one is chosen."""
+        """A run's requests of the category."""
         return [each for each in run.requests if self.category in (None, each.category)]
 
     @cached_property
@@ -90,9 +87,9 @@ class Measured:
         return [each for run in self.runs.values() for each in self.requests_of(run)]
 
     def rates(self) -> dict[int, float]:
-        """Tokens a second of each repeat.
+        """Tokens a second of each repeat: the mean over requests, as in Spec-Bench.
 
-        The mean over requests, as Spec-Bench has it; in batches that of all rows together.
+        In batches it is the sum over rows.
         """
         if self.cell.batch_size > 1 and self.category is None:
             return {
@@ -113,12 +110,15 @@ class Measured:
     @property
     def seconds_per_token(self) -> Spread:
         """Mean time of a token, prompts included."""
-        return self._per_repeat(lambda requests: _ratio(requests, "seconds", "tokens"))
+        return Spread.of(self._ratios("seconds", "tokens").values())
 
     @property
     def seconds_per_round(self) -> Spread:
-        """Mean time of a loop: drafting, scoring and verification."""
-        return self._per_repeat(lambda requests: _ratio(requests, "decode_seconds", "rounds"))
+        """Mean time of a round: drafting, scoring and verification."""
+        return Spread.of(self._ratios("decode_seconds", "rounds").values())
+
+    def _ratios(self, above: str, below: str) -> dict[int, float]:
+        return {i: _ratio(self.requests_of(run), above, below) for i, run in self.runs.items()}
 
     @property
     def speedup(self) -> Spread | None:
@@ -131,13 +131,13 @@ class Measured:
         """Ratios to another system in the repeats that both have."""
         if other is None:
             return None
-        own, theirs = figures(self), figures(other)
-        both = [own[each] / theirs[each] for each in own if theirs.get(each)]
-        return Spread.of(both) if both else None
+        theirs = figures(other)
+        ratios = [value / theirs[i] for i, value in figures(self).items() if theirs.get(i)]
+        return Spread.of(ratios) if ratios else None
 
     @property
     def tokens_per_call(self) -> float:
-        """Tokens that a target call gave, prompts' calls apart: E."""
+        """E: tokens a target call, without prefill."""
         return _ratio(self.requests, "tokens", "rounds")
 
     @property
@@ -148,7 +148,7 @@ class Measured:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Of each draft position, the share of rounds that kept its token."""
+        """The share of rounds that kept the token at each draft position."""
         longest = max((len(each.accepted_per_position) for each in self.requests), default=0)
         counts = np.zeros(longest)
         for each in self.requests:
@@ -195,33 +195,30 @@ class Measured:
 
     @property
     def decoding_speedup(self) -> Spread | None:
-        """Against this library's plain decoding, prompts apart."""
+        """The speed-up over this library's plain decoding, without prompts."""
         return self.against(
             self.plain,
             lambda each: {
-                repeat: 1 / _ratio(each.requests_of(run), "decode_seconds", "tokens")
-                for repeat, run in each.runs.items()
-                if any(request.decode_seconds for request in run.requests)
+                repeat: 1 / seconds
+                for repeat, seconds in each._ratios("decode_seconds", "tokens").items()
+                if seconds
             },
         )
 
     @property
     def loop_efficiency(self) -> Spread | None:
-        """Measured over predicted speed-up, both of decoding alone and against our plain one."""
+        """Measured over predicted speed-up, both without prompts and over our plain decoding."""
         predicted, measured = self.predicted_speedup, self.decoding_speedup
         if predicted is None or measured is None:
             return None
         return Spread(*(each / predicted for each in measured))
 
     def of_category(self, category: str) -> "Measured":
-        """The same of one category alone."""
+        """The same, restricted to a category."""
         baseline = self.baseline and dataclasses.replace(
             self.baseline, category=category, baseline=None
         )
         return dataclasses.replace(self, category=category, baseline=baseline)
-
-    def _per_repeat(self, of: Callable[[list[BenchRequest]], float]) -> Spread:
-        return Spread.of(of(self.requests_of(run)) for run in self.runs.values())
 
 
 def _ratio(requests: Sequence[BenchRequest], above: str, below: str) -> float:
@@ -260,11 +257,10 @@ class Projected(NamedTuple):
 
 
 def projected_speedups(measured: Measured) -> Projected | None:
-    """What shorter drafts would give, from the acceptance by position and the cost of calls.
+    """Speed-ups of shorter drafts, from the acceptance by position and the cost of calls.
 
-    The oracle drafts in each round as many tokens as will be accepted (arXiv 2405.04304,
-    section 3), at most K. Costs of widths that were not measured lie on lines between those that
-    were. None where `predicted_speedup` is.
+    The oracle drafts in each round as many tokens as will be accepted, at most K (arXiv 2405.04304,
+    section 3). Costs between measured widths are interpolated. None where `predicted_speedup` is.
     """
     if measured.predicted_speedup is None or measured.costs is None:
         return None
@@ -280,25 +276,24 @@ def projected_speedups(measured: Measured) -> Projected | None:
 
 
 def summarize(results: Results) -> dict[Cell, list[Measured]]:
-    """Each cell's systems, in the order of the file's head; what was not measured is left out."""
+    """The measured systems of each cell, in the order of the header."""
     runs: dict[Cell, dict[str, dict[int, BenchRun]]] = defaultdict(lambda: defaultdict(dict))
     for run in results.runs:
         cell = Cell(run.prompts, run.setting, run.batch_size)
         runs[cell][run.system][run.repeat] = run
-    found: dict[Cell, list[Measured]] = {}
+    summaries: dict[Cell, list[Measured]] = {}
     for cell, systems in runs.items():
-        several = [
+        measured = summaries[cell] = [
             Measured(cell, system, systems[system.name], costs=results.costs.get(cell.batch_size))
             for system in results.header.systems
             if system.name in systems
         ]
-        plain = [each for each in several if each.system.is_plain]
+        plain = [each for each in measured if each.system.is_plain]
         fastest = max(plain, key=lambda each: each.tokens_per_second.median, default=None)
-        own = next((each for each in plain if each.system.library == SPEC_JAX), None)
-        for each in several:
-            each.baseline, each.plain = fastest, own
-        found[cell] = several
-    return found
+        ours = next((each for each in plain if each.system.library == SPEC_JAX), None)
+        for each in measured:
+            each.baseline, each.plain = fastest, ours
+    return summaries
 
 
 def categories(measured: Sequence[Measured]) -> list[str]:
@@ -308,7 +303,7 @@ def categories(measured: Sequence[Measured]) -> list[str]:
 
 
 def best_of_families(measured: Sequence[Measured]) -> list[Measured]:
-    """Of systems that differ in K alone the fastest."""
+    """The fastest of the systems that differ in K alone."""
     best: dict[str, Measured] = {}
     for each in measured:
         name = each.system.family
