@@ -16,10 +16,10 @@ from spec_jax.cli.screen import Screen, visible
 from spec_jax.models.sizes import parameter_count
 from spec_jax.planning import (
     LOOKAHEADS,
+    CallPlan,
+    CompiledProgram,
     Plan,
-    Program,
     Replicated,
-    Section,
     derived_draft,
     make_plan,
     search,
@@ -121,17 +121,17 @@ def _sections(plan: Plan) -> Table:
     for name in [*sections, "prefill"]:
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
 
-    def row(label: str, of: Callable[[Section], str], prefill: str = "") -> None:
+    def row(label: str, of: Callable[[CallPlan], str], prefill: str = "") -> None:
         cells = [of(section) for section in sections.values()]
         if any(cells):
             table.add_row(label, *cells, prefill)
 
-    def compiled_row(label: str, of: Callable[[Program], str]) -> None:
+    def compiled_row(label: str, of: Callable[[CompiledProgram], str]) -> None:
         cells = [of(program) if program else "" for program in programs]
         if any(cells):
             table.add_row(label, *cells)
 
-    def memory(label: str, of: Callable[[Section], int], prefill: str = "") -> None:
+    def memory(label: str, of: Callable[[CallPlan], int], prefill: str = "") -> None:
         row(label, lambda s: _gib(of(s)) if s.weight_bytes else "", prefill)
 
     memory("weights, GiB", lambda s: s.weight_bytes)
@@ -146,7 +146,7 @@ def _sections(plan: Plan) -> Table:
     )
     memory(
         "memory, computed, GiB",
-        lambda s: s.weight_bytes + s.cache_bytes + s.temporary_bytes,
+        lambda s: s.computed_bytes,
         _gib(held + temporary),
     )
     compiled_row("memory, compiled, GiB", _compiled_memory)
@@ -167,7 +167,7 @@ def _sections(plan: Plan) -> Table:
     row("projection, ms", lambda s: _ms(s.seconds), _ms(plan.prefill.seconds))
     published = {id(section): each for _, each, section in plan.published}
 
-    def measured(section: Section) -> str:
+    def measured(section: CallPlan) -> str:
         each = published.get(id(section))
         return f"{each.ms_per_token:g}" if each else ""
 
@@ -231,7 +231,7 @@ def _verdicts(plan: Plan) -> list[str]:
     return lines
 
 
-def _compared(role: str, published: Published, section: Section) -> str:
+def _compared(role: str, published: Published, section: CallPlan) -> str:
     """What would explain the difference if a single term caused all of it."""
     measured, terms = published.ms_per_token / 1000, section.terms
     line = f"Published for the {role}: {published.ms_per_token:g} ms ({published.source})"
@@ -254,11 +254,11 @@ def _shards(each: Replicated) -> str:
     return f"{found} instead of {each.asked} shards"
 
 
-def _compiled_memory(program: Program) -> str:
+def _compiled_memory(program: CompiledProgram) -> str:
     return "too much" if program.memory_bytes is None else _gib(program.memory_bytes)
 
 
-def _collectives(program: Program) -> dict[str, str]:
+def _collectives(program: CompiledProgram) -> dict[str, str]:
     """Kind -> count in the compiled program: `least - most` if conditionals decide."""
     compiled = program.as_dict()
     least, most = compiled["least_collectives"], compiled["collectives"]

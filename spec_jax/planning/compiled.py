@@ -41,7 +41,7 @@ SAMPLED = SamplingParams(temperature=1.0)
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """The compiler's figures of a program, on each chip.
 
     Attributes:
@@ -141,7 +141,9 @@ def _tpu_slice(layout: Layout) -> Sequence[Any]:
         ) from None
 
 
-def compile_call(model: Model, shapes: BatchShape, tokens: int, cache_dtype: Any) -> Program:
+def compile_call(
+    model: Model, shapes: BatchShape, tokens: int, cache_dtype: Any
+) -> CompiledProgram:
     """A call over `tokens` new tokens of each row, whose cache is updated in place."""
     headroom = max(shapes.block, tokens)
     cache = abstract_cache(model, shapes.batch, shapes.capacity, cache_dtype, headroom)
@@ -155,7 +157,7 @@ def compile_call(model: Model, shapes: BatchShape, tokens: int, cache_dtype: Any
 
 def compile_round(
     target: Model, drafter: DraftModel, shapes: BatchShape, sampling: SamplingParams = SAMPLED
-) -> Program:
+) -> CompiledProgram:
     """The decoding loop as an engine compiles it, with the whole state donated."""
     state = abstract_state(target, drafter, shapes)
     parameters = abstract_sampling(target, shapes.batch, sampling)
@@ -173,7 +175,7 @@ def compile_round(
     return _compile(jitted, target, drafter, state, parameters, rounds)
 
 
-def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> Program:
+def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> CompiledProgram:
     """Prefill of both models as an engine compiles it; it creates the caches."""
     policy = Constant(drafter.lookahead)
 
@@ -186,7 +188,7 @@ def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> P
     return _compile(jitted, target, drafter, abstract_prompts(target, shapes))
 
 
-def _compile(jitted: Any, *args: Any) -> Program:
+def _compile(jitted: Any, *args: Any) -> CompiledProgram:
     begin = time.perf_counter()
     lowered = jitted.lower(*args)
     try:
@@ -196,10 +198,10 @@ def _compile(jitted: Any, *args: Any) -> Program:
             raise
         seconds = time.perf_counter() - begin
         why = str(error).splitlines()[0]
-        return Program(None, 0, 0, 0, Counter(), Counter(), seconds, refusal=why)
+        return CompiledProgram(None, 0, 0, 0, Counter(), Counter(), seconds, refusal=why)
     seconds = time.perf_counter() - begin
     size, text = program.memory_analysis(), program.as_text()
-    return Program(
+    return CompiledProgram(
         memory_bytes=size.argument_size_in_bytes
         + bytes_beside_arguments(program)
         + size.generated_code_size_in_bytes,

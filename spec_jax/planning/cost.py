@@ -26,7 +26,7 @@ GPU_EXCHANGE_SECONDS = 8e-6
 """A small all-reduce within a node on NVLink; 8 to 30 microseconds are reported."""
 TPU_FLOAT32_PASSES = 6
 """bfloat16 passes that a float32 product of full precision takes on a TPU."""
-MOST_SPECULATIVE_TOKENS = 16
+MAX_LOOKAHEAD = 16
 """How far `best_lookahead` looks."""
 
 
@@ -62,11 +62,11 @@ class Terms:
       stream: copying weights from host memory, which overlaps with all of the others.
     """
 
-    weights: float
-    cache: float
-    compute: float
-    latency: float
-    transfer: float
+    weights: float = 0.0
+    cache: float = 0.0
+    compute: float = 0.0
+    latency: float = 0.0
+    transfer: float = 0.0
     stream: float = 0.0
 
     @property
@@ -274,16 +274,6 @@ class Call:
             dtype=weights.dtype,
         )
 
-    @property
-    def collectives(self) -> dict[str, int]:
-        """Kind -> count."""
-        return count_by_kind(self.exchanges)
-
-    @property
-    def collective_bytes(self) -> int:
-        """Bytes that its exchanges sum or send, on each chip."""
-        return sum(each.count * each.bytes for each in self.exchanges)
-
     def terms(self, platform: str | None, chip: Chip) -> Terms:
         """The parts of its time on a chip."""
         passes = TPU_FLOAT32_PASSES if platform == "tpu" and self.dtype == jnp.float32 else 1
@@ -304,6 +294,11 @@ def count_by_kind(exchanges: Iterable[Exchange]) -> dict[str, int]:
     for each in exchanges:
         counts[each.kind] += each.count
     return dict(counts)
+
+
+def exchanged_bytes(exchanges: Iterable[Exchange]) -> int:
+    """Bytes that the exchanges sum or send, on each chip."""
+    return sum(each.count * each.bytes for each in exchanges)
 
 
 def exchange_seconds(
@@ -381,6 +376,6 @@ def speedup(
 def best_lookahead(acceptance: float, plain: float, round_seconds: Callable[[int], float]) -> int:
     """The K with the largest speed-up; arguments as for `speedup`."""
     return max(
-        range(1, MOST_SPECULATIVE_TOKENS + 1),
+        range(1, MAX_LOOKAHEAD + 1),
         key=lambda k: speedup(acceptance, k, plain, round_seconds),
     )

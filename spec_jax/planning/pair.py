@@ -1,8 +1,7 @@
-"""A target and its draft on a layout, and what a job of a batch and a context asks of them."""
+"""A target and its draft on a layout, and jobs of a batch size and a context."""
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,14 +16,12 @@ from spec_jax.engine.offloading import offloaded
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import abstract_model, plan_shape, stand_ins
-from spec_jax.planning.cost import Cache, Call, Terms, Weights, count_by_kind, exchange_seconds
-from spec_jax.planning.report import Prefill, Section
+from spec_jax.planning.cost import Cache, Call, Terms, Weights, exchange_seconds
+from spec_jax.planning.plan_figures import CallPlan, PrefillPlan
 from spec_jax.planning.sampling import sampling_exchanges
 from spec_jax.planning.temporaries import of_prefill, of_round
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import Layout
-
-NOTHING = Terms(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def check_context(context: int, target: Shape) -> None:
@@ -33,21 +30,21 @@ def check_context(context: int, target: Shape) -> None:
     Raises:
       ConfigError: it is too long.
     """
-    if context > (most := target.config.max_position):
+    if context > (limit := target.config.max_position):
         raise ConfigError(
-            f"context is {context}, but {target.name} was made for {most} tokens; give at most "
-            f"{most}."
+            f"context is {context}, but {target.name} was made for {limit} tokens; give at most "
+            f"{limit}."
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """All that jobs of a pair have in common.
+    """What the jobs of a pair share.
 
     Attributes:
       models: target and draft, abstract.
-      weights: theirs, on each chip.
-      layout: where they lie.
+      weights: their weights on each chip.
+      layout: how they are sharded.
       cache_dtype: of keys and values.
     """
 
@@ -58,7 +55,7 @@ class Pair:
 
     @property
     def platform(self) -> str:
-        """What it is planned for: `cpu`, `gpu` or `tpu`."""
+        """`cpu`, `gpu` or `tpu`."""
         return self.layout.platform or "cpu"
 
     @classmethod
@@ -75,7 +72,7 @@ class Pair:
         """Lays out a target and a draft; arguments as for `make_plan`.
 
         Args:
-          shapes: the target's and the draft's.
+          shapes: of target and draft.
           layout: the layout.
           dtype: of weights and, but on CPU, caches.
           quantization: of matrices.
@@ -124,7 +121,7 @@ class Job:
 
     @functools.cached_property
     def caches(self) -> tuple[Cache, Cache]:
-        """The target's and the draft's."""
+        """The caches of target and draft."""
         target, draft = self.pair.weights
         shapes, dtype = self.shapes, self.pair.cache_dtype
         room = (
@@ -136,70 +133,55 @@ class Job:
             draft.cache(shapes.batch, shapes.capacity, room[1], dtype),
         )
 
-    def call(self, role: int, tokens: int) -> Section:
+    def call(self, role: int, tokens: int) -> CallPlan:
         """A call of the target (0) or the draft (1) over `tokens` tokens of each row."""
-        layout = self.pair.layout
         call = Call.of(self.pair.weights[role], self.caches[role], tokens)
+        layout = self.pair.layout
         terms = call.terms(layout.platform, layout.chip) if layout.chip else None
-        return Section(
+        return CallPlan(
             weight_bytes=call.weight_bytes,
             host_bytes=call.host_bytes,
             cache_bytes=call.cache_bytes,
-            temporary_bytes=0,
-            collectives=call.collectives,
-            collective_bytes=call.collective_bytes,
+            exchanges=call.exchanges,
             terms=terms,
             seconds=terms.total if terms else None,
         )
 
     @property
-    def sampling(self) -> Section:
-        """Drawing and verification of a round: their collectives, and nothing else."""
+    def sampling(self) -> CallPlan:
+        """The collectives of drawing and verification in a round, and nothing else."""
         layout, (target, draft) = self.pair.layout, self.pair.weights
         rows = self.caches[0].rows
         exchanges = sampling_exchanges(target, draft, rows, self.lookahead, self.features)
-        terms = None
-        if layout.chip:
-            latency, transfer = exchange_seconds(exchanges, layout.platform, layout.chip)
-            terms = dataclasses.replace(NOTHING, latency=latency, transfer=transfer)
-        return Section(
-            weight_bytes=0,
-            host_bytes=0,
-            cache_bytes=0,
-            temporary_bytes=0,
-            collectives=count_by_kind(exchanges),
-            collective_bytes=sum(each.count * each.bytes for each in exchanges),
-            terms=terms,
-            seconds=terms.total if terms else None,
-        )
+        if not layout.chip:
+            return CallPlan(exchanges=exchanges)
+        latency, transfer = exchange_seconds(exchanges, layout.platform, layout.chip)
+        terms = Terms(latency=latency, transfer=transfer)
+        return CallPlan(exchanges=exchanges, terms=terms, seconds=terms.total)
 
     @property
-    def round(self) -> Section:
+    def round(self) -> CallPlan:
         """K draft steps, the first of which reads two tokens, scoring, and sampling."""
         drafted = [self.call(1, 2)]
         if self.lookahead > 1:
             drafted += [self.call(1, 1)] * (self.lookahead - 1)
-        scoring = self.call(0, self.lookahead + 1)
+        scoring, first = self.call(0, self.lookahead + 1), drafted[0]
         calls = [scoring, *drafted, self.sampling]
-        counts = sum((Counter(each.collectives) for each in calls), Counter())
         terms = [each.terms for each in calls if each.terms]
-        models = (scoring, drafted[0])
-        return Section(
-            weight_bytes=sum(each.weight_bytes for each in models),
-            host_bytes=sum(each.host_bytes for each in models),
-            cache_bytes=sum(each.cache_bytes for each in models),
-            temporary_bytes=of_round(
-                self.pair.weights, self.caches, self.lookahead, self.pair.platform
-            ),
-            collectives=dict(counts),
-            collective_bytes=sum(each.collective_bytes for each in calls),
-            terms=sum(terms[1:], terms[0]) if terms else None,
+        temporary = of_round(self.pair.weights, self.caches, self.lookahead, self.pair.platform)
+        return CallPlan(
+            weight_bytes=scoring.weight_bytes + first.weight_bytes,
+            host_bytes=scoring.host_bytes + first.host_bytes,
+            cache_bytes=scoring.cache_bytes + first.cache_bytes,
+            temporary_bytes=temporary,
+            exchanges=tuple(exchange for each in calls for exchange in each.exchanges),
+            terms=sum(terms, Terms()) if terms else None,
             seconds=sum(each.total for each in terms) if terms else None,
         )
 
     @property
-    def prefill(self) -> Prefill:
-        """Reading prompts as long as the context into both models' caches, all rows at once."""
+    def prefill(self) -> PrefillPlan:
+        """Prefill of prompts as long as the context into both models' caches, all rows at once."""
         layout, block = self.pair.layout, self.shapes.block
         chunks = -(-(self.context - 1) // block)
         caches, weights = self.caches, self.pair.weights
@@ -220,7 +202,7 @@ class Job:
             weights[0].shards("batch"),
         )
         held = sum(each.held for each in weights)
-        return Prefill(
+        return PrefillPlan(
             block=block,
             chunks=chunks,
             held_bytes=held + sum(each.bytes for each in caches),

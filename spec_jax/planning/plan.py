@@ -13,14 +13,14 @@ from spec_jax.models.sizes import WideShallow
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import GREEDY
 from spec_jax.planning.compiled import (
-    Program,
+    CompiledProgram,
     compile_call,
     compile_prefill,
     compile_round,
     devices_for,
 )
 from spec_jax.planning.pair import Job, Pair, check_context
-from spec_jax.planning.report import Plan, Replicated
+from spec_jax.planning.plan_figures import Plan, Replicated
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import ROLES, Layout, Placement
 
@@ -147,7 +147,7 @@ def make_plan(
 
 def _compile(
     job: Job, sampling: SamplingParams, progress: Callable[[str], object]
-) -> dict[str, Program]:
+) -> dict[str, CompiledProgram]:
     target, draft = job.pair.models
     calls = {
         "target_call": (target, 1),

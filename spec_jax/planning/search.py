@@ -15,9 +15,9 @@ from spec_jax.planning.pair import Pair, check_context
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import Layout, Rule
 
-MOST_ROWS = 1024
+MAX_ROWS = 1024
 """How far batches are doubled that are not given."""
-LOOKAHEADS = tuple(range(1, cost.MOST_SPECULATIVE_TOKENS + 1))
+LOOKAHEADS = tuple(range(1, cost.MAX_LOOKAHEAD + 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +292,6 @@ def _alike(one: Layout, other: Layout) -> bool:
 
 
 def _doubled(least: int) -> Iterator[int]:
-    while least <= MOST_ROWS:
+    while least <= MAX_ROWS:
         yield least
         least *= 2

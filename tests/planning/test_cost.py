@@ -156,8 +156,8 @@ def test_exchanges():
         Exchange("attention", 2, 15 * EMBED * 4, 8),
         Exchange("MLP", 2, 15 * EMBED * 4, 8),
     )
-    assert call(5).collectives == {"all-reduce": 2 * TARGET.num_layers + 1}
-    assert call(5, num_chips=1).collectives == {} and call(5, num_chips=1).collective_bytes == 0
+    assert cost.count_by_kind(call(5).exchanges) == {"all-reduce": 2 * TARGET.num_layers + 1}
+    assert call(5, num_chips=1).exchanges == () and cost.exchanged_bytes(()) == 0
     # Heads that are replicated have nothing to sum.
     assert [each.what for each in call(1, num_chips=32).exchanges] == ["embedding", "MLP"]
 

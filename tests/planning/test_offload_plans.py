@@ -106,7 +106,7 @@ def test_opt_66b_on_80_gigabytes():
     assert found.target_call.seconds == pytest.approx(2 * 65.2e9 / 32e9, rel=0.01)
     # With a draft that costs nothing beside it, a round takes as long as a token.
     assert found.speedup == pytest.approx(found.tokens_per_round, rel=0.001)
-    assert found.best and found.best[0] == cost.MOST_SPECULATIVE_TOKENS
+    assert found.best and found.best[0] == cost.MAX_LOOKAHEAD
 
 
 PUBLISHED = {"open text": (2616.0, 1099.0), "summaries": (2732.0, 331.2)}

@@ -10,7 +10,7 @@ import pytest
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError
-from spec_jax.planning import Program, derived_draft, make_plan
+from spec_jax.planning import CompiledProgram, derived_draft, make_plan
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Chip, Layout
 from tests.often import often
@@ -122,8 +122,8 @@ def test_a_model_that_does_not_fit():
     [(60, 90, 90, True), (60, 110, 110, False), (110, 60, 110, False), (60, None, None, False)],
 )
 def test_a_prefill_that_does_not_fit_counts(in_round, in_prefill, largest, fits):
-    def program(size: int | None) -> Program:
-        return Program(size, 0, 0, 0, Counter(), Counter(), compile_seconds=1.0)
+    def program(size: int | None) -> CompiledProgram:
+        return CompiledProgram(size, 0, 0, 0, Counter(), Counter(), compile_seconds=1.0)
 
     layout = Layout("mine", (("model", 1),), "gpu", chip=Chip("small", 100.0, 1e9, 1e9, 1e9))
     found = make_plan(shape(), shape(), layout)

@@ -18,7 +18,7 @@ from spec_jax.models.model import Model
 from spec_jax.planning import hlo
 from spec_jax.planning.abstract import abstract_model, bytes_per_chip, host_bytes_per_chip
 from spec_jax.planning.compiled import (
-    Program,
+    CompiledProgram,
     compile_call,
     compile_prefill,
     compile_round,
@@ -50,7 +50,7 @@ def model(role: str, layers: int, offload: str = "none", quantization: str = "no
     )
 
 
-def call(target: Model) -> Program:
+def call(target: Model) -> CompiledProgram:
     return compile_call(target, SHAPES, 5, jnp.bfloat16)
 
 

@@ -1,0 +1,257 @@
+"""The figures of a plan."""
+
+import dataclasses
+from typing import Any
+
+from spec_jax.checkpoints.recipe import Published
+from spec_jax.checkpoints.shape import Shape
+from spec_jax.config import SamplingParams
+from spec_jax.models.sizes import parameter_count
+from spec_jax.planning.compiled import CompiledProgram
+from spec_jax.planning.cost import Exchange, Terms, count_by_kind, exchanged_bytes
+from spec_jax.sharding import Layout
+
+CALLS = ("target_call", "scoring", "draft_step", "sampling", "round")
+"""The calls of a plan."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """An axis that the layout would split into more shards than the model's size allows."""
+
+    role: str
+    axis: str
+    size: int
+    asked: int
+    num_shards: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CallPlan:
+    """One program of a plan, on each chip.
+
+    Attributes:
+      weight_bytes: weights in the chip's memory; of offloaded weights, two blocks.
+      host_bytes: offloaded weights, which the chip copies from host memory.
+      cache_bytes: the chip's part of the caches.
+      temporary_bytes: logits and probabilities of a round, an estimate.
+      exchanges: collectives, computed.
+      terms: the parts of the projected time; None if the layout has no figures of the chip.
+      seconds: the projected time.
+      program: the compiler's figures, if requested.
+    """
+
+    weight_bytes: int = 0
+    host_bytes: int = 0
+    cache_bytes: int = 0
+    temporary_bytes: int = 0
+    exchanges: tuple[Exchange, ...] = ()
+    terms: Terms | None = None
+    seconds: float | None = None
+    program: CompiledProgram | None = None
+
+    @property
+    def collectives(self) -> dict[str, int]:
+        """Kind -> count."""
+        return count_by_kind(self.exchanges)
+
+    @property
+    def collective_bytes(self) -> int:
+        """Bytes that the collectives sum or send."""
+        return exchanged_bytes(self.exchanges)
+
+    @property
+    def computed_bytes(self) -> int:
+        """Memory without the compiler's figures."""
+        return self.weight_bytes + self.cache_bytes + self.temporary_bytes
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Compiled, or else computed; None if the compiler found the program too large."""
+        return self.program.memory_bytes if self.program else self.computed_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the compiler's figures replace computed ones."""
+        compiled = self.program.as_dict() if self.program else None
+        names = ("weight_bytes", "host_bytes", "cache_bytes", "temporary_bytes")
+        computed = {
+            name: getattr(self, name) for name in (*names, "collectives", "collective_bytes")
+        }
+        return {
+            "memory_bytes_per_chip": self.memory_bytes,
+            "collectives": compiled["collectives"] if compiled else self.collectives,
+            "projected_seconds": self.seconds,
+            "computed": computed
+            | {"seconds": dataclasses.asdict(self.terms) if self.terms else None},
+            "compiled": compiled,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillPlan:
+    """Prefill of prompts as long as the context, all rows at once, on each chip.
+
+    Attributes:
+      block: tokens of each row in a chunk.
+      chunks: how many there are.
+      held_bytes: weights and the caches that prefill makes.
+      temporary_bytes: temporaries, an estimate.
+      joining_bytes: caches of the rows that are prefilled while others decode, which exist beside
+        the batch's until they are inserted.
+      seconds: the projected time; None if the layout has no figures of the chip.
+      program: the compiler's figures, if requested.
+    """
+
+    block: int
+    chunks: int
+    held_bytes: int
+    temporary_bytes: int
+    joining_bytes: int
+    seconds: float | None
+    program: CompiledProgram | None = None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Compiled, or else estimated; None if the compiler found the program too large."""
+        held = self.held_bytes + self.temporary_bytes
+        return self.program.memory_bytes if self.program else held
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        computed = ("held_bytes", "temporary_bytes")
+        return {
+            "memory_bytes_per_chip": self.memory_bytes,
+            "projected_seconds": self.seconds,
+            **{name: getattr(self, name) for name in ("block", "chunks", "joining_bytes")},
+            "computed": {name: getattr(self, name) for name in computed},
+            "compiled": self.program.as_dict() if self.program else None,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A target and its draft on a layout; every time is a projection.
+
+    Attributes:
+      target: the target's shape.
+      draft: the draft's shape.
+      layout: the layout.
+      dtype: of weights and, but on CPU, caches.
+      quantization: of matrices.
+      offload: `host` if the target's blocks lie in host memory, else `none`.
+      resident_layers: how many blocks, the first ones, stay on the chips with `host`.
+      batch: rows, padded.
+      capacity: KV slots of a row: the context and the headroom of a round.
+      num_speculative_tokens: K, the draft tokens of a round.
+      acceptance: the assumed probability that a draft token is accepted.
+      parameters: how rows sample.
+      target_call: one token of each row.
+      scoring: K + 1 tokens of each row.
+      draft_step: one token of each row, by the draft.
+      sampling: drawing and verification of a round; only collectives count.
+      round: K draft steps, the first of which reads two tokens, scoring, and sampling.
+      prefill: of both models.
+      replicated: axes that are not sharded as the layout says.
+      tokens_per_round: tokens that a round emits on average.
+      speedup: over plain decoding; None if the layout has no figures of the chip.
+      best: the K of the largest speed-up, and that speed-up.
+    """
+
+    target: Shape
+    draft: Shape
+    layout: Layout
+    dtype: str
+    quantization: str
+    offload: str
+    resident_layers: int
+    batch: int
+    capacity: int
+    num_speculative_tokens: int
+    acceptance: float
+    parameters: SamplingParams
+    target_call: CallPlan
+    scoring: CallPlan
+    draft_step: CallPlan
+    sampling: CallPlan
+    round: CallPlan
+    prefill: PrefillPlan
+    replicated: tuple[Replicated, ...]
+    tokens_per_round: float
+    speedup: float | None
+    best: tuple[int, float] | None
+
+    @property
+    def published(self) -> list[tuple[str, Published, CallPlan]]:
+        """Published figures for this layout: role, figures, and the call that they measure."""
+        models = (("target", self.target, self.target_call), ("draft", self.draft, self.draft_step))
+        return [
+            (role, shape.published, call)
+            for role, shape, call in models
+            if shape.published and shape.published.layout == self.layout.name
+        ]
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """Tracing and compiling in all, if requested."""
+        parts = (*(getattr(self, name) for name in CALLS), self.prefill)
+        seconds = [part.program.compile_seconds for part in parts if part.program]
+        return sum(seconds) if seconds else None
+
+    @property
+    def seconds_to_first_token(self) -> float | None:
+        """Prefill and a round; None without figures of the chip."""
+        if self.prefill.seconds is None or self.round.seconds is None:
+            return None
+        return self.prefill.seconds + self.round.seconds
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The larger of round and prefill on a chip; None if the compiler refused one of them.
+
+        Programs that are not compiled are estimated.
+        """
+        round, prefill = self.round.memory_bytes, self.prefill.memory_bytes
+        return None if round is None or prefill is None else max(round, prefill)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every program fits in a chip's memory; None without figures of the chip."""
+        if self.memory_bytes is None:
+            return False
+        return self.layout.chip and self.memory_bytes <= self.layout.chip.memory
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        chip, (best, best_speedup) = self.layout.chip, self.best or (None, None)
+        settings = (
+            *("dtype", "quantization", "offload", "resident_layers", "batch", "capacity"),
+            *("num_speculative_tokens", "acceptance"),
+        )
+        figures = (
+            *("seconds_to_first_token", "tokens_per_round", "speedup", "compile_seconds", "fits"),
+        )
+        return {
+            "projection": True,
+            "target": _model_as_dict(self.target),
+            "draft": _model_as_dict(self.draft),
+            "layout": self.layout.name,
+            "devices": self.layout.size,
+            "chip": dataclasses.asdict(chip) if chip else None,
+            **{name: getattr(self, name) for name in settings},
+            **{name: getattr(self.parameters, name) for name in ("temperature", "top_k", "top_p")},
+            **{name: getattr(self, name).as_dict() for name in (*CALLS, "prefill")},
+            **{name: getattr(self, name) for name in figures},
+            "best_num_speculative_tokens": best,
+            "best_speedup": best_speedup,
+            "replicated": [dataclasses.asdict(each) for each in self.replicated],
+            "memory_bytes_per_chip": self.memory_bytes,
+        }
+
+
+def _model_as_dict(shape: Shape) -> dict[str, Any]:
+    published = shape.published
+    return {
+        "name": shape.name,
+        "parameters": parameter_count(shape.config),
+        "published": published.model_dump() if published else None,
+    }
