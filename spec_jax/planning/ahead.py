@@ -193,13 +193,13 @@ def compile_ahead(
 
 
 def _run(requests: Sequence[Request], rows: int, engine: Engine) -> None:
-    """What a scheduler does until the first row has finished and another takes its slot."""
+    """Does as a scheduler until the first row has finished and another takes its slot."""
     batch = engine.open(requests, rows)
     slots = batch.slots(min(rows, len(requests)))
-    batch.join(dict(zip(slots, requests, strict=False)))
+    batch.insert(dict(zip(slots, requests, strict=False)))
     batch.compile_rounds()
     if len(requests) > rows:
-        batch.join({slots[0]: requests[0]})
+        batch.insert({slots[0]: requests[0]})
 
 
 def _check(target: Shape, speculation: SpeculativeConfig) -> None:
