@@ -88,7 +88,7 @@ def test_a_call_reads_the_chosen_experts_alone(layout, tokens):
     table = 2560 // placement.num_shards("vocab") - tokens
     assert call.weight_bytes - call.weight_bytes_read == 4 * (whole - found + table * embed)
     assert by_kind(program.collectives) == {"all-reduce": 2 * layers + 1}
-        assert count_by_kind(call.exchanges) == {"all-reduce": 2 * layers + 1}
+    assert count_by_kind(call.exchanges) == {"all-reduce": 2 * layers + 1}
     assert program.temporary_bytes < 0.1 * call.weight_bytes
 
 
