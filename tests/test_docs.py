@@ -16,18 +16,9 @@ import soundfile
 import spec_jax
 from spec_jax import testing
 from spec_jax.checkpoints import reference
-from spec_jax.cli import arguments as cli
-from spec_jax.cli.audit_arguments import parse_audit
-from spec_jax.cli.bench_arguments import parse_bench
-from spec_jax.cli.compile_arguments import parse_compile
-from spec_jax.cli.convert_arguments import parse_convert
-from spec_jax.cli.evaluate_arguments import parse_evaluate
+from spec_jax.cli.commands import parse
+from spec_jax.cli.overview import COMMANDS
 from spec_jax.cli.parser import Parser
-from spec_jax.cli.plan_arguments import parse_plan
-from spec_jax.cli.profile_arguments import parse_profile
-from spec_jax.cli.report_arguments import parse_report
-from spec_jax.cli.train_arguments import parse_train
-from spec_jax.cli.transcribe_arguments import parse_transcribe
 from tests.checkpoints.tiny import CONFIG, write_directory, write_json
 from tests.often import often
 from tests.speech import sound, write_speech_model
@@ -46,13 +37,7 @@ LINKING = [
     *sorted((ROOT / "benchmarks" / "log").glob("*.md")),
 ]
 """Other pages, whose links are tested as well."""
-PARSERS = {
-    **{name: functools.partial(cli.parse_model_command, name) for name in ("generate", "chat")},
-    **{"audit": parse_audit, "bench": parse_bench, "report": parse_report, "plan": parse_plan},
-    **{"train-draft": parse_train, "convert": parse_convert, "transcribe": parse_transcribe},
-    **{"env": cli.parse_env, "evaluate": parse_evaluate, "profile": parse_profile},
-    "compile": parse_compile,
-}
+PARSERS = {name: functools.partial(parse, name) for name in COMMANDS}
 
 
 def name(path: Path) -> str:

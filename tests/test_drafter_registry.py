@@ -16,7 +16,7 @@ from spec_jax import (
     SpeculativeConfig,
     register_drafter,
 )
-from spec_jax.cli.arguments import parse_model_command
+from spec_jax.cli.commands import parse
 from spec_jax.config import METHODS, CustomConfig, config_class
 from spec_jax.drafters import Draft, Drafter, pytree, static
 from spec_jax.engine import custom
@@ -232,5 +232,5 @@ def test_an_entry_point_that_registers_nothing_is_said(forgotten, tmp_path, monk
 def test_the_command_line_takes_the_name_of_an_installed_drafter(forgotten, tmp_path, monkeypatch):
     installed(tmp_path, "repeating", "outside_drafter_of_the_command_line")
     monkeypatch.syspath_prepend(str(tmp_path))
-    options = parse_model_command("generate", ["p", "--target", "t", "--method", "repeating"])
+    options = parse("generate", ["p", "--target", "t", "--method", "repeating"])
     assert options.speculative.method == "repeating"

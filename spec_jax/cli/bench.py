@@ -11,10 +11,10 @@ from spec_jax.benchmarking.measuring import BenchProgress, describe, encode, mea
 from spec_jax.benchmarking.results import Results, Setting, Writer
 from spec_jax.benchmarking.summary import Measured, Spread, summarize
 from spec_jax.benchmarking.systems import Runner, grid, prepare
-from spec_jax.cli.bench_arguments import BenchOptions
 from spec_jax.cli.interrupts import INTERRUPTED, heard
 from spec_jax.cli.loading import join
 from spec_jax.cli.screen import Screen
+from spec_jax.cli.tool_options import BenchOptions
 from spec_jax.llm import LLM
 
 _LEGEND = (
@@ -27,17 +27,17 @@ _LEGEND = (
 
 def run(options: BenchOptions) -> int:
     """Measures and prints a table; returns the exit code, 130 after Ctrl-C."""
-    for name in options.baselines:
+    for name in options.baseline:
         check_baseline(name)
     configs = grid(
         options.methods,
-        options.lookaheads,
-        policies=options.policies,
-        verifications=options.verifications,
-        scorings=options.scorings,
+        options.num_speculative_tokens,
+        policies=options.draft_length_policy,
+        verifications=options.verification,
+        scorings=options.scoring,
         options=options.speculation,
     )
-    sets = [prompts.load(name).some(options.num_prompts) for name in options.prompt_sets]
+    sets = [prompts.load(name).some(options.num_prompts) for name in options.prompt_set]
     with Screen() as screen:
         screen.progress("loading")
         shown = _Shown(screen)
@@ -52,7 +52,7 @@ def run(options: BenchOptions) -> int:
         )
         encoded = encode(llm, sets, options.max_tokens, screen.note)
         runners: list[Runner] = [*prepare(llm, configs)]
-        runners += prepare_baselines(options.baselines, llm, options.target, configs, screen.note)
+        runners += prepare_baselines(options.baseline, llm, options.target, configs, screen.note)
         header = describe(
             llm,
             runners,
@@ -61,7 +61,7 @@ def run(options: BenchOptions) -> int:
             draft=options.speculation.get("draft"),
             options=_named(options),
             settings=tuple(_settings(options)),
-            batch_sizes=tuple(options.batch_sizes),
+            batch_sizes=tuple(options.batch_size),
             max_tokens=options.max_tokens,
             ignore_eos=options.ignore_eos,
             repeats=options.repeats,
@@ -95,8 +95,8 @@ def _settings(options: BenchOptions) -> list[Setting]:
     """Greedy decoding once, and each temperature with each top-p."""
     found = [
         Setting(temperature=temperature, top_p=top_p if temperature else 1.0)
-        for temperature in options.temperatures
-        for top_p in options.top_ps
+        for temperature in options.temperature
+        for top_p in options.top_p
     ]
     return list(dict.fromkeys(found))
 

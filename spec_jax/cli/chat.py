@@ -3,10 +3,10 @@
 import re
 import sys
 
-from spec_jax.cli.arguments import Options
 from spec_jax.cli.conversation import Conversation
 from spec_jax.cli.interrupts import heard
 from spec_jax.cli.loading import load
+from spec_jax.cli.options import ChatOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
@@ -30,7 +30,7 @@ A message that begins with a slash needs a space before it."""
 LONGER = ", for longer texts"
 
 
-def run(options: Options) -> int:
+def run(options: ChatOptions) -> int:
     """Converses until the input ends; returns the exit code."""
     layout = options.llm.get("layout")
     if layout and (count := Layout.read(layout).processes) > 1:

@@ -9,9 +9,9 @@ import jax
 from spec_jax.checkpoints.draft_directory import MANIFEST
 from spec_jax.checkpoints.reference import locate
 from spec_jax.checkpoints.shape import Shape, read_shape
-from spec_jax.cli.compile_arguments import CompileOptions
 from spec_jax.cli.devices import prepare_to_compile_for
 from spec_jax.cli.screen import Screen
+from spec_jax.cli.tool_options import CompileOptions
 from spec_jax.errors import ConfigError
 from spec_jax.planning import Workload, compile_ahead
 from spec_jax.sharding import Layout

@@ -1,9 +1,9 @@
 """`spec-jax convert`: writes a model in another format."""
 
 from spec_jax import checkpoints
-from spec_jax.cli.convert_arguments import ConvertOptions
 from spec_jax.cli.loading import join
 from spec_jax.cli.screen import Screen
+from spec_jax.cli.tool_options import ConvertOptions
 from spec_jax.models.config import TransformerConfig
 from spec_jax.sharding import Placement
 
@@ -23,7 +23,9 @@ def run(options: ConvertOptions) -> int:
             options.output,
             place=place,
             on_progress=screen.progress,
-            **options.convert,
+            format=options.format,
+            dtype=options.dtype,
+            quantization=options.quantization,
         )
         screen.note(f"wrote {options.output}")
     return 0

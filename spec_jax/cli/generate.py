@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from spec_jax import distributed
-from spec_jax.cli.arguments import Options
 from spec_jax.cli.interrupts import INTERRUPTED, heard
 from spec_jax.cli.loading import load
+from spec_jax.cli.options import GenerateOptions
 from spec_jax.cli.results_file import ResultsFile, refuse_existing
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.statistics import Run, same_tokens, table
@@ -20,7 +20,7 @@ HEADING_WIDTH = 60
 """Characters of a prompt that the heading above its result shows."""
 
 
-def run(options: Options, texts: Sequence[str]) -> int:
+def run(options: GenerateOptions, texts: Sequence[str]) -> int:
     """Completes prompts and prints the results; returns the exit code."""
     compare = options.compare and options.speculative.method != "none"
     if options.output is not None:
@@ -52,7 +52,7 @@ def run(options: Options, texts: Sequence[str]) -> int:
 
 
 def _write(
-    llm: LLM, prompts: list[Prompt], texts: Sequence[str], options: Options, screen: Screen
+    llm: LLM, prompts: list[Prompt], texts: Sequence[str], options: GenerateOptions, screen: Screen
 ) -> int:
     """Writes the results that the file does not hold yet; process 0 does, of several."""
     outputs: list[RequestOutput] = []
@@ -99,7 +99,7 @@ def _report_errors(outputs: Sequence[RequestOutput], screen: Screen) -> int:
 def _decode(
     llm: LLM,
     prompts: list[Prompt],
-    options: Options,
+    options: GenerateOptions,
     screen: Screen,
     texts: Sequence[str] | None = None,
 ) -> Iterator[RequestOutput]:
@@ -139,7 +139,7 @@ def _head(index: int, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _compare(
-    ours: Run, prompts: list[Prompt], texts: Sequence[str], options: Options, screen: Screen
+    ours: Run, prompts: list[Prompt], texts: Sequence[str], options: GenerateOptions, screen: Screen
 ) -> Run:
     """Decodes the same prompts plainly, with the same weights."""
     screen.progress("decoding plainly, to compare")
@@ -157,7 +157,7 @@ def _compare(
     return plain
 
 
-def _warm_up(llm: LLM, prompts: list[Prompt], options: Options) -> None:
+def _warm_up(llm: LLM, prompts: list[Prompt], options: GenerateOptions) -> None:
     """Compiles and runs the first rounds, so that neither run is measured cold."""
     for _ in llm.stream(prompts, options.sampling):
         break

@@ -4,8 +4,8 @@ import secrets
 from typing import Any
 
 from spec_jax import distributed
-from spec_jax.cli.arguments import Options
 from spec_jax.cli.devices import ignore_absent_tpu
+from spec_jax.cli.options import SpeculationOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.llm import LLM
 from spec_jax.sharding import Layout
@@ -26,7 +26,7 @@ def join(file: str | None, screen: Screen) -> Layout | None:
     return layout
 
 
-def asked(options: Options, llm: LLM) -> dict[str, Any]:
+def asked(options: SpeculationOptions, llm: LLM) -> dict[str, Any]:
     """What a command was asked to look at, as its record and its first line have it."""
     how = options.speculative
     return {
@@ -40,7 +40,7 @@ def asked(options: Options, llm: LLM) -> dict[str, Any]:
     }
 
 
-def load(options: Options, screen: Screen) -> LLM:
+def load(options: SpeculationOptions, screen: Screen) -> LLM:
     """Loads target and draft, showing progress.
 
     Requests without a seed of their own get random ones.

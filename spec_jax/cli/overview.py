@@ -1,29 +1,29 @@
 """The commands there are, and what bare `spec-jax` prints. Imports nothing: it comes at once."""
 
-COMMANDS = (
-    *("generate", "chat", "transcribe", "audit", "evaluate", "bench", "report", "profile"),
-    *("train-draft", "convert", "plan", "compile", "env"),
-)
+COMMANDS = {
+    "generate": "complete prompts",
+    "chat": "hold a conversation",
+    "transcribe": "write down the words of sound files",
+    "audit": "test that nothing is lost, on your models",
+    "evaluate": "score answers beside plain decoding's",
+    "bench": "measure speed on your models and prompts",
+    "report": "draw what bench measured, compare two files",
+    "profile": "show where the time of a round goes",
+    "train-draft": "train a draft for your target",
+    "convert": "write a model in another format",
+    "plan": "project memory and speed elsewhere",
+    "compile": "compile for devices that are elsewhere",
+    "env": "show versions and devices",
+}
 
-OVERVIEW = """\
+_LIST = "\n".join(f"  {name:13} {summary}" for name, summary in COMMANDS.items())
+OVERVIEW = f"""\
 usage: spec-jax COMMAND [options]
 
 Decode language models faster without changing what they
 generate.
 
-  generate      complete prompts
-  chat          hold a conversation
-  transcribe    write down what is said in sound files
-  audit         test that nothing is lost, on your models
-  evaluate      score answers beside plain decoding's
-  bench         measure speed on your models and prompts
-  report        draw what bench measured, compare two files
-  profile       show where the time of a round goes
-  train-draft   train a draft for your target
-  convert       write a model in another format
-  plan          project memory and speed elsewhere
-  compile       compile for devices that are elsewhere
-  env           show versions and devices
+{_LIST}
 
   spec-jax COMMAND --help   the options of a command
   spec-jax --version        the version

@@ -1,7 +1,6 @@
-"""The parser that all commands share. Imports no JAX."""
+"""The parser that all commands share, and how values are read. Imports no JAX."""
 
 import argparse
-import dataclasses
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -9,11 +8,11 @@ from typing import Any, NoReturn
 
 from spec_jax.errors import ConfigError, did_you_mean
 
-WIDEST = 100
+MAX_COLUMNS = 100
 """Columns of help on a wide terminal: longer lines are hard to read."""
-NARROW = 80
-"""Below so many columns, what an option means begins further to the left."""
-MOST_NUMBERS = 1000
+WIDE = 80
+"""Below this number of columns, what an option means begins further to the left."""
+MAX_NUMBERS = 1000
 """Most numbers of a list such as 1-4."""
 
 
@@ -21,8 +20,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Fits help to the terminal: long choices are broken at their bars, paragraphs are filled."""
 
     def __init__(self, prog: str):
-        columns = min(shutil.get_terminal_size().columns, WIDEST)
-        super().__init__(prog, max_help_position=36 if columns >= NARROW else 20, width=columns)
+        columns = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+        super().__init__(prog, max_help_position=36 if columns >= WIDE else 20, width=columns)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip().split("\n\n")
@@ -32,17 +31,17 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         )
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        whole = super()._format_action_invocation(action)
-        room = self._width - self._current_indent
-        if len(whole) <= room or "|" not in whole:
-            return whole
-        name, _, choices = whole.rpartition(" ")
+        line = super()._format_action_invocation(action)
+        width = self._width - self._current_indent
+        if len(line) <= width or "|" not in line:
+            return line
+        name, _, choices = line.rpartition(" ")
         indent = " " * (self._current_indent + 4)
-        lines = textwrap.wrap(choices.replace("|", "| "), room - 4, break_on_hyphens=False)
+        lines = textwrap.wrap(choices.replace("|", "| "), width - 4, break_on_hyphens=False)
         return "\n".join([name, *(indent + line.replace("| ", "|") for line in lines)])
 
 
-def _of_others(flag: str) -> str:
+def _remedy(flag: str) -> str:
     """What to do instead of a flag that users of vLLM give, or nothing."""
     from spec_jax.config.unsupported import NOT_OF_LLM  # a mistake may take longer than help
 
@@ -50,16 +49,19 @@ def _of_others(flag: str) -> str:
     if name == "tensor_parallel_size":
         return "use --layout with the name of a layout, such as gpu-2; cpu-2 emulates two devices"
     hint = NOT_OF_LLM.get(name, "")
-    return "" if name == "target" or "speculative_config" in hint else hint  # which are no flags
+    return "" if name == "target" or "speculative_config" in hint else hint  # no flags have these
 
 
 class Parser(argparse.ArgumentParser):
     """Raises `ConfigError` instead of exiting, and suggests what a misspelt flag may have meant."""
 
-    def __init__(self, command: str, operands: str, epilog: str | None = None):
+    def __init__(self, command: str, operands: str, summary: str, epilog: str):
+        usage = " ".join(f"spec-jax {command} {operands} [options]".split())
+        width = min(shutil.get_terminal_size().columns, MAX_COLUMNS) - len("usage: ")
         super().__init__(
             prog=f"spec-jax {command}",
-            usage=" ".join(f"spec-jax {command} {operands} [options]".split()),
+            usage="\n  ".join(textwrap.wrap(usage, width, break_on_hyphens=False)),
+            description=summary,
             epilog=epilog,
             formatter_class=_Formatter,
             argument_default=argparse.SUPPRESS,  # what is not given is left to the config objects
@@ -76,49 +78,33 @@ class Parser(argparse.ArgumentParser):
                     "repeat --prompt for several."
                 )
             name = argument.split("=")[0]
-            elsewhere = _of_others(name)
-            if elsewhere:
-                raise ConfigError(f"unknown option {name!r}; {elsewhere}.")
+            if remedy := _remedy(name):
+                raise ConfigError(f"unknown option {name!r}; {remedy}.")
             flags = list(self._option_string_actions)
             hints = [f" Did you mean {flag!r}?" for flag in flags if flag.startswith(name)]
             hint = (hints or [did_you_mean(name, flags)])[0]
             if not hint.startswith(" Did you mean"):
                 hint = f" `{self.prog} --help` lists the options."
             raise ConfigError(f"unknown option {name!r}.{hint}")
-        return vars(namespace)
+        values = vars(namespace)
+        values.pop("debug", None)  # `main` has read it
+        return values
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help; argparse itself would ignore that it cannot be written."""
         print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
-        """Reports argparse's own complaints in the same way as all others."""
+        """Reports argparse's errors in the same way as all others."""
         raise ConfigError(f"{message.removeprefix('argument ')}.")
 
 
-def fields_of(config: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the given values that are fields of a config class."""
-    names = {field.name for field in dataclasses.fields(config)}
-    return {name: value for name, value in given.items() if name in names}
-
-
-def add_field(
-    group: Any, config: type, name: str, help: str, default: Any = None, **how: Any
-) -> None:
-    """Adds the flag of a config field, with the command's or the field's default in its help."""
-    if default is None:
-        default = getattr(config, name, None)
-    unset = default is None or default is False or default in ((), "")
-    note = "" if unset else f" (default: {default})"
-    group.add_argument(f"--{name.replace('_', '-')}", help=help + note, **how)
-
-
-def whole(text: str) -> int:
-    """A whole number, for `type=`."""
+def integer(text: str) -> int:
+    """An integer, for `type=`."""
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
 
 
 def number(text: str) -> float:
@@ -129,18 +115,18 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def wholes(text: str) -> tuple[int, ...]:
-    """Whole numbers such as `1,2,4` or `1-4`, for `type=`."""
-    found: list[int] = []
+def integers(text: str) -> tuple[int, ...]:
+    """Integers such as `1,2,4` or `1-4`, for `type=`."""
+    values: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        numbers = range(whole(first), whole(last) + 1) if dash and first else [whole(part)]
-        if not numbers or len(found) + len(numbers) > MOST_NUMBERS:
+        new = range(integer(first), integer(last) + 1) if dash and first else [integer(part)]
+        if not new or len(values) + len(new) > MAX_NUMBERS:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not 1 to {MOST_NUMBERS} numbers, such as 1,2,4 or 1-4"
+                f"{text!r} is not 1 to {MAX_NUMBERS} numbers, such as 1,2,4 or 1-4"
             )
-        found += numbers
-    return tuple(found)
+        values += new
+    return tuple(values)
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -151,8 +137,3 @@ def numbers(text: str) -> tuple[float, ...]:
 def names(text: str) -> tuple[str, ...]:
     """Names such as `a,b`, for `type=`."""
     return tuple(part.strip() for part in text.split(","))
-
-
-def add_debug(group: Any) -> None:
-    """Adds the flag that every command has."""
-    group.add_argument("--debug", action="store_true", help="show the traceback of an error")

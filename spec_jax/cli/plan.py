@@ -10,9 +10,9 @@ from rich.text import Text
 from spec_jax.checkpoints.recipe import Published
 from spec_jax.checkpoints.shape import Shape, read_shape
 from spec_jax.cli.devices import prepare_to_compile_for
-from spec_jax.cli.plan_arguments import LOOKAHEAD, PlanOptions
 from spec_jax.cli.plan_search import report_search, write_best
 from spec_jax.cli.screen import Screen, visible
+from spec_jax.cli.tool_options import PLAN_LOOKAHEAD, PlanOptions
 from spec_jax.models.sizes import parameter_count
 from spec_jax.planning import (
     LOOKAHEADS,
@@ -45,7 +45,7 @@ def run(options: PlanOptions) -> int:
             target,
             draft,
             layout,
-            num_speculative_tokens=(*options.num_speculative_tokens, LOOKAHEAD)[0],
+            num_speculative_tokens=(*options.num_speculative_tokens, PLAN_LOOKAHEAD)[0],
             acceptance=options.acceptance,
             batch=(*options.batch, 1)[0],
             context=options.context[0] if options.context else None,

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_jax.cli.arguments import Source
+from spec_jax.cli.options import Source
 from spec_jax.errors import RequestError, did_you_mean
 from spec_jax.text.prompt_files import json_lines, read_text
 

@@ -2,8 +2,8 @@
 
 from spec_jax.benchmarking import results
 from spec_jax.benchmarking.html_report import draw, render
-from spec_jax.cli.report_arguments import ReportOptions
 from spec_jax.cli.screen import Screen
+from spec_jax.cli.tool_options import ReportOptions
 
 
 def run(options: ReportOptions) -> int:

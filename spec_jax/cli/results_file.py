@@ -7,11 +7,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spec_jax.cli.arguments import Options
 from spec_jax.errors import ConfigError
 from spec_jax.text.json_lines import append_line, drop_unfinished_line
+
+if TYPE_CHECKING:
+    from spec_jax.cli.options import GenerateOptions
 
 _OF_THE_TEXT = ("dtype", "quantization", "kv_cache_dtype", "max_model_len")
 """Arguments of `LLM` that change what is said; how it is drafted and sharded may be changed."""
@@ -50,7 +52,7 @@ class ResultsFile:
       OSError: it cannot be read or written.
     """
 
-    def __init__(self, options: Options, prompts: Sequence[str]):
+    def __init__(self, options: "GenerateOptions", prompts: Sequence[str]):
         assert options.output is not None
         self._path, self._prompts, self._settings = options.output, prompts, _digest(options)
         refuse_existing(self._path, options.resume)
@@ -107,7 +109,7 @@ class ResultsFile:
         return index
 
 
-def _digest(options: Options) -> str:
+def _digest(options: "GenerateOptions") -> str:
     """What a text depends on, besides its prompt."""
     told = (
         options.target,

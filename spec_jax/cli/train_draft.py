@@ -1,11 +1,9 @@
 """`spec-jax train-draft`: trains a draft for a target."""
 
-import shlex
-
 from spec_jax.checkpoints.draft_directory import Lender
 from spec_jax.cli.loading import join
 from spec_jax.cli.screen import Screen
-from spec_jax.cli.train_arguments import TrainOptions
+from spec_jax.cli.tool_options import TrainOptions
 from spec_jax.llm import LLM
 from spec_jax.training.examples import fingerprints, read_examples
 from spec_jax.training.export import RECIPE, Provenance, check_recipe, export
@@ -15,7 +13,7 @@ from spec_jax.training.run import TrainingProgress, TrainingRun
 
 def run(options: TrainOptions) -> int:
     """Trains, exports and tells how to use the draft; returns the exit code."""
-    config = options.config
+    config = options.training
     with Screen() as screen:
         contents = fingerprints(options.data)
         layout = join(options.layout, screen)
@@ -33,7 +31,7 @@ def run(options: TrainOptions) -> int:
         provenance = Provenance(
             target=llm.name,
             license=options.license,
-            command=f"spec-jax train-draft {shlex.join(options.arguments)}",
+            command=options.command,
             data=f"answers of {llm.name} to {files}" if examples else f"{files}",
         )
         check_recipe(provenance)

@@ -4,9 +4,9 @@ import dataclasses
 import time
 
 from spec_jax.cli.loading import load
+from spec_jax.cli.options import TranscribeOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.statistics import Run, table
-from spec_jax.cli.transcribe_arguments import TranscribeOptions
 
 
 def run(options: TranscribeOptions) -> int:

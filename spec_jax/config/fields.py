@@ -5,7 +5,7 @@ import functools
 import json
 import numbers
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import (
     Annotated,
@@ -43,8 +43,10 @@ class Flag:
       also: another name of the flag.
       off: a flag that switches it off again.
       commas: several values have commas between them; otherwise the flag is repeated.
-      positional: it is no flag but an argument that stands alone.
-      hidden: it is no argument at all.
+      positional: an argument that stands alone instead of a flag.
+      hidden: there is no flag.
+      remedy: what to do if the option is needed and was not given.
+      add: adds the flags of the option to a group of argparse, with a destination.
     """
 
     metavar: str = ""
@@ -55,6 +57,8 @@ class Flag:
     commas: bool = False
     positional: bool = False
     hidden: bool = False
+    remedy: str = ""
+    add: Callable[[Any, str], None] | None = None
 
 
 @dataclass_transform(

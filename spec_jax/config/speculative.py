@@ -70,7 +70,7 @@ class SpeculativeConfig:
     num_speculative_tokens: Annotated[AtLeast1 | None, Flag(metavar="K", default=_LOOKAHEADS)] = (
         None
     )
-    """Most tokens drafted in a round, the lookahead K."""
+    """The lookahead K, most tokens drafted in a round."""
     draft_length_policy: Literal["constant", "heuristic", "confidence", "adaptive", "oracle"] = (
         "constant"
     )
@@ -365,8 +365,8 @@ DRAFTING_METHODS = tuple(name for name in METHODS if "draft" in option_names(MET
 
 
 def all_options() -> dict[str, type[SpeculativeConfig]]:
-    """Every option that a method has, with the class of one such method."""
-    classes = reversed(METHODS.values())
+    """Every option that a method has, with a class that has it."""
+    classes = (*reversed(METHODS.values()), SpeculativeConfig)
     return {name: config for config in classes for name in option_names(config)}
 
 

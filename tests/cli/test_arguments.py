@@ -11,7 +11,8 @@ import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, __version__
 from spec_jax.cli import main
-from spec_jax.cli.arguments import Options, parse_model_command
+from spec_jax.cli.commands import parse
+from spec_jax.cli.options import GenerateOptions
 from spec_jax.cli.overview import COMMANDS
 from spec_jax.config import DRAFT_LENGTH_POLICIES, PromptLookupConfig
 from tests.cli.harness import failure, run
@@ -32,7 +33,7 @@ ALL_FLAGS = shlex.split("""
 
 
 def test_flags_become_config_objects():
-    options = parse_model_command("generate", ALL_FLAGS)
+    options = parse("generate", ALL_FLAGS)
     assert options.speculative == SpeculativeConfig(
         method="draft_model",
         draft="d",
@@ -75,9 +76,9 @@ def test_flags_become_config_objects():
 
 
 def test_what_is_not_given_is_left_to_the_config_objects():
-    options = parse_model_command("generate", ["--target", "t"])
+    options = parse("generate", ["--target", "t"])
     assert (options.speculative, options.sampling) == (SpeculativeConfig(), SamplingParams())
-    assert options == Options("t", SpeculativeConfig(), SamplingParams(), {})
+    assert options == GenerateOptions(target="t") and options.llm == {}
 
 
 @pytest.mark.parametrize(
@@ -85,18 +86,18 @@ def test_what_is_not_given_is_left_to_the_config_objects():
 )
 def test_forms_of_outputs(flag, form):
     given = ["--target", "t", f"--{flag}", "{}"]
-    sampling = parse_model_command("chat", given).sampling
+    sampling = parse("chat", given).sampling
     assert sampling == SamplingParams(structured_outputs={form: "{}"})
 
 
 def test_a_draft_alone_chooses_the_method():
     given = ["--target", "t", "--draft", "d"]
-    assert parse_model_command("generate", given).speculative.method == "draft_model"
+    assert parse("generate", given).speculative.method == "draft_model"
 
 
 @pytest.mark.parametrize("flags, chat", [("--chat --raw", False), ("--raw --chat", True)])
 def test_the_last_of_chat_and_raw_wins(flags, chat):
-    assert parse_model_command("generate", ["--target", "t", *flags.split()]).chat is chat
+    assert parse("generate", ["--target", "t", *flags.split()]).chat is chat
 
 
 def test_help_names_every_flag_and_the_true_defaults(capsys):
@@ -156,12 +157,12 @@ MISTAKES = [
     ("--top-p 0", ["top_p is 0.0", "above 0"]),
     ("--top-p 1.5", ["top_p is 1.5", "at most 1"]),
     ("--min-p 2", ["min_p is 2.0"]),
-    ("--top-k 1.5", ["--top-k", "'1.5' is not a whole number"]),
+    ("--top-k 1.5", ["--top-k", "'1.5' is not an integer"]),
     ("--num-speculative-tokens 0", ["num_speculative_tokens is 0", "at least 1"]),
     ("--max-tokens 0", ["max_tokens is 0"]),
     ("--logprobs 2", ["logprobs is 2", "--json"]),
     ("--logprobs 21 --json", ["logprobs is 21", "at most 20"]),
-    ("--stop-token-ids 2,x", ["--stop-token-ids", "'2,x' are not whole numbers, like 2,7"]),
+    ("--stop-token-ids 2,x", ["--stop-token-ids", "'x' is not an integer"]),
     ("--json-schema [", ["json is '['", "a JSON object"]),
     ("--regex a --choice b", ["structured_outputs has regex and choice", "exactly one"]),
     ("--max-model-len 0", ["max_model_len is 0"]),

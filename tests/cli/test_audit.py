@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from spec_jax.cli.audit_arguments import parse_audit
+from spec_jax.cli.commands import parse
 from spec_jax.config import SamplingParams, SpeculativeConfig
 from spec_jax.evaluation.audit import GREEDY_TOKENS
 from spec_jax.evaluation.report import Check, judge
@@ -16,15 +16,15 @@ QUICK = ("--max-tokens", "4", "--num-speculative-tokens", "1", "--samples", "16"
 
 def test_flags_become_options():
     flags = "--target t --draft d --top-p 0.5 --seed 3 --samples 9 --prompt p"
-    options = parse_audit(shlex.split(flags))
+    options = parse("audit", shlex.split(flags))
     drafting = SpeculativeConfig(method="draft_model", draft="d", num_speculative_tokens=4)
     assert options.speculative == drafting
     assert options.settings == {"as given": SamplingParams(temperature=1.0, top_p=0.5)}
     assert (options.seed, options.samples, options.sources) == (3, 9, (("text", "p"),))
-    plain = parse_audit(["--target", "t"])
+    plain = parse("audit", ["--target", "t"])
     assert (plain.settings, plain.samples, plain.max_tokens) == (None, None, GREEDY_TOKENS)
-    assert not plain.allow_untested and parse_audit(["--target", "t", "--allow-untested"])
-    assert parse_audit(["--target", "t", "--temperature", "0"]).settings == {}
+    assert not plain.allow_untested and parse("audit", ["--target", "t", "--allow-untested"])
+    assert parse("audit", ["--target", "t", "--temperature", "0"]).settings == {}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_flags_become_options():
     ],
 )
 def test_an_audit_has_a_k_of_its_own(flags, lookahead):
-    options = parse_audit(["--target", "t", *shlex.split(flags)])
+    options = parse("audit", ["--target", "t", *shlex.split(flags)])
     assert options.speculative.num_speculative_tokens == lookahead
 
 
@@ -120,8 +120,8 @@ def test_an_audit_that_saw_nothing_does_not_pass(capsys, model, monkeypatch, fla
     ("arguments", "said"),
     [
         ((), "no target given"),
-        (("--target", "t", "--samples", "0"), "samples is 0; give at least 1."),
-        (("--target", "t", "--seed", "-1"), "seed is -1; give at least 0."),
+        (("--target", "t", "--samples", "0"), "samples is 0; it should be at least 1."),
+        (("--target", "t", "--seed", "-1"), "seed is -1; it should be at least 0."),
         (("--target", "t", "--sample", "9"), "Did you mean '--samples'?"),
         (("--target", "t", "--method", "draft_model"), "needs draft=..."),
         (

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from spec_jax.benchmarking import results
-from spec_jax.cli.bench_arguments import parse_bench
+from spec_jax.cli.commands import parse
 from tests.benchmarking.handmade import results as handmade
 from tests.cli.harness import failure, run
 
@@ -103,11 +103,14 @@ def test_flags_become_options():
         "--target t --draft d --num-speculative-tokens 0-2,4 --temperature 0,1 --top-p 0.9,1 "
         "--batch-size 1,2 --verification token,block --prompt-set chat --out o"
     )
-    options = parse_bench(shlex.split(flags))
+    options = parse("bench", shlex.split(flags))
     assert options.methods == ("draft_model", "prompt_lookup")
-    assert options.lookaheads == (0, 1, 2, 4) and options.verifications == ("token", "block")
-    assert (options.temperatures, options.top_ps) == ((0.0, 1.0), (0.9, 1.0))
-    assert options.speculation == {"draft": "d"} and options.prompt_sets == ("chat",)
+    assert options.num_speculative_tokens == (0, 1, 2, 4) and options.verification == (
+        "token",
+        "block",
+    )
+    assert (options.temperature, options.top_p) == ((0.0, 1.0), (0.9, 1.0))
+    assert options.speculation == {"draft": "d"} and options.prompt_set == ("chat",)
     assert options.command == f"spec-jax bench {flags}"
 
 
@@ -117,12 +120,15 @@ def test_flags_become_options():
         ((), "no target given"),
         (("--target", "t"), "--out FILE.jsonl"),
         (("--target", "t", "--out", "o", "--methods", "sufix"), "Did you mean 'suffix'?"),
-        (("--target", "t", "--out", "o", "--batch-size", "0"), "batch_size is 0; give at least 1"),
+        (
+            ("--target", "t", "--out", "o", "--batch-size", "0"),
+            "batch_size.0 is 0; it should be at least 1",
+        ),
         (("--target", "t", "--out", "o", "--temperature", "-1"), "temperature is -1.0"),
         (("--target", "t", "--out", "o", "--prompt-set", "chats"), "Did you mean 'chat'?"),
         (("--target", "t", "--out", "o", "--baseline", "vllm"), "baseline is 'vllm'."),
         (("--target", "t", "--out", "o", "--methods", "draft_model"), "needs draft=..."),
-        (("--target", "t", "--out", "o", "--num-speculative-tokens", "a"), "'a' is not a whole"),
+        (("--target", "t", "--out", "o", "--num-speculative-tokens", "a"), "'a' is not an integer"),
     ],
 )
 def test_mistakes(capsys, arguments, said):
@@ -135,7 +141,7 @@ def test_mistakes(capsys, arguments, said):
         ((), "no results given"),
         (("r.jsonl",), "--out report.html"),
         (("r.jsonl", "--out", "r.jsonl"), "name another file"),
-        (("r.jsonl", "--out", "r.html", "--png", __file__), "no directory"),
+        (("r.jsonl", "--out", "r.html", "--png", __file__), "is not a directory"),
         (("none.jsonl", "--out", "r.html"), "none.jsonl"),
     ],
 )

@@ -6,7 +6,7 @@ import shlex
 import numpy as np
 import pytest
 
-from spec_jax.cli.evaluate_arguments import parse_evaluate
+from spec_jax.cli.commands import parse
 from spec_jax.config import SpeculativeConfig
 from spec_jax.errors import BenchmarkError
 from spec_jax.evaluation import tasks
@@ -30,12 +30,12 @@ def data(tmp_path):
 
 def test_flags_become_options(data):
     flags = f"--task summarization --data {data} --target t --draft d --seed 3 --num-problems 9"
-    options = parse_evaluate(shlex.split(f"{flags} --temperature 0.8 --samples 4"))
+    options = parse("evaluate", shlex.split(f"{flags} --temperature 0.8 --samples 4"))
     assert options.speculative == SpeculativeConfig(method="draft_model", draft="d")
     assert (options.task, options.data, options.num_problems) == ("summarization", str(data), 9)
     assert (options.sampling.temperature, options.sampling.n, options.seed) == (0.8, 4, 3)
     assert options.max_tokens is None and options.output is None
-    own = parse_evaluate(shlex.split("--task likelihood --target t --draft d"))
+    own = parse("evaluate", shlex.split("--task likelihood --target t --draft d"))
     assert own.sampling.temperature == 1.0
 
 
@@ -159,9 +159,9 @@ REFUSED = [
     ("--task likelihood --allow-code-execution --target t", "runs no code"),
     (
         "--task likelihood --target t --draft d --num-problems 1",
-        "num_problems is 1; give at least 2",
+        "num_problems is 1; it should be at least 2",
     ),
-    ("--task likelihood --target t --draft d --samples 0", "samples is 0; give at least 1"),
+    ("--task likelihood --target t --draft d --samples 0", "samples is 0; it should be at least 1"),
     ("--task likelihood --target t --draft d --temperature 0 --samples 2", "samples is 2, but at"),
     ("--task likelihood --target t --draft d --verification greedy", "exact at temperature 0 only"),
     ("--task likelihood --target t --draft d --out FILE", "nothing is overwritten; give another"),

@@ -69,7 +69,7 @@ def test_what_cannot_work_is_refused(capsys, model, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no model given; write spec-jax convert SRC --out DIR"),
+        ((), "no source given; write spec-jax convert SRC --out DIR"),
         (("x",), "no output given; name the directory with --out"),
         (("x", "y", "--out", "z"), "named twice, y and z; name the directory with --out"),
         (("x", "--out", "y", "--dtype", "int3"), "dtype is 'int3'"),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from spec_jax.benchmarking.profiling import REGIONS
-from spec_jax.cli.profile_arguments import parse_profile
+from spec_jax.cli.commands import parse
 from spec_jax.config import SamplingParams, SpeculativeConfig
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from tests.cli.harness import failure, run
@@ -86,7 +86,7 @@ def test_a_slow_drafter_is_seen(capsys, model, tmp_path, monkeypatch):
 
 def test_flags_become_options(tmp_path):
     flags = f"say --target t --draft d --num-speculative-tokens 3 --rounds 5 --out {tmp_path}"
-    options = parse_profile(shlex.split(flags))
+    options = parse("profile", shlex.split(flags))
     drafting = SpeculativeConfig(method="draft_model", draft="d", num_speculative_tokens=3)
     assert (options.speculative, options.rounds) == (drafting, 5)
     assert options.sampling == SamplingParams(max_tokens=20)  # as many as the rounds can give
@@ -98,7 +98,7 @@ def test_flags_become_options(tmp_path):
     [
         ("--out new", "no target given"),
         ("--target t", "--out DIR"),
-        ("--target t --out new --rounds 0", "rounds is 0; give at least 1."),
+        ("--target t --out new --rounds 0", "rounds is 0; it should be at least 1."),
         ("--target t --out full", "full is not empty, and nothing is overwritten"),
         ("--target t --out full/file", "give a directory"),
         ("--target t --out none/new", "give a directory"),

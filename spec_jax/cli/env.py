@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spec_jax import __version__
-from spec_jax.cli.arguments import EnvOptions
+from spec_jax.cli.tool_options import EnvOptions
 
 PACKAGES = (
     "jax",
