@@ -10,9 +10,9 @@ from spec_jax.cli.options import AuditOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation import Report, audit
-from spec_jax.evaluation.audit import noises
+from spec_jax.evaluation.audit import random_audio
 from spec_jax.evaluation.prompts import PROMPTS, choose
-from spec_jax.evaluation.report import FAIL, LEVEL, NOT_TESTED, PASS
+from spec_jax.evaluation.verdict import FAIL, LEVEL, NOT_TESTED, PASS
 from spec_jax.llm import LLM
 
 _STYLES = {PASS: "green", FAIL: "bold red", NOT_TESTED: "yellow"}
@@ -65,7 +65,7 @@ def _prompts(
         raise ConfigError(
             f"{llm.name} reads speech, not text; leave the prompts out, and the audit makes noises."
         )
-    return noises(config)
+    return random_audio(config)
 
 
 def _table(report: Report) -> Table:

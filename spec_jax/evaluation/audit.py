@@ -1,4 +1,4 @@
-"""The losslessness audit: compares a method's tokens with those of its target alone."""
+"""The losslessness audit: compares a method's tokens with its target alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,12 +9,12 @@ from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError
-from spec_jax.evaluation.greedy import Greedy
+from spec_jax.evaluation.greedy import GreedyChecks
+from spec_jax.evaluation.independence import IndependenceChecks
 from spec_jax.evaluation.prompts import room_needed
-from spec_jax.evaluation.report import Check, Report, judge
-from spec_jax.evaluation.rows import Rows
 from spec_jax.evaluation.sampled import DRAFTED, EMITTED, FOLLOWING, MEANINGS
-from spec_jax.evaluation.sampler import Sampler
+from spec_jax.evaluation.sampler import SampledAudit
+from spec_jax.evaluation.verdict import Check, Report, judge
 from spec_jax.models.config import TransformerConfig
 
 SETTINGS = {
@@ -64,7 +64,7 @@ def audit(
     config = engine.target.config
     texts = [each if isinstance(each, Start) else Start.of(config, each) for each in prompts]
     _check_prompts(engine, texts, max_tokens)
-    checks = Greedy(engine, texts, max_tokens, on_progress).run()
+    checks = GreedyChecks(engine, texts, max_tokens, on_progress).run()
     greedy_only = engine.strategy.verification == "greedy"
     if greedy_only or not settings:
         reason = "verification 'greedy' is for temperature 0" if greedy_only else "temperature is 0"
@@ -72,13 +72,13 @@ def audit(
         checks += [Check(name, reason=reason, excused=True) for name in names]
         settings = {"T=0": SamplingParams()}
     else:
-        checks += Sampler(engine, texts, samples, on_progress).checks(settings, seed)
-    checks += Rows(engine, texts, settings, max_tokens, seed, on_progress).run()
+        checks += SampledAudit(engine, texts, samples, on_progress).checks(settings, seed)
+    checks += IndependenceChecks(engine, texts, settings, max_tokens, seed, on_progress).run()
     return judge(checks, MEANINGS)
 
 
-def noises(config: TransformerConfig) -> list[Start]:
-    """What an audit of a model of speech starts from: frames of noise, and texts of few tokens."""
+def random_audio(config: TransformerConfig) -> list[Start]:
+    """Where an audit of a speech model starts: frames of noise, and texts of few tokens."""
     assert config.encoder is not None
     random, shape = (
         np.random.default_rng(0),
@@ -98,7 +98,7 @@ def _check_prompts(engine: Engine, prompts: list[Start], max_tokens: int) -> Non
         if prompt.source is None and engine.target.config.encoder is not None:
             raise RequestError(
                 f"prompt {i} is text, but the target reads speech; give a `Start` with frames, "
-                "such as those of `noises`."
+                "for example from `random_audio`."
             )
         if not len(prompt) or (prompt.source is not None and not len(prompt.source)):
             raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")

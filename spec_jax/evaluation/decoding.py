@@ -1,4 +1,4 @@
-"""Decodes requests with an engine: all at once, or joining a running batch."""
+"""Decodes requests with an engine: all at once, or inserted into a running batch."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ BATCH = 3
 """Rows of the larger batches."""
 
 
-def request(
+def make_request(
     start: Start,
     params: SamplingParams,
     *,
@@ -50,7 +50,7 @@ def decode(
     Args:
       engine: the method.
       requests: one row each.
-      room_for: as many requests, that the batch is made for; by default these.
+      room_for: requests that the batch is made for, the same number; these by default.
     """
     batch = engine.open(room_for or requests, len(requests))
     batch.insert(dict(enumerate(requests)))
@@ -82,21 +82,21 @@ def drive(
     choose: Callable[[int, int], int],
     room_for: Sequence[Request] | None = None,
 ) -> list[tuple[list[int], int]]:
-    """Decodes requests that join a batch, as `LLM` lets them, when and where is chosen.
+    """Decodes requests that enter a batch as with `LLM`, at chosen times and slots.
 
     Args:
       engine: the method.
       requests: at least one.
       rows: slots of the batch.
       choose: returns a number from its first argument to its second.
-      room_for: the requests that the batch is made for; by default these.
+      room_for: the requests that the batch is made for; these by default.
 
     Returns:
       Each request's tokens, and why it ended.
     """
     batch = engine.open(room_for or requests, rows)
     waiting, running = list(requests), {}
-    said: dict[int, tuple[list[int], int]] = {}
+    results: dict[int, tuple[list[int], int]] = {}
     slots = batch.slots(rows)
     while waiting or running:
         free = [slot for slot in slots if slot not in running]
@@ -114,6 +114,6 @@ def drive(
             if view.finish[slot]:
                 begin = len(each.prompt_token_ids)
                 text = view.tokens[slot, begin : view.lengths[slot]].tolist()
-                said[id(each)] = text, int(view.finish[slot])
+                results[id(each)] = text, int(view.finish[slot])
                 del running[slot]
-    return [said[id(each)] for each in requests]
+    return [results[id(each)] for each in requests]

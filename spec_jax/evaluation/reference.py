@@ -33,7 +33,7 @@ def reference_probabilities(
       context: prompt and output so far.
       prompt_length: how many tokens of the context are the prompt's.
       params: how to sample; texts in it play no part.
-      stop_token_ids: what ends the request, which `min_tokens` forbids.
+      stop_token_ids: tokens that end the request, which `min_tokens` forbids.
       bad_words: token sequences that must not come about.
       allowed: the only tokens that a grammar allows here; None without a grammar.
     """
@@ -76,13 +76,13 @@ def reference_probabilities(
 
 def one_hot(tokens: Int[np.ndarray, "*lead"], vocab: int) -> Float[np.ndarray, "*lead vocab"]:
     """The distributions that are certain of these tokens."""
-    found = np.zeros((*tokens.shape, vocab))
-    np.put_along_axis(found, tokens[..., None].astype(np.int64), 1.0, axis=-1)
-    return found
+    probs = np.zeros((*tokens.shape, vocab))
+    np.put_along_axis(probs, tokens[..., None].astype(np.int64), 1.0, axis=-1)
+    return probs
 
 
 class ReferenceDecoder:
-    """Decodes a model one token at a time from scratch: slow, simple, and what is true.
+    """Decodes a model one token at a time from scratch: slow, simple, and the ground truth.
 
     Args:
       model: the model.

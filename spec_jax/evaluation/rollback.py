@@ -1,4 +1,4 @@
-"""Checks that a drafter's state holds what its row says, and nothing of what was refused."""
+"""Checks that a drafter's state holds its row's tokens, and nothing of refused ones."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,12 +7,12 @@ import numpy as np
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, Start
-from spec_jax.evaluation.decoding import request
+from spec_jax.evaluation.decoding import make_request
 from spec_jax.evaluation.recorder import Drafted, drafted, play
-from spec_jax.evaluation.report import Check
+from spec_jax.evaluation.verdict import Check
 
 ROWS = 16
-"""Rows whose rounds are looked at; each round's draft is made anew in a row of its own."""
+"""Rows whose rounds are compared; each round's draft is made again in a new row."""
 TOLERANCE = 1e-3
 """How far rounding may move a probability: a prompt is read in other blocks than a text grows."""
 
@@ -25,14 +25,14 @@ def check_rollback(
     seed: int,
     on_progress: Callable[[str], None],
 ) -> Check:
-    """Compares drafts after refused ones with those of rows that begin with the same text.
+    """Compares drafts after refused tokens with drafts of rows that begin with the same text.
 
     Both have the same random numbers, which depend on a row's key and length alone.
     """
     on_progress("drafting the same again")
     check = Check("drafted: by the text alone")
     params = SamplingParams(temperature=1.0, max_tokens=max_tokens)
-    rows = [request(prompts[i % len(prompts)], params, key=(seed, i)) for i in range(ROWS)]
+    rows = [make_request(prompts[i % len(prompts)], params, key=(seed, i)) for i in range(ROWS)]
     tokens, rounds = play(engine, rows)
     refused = np.zeros(ROWS, bool)
     for played in rounds:

@@ -12,9 +12,9 @@ from spec_jax.engine.requests import Request, Start
 from spec_jax.evaluation import statistics
 from spec_jax.evaluation.recorder import Round
 from spec_jax.evaluation.reference import one_hot, reference_probabilities
-from spec_jax.evaluation.report import Check
 from spec_jax.evaluation.scoring import Scorer
 from spec_jax.evaluation.statistics import Tally
+from spec_jax.evaluation.verdict import Check
 
 EMITTED = "sampled: follow p"
 FOLLOWING = "sampled: after a verdict"
@@ -25,7 +25,7 @@ MEANINGS = {
     "bonus p: the residual is wrong, or shares random numbers with the acceptance",
     DRAFTED: "drafted tokens do not follow the reported q, or share random numbers",
 }
-LEAST_RESIDUAL = 1e-3
+MIN_RESIDUAL = 1e-3
 """If p and q differ by less than this in total, the residual consists of rounding errors."""
 SUM_TOLERANCE = 1e-3
 REJECTED = "after a rejection"
@@ -34,8 +34,8 @@ RELAXED = {"float32": 1e-3, "bfloat16": 0.1}
 """How much closer to the cut of top-k, top-p or min-p rounding may bring a token."""
 
 
-class Evidence:
-    """The evidence of all sampled rows, as sums.
+class SampledChecks:
+    """The checks of sampled tokens, as sums over all rows.
 
     Args:
       scorer: computes the target's logits without speculation.
@@ -184,9 +184,9 @@ class Evidence:
         logits: Float[np.ndarray, "rows width vocab"],
     ) -> None:
         """Checks that no token of probability 0 was emitted, except at the edge of a truncation."""
-        own = np.take_along_axis(p, texts[..., None].astype(np.int64), axis=2)[..., 0]
-        self.emitted.comparisons += own.size
-        for row, t in np.argwhere(own == 0):
+        emitted = np.take_along_axis(p, texts[..., None].astype(np.int64), axis=2)[..., 0]
+        self.emitted.comparisons += emitted.size
+        for row, t in np.argwhere(emitted == 0):
             context = [*prompt, *texts[row, :t].tolist()]
             token = int(texts[row, t])
             if not self._at_edge(params, context, len(prompt), token, logits[row, t]):
@@ -264,7 +264,7 @@ class Evidence:
                     law = joint[these, None] * law - q(these, np.full_like(these, n))
                     law = np.maximum(law, 0)
                 mass = law.sum(1)
-                usable = mass > LEAST_RESIDUAL
+                usable = mass > MIN_RESIDUAL
                 law = law[usable] / mass[usable, None]
                 drawn = texts[these, at][usable].astype(np.int64)
                 name = f"{setting}, {n} accepted" + (" and one rejected" if rejected else ", all")
@@ -294,10 +294,10 @@ class Evidence:
         """min(P p(x) / q(x), 1) for draft token `n`, of rows that have accepted it."""
         rows = np.flatnonzero(played.accepted[chunk] > n)
         token = played.draft.tokens[chunk[rows], n]
-        wanted = p[rows, start[rows] + n, token]
-        proposed = q(rows, np.full_like(rows, n))[np.arange(len(rows)), token]
+        p_token = p[rows, start[rows] + n, token]
+        q_token = q(rows, np.full_like(rows, n))[np.arange(len(rows)), token]
         joint = joint.copy()
-        joint[rows] = np.minimum(joint[rows] * wanted / np.maximum(proposed, 1e-30), 1.0)
+        joint[rows] = np.minimum(joint[rows] * p_token / np.maximum(q_token, 1e-30), 1.0)
         return joint
 
     def _add_draft(
@@ -325,7 +325,7 @@ class Evidence:
             self.drafted.comparisons += len(rows) - 1
             self.drafted.compare(
                 bool(valid.all()),
-                "a reported q is no distribution: negative, NaN, or of sum not 1.",
+                "a reported q is not a distribution: negative, NaN, or of sum not 1.",
             )
             rows, q = rows[valid], q[valid]
             drawn = draft.tokens[rows, i].astype(np.int64)
@@ -346,8 +346,8 @@ class Evidence:
     ) -> None:
         """Checks that a drafter without q drafts the same tokens after the same text."""
         for row in np.flatnonzero((played.emitted > 0) & (played.draft.lengths > 0)):
-            known = texts[row, : played.start[row] - begin[row]]
-            context = (setting, int(which[row]), *known.tolist())
+            text = texts[row, : played.start[row] - begin[row]]
+            context = (setting, int(which[row]), *text.tolist())
             length = played.draft.lengths[row] * played.draft.drafts
             draft = tuple(played.draft.tokens[row, :length].tolist())
             self.drafted.compare(
@@ -368,7 +368,7 @@ def requests_of(
     which: Int[np.ndarray, " batch"],
     seed: Sequence[int],
 ) -> list[Request]:
-    """Sampled requests, each with a seed of its own."""
+    """Sampled requests, each with another seed."""
     keys = np.random.SeedSequence(list(seed)).generate_state(2 * len(which), np.uint32)
     return [
         Request(

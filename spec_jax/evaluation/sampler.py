@@ -1,4 +1,4 @@
-"""Samples rows with a method and adds them to the evidence."""
+"""Samples rows with a method for the checks of sampled tokens."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -13,27 +13,27 @@ from spec_jax.engine.batch_shape import MIN_CAPACITY, power_of_two
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, Start, batch_of
 from spec_jax.evaluation.decoding import decode, drafts
+from spec_jax.evaluation.independence import why_not_reproducible
 from spec_jax.evaluation.recorder import play
-from spec_jax.evaluation.report import Check
-from spec_jax.evaluation.rows import why_not_reproducible
-from spec_jax.evaluation.sampled import Evidence, requests_of
+from spec_jax.evaluation.sampled import SampledChecks, requests_of
 from spec_jax.evaluation.scoring import Scorer
+from spec_jax.evaluation.verdict import Check
 
 BATCH_BYTES = 2**31
 """Approximate bytes that the rows decoded together may take."""
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 OnRows = Callable[[str, np.ndarray, np.ndarray], None]
 CROSS_CHECKED = 2
 """Rows of each sampled batch that are also decoded in a batch of their copies."""
 
 
-class Sampler:
-    """Samples `width` tokens a row, enough for two whole blocks.
+class SampledAudit:
+    """Samples `width` tokens of each row, enough for two rounds.
 
     Args:
       engine: the method.
       prompts: what the rows start from.
-      samples: rows of each setting, at least; batches are whole, so that one program serves all.
+      samples: rows of each setting, at least; batches are full, so that one program serves all.
       on_progress: called with a line of text.
     """
 
@@ -60,7 +60,7 @@ class Sampler:
         `on_rows` is called with each setting's name, the prompts' numbers and the rows' tokens.
         """
         verification = self._engine.strategy.verification
-        evidence = Evidence(self._scorer, verification, drafts(self._engine), seed)
+        checks = SampledChecks(self._scorer, verification, drafts(self._engine), seed)
         among = Check("rows: among many")
         irreproducible = why_not_reproducible(self._engine)
         for number, (name, setting) in enumerate(settings.items()):
@@ -74,16 +74,16 @@ class Sampler:
                 if irreproducible is None:
                     self._compare(among, requests, tokens)
                 self._say("comparing", name, batch)
-                evidence.add(name, params, self._prompts, which, tokens, rounds)
+                checks.add(name, params, self._prompts, which, tokens, rounds)
                 if on_rows is not None:
                     on_rows(name, which, tokens)
         among.sample = f"{among.comparisons} texts of {self.width} tokens"
         if irreproducible is not None:
             among.leave_out(irreproducible, excused=True)
-        return [*evidence.checks(), among]
+        return [*checks.checks(), among]
 
     def _compare(self, check: Check, requests: Sequence[Request], tokens: np.ndarray) -> None:
-        """Compares some rows of a batch with what they say in one that holds nothing else."""
+        """Compares some rows of a batch with their tokens in a batch that holds only them."""
         few = min(len(requests), CROSS_CHECKED)
         copies = [requests[slot % few] for slot in range(len(requests))]
         texts, _ = decode(self._engine, copies, room_for=requests)
@@ -120,4 +120,4 @@ def _rows_at_once(engine: Engine, prompts: Sequence[Start], width: int) -> int:
     # The draft's cache beside the target's; p, q, their intermediates and the rounds kept on host.
     distributions = 16 * (lookahead + 1) * model.config.vocab_size * 4
     most = max(1, BATCH_BYTES // (2 * cached + distributions))
-    return min(MOST_ROWS, 1 << most.bit_length() - 1)
+    return min(MAX_ROWS, 1 << most.bit_length() - 1)

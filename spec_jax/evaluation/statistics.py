@@ -11,13 +11,13 @@ import math
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import stats
+from scipy import optimize, stats
 
-MOST_LISTED = 64
+MAX_LISTED = 64
 """The largest vocabulary whose tokens have a bin each; larger ones are binned by rank."""
-LEAST_VARIANCE = 25.0
+MIN_VARIANCE = 25.0
 """The smallest variance of a bin's count; bins with a smaller one are merged."""
-LEAST_EXPECTED = 5.0
+MIN_EXPECTED = 5.0
 """Cells in which fewer are expected are merged."""
 QUANTILE_BINS = 16
 PAIR_BINS = 4
@@ -44,16 +44,15 @@ class Test:
 
     def detectable(self, alpha: float) -> float:
         """The smallest deviation (Cohen's w) that a test at level alpha finds, with 90 % power."""
-        critical = stats.chi2.isf(alpha, self.freedom)
+        critical = float(stats.chi2.isf(alpha, self.freedom))
 
-        low, high = 0.0, 2 * float(critical)
-        while stats.ncx2.sf(critical, self.freedom, high) < POWER:
-            low, high = high, 2 * high
-        for _ in range(40):  # bisection for the noncentrality
-            middle = (low + high) / 2
-            enough = stats.ncx2.sf(critical, self.freedom, middle) >= POWER
-            low, high = (low, middle) if enough else (middle, high)
-        return math.sqrt(high / self.count)
+        def missing(noncentrality: float) -> float:
+            return POWER - stats.ncx2.sf(critical, self.freedom, noncentrality)
+
+        high = 2 * critical
+        while missing(high) > 0:
+            high *= 2
+        return math.sqrt(optimize.brentq(missing, 0.0, high) / self.count)
 
 
 class Tally:
@@ -80,7 +79,7 @@ class Tally:
         covariance, difference = merge @ covariance @ merge.T, merge @ self._difference
         values, vectors = np.linalg.eigh(covariance)
         # A bin that hardly varies is not normally distributed: one rare event would reject.
-        kept = values > LEAST_VARIANCE / 2
+        kept = values > MIN_VARIANCE / 2
         if not kept.any():
             return None
         statistic = float(((vectors[:, kept].T @ difference) ** 2 / values[kept]).sum())
@@ -90,7 +89,7 @@ class Tally:
 
 def _merging(variance: Float[np.ndarray, " bins"]) -> Float[np.ndarray, "groups bins"]:
     """Groups of bins as rows of zeros and ones: the rare ones share a group."""
-    rare = variance < LEAST_VARIANCE
+    rare = variance < MIN_VARIANCE
     common = np.flatnonzero(~rare)
     groups = np.zeros((len(common) + 1, len(variance)))
     groups[np.arange(len(common)), common] = 1
@@ -108,7 +107,7 @@ def pearson(
     observed, total = counts.ravel(), int(counts.sum())
     expected = probabilities.ravel() * total
     impossible = bool(observed[expected == 0].sum())
-    rare = expected < LEAST_EXPECTED
+    rare = expected < MIN_EXPECTED
     observed = np.append(observed[~rare], observed[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())
     if expected[-1] == 0:
@@ -134,12 +133,12 @@ def by_token(
 ) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
     """A bin for each token of a small vocabulary, else for ranks 1, 2-3, 4-7 and so on."""
     vocab = p.shape[1]
-    if vocab <= MOST_LISTED:
+    if vocab <= MAX_LISTED:
         return tokens, p
     starts = 2 ** np.arange(vocab.bit_length()) - 1
     expected = np.add.reduceat(-np.sort(-p, axis=1), starts[starts < vocab], axis=1)
-    own, ids = p[np.arange(len(p)), tokens][:, None], np.arange(vocab)
-    rank = (p > own).sum(1) + ((p == own) & (ids < tokens[:, None])).sum(1)
+    p_token, ids = p[np.arange(len(p)), tokens][:, None], np.arange(vocab)
+    rank = (p > p_token).sum(1) + ((p == p_token) & (ids < tokens[:, None])).sum(1)
     return np.log2(rank + 1).astype(np.int64), expected
 
 
@@ -177,9 +176,9 @@ def quantiles(
 
     Given the tokens before (Rosenblatt 1952), these are independent and uniform in [0, 1).
     """
-    own = p[np.arange(len(p)), tokens]
+    p_token = p[np.arange(len(p)), tokens]
     below = np.where(np.arange(p.shape[1]) < tokens[:, None], p, 0).sum(1)
-    return np.clip(below + random.random(len(p)) * own, 0, 1 - 1e-9)
+    return np.clip(below + random.random(len(p)) * p_token, 0, 1 - 1e-9)
 
 
 def by_quantile(

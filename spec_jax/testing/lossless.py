@@ -15,14 +15,14 @@ from spec_jax.engine.methods import make_draft_length_policy, make_drafting
 from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation.audit import SETTINGS
-from spec_jax.evaluation.greedy import Greedy
+from spec_jax.evaluation.greedy import GreedyChecks
+from spec_jax.evaluation.independence import IndependenceChecks
 from spec_jax.evaluation.reference import ReferenceDecoder
-from spec_jax.evaluation.report import Check, Report, judge
 from spec_jax.evaluation.rollback import check_rollback
-from spec_jax.evaluation.rows import Rows
 from spec_jax.evaluation.sampled import MEANINGS
-from spec_jax.evaluation.sampler import Sampler
+from spec_jax.evaluation.sampler import SampledAudit
 from spec_jax.evaluation.statistics import Test, pearson
+from spec_jax.evaluation.verdict import Check, Report, judge
 from spec_jax.models.model import Model
 from spec_jax.testing.models import tiny_checkpoint
 
@@ -80,14 +80,16 @@ def check_lossless(
     engine = _engine(factory, config, target)
     prompts = [Start(list(prompt)) for prompt in PROMPTS]
     length = max(MAX_TOKENS, 2 * engine.drafter.lookahead + 2)
-    checks = Greedy(engine, prompts, length, on_progress).run()
+    checks = GreedyChecks(engine, prompts, length, on_progress).run()
     settings, said = {"T=0": SamplingParams()}, _Said()
     if config.verification != "greedy":
         settings = SETTINGS
-        checks += Sampler(engine, prompts, samples, on_progress).checks(settings, seed, said.add)
+        checks += SampledAudit(engine, prompts, samples, on_progress).checks(
+            settings, seed, said.add
+        )
         checks.append(said.check(target.model, prompts[0], min(engine.drafter.lookahead, 3) + 1))
     name, most = list(settings.items())[-1]
-    checks += Rows(engine, prompts, {name: most}, length, seed, on_progress).run()
+    checks += IndependenceChecks(engine, prompts, {name: most}, length, seed, on_progress).run()
     if make_draft_length_policy(config).reproducible:
         checks.append(
             check_rollback(engine, prompts, max_tokens=length, seed=seed, on_progress=on_progress)

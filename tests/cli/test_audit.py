@@ -8,7 +8,7 @@ import pytest
 from spec_jax.cli.commands import parse
 from spec_jax.config import SamplingParams, SpeculativeConfig
 from spec_jax.evaluation.audit import GREEDY_TOKENS
-from spec_jax.evaluation.report import Check, judge
+from spec_jax.evaluation.verdict import Check, judge
 from tests.cli.harness import failure, run
 
 QUICK = ("--max-tokens", "4", "--num-speculative-tokens", "1", "--samples", "16")

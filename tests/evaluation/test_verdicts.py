@@ -16,13 +16,13 @@ from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation import audit
 from spec_jax.evaluation.audit import SETTINGS
-from spec_jax.evaluation.decoding import decode, request
-from spec_jax.evaluation.greedy import Greedy
+from spec_jax.evaluation.decoding import decode, make_request
+from spec_jax.evaluation.greedy import GreedyChecks
+from spec_jax.evaluation.independence import DRAFT_ROUNDED, ROUNDED, why_not_reproducible
 from spec_jax.evaluation.prompts import choose
-from spec_jax.evaluation.report import FAIL, NOT_TESTED, judge
-from spec_jax.evaluation.rows import DRAFT_ROUNDED, ROUNDED, why_not_reproducible
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
-from spec_jax.evaluation.sampler import Sampler
+from spec_jax.evaluation.sampler import SampledAudit
+from spec_jax.evaluation.verdict import FAIL, NOT_TESTED, judge
 from spec_jax.sharding.pytree import pytree, static
 from spec_jax.testing import tiny_model
 from tests.evaluation.pairs import noisy_copy
@@ -46,7 +46,7 @@ def statuses(report):
 
 @pytest.mark.slow
 def test_few_audits_of_a_lossless_method_fail():
-    sampler = Sampler(engine(), STARTS, 512, lambda message: None)
+    sampler = SampledAudit(engine(), STARTS, 512, lambda message: None)
     p_values, failed = [], 0
     for seed in range(8):
         checks = sampler.checks(SETTINGS, seed)
@@ -99,7 +99,7 @@ def test_a_method_that_drafts_nothing_was_not_tested():
     """Lookups that match nothing: every check of drafts says so, and nothing passes."""
     silent = make_engine("prompt_lookup", TARGET, lookahead=2)
     prompts = [Start([1]), Start([2]), Start([3])]
-    greedy = Greedy(silent, prompts, 1, lambda message: None).run()
+    greedy = GreedyChecks(silent, prompts, 1, lambda message: None).run()
     assert [check.status for check in greedy] == [NOT_TESTED] * 3
     assert greedy[0].reason == "nothing was drafted" and greedy[0].comparisons
     report = judge(greedy, MEANINGS)
@@ -110,7 +110,7 @@ def test_a_method_that_drafts_nothing_was_not_tested():
 def test_rejections_are_needed_for_a_test_of_what_follows_them():
     """A draft that is the target itself is never refused."""
     perfect = make_engine("self", TARGET, lookahead=2)
-    sampler = Sampler(perfect, STARTS, 256, lambda message: None)
+    sampler = SampledAudit(perfect, STARTS, 256, lambda message: None)
     checks = {check.name: check for check in sampler.checks(ONE, seed=0)}
     assert checks[FOLLOWING].status == NOT_TESTED and not checks[FOLLOWING].excused
     assert checks[FOLLOWING].reason == "too few drafted tokens were rejected"
@@ -122,7 +122,7 @@ def test_the_audit_chooses_prompts_that_show_something(method):
     candidates = [[1], [2, 3], [4, 5, 4, 5, 4, 5, 4], [6, 7, 8], [1, 2, 3, 1, 2, 3, 1], [9, 10]]
     chosen = choose(engine(method), candidates, 12, lambda message: None)
     assert len(chosen) == 3 and all(list(each.prompt_token_ids) in candidates for each in chosen)
-    checks = Greedy(engine(method), chosen, 12, lambda message: None).run()
+    checks = GreedyChecks(engine(method), chosen, 12, lambda message: None).run()
     assert checks[0].status == checks[2].status == "PASS"
     narrow = make_engine(method, TARGET, DRAFT, lookahead=2, max_len=24 + 1)
     assert [len(each) for each in choose(narrow, candidates, 12, lambda message: None)] == [1]
@@ -167,7 +167,7 @@ class Overconfident(DraftModel):
 )
 def test_what_a_drafter_reports_is_checked(drafter, said):
     untrue = Engine(TARGET, drafter, Constant(2), "token", max_model_len=256)
-    checks = Sampler(untrue, STARTS, 256, lambda message: None).checks(ONE, seed=0)
+    checks = SampledAudit(untrue, STARTS, 256, lambda message: None).checks(ONE, seed=0)
     report = judge(checks, MEANINGS)
     assert not report.passed and statuses(report)[DRAFTED] == FAIL
     (drafted,) = (check for check in checks if check.name == DRAFTED)
@@ -175,11 +175,11 @@ def test_what_a_drafter_reports_is_checked(drafter, said):
 
 
 def test_a_difference_is_explained_by_the_scores():
-    greedy = Greedy(engine(), STARTS, 8, lambda message: None)
+    greedy = GreedyChecks(engine(), STARTS, 8, lambda message: None)
     params = SamplingParams(max_tokens=8)
-    asked = request(STARTS[0], params)
+    asked = make_request(STARTS[0], params)
     (expected,), _ = decode(greedy.plain, [asked])
-    near, said = greedy._explain(asked, expected, 3, (expected[3] + 1) % VOCAB)
+    near, said = greedy.explain(asked, expected, 3, (expected[3] + 1) % VOCAB)
     assert not near and f"{expected[3]} became" in said and "Neither score" in said
 
 

@@ -133,12 +133,12 @@ def judge(checks: list[Check], meanings: dict[str, str]) -> Report:
     tests = [(check, test) for check in checks for test in check.tests]
     corrected = holm([test.p_value for _, test in tests])
     for check in checks:
-        own = [(p, test) for p, (of, test) in zip(corrected, tests, strict=True) if of is check]
-        if not own:
+        results = [(p, test) for p, (of, test) in zip(corrected, tests, strict=True) if of is check]
+        if not results:
             continue
-        check.p_value = min(p for p, _ in own)
-        check.detectable = min(test.detectable(LEVEL / len(tests)) for _, test in own)
-        rejected = sorted((p, test.name) for p, test in own if p <= LEVEL)
+        check.p_value = min(p for p, _ in results)
+        check.detectable = min(test.detectable(LEVEL / len(tests)) for _, test in results)
+        rejected = sorted((p, test.name) for p, test in results if p <= LEVEL)
         if rejected:
             p, name = rejected[0]
             others = f" and {len(rejected) - 1} more" if len(rejected) > 1 else ""

@@ -10,8 +10,8 @@ import numpy as np
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, Start
-from spec_jax.evaluation.decoding import decode, drive, request
-from spec_jax.evaluation.report import Check
+from spec_jax.evaluation.decoding import decode, drive, make_request
+from spec_jax.evaluation.verdict import Check
 from spec_jax.models.model import Model
 
 SEEDS = 2
@@ -22,11 +22,11 @@ HOT = SamplingParams(temperature=2.0, top_k=3)
 SHORT = 3
 """A neighbour ends this many times earlier than the row."""
 SLOTS = 2
-"""Rows of the batch that others join."""
+"""Rows of the batch that others are inserted into."""
 
 
 def why_not_reproducible(engine: Engine) -> str | None:
-    """Why a lossless method may say other tokens in another batch; None if it may not.
+    """Why a lossless method may emit other tokens in another batch; None if it may not.
 
     A draft that rounds differently proposes other tokens, so that other random numbers decide.
     """
@@ -40,8 +40,8 @@ def why_not_reproducible(engine: Engine) -> str | None:
 
 
 @dataclasses.dataclass
-class Rows:
-    """The checks of rows beside others.
+class IndependenceChecks:
+    """Checks that a row does not depend on the other rows.
 
     Attributes:
       engine: the method.
@@ -60,10 +60,10 @@ class Rows:
     on_progress: Callable[[str], None]
 
     def run(self) -> list[Check]:
-        """The checks: rows in one batch from the start, and rows that join a running one.
+        """The checks: rows in one batch from the start, and rows inserted into a running one.
 
-        A row is compared with what it says beside copies of itself, in a batch of the same shapes:
-        one row alone may be multiplied in another order, and a draw near a boundary then differs.
+        A row is compared with its tokens beside copies of itself, in a batch of the same shapes: a
+        single row may be multiplied in another order, so that a draw near a boundary differs.
         """
         beside, joining = Check("rows: with neighbours"), Check("rows: that join")
         if (reason := why_not_reproducible(self.engine)) is not None:
@@ -79,7 +79,7 @@ class Rows:
                 beside.compare(
                     copy == text,
                     "a row's tokens change with its slot: its random numbers, KV slots or lengths "
-                    "are those of a place in the batch.",
+                    "belong to a place in the batch.",
                 )
             late = _longer(late, text)
             for slot, batch in enumerate(
@@ -98,10 +98,10 @@ class Rows:
             (text, _), *_ = drive(
                 self.engine, together, SLOTS, lambda low, high: high, room_for=requests
             )
-            said = drive(
+            results = drive(
                 self.engine, requests, SLOTS, lambda low, high: int(random.integers(low, high + 1))
             )
-            for other, _ in (said[2], said[4]):
+            for other, _ in (results[2], results[4]):
                 joining.compare(
                     other == text,
                     "a row's tokens change when it joins a running batch: what a slot held before "
@@ -114,7 +114,7 @@ class Rows:
     def _rows(self) -> Iterator[tuple[Request, Request, Request, bool]]:
         """Rows of each setting, each with a neighbour that ends early and one that starts late.
 
-        Those of the last setting also join: each setting has programs of its own to compile.
+        The rows of the last setting are also inserted: each setting compiles other programs.
         """
         shortest, longest = min(self.prompts, key=len), max(self.prompts, key=len)
         brief = SamplingParams(max_tokens=max(1, self.max_tokens // SHORT))
@@ -124,9 +124,9 @@ class Rows:
                 params = dataclasses.replace(setting, max_tokens=self.max_tokens)
                 prompt = self.prompts[each % len(self.prompts)]
                 yield (
-                    request(prompt, params, key=(self.seed, 1000 * number + each)),
-                    request(shortest, brief, key=(self.seed, 1)),
-                    request(longest, hot, key=(self.seed, 2)),
+                    make_request(prompt, params, key=(self.seed, 1000 * number + each)),
+                    make_request(shortest, brief, key=(self.seed, 1)),
+                    make_request(longest, hot, key=(self.seed, 2)),
                     number == len(self.settings) - 1,
                 )
 
