@@ -162,7 +162,7 @@ class Overconfident(DraftModel):
     ("drafter", "said"),
     [
         pytest.param(Restless(2), "says that it is deterministic", marks=pytest.mark.slow),
-        (Overconfident(DRAFT, 2), "no distribution"),
+        (Overconfident(DRAFT, 2), "not a distribution"),
     ],
 )
 def test_what_a_drafter_reports_is_checked(drafter, said):
