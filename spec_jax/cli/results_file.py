@@ -32,7 +32,7 @@ def refuse_existing(path: Path, resume: bool | None = None) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"out is {str(path)!r}; give a file in a directory that exists.")
     if path.exists() and not resume:
-        remedy = "" if resume is None else "--resume to go on with it, or "
+        remedy = "" if resume is None else "--resume to continue it, or "
         raise ConfigError(f"{path} exists, and nothing is overwritten; give {remedy}another --out.")
 
 
