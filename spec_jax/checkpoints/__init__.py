@@ -4,9 +4,10 @@ Weights are read from safetensors, GGUF, Orbax and CTranslate2 files only. Nothi
 and no code that comes with a checkpoint is run.
 """
 
+from spec_jax.checkpoints.checkpoint import Checkpoint
 from spec_jax.checkpoints.conversion import convert
 from spec_jax.checkpoints.generation_config import default_sampling_params
-from spec_jax.checkpoints.loading import Checkpoint, load
+from spec_jax.checkpoints.loading import load
 from spec_jax.checkpoints.reference import locate
 
 __all__ = ["Checkpoint", "convert", "default_sampling_params", "load", "locate"]

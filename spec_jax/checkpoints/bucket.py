@@ -1,8 +1,8 @@
 """Models in object stores: `gs://` and `s3://` references.
 
-A model's small files are copied into a folder of the cache, with a list of the files of its weights
-(safetensors, or what Orbax wrote), of which each process then reads only the byte ranges that its
-own devices need. A .gguf file is copied whole. obstore, over Rust's object_store, asks the store.
+A model's small files are copied into a folder of the cache, with a list of its weight files
+(safetensors or Orbax's). Each process then reads only the byte ranges that its devices need. A
+.gguf file is copied whole. obstore, over Rust's object_store, talks to the store.
 """
 
 import contextlib
@@ -23,18 +23,19 @@ from spec_jax.checkpoints.fetch import SCRATCH, alone
 from spec_jax.checkpoints.files import MODEL_FILES, read_json
 from spec_jax.config import cache_directory
 from spec_jax.errors import CheckpointError, extra
+from spec_jax.files import replace_text
 
 _URL = re.compile(r"(gs|s3)://([^/\s]+)/(\S+?)/?")
 _LIST = "spec_jax_bucket.json"
 _SAFETENSORS = "*.safetensors"
 _CONVERTED = ("spec_jax.json", "tokenizer.json")
-"""Small files of what `spec-jax convert` wrote; the first tells that it is such."""
+"""Small files that `spec-jax convert` writes; the first one identifies such a directory."""
 DATABASE = "manifest.ocdbt"
 """The file that leads to all arrays of an Orbax checkpoint."""
-_LARGEST = 64 << 20
+_MAX_SMALL_BYTES = 64 << 20
 """Bytes of the largest file that is copied besides weights."""
 AT_ONCE, BLOCK = 16, 16 << 20
-"""Requests at a time, and the most bytes of one: 256 MiB are under way at most."""
+"""Requests at a time, and the bytes of the largest one: at most 256 MiB are in flight."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ class StoredFile:
         condition = {"if_match": self.tag} if self.tag else {}
         with _explaining(self.url):
             options = {"range": (start, stop), **condition}
-            read = bytes(_obstore().get(self.store, _split(self.url)[1], options=options).bytes())
-        if len(read) != stop - start:
-            raise CheckpointError(f"{self.url} ends after {start + len(read)} of {stop} bytes.")
-        return read
+            data = bytes(_obstore().get(self.store, _split(self.url)[1], options=options).bytes())
+        if len(data) != stop - start:
+            raise CheckpointError(f"{self.url} ends after {start + len(data)} of {stop} bytes.")
+        return data
 
     def copy(self, path: Path) -> None:
-        """Writes all of it to a path, which then exists whole or not at all."""
+        """Writes the file to a path, which then exists whole or not at all."""
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=SCRATCH) as scratch:
             new = Path(scratch) / path.name
             new.touch()
@@ -91,9 +92,9 @@ def is_url(reference: str) -> bool:
 def fetch_from_bucket(
     url: str, progress: Callable[[str], object], *, config_only: bool = False
 ) -> tuple[str, Path]:
-    """Copies what is small of a model in a bucket, or a .gguf file.
+    """Copies the small files of a model in a bucket, or a .gguf file.
 
-    Credentials are those of the environment, as obstore finds them: AWS_ACCESS_KEY_ID and so on, or
+    Credentials come from the environment: AWS_ACCESS_KEY_ID and so on, or
     GOOGLE_APPLICATION_CREDENTIALS, or the role of the machine. AWS_ENDPOINT_URL names another
     store that speaks S3, and AWS_SKIP_SIGNATURE=true or GOOGLE_SKIP_SIGNATURE=true reads public
     buckets without credentials.
@@ -101,19 +102,19 @@ def fetch_from_bucket(
     Args:
       url: `gs://bucket/folder`, `s3://bucket/folder`, or such an address of a .gguf file.
       progress: called with a line of text before the store is asked.
-      config_only: copy the file alone that tells the model's shape.
+      config_only: copy only the file that holds the model's shape.
 
     Returns:
-      The model's name, and a folder of the cache, which `weights_in` knows, or a .gguf file.
+      The model's name, and a folder of the cache for `weights_in`, or a .gguf file.
 
     Raises:
-      CheckpointError: there is nothing, it is of another format, or the store refuses.
+      CheckpointError: nothing is there, it has another format, or the store refuses.
       ConfigError: obstore is not installed.
     """
     match = _URL.fullmatch(url)
     if match is None:
         raise CheckpointError(
-            f"{url} is no model in a bucket; write gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or "
+            f"{url} is not a model in a bucket; write gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or "
             "the address of a .gguf file."
         )
     url = match[0].rstrip("/")
@@ -135,8 +136,8 @@ def fetch_from_bucket(
 
 
 def weights_in(folder: Path) -> dict[str, StoredFile] | None:
-    """The files of weights that stayed in the bucket, by name; None of any other folder."""
-    # A list that comes with somebody's checkpoint must not make us read from elsewhere.
+    """The weight files that stayed in the bucket, by name; None for any other folder."""
+    # A list that comes with somebody's checkpoint must not make us read from other places.
     if folder.parent != _cache() or not (folder / _LIST).is_file():
         return None
     listed = read_json(folder / _LIST)
@@ -152,52 +153,52 @@ def _cache() -> Path:
 
 
 def _copy_small(url: str, folder: Path, config_only: bool) -> None:
-    """Makes a folder the bucket's as it is now, but for the weights."""
-    found = {name: file for name, file in _list(url).items() if name != _LIST}
-    if "model.bin" in found:
+    """Makes a folder equal to the bucket's, except for the weights."""
+    files = {name: file for name, file in _list(url).items() if name != _LIST}
+    if "model.bin" in files:
         raise CheckpointError(
             f"{url} is a model in CTranslate2's format, which is read from a disk only; copy it to "
             "one, or put what `spec-jax convert` makes of it into the bucket."
         )
-    converted = _CONVERTED[0] in found
+    converted = _CONVERTED[0] in files
     shape = _CONVERTED[0] if converted else "config.json"
-    if shape not in found:
+    if shape not in files:
         raise CheckpointError(
-            f"{url} has neither config.json nor {_CONVERTED[0]} among its {len(found)} files; give "
+            f"{url} has neither config.json nor {_CONVERTED[0]} among its {len(files)} files; give "
             "the folder of a Hugging Face model, one that `spec-jax convert` wrote, or the address "
             "of a .gguf file."
         )
     small = {
         name: file
-        for name, file in found.items()
+        for name, file in files.items()
         if not fnmatch(name, _SAFETENSORS)
         and any(fnmatch(name, each) for each in ([shape] if config_only else MODEL_FILES))
     }
-    held = _held(folder)
+    copies = _copies(folder)
     for name, file in small.items():
-        if file.size > _LARGEST:
-            raise CheckpointError(f"{file.url} has {file.size} bytes; expected at most {_LARGEST}.")
-        if not _is_held(folder / name, held, file):
+        if file.size > _MAX_SMALL_BYTES:
+            raise CheckpointError(
+                f"{file.url} has {file.size} bytes; expected at most {_MAX_SMALL_BYTES}."
+            )
+        if not _is_copied(folder / name, copies, file):
             file.copy(folder / name)
-    # The list stays until it is replaced: processes that came before may be about to read it.
-    for left in folder.iterdir():
-        if left.is_file() and left.name not in (*found, _LIST):
-            left.unlink()
+    # The list stays until it is replaced: earlier processes may be about to read it.
+    for old in folder.iterdir():
+        if old.is_file() and old.name not in (*files, _LIST):
+            old.unlink()
     if config_only:
         return
     if converted:
-        weights = _converted_weights(url, found)
+        weights = _converted_weights(url, files)
     else:
-        weights = {name: file for name, file in found.items() if fnmatch(name, _SAFETENSORS)}
-    entries = {name: [file.size, file.tag] for name, file in weights.items()}
-    kept = {name: [file.size, file.tag] for name, file in small.items()}
-    _write(folder / _LIST, {"url": url, "files": entries, "copied": kept})
+        weights = {name: file for name, file in files.items() if fnmatch(name, _SAFETENSORS)}
+    _write_list(folder, url, weights, small)
 
 
-def _converted_weights(url: str, found: Collection[str]) -> dict[str, StoredFile]:
+def _converted_weights(url: str, names: Collection[str]) -> dict[str, StoredFile]:
     """The files of the weights that `spec-jax convert` wrote, by their paths in the folder."""
     weights = _list(f"{url}/weights", below=True)
-    missing = [name for name in _CONVERTED if name not in found]
+    missing = [name for name in _CONVERTED if name not in names]
     if not any(PurePosixPath(name).name == DATABASE for name in weights):
         missing.append(f"weights/**/{DATABASE}")
     if missing:
@@ -212,51 +213,53 @@ def _copy_gguf(url: str, folder: Path, progress: Callable[[str], object]) -> Pat
     if file is None:
         raise CheckpointError(f"{url} does not exist.")
     path = folder / PurePosixPath(url).name
-    if not _is_held(path, _held(folder), file):
+    if not _is_copied(path, _copies(folder), file):
         progress(f"copying {url}, {file.size / 1e9:.1f} GB, once")
         file.copy(path)
-        _write(
-            folder / _LIST, {"url": url, "files": {}, "copied": {path.name: [file.size, file.tag]}}
-        )
+        _write_list(folder, url, {}, {path.name: file})
     return path
 
 
-def _is_held(path: Path, held: dict[str, list[Any]], file: StoredFile) -> bool:
-    """Whether a copy is of the file as it is in the bucket now."""
-    return path.is_file() and bool(file.tag) and held.get(path.name) == [file.size, file.tag]
+def _is_copied(path: Path, copies: dict[str, list[Any]], file: StoredFile) -> bool:
+    """Whether a copy equals the file in the bucket, as it is now."""
+    return path.is_file() and bool(file.tag) and copies.get(path.name) == [file.size, file.tag]
 
 
-def _held(folder: Path) -> dict[str, list[Any]]:
-    """Sizes and tags of what was copied before."""
+def _copies(folder: Path) -> dict[str, list[Any]]:
+    """Sizes and tags of earlier copies."""
     return read_json(folder / _LIST)["copied"] if (folder / _LIST).is_file() else {}
 
 
-def _write(path: Path, value: object) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(value), encoding="utf-8")
-    new.replace(path)
+def _write_list(
+    folder: Path, url: str, weights: dict[str, StoredFile], copied: dict[str, StoredFile]
+) -> None:
+    files, copies = (
+        {name: [file.size, file.tag] for name, file in each.items()} for each in (weights, copied)
+    )
+    value = {"url": url, "files": files, "copied": copies}
+    replace_text(folder / _LIST, json.dumps(value))
 
 
 def _list(url: str, *, below: bool = False) -> dict[str, StoredFile]:
-    """The files directly in a folder by name, or those below it, too, by path."""
+    """The files directly in a folder, by name; with `below`, all files below it, by path."""
     store, (_, prefix) = _store_of(url), _split(url)
     depth, within = len(PurePosixPath(prefix).parts), f"{prefix}/" if prefix else None
     with _explaining(url):
         if below:
-            found = itertools.chain.from_iterable(_obstore().list(store, within))
+            objects = itertools.chain.from_iterable(_obstore().list(store, within))
         else:
-            found = _obstore().list_with_delimiter(store, within)["objects"]
-        found = {"/".join(each["path"].split("/")[depth:]): each for each in found}
+            objects = _obstore().list_with_delimiter(store, within)["objects"]
+        entries = {"/".join(each["path"].split("/")[depth:]): each for each in objects}
     return {
         name: StoredFile(f"{url}/{name}", each["size"], each["e_tag"] or "", store)
-        for name, each in found.items()
+        for name, each in entries.items()
     }
 
 
 def _split(url: str) -> tuple[str, str]:
     """A bucket's address, and a name in it."""
-    scheme, _, rest = url.partition("://")
-    bucket, _, name = rest.partition("/")
+    scheme, _, path = url.partition("://")
+    bucket, _, name = path.partition("/")
     return f"{scheme}://{bucket}", name
 
 
@@ -293,12 +296,12 @@ def _explaining(url: str) -> Iterator[None]:
 
 
 def kvstore(url: str) -> dict[str, Any]:
-    """TensorStore's description of a folder in a bucket, with the credentials of obstore's."""
-    scheme, _, path = url.partition("://")
-    name, _, path = path.partition("/")
+    """TensorStore's description of a folder in a bucket, with the credentials that obstore uses."""
+    address, path = _split(url)
+    scheme, _, bucket = address.partition("://")
     if scheme == "gs":
-        return {"driver": "gcs", "bucket": name, "path": path}
-    spec: dict[str, Any] = {"driver": "s3", "bucket": name, "path": path}
+        return {"driver": "gcs", "bucket": bucket, "path": path}
+    spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": path}
     environment = os.environ
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
     if endpoint := environment.get("AWS_ENDPOINT_URL"):
@@ -321,5 +324,5 @@ def unreadable(url: str, error: Exception) -> CheckpointError:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without what follows it."""
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -54,18 +54,18 @@ class BucketArrays:
                 stored[name] = leaf
         return stored
 
-    def load(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def load(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays on their devices, each process with its part; quantized matrices in host memory.
 
         Args:
-          wanted: by name, the shape, dtype and sharding of an array; or a mapping with the names
+          leaves: by name, the shape, dtype and sharding of an array; or a mapping with the names
             of the parts of a quantized matrix.
 
         Raises:
           CheckpointError: the store fails, or a file is missing, damaged or was changed.
         """
         parts: dict[tuple[str, str], Slices] = {}  # slices can be keys in Python 3.12 only
-        for name, each in wanted.items():
+        for name, each in leaves.items():
             if isinstance(each, Mapping):
                 parts |= {(f"{name}.{key}", ""): () for key in each}
             else:
@@ -85,7 +85,7 @@ class BucketArrays:
             name: {key: read[f"{name}.{key}", ""] for key in each}
             if isinstance(each, Mapping)
             else array(name, each)
-            for name, each in wanted.items()
+            for name, each in leaves.items()
         }
 
     @cached_property

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -32,55 +33,54 @@ def verify_checksums(path: Path) -> None:
         return
     number, count = distributed.process()
     try:
-        listed = sorted(read_sums(path / CHECKSUMS).items())
-        own = listed[number::count]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            sums = list(pool.map(lambda each: sum_of(path / each[0]), own))
-        differ = [
-            name for (name, listed_as), found in zip(own, sums, strict=True) if listed_as != found
-        ]
+        share = dict(sorted(read_sums(path / CHECKSUMS).items())[number::count])
+        sums = _sums(path / name for name in share)
+        damaged = [name for name, actual in zip(share, sums, strict=True) if share[name] != actual]
         problem = ""
-        if differ:
+        if damaged:
             problem = (
-                f"{path / differ[0]} is damaged: it is not the file that {CHECKSUMS} lists. Copy "
+                f"{path / damaged[0]} is damaged: it is not the file that {CHECKSUMS} lists. Copy "
                 f"or convert the directory again; if the change is yours, delete {CHECKSUMS}."
             )
     except OSError as error:
         problem = f"{path} cannot be read: {error}."
     except ValueError as error:
         problem = f"{path / CHECKSUMS} is damaged: {error}. Copy the directory again."
-    if found := [each for each in distributed.gather(problem) if each]:
-        raise CheckpointError(found[0])
+    if problems := [each for each in distributed.gather(problem) if each]:
+        raise CheckpointError(problems[0])
 
 
 def _write(path: Path) -> None:
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sums = list(pool.map(sum_of, files))
     lines = [
-        f"{found}  {file.relative_to(path).as_posix()}\n"
-        for file, found in zip(files, sums, strict=True)
+        f"{digest}  {file.relative_to(path).as_posix()}\n"
+        for file, digest in zip(files, _sums(files), strict=True)
     ]
     (path / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _sums(files: Iterable[Path]) -> list[str]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(sum_of, files))
 
 
 def read_sums(file: Path) -> dict[str, str]:
     """The sums that a file lists, by the files' names.
 
     Raises:
-      ValueError: a line is not one of `sha256sum`.
+      ValueError: a line is not in the format of `sha256sum`.
       OSError: it cannot be read.
     """
     if file.stat().st_size > _MAX_BYTES:
         raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
-    found: dict[str, str] = {}
+    sums: dict[str, str] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         match = _LINE.fullmatch(line)
         name = PurePosixPath(match[2]) if match else None
         if match is None or name is None or name.is_absolute() or ".." in name.parts:
             raise ValueError(f"line {number} is {line[:80]!r}")
-        found[match[2]] = match[1]
-    return found
+        sums[match[2]] = match[1]
+    return sums
 
 
 def sum_of(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""Writes a model in another format while it is read."""
+"""Writes a model in another format while reading it."""
 
 import os
 from collections.abc import Callable
@@ -41,21 +41,22 @@ def convert(
 ) -> None:
     """Writes a model as a directory of another format.
 
-    It is read while it is written, one or two GiB at a time, so that it need not fit memory. The
+    It is read and written one or two GiB at a time, so that it need not fit into memory. The
     directory appears when it is complete, with a list of checksums that `load` compares.
     All processes of a run call it, and the path must be on storage that they share.
 
     Args:
-      reference: the model, as for `load`.
+      reference: the model; see `load`.
       path: a directory that does not exist yet, or is empty.
       format: `orbax`, of which the processes of a run write and read their own parts, on any mesh;
         or `safetensors`, the layout of Hugging Face directories.
-      dtype: the dtype that weights are written in; `auto` keeps every number: bfloat16 where that
-        is what is stored, else float32.
-      quantization: for Orbax, the bits that matrices are written in: `none`, `int8`, `int4` or
-        `gguf`, a .gguf file's own. `auto` keeps what an Orbax directory has, and none else.
-      place: as for `load`.
-      on_progress: as for `load`.
+      dtype: the dtype of the written weights; `auto` keeps every number: bfloat16 where bfloat16
+        is stored, else float32.
+      quantization: for Orbax, the format of the written matrices: `none`, `int8`, `int4` or `gguf`
+        (unchanged from a .gguf file). `auto` keeps the format of an Orbax directory; it is `none`
+        for other models.
+      place: see `load`.
+      on_progress: see `load`.
 
     Raises:
       CheckpointError: the model cannot be read, or is a draft that borrows from its target; the
@@ -63,13 +64,13 @@ def convert(
       ConfigError: a choice is unknown, or contradicts another.
       DisagreementError: the processes of a run would not load the same files.
     """
-    for name, choice, known in (
+    for name, choice, choices in (
         ("format", format, CHECKPOINT_FORMATS),
         ("dtype", dtype, LLM_DTYPES),
         ("quantization", quantization, QUANTIZATIONS),
     ):
-        if choice not in known:
-            raise ConfigError(f"{name} is {choice!r}; choose one of {', '.join(known)}.")
+        if choice not in choices:
+            raise ConfigError(f"{name} is {choice!r}; choose one of {', '.join(choices)}.")
     if format == "safetensors" and quantization not in (AUTO, "none"):
         raise ConfigError(
             f"quantization is {quantization!r}, but safetensors directories hold plain numbers; "
@@ -88,8 +89,8 @@ def convert(
             "it is, which is small."
         )
     try:
-        kept = STORED if dtype == AUTO else dtype
-        stored = open_model(source, kept, packing, place)
+        written_dtype = STORED if dtype == AUTO else dtype
+        stored = open_model(source, written_dtype, packing, place)
         speech = speech_tokens(name, source, stored)
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read: {error}.") from error
@@ -101,7 +102,7 @@ def convert(
         if format == "orbax":
             orbax_directory.write_directory(partial, stored)
         else:
-            shapes = {name: leaf.shape for name, leaf in stored.weights.wanted.items()}
+            shapes = {name: leaf.shape for name, leaf in stored.weights.leaves.items()}
             write_weights(partial, stored.config, shapes, stored.weights.read, stored.dtype)
             write_tokenizer(partial, stored.tokenizer)
         settings = sampling_settings(source)

@@ -1,7 +1,7 @@
 """Directories of drafts that were trained for one target, and may borrow weights from it.
 
-Besides a Hugging Face config.json and model.safetensors, `spec_jax_draft.json` names the weights
-that are the target's own, and the target's tokens that the draft can propose.
+Besides a Hugging Face config.json and model.safetensors, `spec_jax_draft.json` names the borrowed
+weights, and the target's tokens that the draft can propose.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax import distributed
+from spec_jax.checkpoints.checkpoint import Checkpoint
 from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.hf_writer import write_json, write_model, write_tokenizer
 from spec_jax.checkpoints.packing import Packing
@@ -26,34 +27,16 @@ from spec_jax.kernels import Weight, columns
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.sharding import Placement
-from spec_jax.text.tokenizer import Tokenizer
 
 MANIFEST = "spec_jax_draft.json"
 _VERSION = 1
 _COMPARED = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Lender:
-    """The target that a draft borrows from.
-
-    Attributes:
-      name: its name in messages.
-      model: its weights.
-      tokenizer: its tokenizer.
-      rounded: whether its weights were quantized when they were loaded.
-    """
-
-    name: str
-    model: Model
-    tokenizer: Tokenizer
-    rounded: bool = False
-
-
 def write_draft(
     path: Path,
     draft: Model,
-    target: Lender,
+    target: Checkpoint,
     dtype: str,
     *,
     outputs: np.ndarray | None,
@@ -66,7 +49,7 @@ def write_draft(
       draft: the draft, with all its weights.
       target: the target that it was trained for.
       dtype: the dtype of the written weights.
-      outputs: the target's ids that it can propose; None for all.
+      outputs: the target token ids that it can propose; None for all.
       borrowed: names of the target's weights, which are not written.
 
     Raises:
@@ -93,14 +76,14 @@ def load_draft(
     dtype: str,
     packing: Packing,
     place: Callable[[TransformerConfig], Placement],
-    lender: Lender | None,
+    target: Checkpoint | None,
 ) -> tuple[Model, Packing, np.ndarray | None]:
     """Reads a draft that `write_draft` wrote.
 
-    Also returns how it is kept and the ids that it can propose.
+    Also returns the form of its matrices and the ids that it can propose.
 
     Raises:
-      CheckpointError: it is damaged, or was trained for a target other than the lender.
+      CheckpointError: it is damaged, or was trained for another target.
     """
     manifest = _manifest(path)
     borrowed, outputs = manifest["borrowed"], manifest["outputs"]
@@ -113,7 +96,7 @@ def load_draft(
     dtype, packing = packing.settled(dtype, tensors.stored)
     weights = {}
     if borrowed:
-        weights = _borrow(path, manifest, lender, dtype, placement)
+        weights = _borrow(path, manifest, target, dtype, placement)
     stored = TensorWeights(
         shape,
         family.hf_weights_of(shape),
@@ -126,48 +109,47 @@ def load_draft(
         outputs=None if ids is None else len(ids),
     )
     model = Model.abstract(shape, dtype=dtype, placement=placement)
-    return model.with_weights({**stored.read(stored.wanted), **weights}), packing, ids
+    return model.with_weights({**stored.read(stored.leaves), **weights}), packing, ids
 
 
 def _borrow(
     path: Path,
     manifest: dict[str, Any],
-    lender: Lender | None,
+    target: Checkpoint | None,
     dtype: str,
     placement: Placement,
 ) -> dict[str, Weight]:
-    """The target's weights that the draft uses as its own."""
+    """The target's weights that the draft uses."""
     made_for = manifest["target"]
-    if lender is None:
+    if target is None:
         raise CheckpointError(
             f"{path} is a draft that borrows its embedding from {made_for}, the target it was "
             "trained for; use it as the draft of that target, not by itself."
         )
-    # A rounded embedding cannot be compared; its name has to do.
-    same = (
-        lender.name == made_for
-        if lender.rounded
-        else (_fingerprint(lender.model) == manifest["embedding"])
-    )
-    if not same:
+    # A quantized embedding cannot be compared; then the name has to be the same.
+    if Packing(target.quantization).rounds:
+        matches = target.name == made_for
+    else:
+        matches = _fingerprint(target.model) == manifest["embedding"]
+    if not matches:
         raise CheckpointError(
-            f"{path} is a draft that borrows its embedding from {made_for}, and {lender.name} has "
+            f"{path} is a draft that borrows its embedding from {made_for}, and {target.name} has "
             "another; use it with the target it was trained for, or train one for this target."
         )
     outputs = manifest["outputs"]
-    source = lender.model if outputs is None else lender.model.with_outputs(outputs)
+    source = target.model if outputs is None else target.model.with_outputs(outputs)
     axes = ("embed", "vocab")
-    found = {}
+    weights = {}
     for name in manifest["borrowed"]:
         weight = source.weights[name]
         if isinstance(weight, jax.Array):
             weight = jax.device_put(weight.astype(dtype), placement.sharding(*axes))
-        found[name] = weight
-    return found
+        weights[name] = weight
+    return weights
 
 
 def _fingerprint(model: Model) -> str:
-    """Identifies an embedding, independently of the dtype it was loaded as and its sharding."""
+    """Identifies an embedding, independently of its dtype and sharding."""
     first = columns(model.weights["embed.weight"], jnp.arange(_COMPARED)).T.astype(jnp.bfloat16)
     return hashlib.sha256(np.asarray(distributed.to_host(first)).tobytes()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Small things that every reader of checkpoint files needs."""
+"""Helpers of all readers of checkpoint files."""
 
 import contextlib
 import hashlib
@@ -11,7 +11,7 @@ from spec_jax.errors import CheckpointError, SpecJaxError
 
 # Everything that a model needs: no pickles, no code, no sub-folders with other formats.
 MODEL_FILES = ("*.json", "*.safetensors", "tokenizer.*", "merges.txt", "*.jinja")
-"""Patterns of what is fetched of a Hugging Face directory."""
+"""Patterns of the files that are fetched of a Hugging Face directory."""
 _BLOCK, _BLOCKS = 4096, 256
 """Bytes of a sample of a file, and how many samples are taken of one."""
 _MAX_JSON = 64 << 20
@@ -43,20 +43,20 @@ def fingerprint(path: Path) -> str:
     if path.is_dir():
         patterns = ("*.json", "*.jinja", "*.safetensors", "model.bin", "weights/**/*")
         files = sorted(file for each in patterns for file in path.glob(each) if file.is_file())
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for each in files:
         size = each.stat().st_size
-        found.update(f"{each.relative_to(path)} {size} ".encode())
+        digest.update(f"{each.relative_to(path)} {size} ".encode())
         with each.open("rb") as file:
             for at in range(0, size, max(_BLOCK, size // _BLOCKS)):
                 file.seek(at)
-                found.update(file.read(_BLOCK))
-    return found.hexdigest()[:16]
+                digest.update(file.read(_BLOCK))
+    return digest.hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def making_sense(path: Path) -> Iterator[None]:
-    """Raises what senseless settings make Python raise as an error that names their file."""
+    """Turns the errors that senseless settings cause into one that names their file."""
     try:
         yield
     except SpecJaxError:
@@ -78,7 +78,9 @@ def refuse_devices(path: Path) -> None:
     """
     for each in (path, *(path.iterdir() if path.is_dir() else ())):
         if each.exists() and not each.is_file() and not each.is_dir():
-            raise CheckpointError(f"{each} is no file but a pipe, a socket or a device; remove it.")
+            raise CheckpointError(
+                f"{each} is not a file but a pipe, a socket or a device; remove it."
+            )
 
 
 def read_json(path: Path) -> dict[str, Any]:

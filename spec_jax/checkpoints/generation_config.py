@@ -1,4 +1,4 @@
-"""How a checkpoint asks to be sampled: its generation_config.json."""
+"""The sampling settings of a checkpoint: its generation_config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,27 +17,27 @@ _NAMES = {
 
 
 def sampling_settings(path: Path) -> dict[str, Any]:
-    """What a model's directory says of sampling, under transformers' names; unchecked."""
+    """The sampling settings of a model's directory, under transformers' names; unchecked."""
     file = path / GENERATION
-    said = read_json(file) if file.is_file() else {}
-    return {name: said[name] for name in (*_NAMES, "do_sample") if said.get(name) is not None}
+    config = read_json(file) if file.is_file() else {}
+    return {name: config[name] for name in (*_NAMES, "do_sample") if config.get(name) is not None}
 
 
 def default_sampling_params(name: str, settings: Mapping[str, Any]) -> SamplingParams:
-    """The parameters of requests that come without any, as vLLM takes them.
+    """The sampling parameters of requests that come without any, as in vLLM.
 
     Args:
-      name: of the model, for messages.
-      settings: as `sampling_settings` found them.
+      name: the model's, for messages.
+      settings: the result of `sampling_settings`.
 
     Raises:
-      CheckpointError: a setting has a value that it cannot have.
+      CheckpointError: the value of a setting is not allowed.
     """
-    given = {ours: settings[theirs] for theirs, ours in _NAMES.items() if theirs in settings}
+    params = {ours: settings[theirs] for theirs, ours in _NAMES.items() if theirs in settings}
     if settings.get("do_sample") is True:
-        given.setdefault("temperature", 1.0)  # transformers' default, and vLLM's
+        params.setdefault("temperature", 1.0)  # transformers' default, and vLLM's
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**params)
     except ConfigError as error:
         raise CheckpointError(
             f"{GENERATION} of {name} asks for sampling that is not possible: {error} Correct it, "

@@ -58,24 +58,24 @@ class GgufFile:
         tensor = self._tensors[name]
         if tensor.dtype.kind == "i":
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} holds whole numbers ({tensor.kind.name}), which no "
-                "weight does. Download it again."
+                f"{self.path}: tensor {name!r} holds integers ({tensor.kind.name}), which "
+                "weights never are. Download it again."
             )
         # Mapped anew each time: pages of a file that stays mapped count as this process's memory.
         data = np.memmap(self.path, tensor.dtype, "r", tensor.offset, tensor.stored_shape)
-        rows, rest = part[:1], part[1:]
+        rows, columns = part[:1], part[1:]
         try:
             # Only rows can be dequantized by themselves.
-            found = dequantize(data[rows], tensor.kind)
+            array = dequantize(data[rows], tensor.kind)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} is of type {tensor.kind.name}, which cannot "
                 "be dequantized; use a file of type F16, BF16, Q8_0 or Q4_K."
             ) from None
-        return found.reshape(-1, *self.shapes[name][1:])[(slice(None), *rest)]
+        return array.reshape(-1, *self.shapes[name][1:])[(slice(None), *columns)]
 
     def read_quantized(self, name: str) -> Quantized | None:
-        """A matrix, or a stack, with its blocks' own numbers; None if they are not of few bits."""
+        """A matrix, or a stack, as quantized in the file; None if it is not."""
         tensor = self._tensors[name]
         data = np.memmap(self.path, tensor.dtype, "r", tensor.offset, tensor.stored_shape)
         rows = unpack(data.reshape(-1, data.shape[-1]), tensor.kind)

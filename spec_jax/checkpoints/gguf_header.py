@@ -40,9 +40,9 @@ _PLAIN = {
     GGMLQuantizationType.I64: np.int64,
 }
 """Types whose elements are stored as they are; all others are read as bytes."""
-_MOST_ENTRIES = 2**22
-"""Most entries of an array: no vocabulary has as many, and Python keeps 32 bytes for each."""
-_MOST_DIMENSIONS = 8
+_MAX_ENTRIES = 2**22
+"""Of an array: vocabularies have fewer, and Python keeps 32 bytes for each."""
+_MAX_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     Every count is checked against the bytes that are left before anything is allocated for it.
 
     Raises:
-      ValueError: it is no GGUF file of a version that is known, or its header contradicts itself
+      ValueError: it is not a GGUF file of a known version, or its header contradicts itself
         or the size of the file.
       OSError: it cannot be read.
     """
@@ -92,7 +92,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             metadata[name] = reader.value(reader.scalar("I"))
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"general.alignment is {alignment!r}, which is no power of two")
+            raise ValueError(f"general.alignment is {alignment!r}, which is not a power of two")
         stored = [reader.tensor() for _ in range(tensors)]
         begin = -(-reader.position // alignment) * alignment
         return metadata, _placed(stored, begin, len(data), alignment, reader.order)
@@ -124,10 +124,10 @@ class _Reader:
     def scalar(self, code: str) -> Any:
         return self.numbers(code, 1)[0]
 
-    def count(self, least_size: int) -> int:
-        """A declared number of things that take at least so many bytes each."""
+    def count(self, min_size: int) -> int:
+        """A declared number of entries that take at least `min_size` bytes each."""
         count = self.scalar("Q")
-        if count * least_size > len(self.data) - self.position:
+        if count * min_size > len(self.data) - self.position:
             raise ValueError(f"{count} entries are declared, for which the file is too short")
         return count
 
@@ -145,15 +145,15 @@ class _Reader:
         if kind != _STRING and kind not in _SCALARS:
             raise ValueError(f"an array has entries of the type {kind}, which is not supported")
         count = self.count(8 if kind == _STRING else struct.calcsize(_SCALARS[kind]))
-        if count > _MOST_ENTRIES:
-            raise ValueError(f"an array has {count} entries, more than {_MOST_ENTRIES}")
+        if count > _MAX_ENTRIES:
+            raise ValueError(f"an array has {count} entries, more than {_MAX_ENTRIES}")
         if kind == _STRING:
             return [self.string() for _ in range(count)]
         return list(self.numbers(_SCALARS[kind], count))
 
     def tensor(self) -> _Described:
         name, dimensions = self.string(), self.scalar("I")
-        if dimensions > _MOST_DIMENSIONS:
+        if dimensions > _MAX_DIMENSIONS:
             raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
         shape = self.numbers("Q", dimensions)[::-1]  # the fastest dimension comes first
         return name, shape, GGMLQuantizationType(self.scalar("I")), self.scalar("Q")
@@ -163,10 +163,10 @@ def _placed(
     tensors: list[_Described], begin: int, end: int, alignment: int, order: _Order
 ) -> dict[str, StoredTensor]:
     """The tensors, after a check that each lies between two positions of the file."""
-    found: dict[str, StoredTensor] = {}
+    placed: dict[str, StoredTensor] = {}
     expected = 0
     for name, shape, kind, offset in tensors:
-        if name in found:
+        if name in placed:
             raise ValueError(f"it has two tensors {name!r}")
         if 0 in shape:
             raise ValueError(f"tensor {name!r} of shape {shape} holds nothing")
@@ -185,8 +185,8 @@ def _placed(
             dtype, stored_shape = np.dtype(_PLAIN[kind]).newbyteorder(order), shape
         else:
             dtype, stored_shape = np.dtype(np.uint8), (*shape[:-1], width // block * block_bytes)
-        found[name] = StoredTensor(kind, shape, begin + offset, dtype, stored_shape)
+        placed[name] = StoredTensor(kind, shape, begin + offset, dtype, stored_shape)
     # Otherwise a wrong type of the last tensor, say, would pass for one that takes fewer bytes.
     if begin + expected < end:
         raise ValueError(f"{end - begin - expected} bytes follow the last tensor")
-    return found
+    return placed

@@ -44,8 +44,8 @@ class _Split:
     """How a byte-level BPE splits text into words before it merges.
 
     Attributes:
-      patterns: what matches is a piece, and so is what stands between; each splits the pieces of
-        the one before. None is GPT-2's pattern, which `tokenizers` has built in.
+      patterns: each one splits the pieces of the one before into its matches and the text between
+        them. Without any, GPT-2's pattern is used, which `tokenizers` has built in.
       single_digits: every digit is a word.
       nfc: text is first normalised to Unicode's composed form (NFC).
       ignore_merges: a word that is a token needs no merges.
@@ -124,7 +124,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
         backend, add_bos = _MODELS[model](metadata, vocabulary)
     except CheckpointError:
         raise
-    except Exception as error:  # `tokenizers` raises no kind of its own
+    except Exception as error:  # `tokenizers` has no error class
         raise CheckpointError(f"the GGUF file's tokenizer makes no sense: {error}.") from error
     added = [i for i in range(count) if kinds[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
     backend.add_tokens(

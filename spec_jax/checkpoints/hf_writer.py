@@ -91,19 +91,19 @@ def write_weights(
 
 
 def _files(table: WeightTable, sizes: Mapping[str, int]) -> list[list[str]]:
-    """Which weights lie in one file; those that share a tensor do."""
+    """The weights of each file; weights that share a tensor share a file."""
     together: dict[str, list[str]] = {}
     for name in sizes:
         together.setdefault(stored_as(table, name)[1], []).append(name)
     files: list[list[str]] = [[]]
     size = 0
     for names in together.values():
-        own = sum(sizes[name] for name in names)
-        if files[-1] and size + own > SHARD_BYTES:
+        tensor_size = sum(sizes[name] for name in names)
+        if files[-1] and size + tensor_size > SHARD_BYTES:
             files.append([])
             size = 0
         files[-1] += names
-        size += own
+        size += tensor_size
     return files
 
 
@@ -124,8 +124,8 @@ def _tensors(
         part, tensor = stored_as(table, name)
         matrices = [each.T for each in ours] if part.each else [ours.T]
         for number, each in enumerate(matrices):
-            own = tensor.format(number)
-            tensors[own] = part.give(each, config, tensors.get(own))
+            stored_name = tensor.format(number)
+            tensors[stored_name] = part.give(each, config, tensors.get(stored_name))
     return {
         name: np.ascontiguousarray(tensor.astype(dtype, copy=False))
         for name, tensor in tensors.items()
@@ -154,7 +154,7 @@ def write_generation(path: Path, tokenizer: Tokenizer, **more: Any) -> None:
 
     Args:
       path: the directory.
-      tokenizer: says what ends a text.
+      tokenizer: has the end-of-text tokens.
       more: further settings.
     """
     write_json(path / GENERATION, {"eos_token_id": list(tokenizer.eos_token_ids), **more})

@@ -1,14 +1,11 @@
 """Loads a model and its tokenizer, in whatever format they are stored."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from spec_jax.checkpoints import draft_directory
+from spec_jax.checkpoints.checkpoint import Checkpoint
 from spec_jax.checkpoints.generation_config import sampling_settings
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
 from spec_jax.checkpoints.memory import check_weights_fit
@@ -16,34 +13,6 @@ from spec_jax.checkpoints.opening import Place, find, on_single_device, open_mod
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import ArrayWeights
 from spec_jax.errors import CheckpointError
-from spec_jax.models.model import Model
-from spec_jax.text.speech import SpeechTokens
-from spec_jax.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model that is ready to run.
-
-    Attributes:
-      model: the weights and their shape.
-      tokenizer: text <-> token ids.
-      eos_token_ids: tokens that end a generation.
-      name: its name in messages.
-      outputs: the target token ids that a draft can propose; None for all.
-      quantization: the format of its matrices: `none`, `int8`, `int4` or `gguf`.
-      speech: the special tokens of a speech model; None for others.
-      sampling: the sampling settings of its files, see `default_sampling_params`.
-    """
-
-    model: Model
-    tokenizer: Tokenizer
-    eos_token_ids: tuple[int, ...]
-    name: str
-    outputs: np.ndarray | None = None
-    quantization: str = "none"
-    speech: SpeechTokens | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load(
@@ -82,8 +51,8 @@ def load(
         if (path / draft_directory.MANIFEST).is_file():
             return _load_draft(name, path, dtype, packing, place, target)
         stored = open_model(path, dtype, packing, place)
-        if not isinstance(stored.weights, ArrayWeights):  # random ones are in memory already
-            check_weights_fit(name, stored.weights.wanted, stored.packing)
+        if not isinstance(stored.weights, ArrayWeights):  # random weights are in memory already
+            check_weights_fit(name, stored.weights.leaves, stored.packing)
         model = stored.load()
         speech, sampling = speech_tokens(name, path, stored), sampling_settings(path)
     except OSError as error:
@@ -107,10 +76,7 @@ def _load_draft(
     place: Place,
     target: Checkpoint | None,
 ) -> Checkpoint:
-    lender = target and draft_directory.Lender(
-        target.name, target.model, target.tokenizer, Packing(target.quantization).rounds
-    )
-    model, packing, outputs = draft_directory.load_draft(path, dtype, packing, place, lender)
+    model, packing, outputs = draft_directory.load_draft(path, dtype, packing, place, target)
     if target is not None and not (path / "tokenizer.json").is_file():
         tokenizer = target.tokenizer
     else:

@@ -14,8 +14,8 @@ from spec_jax.errors import ConfigError
 from spec_jax.sharding import HOST_MEMORY
 
 GIB = 2**30
-_FEWEST_BITS = {"int8": 8, "int4": 4, "gguf": 2}
-"""Bits that a quantized weight takes at least; scales, and larger blocks of a file, come on top."""
+_MIN_BITS = {"int8": 8, "int4": 4, "gguf": 2}
+"""Bits that a quantized weight takes at least, without scales."""
 
 
 def free_memory(devices: Collection[Any]) -> int:
@@ -24,30 +24,30 @@ def free_memory(devices: Collection[Any]) -> int:
     Args:
       devices: JAX's, of this process.
     """
-    known = [device.memory_stats() for device in devices]
-    if all(known):
-        here = min(each["bytes_limit"] - each["bytes_in_use"] for each in known)
+    stats = [device.memory_stats() for device in devices]
+    if all(stats):
+        here = min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
     else:  # the devices are this machine's cores
         here = psutil.virtual_memory().available // len(devices)
     return min(distributed.gather(here))
 
 
 def check_weights_fit(
-    name: str, wanted: Mapping[str, jax.ShapeDtypeStruct], packing: Packing
+    name: str, leaves: Mapping[str, jax.ShapeDtypeStruct], packing: Packing
 ) -> None:
     """Refuses a model whose weights take more than is free, rather than fill memory with it.
 
     Args:
       name: the model's, for the message.
-      wanted: shape, dtype and sharding of each weight as a plain array.
-      packing: how matrices are kept.
+      leaves: shape, dtype and sharding of each weight as a plain array.
+      packing: the form of matrices in memory.
 
     Raises:
       ConfigError: they do not fit, on whichever process.
     """
     devices: Collection[Any] = jax.local_devices()[:1]
     needed = 0
-    for key, leaf in wanted.items():
+    for key, leaf in leaves.items():
         shape, sharding = leaf.shape, leaf.sharding
         if sharding is not None:
             if sharding.memory_kind == HOST_MEMORY:
@@ -55,7 +55,7 @@ def check_weights_fit(
             devices = sharding.addressable_devices
             shape = sharding.shard_shape(shape)
         quantization = packing.of(key, leaf.shape).quantization
-        bits = _FEWEST_BITS.get(quantization, 8 * np.dtype(leaf.dtype).itemsize)
+        bits = _MIN_BITS.get(quantization, 8 * np.dtype(leaf.dtype).itemsize)
         needed += math.prod(shape) * bits // 8
     free = free_memory(devices)
     if needed > free:

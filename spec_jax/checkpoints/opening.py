@@ -196,8 +196,8 @@ def _random(path: Path, dtype: str, packing: Packing, place: Place) -> StoredMod
     )
     dtype, packing = packing.settled(dtype, "float32")
     placement = place(shape)
-    wanted = Model.abstract(shape, dtype=dtype, placement=placement).weights
-    check_weights_fit(recipe.name, wanted, Packing())  # made in full, whatever becomes of them
+    leaves = Model.abstract(shape, dtype=dtype, placement=placement).weights
+    check_weights_fit(recipe.name, leaves, Packing())  # they are made in full, then packed
     model = Model.random(shape, dtype=jnp.dtype(dtype), placement=placement)
     tokenizer = byte_tokenizer(shape.vocab_size)
     return StoredModel(shape, tokenizer, dtype, packing, ArrayWeights(model, packing), placement)

@@ -2,8 +2,8 @@
 
 `spec_jax.json` holds the model's shape and the settings that a tokenizer.json lacks,
 `tokenizer.json` the tokenizer, and `weights/` an Orbax checkpoint of the parameters by name. A
-matrix that was written in few bits is there as its values, scales and minima, outputs first.
-Of a directory in a bucket the weights stay there.
+quantized matrix is stored as its values, scales and minima, outputs first. The weights of a
+directory in a bucket stay in the bucket.
 """
 
 import contextlib
@@ -45,15 +45,15 @@ from spec_jax.text.tokenizer import Tokenizer
 MANIFEST = "spec_jax.json"
 _VERSION = 2
 _READ_AT_ONCE = 1 << 30
-"""Bytes of weights that are read, and written, together."""
+"""Bytes of weights that are read or written together."""
 _CHUNK = 4 << 20
-"""Bytes of the largest chunk of an array: who needs a part of a chunk reads all of it."""
+"""Bytes of the largest chunk of an array; chunks are always read completely."""
 
 
 def write_directory(path: Path, model: StoredModel) -> None:
     """Writes a model; all processes of a run call it, and each writes its part.
 
-    Weights in few bits are written by the first process, since their groups depend on the mesh.
+    Quantized weights are written by the first process, since their groups depend on the mesh.
 
     Args:
       path: an empty directory.
@@ -66,18 +66,18 @@ def write_directory(path: Path, model: StoredModel) -> None:
     weights, target = model.weights, str(path.absolute() / "weights")
     context = ocp.Context()
     context.array.saving.storage_options.chunk_byte_size = _CHUNK
-    for names in _batches(weights.wanted):
-        few = [name for name in names if model.packing.of(name, weights.wanted[name].shape)]
-        found: dict[str, Any] = weights.read([name for name in names if name not in few])
-        for name in few:
+    for names in _batches(weights.leaves):
+        quantized = [name for name in names if model.packing.of(name, weights.leaves[name].shape)]
+        arrays: dict[str, Any] = weights.read([name for name in names if name not in quantized])
+        for name in quantized:
             rows = weights.read_rows(name)
             if isinstance(rows, Quantized):
                 parts = {"values": rows.values, "scales": rows.scales, "minima": rows.minima}
-                found[name] = {key: part for key, part in parts.items() if part is not None}
+                arrays[name] = {key: part for key, part in parts.items() if part is not None}
             else:  # a GGUF file may hold some matrices as plain numbers
-                found[name] = np.ascontiguousarray(rows.swapaxes(-1, -2))
+                arrays[name] = np.ascontiguousarray(rows.swapaxes(-1, -2))
         with context, _writing():
-            ocp.partial.save(target, found)
+            ocp.partial.save(target, arrays)
     with _writing():
         ocp.partial.finalize(target)
     if jax.process_index() > 0:
@@ -101,11 +101,11 @@ def check_path(path: Path) -> None:
     Raises:
       ConfigError: the path has a character that means something in a pattern, or Orbax is missing.
     """
-    for sign in _OF_PATTERNS:
+    for sign in _PATTERN_SIGNS:
         if sign in str(path.absolute()):
             raise ConfigError(
                 f"the path {path.absolute()} holds {sign!r}, under which Orbax cannot find its own "
-                "files; choose a directory whose path has none of " + " ".join(_OF_PATTERNS) + "."
+                "files; choose a directory whose path has none of " + " ".join(_PATTERN_SIGNS) + "."
             )
     _orbax()
 
@@ -120,7 +120,7 @@ def open_directory(
 
     Raises:
       CheckpointError: it is damaged, or written by another version of spec-jax.
-      ConfigError: its weights are in few bits, and others are asked for.
+      ConfigError: its weights are quantized, and another quantization is asked for.
     """
     config, manifest = read_manifest(path)
     try:
@@ -133,13 +133,14 @@ def open_directory(
             bos_token_id=manifest["bos_token_id"],
             chat_template=template and ChatTemplate(**template),
         )
-        kept = Packing(manifest["quantization"]).quantization
+        quantization = Packing(manifest["quantization"]).quantization
     except Exception as error:  # tokenizers raises plain Exceptions
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
-    if kept != "none" and packing.quantization not in (AUTO, "none", kept):
+    if quantization != "none" and packing.quantization not in (AUTO, "none", quantization):
         raise ConfigError(
-            f"quantization is {packing.quantization!r}, but {path} holds weights of {kept}; use "
-            f"{kept}, none, or what it was made from, since rounding twice loses more."
+            f"quantization is {packing.quantization!r}, but {path} holds weights of "
+            f"{quantization}; use {quantization}, none, or the model it was made from, since "
+            "rounding twice loses more."
         )
     placement = place(config)
     files = weights_in(path)
@@ -147,8 +148,8 @@ def open_directory(
     with _restoring(arrays.source):
         plain = [each for each in arrays.stored.values() if not isinstance(each, Mapping)]
         kind = jnp.dtype(max(plain, key=lambda array: math.prod(array.shape)).dtype)
-        if packing.quantization == AUTO and kept != "none":
-            packing = dataclasses.replace(packing, quantization=kept)
+        if packing.quantization == AUTO and quantization != "none":
+            packing = dataclasses.replace(packing, quantization=quantization)
         dtype, packing = packing.settled(dtype, "bfloat16" if kind == jnp.bfloat16 else "float32")
         weights = _OrbaxWeights(arrays, config, dtype, packing, placement)
     return StoredModel(config, tokenizer, dtype, packing, weights, placement)
@@ -172,9 +173,9 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
 
 
-def _shape(found: dict[str, Any]) -> TransformerConfig:
-    """The shape that `dataclasses.asdict` and JSON made this of."""
-    shape = _tuples(found)
+def _shape(fields: dict[str, Any]) -> TransformerConfig:
+    """The inverse of `dataclasses.asdict` and JSON."""
+    shape = _tuples(fields)
     if scaling := shape["rope_scaling"]:
         (kind,) = (
             kind
@@ -189,12 +190,12 @@ def _shape(found: dict[str, Any]) -> TransformerConfig:
     return TransformerConfig(**shape)
 
 
-def _tuples(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
 
 
 class _DiskArrays:
-    """The arrays of a directory on a disk, as `BucketArrays` shows those in a bucket."""
+    """The arrays of a directory on a disk, with the interface of `BucketArrays`."""
 
     def __init__(self, path: Path):
         self.source = str(path)
@@ -204,16 +205,16 @@ class _DiskArrays:
     def stored(self) -> Mapping[str, Any]:
         return _orbax().metadata(self._weights).metadata
 
-    def load(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def load(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         ocp = _orbax()
         context = ocp.Context()
         context.pytree.loading.partial_load = True
         with context:
-            return ocp.load(self._weights, wanted)
+            return ocp.load(self._weights, leaves)
 
 
 class _OrbaxWeights:
-    """The weights of a directory; each device reads its own part of what is no few bits."""
+    """The weights of a directory; each device reads its part of arrays that are not quantized."""
 
     def __init__(
         self,
@@ -224,64 +225,62 @@ class _OrbaxWeights:
         placement: Placement,
     ):
         self._arrays, self._packing, self._stored = arrays, packing, arrays.stored
-        self.wanted = Model.abstract(config, dtype=dtype, placement=placement).weights
+        self.leaves = Model.abstract(config, dtype=dtype, placement=placement).weights
         shapes = {
             name: tuple(each["values"].shape[:-2]) + tuple(each["values"].shape[:-3:-1])
             if isinstance(each, Mapping)
             else tuple(each.shape)
             for name, each in self._stored.items()
         }
-        if shapes != {name: leaf.shape for name, leaf in self.wanted.items()}:
-            raise ValueError(f"its arrays are not those of {MANIFEST}")
+        if shapes != {name: leaf.shape for name, leaf in self.leaves.items()}:
+            raise ValueError(f"its arrays differ from {MANIFEST}")
 
     def read(self, names: Collection[str]) -> dict[str, Weight]:
         """Weights on their devices."""
-        found: dict[str, Weight] = {}
-        for some in _batches({name: self.wanted[name] for name in names}):
-            plain = [name for name in some if not self._is_packed(name)]
-            found |= self._restore(plain)
-            for name in some:
-                if name not in found:
-                    packing = self._packing.of(name, self.wanted[name].shape)
-                    found[name] = packing.pack(self.read_rows(name), self.wanted[name])
-        return found
+        weights: dict[str, Weight] = {}
+        for batch in _batches({name: self.leaves[name] for name in names}):
+            weights |= self._restore([name for name in batch if not self._is_packed(name)])
+            for name in batch:
+                if name not in weights:
+                    packing = self._packing.of(name, self.leaves[name].shape)
+                    weights[name] = packing.pack(self.read_rows(name), self.leaves[name])
+        return weights
 
     def _is_packed(self, name: str) -> bool:
-        """Whether a weight is, or will be, something else than a plain array."""
-        kept = self._packing.of(name, self.wanted[name].shape)
-        return bool(kept) or isinstance(self._stored[name], Mapping)
+        """Whether a weight is not a plain array on the disk or in memory."""
+        packing = self._packing.of(name, self.leaves[name].shape)
+        return bool(packing) or isinstance(self._stored[name], Mapping)
 
     def read_rows(self, name: str) -> np.ndarray | Quantized:
-        """A whole weight in host memory, [out, in]."""
-        wanted = self.wanted[name]
-        packing = self._packing.of(name, wanted.shape)
-        found = self._restore([name])[name]
-        if isinstance(found, Mapping):
-            bits = 4 if found["values"].dtype == np.uint8 else 8
-            rows = Quantized(found["values"], found["scales"], found.get("minima"), bits)
+        """A complete weight in host memory, [out, in]."""
+        dtype, packing = self.leaves[name].dtype, self._packing.of(name, self.leaves[name].shape)
+        array = self._restore([name])[name]
+        if isinstance(array, Mapping):
+            bits = 4 if array["values"].dtype == np.uint8 else 8
+            rows = Quantized(array["values"], array["scales"], array.get("minima"), bits)
             if packing.quantization != "none":
                 return rows
-            return packing.rounded(rows.dequantize(), wanted.dtype)
-        return packing.rounded(to_rows(found), wanted.dtype)
+            return packing.rounded(rows.dequantize(), dtype)
+        return packing.rounded(to_rows(array), dtype)
 
     def _restore(self, names: Collection[str]) -> dict[str, Any]:
-        """What is stored under these names: arrays on devices, few bits in host memory."""
+        """The stored arrays of these names on devices; quantized matrices in host memory."""
         if not names:
             return {}
         here = SingleDeviceSharding(jax.devices()[0])  # not the devices that wrote it
-        wanted: dict[str, Any] = {}
+        leaves: dict[str, Any] = {}
         for name in names:
-            stored, leaf = self._stored[name], self.wanted[name]
-            wanted[name] = (
+            stored, leaf = self._stored[name], self.leaves[name]
+            leaves[name] = (
                 {key: np.empty(part.shape, part.dtype) for key, part in stored.items()}
                 if isinstance(stored, Mapping)
                 else leaf.update(sharding=leaf.sharding or here)
             )
         with _restoring(self._arrays.source):
-            return self._arrays.load(wanted)
+            return self._arrays.load(leaves)
 
 
-_OF_PATTERNS = "[*?\\"
+_PATTERN_SIGNS = "[*?\\"
 
 
 def _orbax() -> Any:
@@ -322,19 +321,19 @@ def _restoring(source: str) -> Iterator[None]:
         ) from error
 
 
-def _batches(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:
+def _batches(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:
     """Names whose weights are `_READ_AT_ONCE` bytes together, or a single one; the largest first.
 
     Temporary copies of the largest are then freed before the others take memory.
     """
     batch: list[str] = []
     size = 0
-    for name in sorted(wanted, key=lambda name: -wanted[name].size):
-        own = wanted[name].size * wanted[name].dtype.itemsize
-        if batch and size + own > _READ_AT_ONCE:
+    for name in sorted(leaves, key=lambda name: -leaves[name].size):
+        num_bytes = leaves[name].size * leaves[name].dtype.itemsize
+        if batch and size + num_bytes > _READ_AT_ONCE:
             yield batch
             batch, size = [], 0
         batch.append(name)
-        size += own
+        size += num_bytes
     if batch:
         yield batch

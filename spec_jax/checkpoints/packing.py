@@ -1,4 +1,4 @@
-"""How a model's matrices are kept on their devices: plain, quantized, packed for native code."""
+"""The form of a model's matrices in memory: plain, quantized, or packed for native code."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from spec_jax.kernels import PackedWeight, Quantized, QuantizedWeight, Weight, q
 from spec_jax.models.family import Stored
 
 STORED = "stored"
-"""The dtype that keeps every number of a checkpoint, for files rather than for computing."""
+"""The dtype that keeps every number of a checkpoint; for files, not for computing."""
 
 
 def is_multiplied(name: str, shape: Sequence[int]) -> bool:
-    """Whether a weight is a matrix, or a stack of them, and no table that positions look up."""
+    """Whether a weight is a matrix, or a stack of them, but not a table indexed by positions."""
     return len(shape) > 1 and name.split(".")[-2] not in ("positions", "relative")
 
 
 def is_quantized(name: str, shape: Sequence[int]) -> bool:
-    """Whether a weight is rounded where its model is; a router of experts would choose others."""
+    """Whether a weight is quantized in a quantized model; a router would choose other experts."""
     return is_multiplied(name, shape) and name.split(".")[-2] != "router"
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How matrices are kept; false if as plain arrays.
+    """The form of matrices; false for plain arrays.
 
     Attributes:
-      quantization: `none`, `int8`, `int4`, `gguf` for what the file says, or `auto`.
+      quantization: `none`, `int8`, `int4`, `gguf` for the format of the file, or `auto`.
       native: whether native code multiplies them.
     """
 
@@ -45,9 +45,9 @@ class Packing:
         return self.native or self.quantization != "none"
 
     def settled(self, dtype: str, stored: Stored) -> tuple[str, "Packing"]:
-        """The dtype and the packing; `auto` is the fastest that keeps what is stored.
+        """The dtype and the packing; `auto` is the fastest form that keeps the stored values.
 
-        Native code reads bfloat16 and GGUF blocks as they are. Without it a CPU computes fastest
+        Native code reads bfloat16 and GGUF blocks directly. Without it a CPU computes fastest
         in float32 (benchmarks/LOG.md).
         """
         quantization = self.quantization
@@ -63,26 +63,26 @@ class Packing:
 
     @property
     def rounds(self) -> bool:
-        """Whether the weights become others."""
+        """Whether the weights are rounded."""
         return self.quantization in ("int8", "int4")
 
     @property
     def as_stored(self) -> bool:
-        """Whether a matrix that is quantized in its file stays as it is."""
+        """Whether a matrix keeps the quantized form of its file."""
         return self.quantization == "gguf"
 
     def of(self, name: str, shape: Sequence[int]) -> "Packing":
-        """How the weight of this name is kept."""
+        """The packing of the weight of this name."""
         if not is_multiplied(name, shape):
             return Packing()
         return self if is_quantized(name, shape) else dataclasses.replace(self, quantization="none")
 
     def rounded(self, rows: np.ndarray | Quantized, dtype: DTypeLike) -> np.ndarray | Quantized:
-        """A matrix [out, in], or a stack of them, with the numbers that it will have.
+        """A matrix [out, in], or a stack of them, after quantization or conversion.
 
         Args:
           rows: the matrix.
-          dtype: what numbers are converted to that stay such.
+          dtype: the dtype of matrices that are not quantized.
         """
         if isinstance(rows, np.ndarray) and self.rounds:
             bits = 8 if self.quantization == "int8" else 4
@@ -91,19 +91,19 @@ class Packing:
             return quantize(rows, bits)
         return rows if isinstance(rows, Quantized) else rows.astype(dtype, copy=False)
 
-    def pack(self, rows: np.ndarray | Quantized, wanted: jax.ShapeDtypeStruct) -> Weight:
+    def pack(self, rows: np.ndarray | Quantized, leaf: jax.ShapeDtypeStruct) -> Weight:
         """A matrix [out, in], or a stack of them, in its final form on its devices.
 
         Args:
-          rows: what `rounded` returned.
-          wanted: dtype and sharding of the plain array [in, out] that it stands for.
+          rows: the result of `rounded`.
+          leaf: dtype and sharding of the plain array [in, out] that it stands for.
         """
         if self.native:
             return PackedWeight.of(rows)
         if isinstance(rows, Quantized):
-            if wanted.sharding is None and jax.default_backend() == "cpu":
+            if leaf.sharding is None and jax.default_backend() == "cpu":
                 # XLA:CPU would write the whole matrix out at every call.
                 return jnp.asarray(np.ascontiguousarray(rows.dequantize().swapaxes(-1, -2)))
-            return QuantizedWeight.of(rows, wanted.dtype, wanted.sharding)
+            return QuantizedWeight.of(rows, leaf.dtype, leaf.sharding)
         array = np.ascontiguousarray(rows.swapaxes(-1, -2))
-        return jax.device_put(array, wanted.sharding) if wanted.sharding else jnp.asarray(array)
+        return jax.device_put(array, leaf.sharding) if leaf.sharding else jnp.asarray(array)

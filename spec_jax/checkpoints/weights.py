@@ -20,31 +20,31 @@ from spec_jax.text.tokenizer import Tokenizer
 
 @runtime_checkable
 class StoredWeights(Protocol):
-    """A model's weights in files, by our names."""
+    """A model's weights in files, by spec-jax's names."""
 
     @property
-    def wanted(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+    def leaves(self) -> Mapping[str, jax.ShapeDtypeStruct]:
         """Shape [in, out], dtype and sharding of every weight as a plain array."""
         ...
 
     def read(self, names: Collection[str]) -> dict[str, Weight]:
-        """Weights on their devices; each process reads what its own devices hold."""
+        """Weights on their devices; each process reads the parts of its devices."""
         ...
 
     def read_rows(self, name: str) -> np.ndarray | Quantized:
-        """A whole weight in host memory, [out, in], as numbers or as its few bits."""
+        """A complete weight in host memory, [out, in], plain or quantized."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredModel:
-    """A model in files, all of it known but its weights.
+    """A model in files, of which everything but the weights has been read.
 
     Attributes:
       config: its shape.
       tokenizer: its tokenizer.
-      dtype: the dtype of its weights once they are read.
-      packing: how its matrices are kept then.
+      dtype: the dtype of its weights in memory.
+      packing: the form of its matrices in memory.
       weights: reads them.
       placement: how they lie on devices.
     """
@@ -59,14 +59,14 @@ class StoredModel:
     def load(self) -> Model:
         """The model with all of its weights."""
         model = Model.abstract(self.config, dtype=self.dtype, placement=self.placement)
-        return model.with_weights(self.weights.read(self.weights.wanted))
+        return model.with_weights(self.weights.read(self.weights.leaves))
 
 
 class TensorWeights:
     """Weights that a table finds among a checkpoint's tensors; every tensor must be used.
 
-    A process reads only the part of a tensor that its own devices hold, except for quantized and
-    fused tensors, and it reads one tensor at a time.
+    A process reads only the parts of its devices, except for quantized and fused tensors, and it
+    reads one tensor at a time.
 
     Args:
       config: the model's shape.
@@ -77,7 +77,7 @@ class TensorWeights:
       placement: how the model lies on devices.
       borrowed: names of weights that the checkpoint leaves out.
       outputs: number of outputs of the head; by default the size of the vocabulary.
-      packing: how matrices are kept; by default as plain arrays.
+      packing: the form of matrices in memory; by default plain arrays.
 
     Raises:
       CheckpointError: a tensor is missing, unexpected, or of the wrong shape.
@@ -97,14 +97,14 @@ class TensorWeights:
         packing: Packing | None = None,
     ):
         abstract = Model.abstract(config, dtype=dtype, placement=placement)
-        self.wanted = {
+        self.leaves = {
             name: leaf for name, leaf in abstract.weights.items() if name not in borrowed
         }
-        if outputs is not None and (head := self.wanted.get("head.weight")) is not None:
-            self.wanted["head.weight"] = head.update(shape=(head.shape[0], outputs))
+        if outputs is not None and (head := self.leaves.get("head.weight")) is not None:
+            self.leaves["head.weight"] = head.update(shape=(head.shape[0], outputs))
         self._config, self._tensors, self._packing = config, tensors, packing or Packing()
         self._places = {
-            name: _Place(table, name, leaf.shape, config) for name, leaf in self.wanted.items()
+            name: _Place(table, name, leaf.shape, config) for name, leaf in self.leaves.items()
         }
         # A checkpoint with a tied head may carry a copy of it.
         entry = table["head"]
@@ -117,46 +117,46 @@ class TensorWeights:
     def read(self, names: Collection[str]) -> dict[str, Weight]:
         """Weights on their devices."""
         # The largest first: its temporary copy is freed before the other tensors take memory.
-        order = sorted(names, key=lambda name: -self.wanted[name].size)
+        order = sorted(names, key=lambda name: -self.leaves[name].size)
         return {name: self._read(name) for name in order}
 
     def _read(self, name: str) -> Weight:
-        wanted = self.wanted[name]
-        packing = self._packing.of(name, wanted.shape)
+        leaf = self.leaves[name]
+        packing = self._packing.of(name, leaf.shape)
         if packing:
-            return packing.pack(self.read_rows(name), wanted)
-        return self._places[name].load(self._tensors, self._config, wanted)
+            return packing.pack(self.read_rows(name), leaf)
+        return self._places[name].load(self._tensors, self._config, leaf)
 
     def read_rows(self, name: str) -> np.ndarray | Quantized:
-        """A whole weight in host memory, [out, in]."""
-        wanted = self.wanted[name]
-        packing = self._packing.of(name, wanted.shape)
+        """A complete weight in host memory, [out, in]."""
+        leaf = self.leaves[name]
+        packing = self._packing.of(name, leaf.shape)
         rows = self._places[name].rows(self._tensors, self._config, packing)
-        return packing.rounded(rows, wanted.dtype)
+        return packing.rounded(rows, leaf.dtype)
 
 
 class ArrayWeights:
-    """Weights that are arrays already, those of a model with random ones."""
+    """Weights that are arrays already, of a model with random weights."""
 
     def __init__(self, model: Model, packing: Packing):
         self._weights, self._packing = model.weights, packing
         abstract = Model.abstract(model.config, dtype=model.dtype, placement=model.placement)
-        self.wanted = abstract.weights
+        self.leaves = abstract.weights
 
     def read(self, names: Collection[str]) -> dict[str, Weight]:
         """Weights on their devices."""
         return {name: self._read(name) for name in names}
 
     def _read(self, name: str) -> Weight:
-        wanted = self.wanted[name]
-        packing = self._packing.of(name, wanted.shape)
-        return packing.pack(self.read_rows(name), wanted) if packing else self._weights[name]
+        leaf = self.leaves[name]
+        packing = self._packing.of(name, leaf.shape)
+        return packing.pack(self.read_rows(name), leaf) if packing else self._weights[name]
 
     def read_rows(self, name: str) -> np.ndarray | Quantized:
-        """A whole weight in host memory, [out, in]."""
-        wanted = self.wanted[name]
-        packing = self._packing.of(name, wanted.shape)
-        return packing.rounded(to_rows(self._weights[name]), wanted.dtype)
+        """A complete weight in host memory, [out, in]."""
+        leaf = self.leaves[name]
+        packing = self._packing.of(name, leaf.shape)
+        return packing.rounded(to_rows(self._weights[name]), leaf.dtype)
 
 
 def to_rows(weight: jax.Array) -> np.ndarray:
@@ -166,7 +166,7 @@ def to_rows(weight: jax.Array) -> np.ndarray:
 
 
 class _Place:
-    """Where a checkpoint keeps one of our weights, and how to load it."""
+    """The place of one weight in a checkpoint, and how to load it."""
 
     def __init__(
         self, table: WeightTable, name: str, shape: tuple[int, ...], config: TransformerConfig
@@ -180,27 +180,27 @@ class _Place:
         self.expected = dict.fromkeys(self.names, stored)
 
     def load(
-        self, tensors: TensorStore, config: TransformerConfig, wanted: jax.ShapeDtypeStruct
+        self, tensors: TensorStore, config: TransformerConfig, leaf: jax.ShapeDtypeStruct
     ) -> jax.Array:
         """The weight as a plain array, with each part on its devices."""
-        whole = None
+        complete = None
         if self.part.rearranges:
-            whole = self.part.take(self._read(tensors), config)
+            complete = self.part.take(self._read(tensors), config)
         parts: dict[str, np.ndarray] = {}  # devices that hold the same part share its reading
 
         def read(index: Slices | None) -> np.ndarray:
             if str(index) not in parts:  # slices can be keys in Python 3.12 only
                 stored = _turned(index or ())
-                found = self._read(tensors, stored) if whole is None else whole[stored]
-                parts[str(index)] = _transposed(found, wanted.dtype)
+                part = self._read(tensors, stored) if complete is None else complete[stored]
+                parts[str(index)] = _transposed(part, leaf.dtype)
             return parts[str(index)]
 
-        if wanted.sharding is None:
+        if leaf.sharding is None:
             return jax.device_put(read(None))
-        return jax.make_array_from_callback(wanted.shape, wanted.sharding, read, dtype=wanted.dtype)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, read, dtype=leaf.dtype)
 
     def _read(self, tensors: TensorStore, part: Slices = ()) -> np.ndarray:
-        """What is stored, or a part of it; a stack whose matrices are stored apart as a whole."""
+        """The stored tensor, or a part of it; matrices that are stored apart are stacked."""
         if not self.part.each:
             return tensors.read(self.names[0], part)
         names = self.names[part[0]] if part else self.names
@@ -209,16 +209,16 @@ class _Place:
     def rows(
         self, tensors: TensorStore, config: TransformerConfig, packing: Packing
     ) -> np.ndarray | Quantized:
-        """The whole weight [*stack, out, in], as quantized in the file where that is wanted."""
+        """The complete weight [*stack, out, in]; with `as_stored` quantized as in the file."""
         if packing.as_stored and not self.part.each:
-            found = tensors.read_quantized(self.names[0])
-            if found is not None:
-                return found.map(lambda part: self.part.take(part, config))
+            quantized = tensors.read_quantized(self.names[0])
+            if quantized is not None:
+                return quantized.map(lambda part: self.part.take(part, config))
         return self.part.take(self._read(tensors), config)
 
 
 def _turned(each: tuple) -> tuple:
-    """A shape, or a part, of an array whose last two axes are exchanged."""
+    """A shape, or an index, with the last two axes exchanged."""
     return (*each[:-2], *each[-2:][::-1])
 
 
@@ -226,18 +226,18 @@ _ROWS_AT_ONCE = 16
 
 
 def _transposed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A copy of another dtype and layout, detached from the file."""
-    # As whole numbers: NumPy transposes its own dtypes only fast, and bfloat16 is none.
+    """A copy with another dtype and the last two axes exchanged, detached from the file."""
+    # As integers: NumPy transposes only its own dtypes fast, and bfloat16 is not one of them.
     converted = array.astype(dtype, copy=False)
-    whole = converted.view(f"u{converted.itemsize}")
-    if whole.ndim < 2:
-        return np.array(whole).view(dtype)
-    found = np.empty(_turned(whole.shape), whole.dtype)
+    integers = converted.view(f"u{converted.itemsize}")
+    if integers.ndim < 2:
+        return np.array(integers).view(dtype)
+    transposed = np.empty(_turned(integers.shape), integers.dtype)
     # A few rows at a time: three times as fast as all of them, which would miss the caches.
-    for at in range(0, whole.shape[-2], _ROWS_AT_ONCE):
-        some = slice(at, at + _ROWS_AT_ONCE)
-        found[..., some] = whole[..., some, :].swapaxes(-1, -2)
-    return found.view(dtype)
+    for first in range(0, integers.shape[-2], _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        transposed[..., rows] = integers[..., rows, :].swapaxes(-1, -2)
+    return transposed.view(dtype)
 
 
 def _check_names(

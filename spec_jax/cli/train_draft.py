@@ -1,6 +1,6 @@
 """`spec-jax train-draft`: trains a draft for a target."""
 
-from spec_jax.checkpoints.draft_directory import Lender
+from spec_jax.checkpoints import Checkpoint
 from spec_jax.cli.loading import join
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.tool_options import TrainOptions
@@ -47,7 +47,7 @@ def run(options: TrainOptions) -> int:
         for progress in training.run():
             log.progress(progress)
         trained = training.best()
-        target = Lender(llm.name, llm.engine.target, llm.tokenizer)
+        target = Checkpoint(llm.engine.target, llm.tokenizer, llm.tokenizer.eos_token_ids, llm.name)
         export(options.output, trained, target, config, provenance)
         try:
             plot_acceptance(options.output / "acceptance.png", training.history)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import jax
 
-from spec_jax.checkpoints.draft_directory import Lender, write_draft
+from spec_jax.checkpoints import Checkpoint
+from spec_jax.checkpoints.draft_directory import write_draft
 from spec_jax.checkpoints.hf_writer import write_model, write_tokenizer
 from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.errors import CheckpointError, ConfigError, extra
@@ -43,7 +44,7 @@ class Provenance:
 def export(
     path: Path,
     trained: TrainedDraft,
-    target: Lender,
+    target: Checkpoint,
     config: TrainingConfig,
     provenance: Provenance,
     dtype: str = "bfloat16",

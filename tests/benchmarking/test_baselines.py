@@ -14,7 +14,7 @@ from spec_jax.benchmarking.baselines import (
 )
 from spec_jax.benchmarking.results import Setting
 from spec_jax.benchmarking.systems import BenchTask, EncodedPrompt, digest
-from spec_jax.checkpoints.draft_directory import Lender, write_draft
+from spec_jax.checkpoints.draft_directory import write_draft
 from spec_jax.errors import ConfigError
 from tests.checkpoints import tiny
 
@@ -58,13 +58,17 @@ def test_transformers_gets_what_a_draft_borrows_from_its_target(tmp_path):
     llm = LLM(str(path), dtype="float32")
     ids = llm.tokenizer.encode(PROMPT)
     answer = llm.generate([ids], SamplingParams(max_tokens=12, ignore_eos=True))[0].token_ids
-    lender = Lender("target", target.model, target.tokenizer)
+    lending_target = checkpoints.Checkpoint(
+        target.model, target.tokenizer, target.tokenizer.eos_token_ids, "target"
+    )
     others = np.setdiff1d(np.arange(target.model.config.vocab_size), answer)
     notes: list[str] = []
     for outputs, calls in ((None, 4), (np.unique(answer), 4), (others, 12)):
         draft = tmp_path / f"draft{calls}{outputs is None}"
         borrowed = ("embed.weight", "head.weight")
-        write_draft(draft, target.model, lender, "float32", outputs=outputs, borrowed=borrowed)
+        write_draft(
+            draft, target.model, lending_target, "float32", outputs=outputs, borrowed=borrowed
+        )
         config = SpeculativeConfig(method="draft_model", draft=str(draft), num_speculative_tokens=2)
         given = (("transformers",), llm, str(path), [config], notes.append)
         _, drafting = prepare_baselines(*given)

@@ -284,7 +284,7 @@ def test_a_format_that_needs_a_disk(uploaded):
 
 
 def test_a_huge_small_file_is_refused(uploaded, monkeypatch):
-    monkeypatch.setattr(bucket, "_LARGEST", 100)
+    monkeypatch.setattr(bucket, "_MAX_SMALL_BYTES", 100)
     assert "expected at most 100" in error_of(URL)
 
 

@@ -218,7 +218,7 @@ def test_arrays_of_another_model(store, chunks):
     manifest = json.loads(store.objects[name])
     manifest["config"]["embed_size"] = 32
     store.objects[name] = json.dumps(manifest).encode()
-    assert "its arrays are not those of spec_jax.json" in error_of()
+    assert "its arrays differ from spec_jax.json" in error_of()
 
 
 def test_the_list_identifies_all_files(store, chunks):

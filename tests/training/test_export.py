@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, checkpoints
-from spec_jax.checkpoints.draft_directory import MANIFEST, Lender
+from spec_jax.checkpoints.draft_directory import MANIFEST
 from spec_jax.checkpoints.hf_writer import write_model, write_tokenizer
 from spec_jax.errors import CheckpointError, ConfigError
 from spec_jax.models.config import RopeScaling, TransformerConfig
@@ -91,8 +91,10 @@ def exported(llm, target, tmp_path_factory):
     base = llm.engine.target
     model = untrained_draft(base, config, OUTPUTS, base.placement)
     trained = TrainedDraft(model, OUTPUTS, 7, {"greedy": 0.5, "sampled": 0.25}, 1000)
-    lender = Lender("tiny", llm.engine.target, llm.tokenizer)
-    export(path, trained, lender, config, PROVENANCE, "float32")
+    lending_target = checkpoints.Checkpoint(
+        llm.engine.target, llm.tokenizer, llm.tokenizer.eos_token_ids, "tiny"
+    )
+    export(path, trained, lending_target, config, PROVENANCE, "float32")
     return path, model
 
 
@@ -182,8 +184,10 @@ def test_a_draft_with_an_embedding_of_its_own_stands_alone(changes, llm, tmp_pat
     base = llm.engine.target
     model = untrained_draft(base, config, OUTPUTS, base.placement)
     trained = TrainedDraft(model, OUTPUTS, 7, {"greedy": 0.5, "sampled": 0.25}, 1000)
-    lender = Lender("tiny", llm.engine.target, llm.tokenizer)
-    export(tmp_path, trained, lender, config, PROVENANCE, "float32")
+    lending_target = checkpoints.Checkpoint(
+        llm.engine.target, llm.tokenizer, llm.tokenizer.eos_token_ids, "tiny"
+    )
+    export(tmp_path, trained, lending_target, config, PROVENANCE, "float32")
     assert not (tmp_path / "draft-whole").exists()
     found = checkpoints.load(tmp_path / "draft")
     for name, value in model.weights.items():

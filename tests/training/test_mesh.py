@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from spec_jax import LLM, SamplingParams, SpeculativeConfig
-from spec_jax.checkpoints.draft_directory import Lender
+from spec_jax import LLM, SamplingParams, SpeculativeConfig, checkpoints
 from spec_jax.errors import ConfigError
 from spec_jax.sharding import Layout, Rule
 from spec_jax.training.config import TrainingConfig
@@ -59,9 +58,11 @@ def test_a_mesh_trains_as_one_device_does(llm, spread, data_file, tmp_path):
     assert weights.addressable_shards[0].data.shape[1] == weights.shape[1] // 2
     moments = [leaf for leaf in run.state.optimizer[1][0].mu.values() if leaf.ndim == 2]
     assert moments and all(len(leaf.sharding.device_set) == 4 for leaf in moments)
-    lender = Lender("tiny", spread.engine.target, spread.tokenizer)
+    lending_target = checkpoints.Checkpoint(
+        spread.engine.target, spread.tokenizer, spread.tokenizer.eos_token_ids, "tiny"
+    )
     made = Provenance("tiny", "spec-jax train-draft ...", "prompts", "Apache-2.0")
-    export(tmp_path / "together", run.best(), lender, CONFIG, made, "float32")
+    export(tmp_path / "together", run.best(), lending_target, CONFIG, made, "float32")
     draft = str(tmp_path / "together" / "draft.toml")
     params = SamplingParams(max_tokens=12)
     said = [
