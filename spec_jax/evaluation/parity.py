@@ -2,34 +2,33 @@
 
 Answers to one item resemble each other, so items are what is counted: the score of an item is the
 mean of its answers' scores, and an interval is Student's, over items. Items may have weights, such
-as words of a reference; the weighted mean is then a ratio of two means, and its variance is that of
-the ratio, linearised (Cochran, Sampling Techniques, 1977, section 6.4). With equal weights this is
-the paired t-test.
+as words of a reference; the weighted mean is then a ratio of two means, whose variance is
+linearised (Cochran, Sampling Techniques, 1977, section 6.4). With equal weights this is the paired
+t-test.
 """
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
 LEVEL = 0.95
-"""Of all intervals: one lossless run in twenty is called different by chance."""
-LEAST_ITEMS = 2
-"""An interval over fewer is not defined."""
+"""Confidence level: one lossless run in twenty is called different by chance."""
+MIN_ITEMS = 2
+"""An interval needs this many items."""
 NO_DIFFERENCE, DIFFERENT, NOT_TESTED = "no difference", "DIFFERENT", "NOT TESTED"
 
 
-@dataclasses.dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """What a score means.
 
     Attributes:
       name: of the score.
       worthless: the score of an answer that shows nothing, or None if there is none.
-      higher_is_better: as accuracy, or as an error rate is not.
+      higher_is_better: false for an error rate.
       bounded: whether scores are between 0 and 1.
     """
 
@@ -46,8 +45,7 @@ class Scale:
         return bool(worse.all())
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean and its interval at `LEVEL`."""
 
     mean: float
@@ -56,18 +54,14 @@ class Estimate:
 
     @property
     def half_width(self) -> float:
-        """Of the interval."""
+        """Half of the interval's width."""
         return (self.high - self.low) / 2
 
     def within(self, scale: Scale) -> "Estimate":
-        """Its interval without scores that there are not."""
+        """With the interval cut at the scale's bounds."""
         if not scale.bounded:
             return self
         return Estimate(self.mean, max(0.0, self.low), min(1.0, self.high))
-
-    def as_dict(self) -> dict[str, float]:
-        """As JSON has it."""
-        return {"mean": self.mean, "low": self.low, "high": self.high}
 
 
 def estimate(
@@ -88,17 +82,15 @@ class Parity:
     """Two ways of decoding, compared on the same items.
 
     Attributes:
-      scale: what scores mean.
       items: how many there are.
       plain: the score of plain decoding.
-      speculative: that of the method.
+      speculative: the score of the method.
       difference: speculative less plain, item by item.
       verdict: `no difference` if the interval of the difference holds 0, else `DIFFERENT`;
         `NOT TESTED` if there was nothing to see.
       detectable: the smallest difference that the run could have seen: half of the interval. If all
-        items have the same score in both, the interval says nothing; it is then the share of items
-        whose scores would have to differ for one to be seen in `LEVEL` of all runs, or None if
-        scores are not bounded.
+        items have equal scores, the interval is empty; then the share of items whose scores would
+        have to differ for one to be seen in `LEVEL` of all runs, or None for unbounded scores.
       reason: why it was not tested, or empty.
     """
 
@@ -112,13 +104,13 @@ class Parity:
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """For JSON."""
         return {
             "score": self.scale.name,
             "items": self.items,
-            "plain": self.plain.as_dict(),
-            "speculative": self.speculative.as_dict(),
-            "difference": self.difference.as_dict(),
+            "plain": self.plain._asdict(),
+            "speculative": self.speculative._asdict(),
+            "difference": self.difference._asdict(),
             "level": LEVEL,
             "verdict": self.verdict,
             "detectable": self.detectable,
@@ -136,20 +128,20 @@ def compare(
     """Compares the scores of two ways of decoding.
 
     Args:
-      scale: what scores mean.
-      plain: of plain decoding, for each item and answer.
-      speculative: likewise, of as many items.
-      weights: how much each item counts; equally if None.
-      reason: why the comparison is no test, if that is known already.
+      scale: the meaning of the scores.
+      plain: scores of plain decoding, for each item and answer.
+      speculative: scores of the method on the same items.
+      weights: how much each item counts; equal if None.
+      reason: why the comparison tests nothing, if that is known already.
     """
     means = [np.asarray(scores, np.float64).mean(1) for scores in (plain, speculative)]
     difference = means[1] - means[0]
-    found = estimate(difference, weights)
+    interval = estimate(difference, weights)
     if not reason and scale.show_nothing(plain) and scale.show_nothing(speculative):
         reason = f"no answer of either scored better than {scale.worthless:g}"
-    holds_0 = found.low <= 0 <= found.high
+    holds_0 = interval.low <= 0 <= interval.high
     verdict = NOT_TESTED if reason else NO_DIFFERENCE if holds_0 else DIFFERENT
-    detectable: float | None = found.half_width
+    detectable: float | None = interval.half_width
     if not difference.any():
         unseen = 1 - (1 - LEVEL) ** (1 / len(difference))
         detectable = unseen if scale.bounded else None
@@ -158,7 +150,7 @@ def compare(
         len(difference),
         estimate(means[0], weights).within(scale),
         estimate(means[1], weights).within(scale),
-        found,
+        interval,
         verdict,
         detectable,
         reason,

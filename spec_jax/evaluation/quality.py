@@ -1,6 +1,7 @@
 """Quality parity: the same items decoded plainly and speculatively, answers scored and compared."""
 
 import dataclasses
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,16 +34,16 @@ class Arm:
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """The number of tokens of all answers."""
         return sum(len(each.token_ids) for several in self.answers for each in several)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all rows together."""
+        """The sum over rows."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Its counts and times, as JSON has them."""
+        """Counts and times, for JSON."""
         return {
             "tokens": self.tokens,
             "draft_tokens": self.total("drafted"),
@@ -57,10 +58,7 @@ class Quality:
     """A comparison of plain and speculative answers.
 
     Attributes:
-      parity: scores, their difference and the verdict.
-      plain: plain decoding.
-      speculative: the method.
-      differing: greedy answers whose tokens are not those of plain decoding; None if sampled.
+      differing: greedy answers with other tokens than plain decoding; None if sampled.
     """
 
     parity: Parity
@@ -69,11 +67,11 @@ class Quality:
     differing: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found = self.parity.as_dict()
-        for name, arm in (("plain", self.plain), ("speculative", self.speculative)):
-            found[name] |= arm.as_dict()
-        return found | {"differing_answers": self.differing}
+        """For JSON."""
+        record = self.parity.as_dict() | {"differing_answers": self.differing}
+        record["plain"] |= self.plain.as_dict()
+        record["speculative"] |= self.speculative.as_dict()
+        return record
 
 
 def evaluate(
@@ -92,21 +90,20 @@ def evaluate(
       task: items and their score.
       plain: decodes plainly; the likelihood of answers is its own.
       speculative: decodes with a method.
-      sampling: how both sample. `n` answers are given to each item; the seed is ignored.
-      seed: of sampled answers. Both ways draw independently of each other.
+      sampling: how both sample, with `n` answers to each item; its seed is ignored.
+      seed: of sampled answers; the two ways draw independently.
       on_progress: called with a line of text.
-      on_answers: called with `plain` or `speculative` and the answers to each item as soon as they
-        are decoded, before they are scored.
+      on_answers: called with `plain` or `speculative` and the answers before they are scored.
 
     Raises:
       BenchmarkError: an answer failed.
-      ConfigError, RequestError: as of `LLM.generate` and `LLM.transcribe`.
+      ConfigError, RequestError: see `LLM.generate` and `LLM.transcribe`.
     """
     sampled, decoded = sampling.temperature > 0, []
     for number, (name, llm) in enumerate((("plain", plain), ("speculative", speculative))):
         params = [
-            dataclasses.replace(sampling, seed=int(own) if sampled else None)
-            for own in np.random.SeedSequence((seed, number)).generate_state(
+            dataclasses.replace(sampling, seed=int(item_seed) if sampled else None)
+            for item_seed in np.random.SeedSequence((seed, number)).generate_state(
                 len(task.items), np.uint64
             )
         ]
@@ -120,7 +117,8 @@ def evaluate(
             on_answers(name, answers)
     scores = _score(task, [answers for answers, _ in decoded], plain, on_progress)
     plainly, speculatively = (
-        Arm(answers, own, seconds) for (answers, seconds), own in zip(decoded, scores, strict=True)
+        Arm(answers, arm_scores, seconds)
+        for (answers, seconds), arm_scores in zip(decoded, scores, strict=True)
     )
     parity = compare(
         task.scale,
@@ -134,27 +132,26 @@ def evaluate(
 
 
 def _score(
-    task: Task, ways: Sequence[list[list[Answer]]], target: LLM, on_progress: Callable[[str], None]
+    task: Task, arms: Sequence[list[list[Answer]]], target: LLM, on_progress: Callable[[str], None]
 ) -> list[list[list[float]]]:
-    """The scores of answers, way by way and item by item.
+    """The scores of answers, by arm and item.
 
-    The same answer is scored once, so that no rounding or slow machine makes its scores differ.
+    Equal answers are scored once, so that no rounding or slow machine makes their scores differ.
     """
 
     def key(answer: Answer) -> tuple[int, tuple[int, ...]]:
         return answer.item, answer.token_ids
 
-    unique = {key(each): each for way in ways for several in way for each in several}
-    found = task.score(list(unique.values()), target, on_progress)
-    scores = dict(zip(unique, found, strict=True))
-    return [[[scores[key(each)] for each in several] for several in way] for way in ways]
+    unique = {key(each): each for arm in arms for samples in arm for each in samples}
+    values = task.score(list(unique.values()), target, on_progress)
+    scores = dict(zip(unique, values, strict=True))
+    return [[[scores[key(each)] for each in samples] for samples in arm] for arm in arms]
 
 
 def _differing(plain: Arm, speculative: Arm) -> int:
     """How many answers have other tokens."""
-    pairs = zip(plain.answers, speculative.answers, strict=True)
-    return sum(
-        one.token_ids != other.token_ids
-        for ours, theirs in pairs
-        for one, other in zip(ours, theirs, strict=True)
+    plain_ids, speculative_ids = (
+        [each.token_ids for samples in arm.answers for each in samples]
+        for arm in (plain, speculative)
     )
+    return sum(map(operator.ne, plain_ids, speculative_ids))

@@ -1,7 +1,7 @@
-"""Tasks whose answers have a score: HumanEval, summaries, speech, and the target's own likelihood.
+"""Tasks whose answers have a score: HumanEval, summaries, speech, and the target's likelihood.
 
-A task decodes its items with any `LLM` and scores answers. What can be refused, a damaged line of
-data or a package that is not installed, is refused when the task is made, before a model is loaded.
+A task decodes its items with any `LLM` and scores the answers. Damaged data and missing packages
+are refused when the task is made, before a model is loaded.
 """
 
 import abc
@@ -20,7 +20,7 @@ from spec_jax.benchmarking import prompts
 from spec_jax.config import SamplingParams
 from spec_jax.errors import BenchmarkError, ConfigError, RequestError, extra
 from spec_jax.evaluation import execution
-from spec_jax.evaluation.parity import LEAST_ITEMS, Scale
+from spec_jax.evaluation.parity import MIN_ITEMS, Scale
 from spec_jax.llm import LLM
 from spec_jax.outputs import RequestOutput
 from spec_jax.text.prompt_files import json_lines, read_text
@@ -28,16 +28,15 @@ from spec_jax.text.prompt_files import json_lines, read_text
 Progress = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """One problem, text or sound.
+class Item(NamedTuple):
+    """One problem, text or audio file.
 
     Attributes:
-      name: what to call it.
-      prompt: the text to complete or to answer, or the path of a sound file.
-      chat: whether the prompt goes through the model's chat template, if it has one.
-      reference: what an answer is compared with: a text, or a problem of HumanEval.
-      weight: how much it counts.
+      name: its label.
+      prompt: the text to complete or to answer, or the path of an audio file.
+      chat: whether the model's chat template, if any, is applied.
+      reference: the expected answer: a text, or a problem of HumanEval.
+      weight: how much the item counts.
     """
 
     name: str
@@ -53,9 +52,9 @@ class Answer(NamedTuple):
     Attributes:
       item: its number.
       text: without a stop string.
-      token_ids: of the answer; those of all windows of a sound.
-      prompt_token_ids: what it continues; empty for a sound.
-      drafted, accepted: tokens that were proposed, and those of them that were kept.
+      token_ids: of the answer, for audio of all windows.
+      prompt_token_ids: empty for audio.
+      drafted, accepted: numbers of draft tokens.
     """
 
     item: int
@@ -70,10 +69,8 @@ class Task(abc.ABC):
     """Items to decode, and how answers are scored.
 
     Attributes:
-      items: what is decoded.
-      scale: what a score means.
-      max_tokens: most tokens of an answer, unless the user says otherwise; None for as many as the
-        model takes.
+      scale: the meaning of a score.
+      max_tokens: default limit of an answer; None for the model's.
       stop: texts that end an answer.
     """
 
@@ -83,24 +80,19 @@ class Task(abc.ABC):
 
     def __init__(self, items: Sequence[Item], count: int | None):
         self.items = prompts.evenly(items, len(items) if count is None else count)
-        if len(self.items) < LEAST_ITEMS:
+        if len(self.items) < MIN_ITEMS:
             raise RequestError(
-                f"items to decode: {len(self.items)}; an interval needs at least {LEAST_ITEMS}."
+                f"items to decode: {len(self.items)}; an interval needs at least {MIN_ITEMS}."
             )
 
     def decode(
         self, llm: LLM, params: Sequence[SamplingParams], on_progress: Progress
     ) -> list[list[Answer]]:
-        """Answers to each item, as many as the `n` of its parameters.
-
-        Args:
-          llm: what decodes them.
-          params: of each item.
-          on_progress: called with a line of text.
+        """`n` answers to each item, with the parameters of each.
 
         Raises:
-          BenchmarkError: an answer failed by itself.
-          ConfigError, RequestError: as of `LLM.generate`.
+          BenchmarkError: a single answer failed.
+          ConfigError, RequestError: see `LLM.generate`.
         """
         has_template = llm.tokenizer.chat_template is not None
         texts: list[Any] = [
@@ -114,13 +106,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
-        """The score of each answer.
-
-        Args:
-          answers: of any items.
-          target: decodes plainly.
-          on_progress: called with a line of text.
-        """
+        """The score of each answer, of any items; `target` decodes plainly."""
 
     def _answers(self, item: int, output: RequestOutput) -> list[Answer]:
         if output.error is not None:
@@ -139,7 +125,7 @@ class Task(abc.ABC):
 
 
 class HumanEval(Task):
-    """Functions of Python, from their head and docstring; the tests pass or they do not.
+    """Python functions, completed from signature and docstring; their tests pass or fail.
 
     Chen et al. 2021, arXiv 2107.03374, with its checker and the stop strings of its section 3.2.
     The mean over answers and problems is the unbiased estimate of pass@1.
@@ -164,17 +150,17 @@ class HumanEval(Task):
 
         def run() -> list[bool]:
             pairs = [(self.items[each.item].reference, each.text) for each in answers]
-            return [found.passed for found in execution.check_all(pairs, on_progress)]
+            return [outcome.passed for outcome in execution.check_all(pairs, on_progress)]
 
         return [float(passed) for passed in distributed.from_first(run)]
 
 
 class Summarization(Task):
-    """Texts that are compared with a reference by ROUGE-2 F1 (Lin 2004), words stemmed.
+    """Texts scored against a reference by ROUGE-2 F1 (Lin 2004), with stemmed words.
 
     Args:
       data: a .jsonl file with the keys `prompt` and `reference`, and `chat`, true by default.
-      count: most items.
+      count: maximum of items.
     """
 
     scale = Scale("ROUGE-2 F1")
@@ -202,13 +188,13 @@ class Summarization(Task):
 
 
 class Speech(Task):
-    """Sound files whose text is known: the word error rate, of lower-case words without marks.
+    """Audio files with a reference text: the word error rate of normalised words.
 
-    Items count by the words of their references, so that the mean is the rate of all words.
+    Items are weighted by the words of their references, so that the mean is the rate of all words.
 
     Args:
       data: a .jsonl file with the keys `audio`, a path relative to the file, and `text`.
-      count: most items.
+      count: maximum of items.
     """
 
     scale = Scale("word error rate", worthless=1.0, higher_is_better=False, bounded=False)
@@ -241,28 +227,27 @@ class Speech(Task):
     def decode(
         self, llm: LLM, params: Sequence[SamplingParams], on_progress: Progress
     ) -> list[list[Answer]]:
-        """As of `Task`; sampled sounds are decoded one by one, since each has its own seed."""
-        sounds = [item.prompt for item in self.items]
-        on_progress("listening")
+        """See `Task`; sampled audio is decoded file by file, since each has another seed."""
+        paths = [item.prompt for item in self.items]
+        on_progress("transcribing")
         if all(each.seed is None for each in params):
-            most = dataclasses.replace(params[0], n=1)
-            return [
-                [self._heard(i, found.text, found.windows)]
-                for i, found in enumerate(llm.transcribe(sounds, sampling_params=most))
-            ]
+            greedy = dataclasses.replace(params[0], n=1)
+            results = llm.transcribe(paths, sampling_params=greedy)
+            return [[self._transcript(i, each)] for i, each in enumerate(results)]
         answers: list[list[Answer]] = []
-        for i, (sound, sampling) in enumerate(zip(sounds, params, strict=True)):
-            answers.append([])
+        for i, (path, sampling) in enumerate(zip(paths, params, strict=True)):
             assert sampling.seed is not None
+            answers.append([])
             for sample in range(sampling.n):
                 seed = (sampling.seed + sample) % 2**64
-                one = dataclasses.replace(sampling, n=1, seed=seed)
-                (found,) = llm.transcribe([sound], sampling_params=one)
-                answers[-1].append(self._heard(i, found.text, found.windows))
+                (result,) = llm.transcribe(
+                    [path], sampling_params=dataclasses.replace(sampling, n=1, seed=seed)
+                )
+                answers[-1].append(self._transcript(i, result))
         return answers
 
     def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
-        """Words that are wrong, missing or too many, for each word of the reference."""
+        """Substituted, missing and inserted words per word of the reference."""
         on_progress("comparing with references")
         return [
             float(self._process(self.items[each.item].reference, self._words(each.text)).wer)
@@ -272,27 +257,26 @@ class Speech(Task):
     def _words(self, text: str) -> str:
         return self._normalize(text).strip()
 
-    def _heard(self, item: int, text: str, windows: Sequence[RequestOutput]) -> Answer:
-        found = [each for window in windows for each in self._answers(item, window)]
-        ids = tuple(token for each in found for token in each.token_ids)
+    def _transcript(self, item: int, result: Any) -> Answer:
+        windows = [each for window in result.windows for each in self._answers(item, window)]
+        ids = tuple(token for each in windows for token in each.token_ids)
         drafted, accepted = (
-            sum(each.drafted for each in found),
-            sum(each.accepted for each in found),
+            sum(getattr(each, name) for each in windows) for name in ("drafted", "accepted")
         )
-        return Answer(item, text, ids, (), drafted, accepted)
+        return Answer(item, result.text, ids, (), drafted, accepted)
 
 
 class Likelihood(Task):
-    """How likely answers are under the target alone: the mean log-probability of their tokens.
+    """The mean log-probability of the answers' tokens under the target alone.
 
-    Answers of a method that is lossless are as likely as the target's own; a draft that has too
-    much influence shows here without any reference. The probabilities are those of temperature 1,
-    before any other setting, of a pass that reads the whole answer at once.
+    Answers of a lossless method are as likely as the target's; a draft with too much influence
+    shows here without any reference. The probabilities are taken at temperature 1, before all
+    processors, in one pass over the whole answer.
 
     Args:
       data: a set of prompts or a file of them, see `benchmarking.prompts.load`; all built-in sets
         if None.
-      count: most items.
+      count: maximum of items.
     """
 
     scale = Scale("log-likelihood per token", worthless=None, bounded=False)
@@ -312,22 +296,22 @@ class Likelihood(Task):
     def decode(
         self, llm: LLM, params: Sequence[SamplingParams], on_progress: Progress
     ) -> list[list[Answer]]:
-        """As of `Task`; a whole answer leaves room for the token that reading it takes."""
+        """See `Task`; an answer must leave room for the token that scoring it takes."""
         if llm.engine.target.config.encoder is not None:
             raise ConfigError(
                 f"task 'likelihood' reads prompts and answers as one text, but {llm.name} has an "
                 "encoder; use 'summarization' or 'speech'."
             )
-        found = super().decode(llm, params, on_progress)
-        for item, answers in zip(self.items, found, strict=True):
-            for each in answers:
+        answers = super().decode(llm, params, on_progress)
+        for item, samples in zip(self.items, answers, strict=True):
+            for each in samples:
                 length = len(each.prompt_token_ids) + len(each.token_ids)
                 if length >= llm.max_model_len:
                     raise RequestError(
                         f"{item.name} and its answer fill the context of {llm.max_model_len} "
                         "tokens; give fewer --max-tokens."
                     )
-        return found
+        return answers
 
     def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
         """The mean natural logarithm of the probabilities of an answer's tokens."""
@@ -338,14 +322,14 @@ class Likelihood(Task):
         for answer, output in zip(answers, read, strict=True):
             places = output.prompt_logprobs
             assert places is not None
-            own = zip(answer.token_ids, places[len(answer.prompt_token_ids) :], strict=True)
-            logprobs = [place[token].logprob for token, place in own if place is not None]
+            pairs = zip(answer.token_ids, places[len(answer.prompt_token_ids) :], strict=True)
+            logprobs = [place[token].logprob for token, place in pairs if place is not None]
             scores.append(float(np.mean(logprobs)))
         return scores
 
 
 def _counting(on_progress: Progress) -> Callable[..., Any]:
-    """Reports finished answers in the way of tqdm."""
+    """A stand-in for tqdm that reports finished answers."""
 
     @contextlib.contextmanager
     def bar(*, total: int, **_: object) -> Iterator[Any]:
@@ -362,7 +346,7 @@ def make_task(name: str, data: str | None, count: int | None) -> Task:
     Args:
       name: `humaneval`, `summarization`, `speech` or `likelihood`.
       data: a .jsonl file, which `summarization` and `speech` need.
-      count: most items, evenly spaced; all if None.
+      count: maximum of items, evenly spaced; all if None.
 
     Raises:
       ConfigError: a package is not installed, or HumanEval's checker cannot run.
@@ -377,20 +361,20 @@ def make_task(name: str, data: str | None, count: int | None) -> Task:
 
 
 def _lines(data: Path, keys: tuple[str, str]) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file, after where they stand; each has a text under each key."""
-    wanted = "{" + ", ".join(f'"{key}": "..."' for key in keys) + "}"
-    found = []
+    """The objects of a file, each after its place; each has a text under each key."""
+    example = "{" + ", ".join(f'"{key}": "..."' for key in keys) + "}"
+    lines = []
     for where, value in json_lines(read_text(data, str(data)), str(data)):
         if not isinstance(value, dict):
-            raise RequestError(f"{where} is {value!r:.80}; expected an object {wanted}.")
+            raise RequestError(f"{where} is {value!r:.80}; expected an object {example}.")
         for key in keys:
             if key not in value:
-                raise RequestError(f'{where} has no key "{key}"; expected {wanted}.')
+                raise RequestError(f'{where} has no key "{key}"; expected {example}.')
             if not isinstance(value[key], str) or not value[key].strip():
                 raise RequestError(f"{where} has the {key} {value[key]!r:.80}; give text.")
         if not isinstance(value.get("chat", True), bool):
             raise RequestError(f"{where} has the chat {value['chat']!r:.80}; give true or false.")
-        found.append((where, value))
-    if not found:
-        raise RequestError(f"{data} holds no line; expected lines such as {wanted}.")
-    return found
+        lines.append((where, value))
+    if not lines:
+        raise RequestError(f"{data} holds no line; expected lines such as {example}.")
+    return lines
