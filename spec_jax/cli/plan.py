@@ -251,7 +251,7 @@ def _compared(role: str, published: Published, section: CallPlan) -> str:
 
 def _shards(each: Replicated) -> str:
     found = str(each.num_shards) if each.num_shards > 1 else "replicated"
-    return f"{found} instead of {each.asked} shards"
+    return f"{found} instead of {each.requested} shards"
 
 
 def _compiled_memory(program: CompiledProgram) -> str:

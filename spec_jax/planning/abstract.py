@@ -75,7 +75,7 @@ def parameters_per_chip(params: Any) -> int:
 def abstract_cache(
     model: Model, batch: int, capacity: int, dtype: DTypeLike, headroom: int | None = None
 ) -> KVCache:
-    """The abstract cache of a model, with its shardings; `headroom` as for `KVCache.zeros`."""
+    """The abstract cache of a model, with its shardings; arguments like `KVCache.zeros`."""
     cache = jax.eval_shape(
         lambda: KVCache.zeros(model.config, batch, capacity, dtype=dtype, headroom=headroom)
     )
@@ -95,11 +95,11 @@ def plan_shape(
         stop_token_ids=(),
         max_length=context,
     )
-    found = engine.plan([request] * batch)
+    shape = engine.plan([request] * batch)
     # Stand-ins are CPU devices, whatever they stand for.
-    rows = found.batch // target.placement.num_shards("batch")
+    rows = shape.batch // target.placement.num_shards("batch")
     block = prompt_block(platform, context, rows, target.config.embed_size)
-    return dataclasses.replace(found, block=block)
+    return dataclasses.replace(shape, block=block)
 
 
 def abstract_prompts(target: Model, shapes: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
@@ -152,7 +152,7 @@ def bytes_per_chip(tree: Any) -> int:
 
 
 def host_bytes_per_chip(tree: Any) -> int:
-    """Those of them that lie in host memory."""
+    """Bytes of the arrays in host memory on one device."""
     leaves = jax.tree.leaves(tree)
     return bytes_per_chip([leaf for leaf in leaves if leaf.sharding.memory_kind == HOST_MEMORY])
 

@@ -76,8 +76,7 @@ class _AheadCompiler(Compiler):
 
         def shape(leaf: Any) -> jax.ShapeDtypeStruct:
             axes = ("batch", *(None,) * (np.ndim(leaf) - 1))
-            found = jax.eval_shape(lambda: leaf)
-            return found.update(sharding=placement.sharding(*axes))
+            return jax.eval_shape(lambda: leaf).update(sharding=placement.sharding(*axes))
 
         return jax.tree.map(shape, tree)
 
@@ -116,10 +115,10 @@ def compile_ahead(
       layout: how both are sharded.
       speculation: how to draft and verify.
       workloads: what is decoded, by one call each.
-      dtype: as of `LLM`, `float32` or `bfloat16`.
-      quantization: likewise, `none`, `int8` or `int4`.
-      kv_cache_dtype: likewise.
-      max_model_len: likewise.
+      dtype: like `LLM`, `float32` or `bfloat16`.
+      quantization: like `LLM`, `none`, `int8` or `int4`.
+      kv_cache_dtype: like `LLM`.
+      max_model_len: like `LLM`.
       on_progress: called with a line of text before a program is compiled.
 
     Raises:
@@ -127,12 +126,12 @@ def compile_ahead(
         compiling needs is missing, a prompt is longer than the context, or the method's programs
         depend on more than shapes.
     """
-    for name, value, known in (
+    for name, value, choices in (
         ("dtype", dtype, DTYPES),
         ("quantization", quantization, PLAN_QUANTIZATIONS),
         ("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES),
     ):
-        check_choice(name, value, known)
+        check_choice(name, value, choices)
     if layout.platform == "gpu":
         raise ConfigError(
             f"layout {layout.name} is for GPUs, whose compiler measures on them; let the first job "
@@ -161,23 +160,23 @@ def compile_ahead(
 
     def load_draft() -> Checkpoint:
         assert draft is not None  # the caller has read it
-        own = speculation.draft_quantization or quantization
-        if draft is target and own == quantization:
-            return whole
-        return checkpoint("draft", draft, own)
+        rounded = speculation.draft_quantization or quantization
+        if draft is target and rounded == quantization:
+            return target_checkpoint
+        return checkpoint("draft", draft, rounded)
 
     find_anywhere(layout.platform or "cpu")
-    whole = checkpoint("target", target, quantization)
+    target_checkpoint = checkpoint("target", target, quantization)
     engine = Engine(
-        whole.model,
-        make_drafting(DrafterSetting(speculation, whole, load_draft, None)).drafter,
+        target_checkpoint.model,
+        make_drafting(DrafterSetting(speculation, target_checkpoint, load_draft, None)).drafter,
         make_draft_length_policy(speculation),
         speculation.verification,
         scoring=speculation.scoring,
         scoring_consistent=speculation.scoring_consistent,
         max_model_len=context,
     )
-    compiler = engine.compiler = _AheadCompiler(whole.model, on_progress)
+    compiler = engine.compiler = _AheadCompiler(target_checkpoint.model, on_progress)
     for workload in workloads:
         prompt, rows = workload.prompt_tokens, workload.max_num_seqs
         request = Request(

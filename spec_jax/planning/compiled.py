@@ -53,8 +53,8 @@ class CompiledProgram:
       aliased_bytes: arguments whose buffers the results reuse.
       collectives: how often each runs, with the branch that has the most in every conditional; for
         one round of the decoding loop, or one block of the prompts in prefill.
-      least_collectives: the same with the branches that have the fewest, as for greedy rows without
-        processors.
+      least_collectives: the same with the branches that have the fewest, for example of greedy rows
+        without processors.
       compile_seconds: tracing and compiling.
       refusal: why it was refused, or empty.
       text: the optimised program, as the compiler prints it.
@@ -72,22 +72,20 @@ class CompiledProgram:
     text: str = field(default="", repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """For JSON."""
+        names = ("argument_bytes", "temporary_bytes", "aliased_bytes", "compile_seconds")
         return {
             "memory_bytes_per_chip": self.memory_bytes,
-            "argument_bytes": self.argument_bytes,
             "host_bytes_per_chip": self.host_bytes,
-            "temporary_bytes": self.temporary_bytes,
-            "aliased_bytes": self.aliased_bytes,
+            **{name: getattr(self, name) for name in names},
             "collectives": by_kind(self.collectives),
             "least_collectives": by_kind(self.least_collectives),
-            "compile_seconds": self.compile_seconds,
             "refusal": self.refusal or None,
         }
 
 
 def devices_for(layout: Layout) -> Sequence[Any]:
-    """The devices to compile for: those of this machine, or of a TPU slice that need not exist.
+    """The devices to compile for: of this machine, or of a TPU slice that need not exist.
 
     Raises:
       ConfigError: this machine lacks the layout's devices, or libtpu.
@@ -96,10 +94,10 @@ def devices_for(layout: Layout) -> Sequence[Any]:
         return _tpu_slice(layout)
     platform = layout.platform or "cpu"
     try:
-        found = jax.devices(platform)
+        devices = jax.devices(platform)
     except RuntimeError:
-        found = []
-    if len(found) < layout.size:
+        devices = []
+    if len(devices) < layout.size:
         remedy = (
             f"set JAX_NUM_CPU_DEVICES={layout.size} before starting Python"
             if platform == "cpu"
@@ -107,9 +105,9 @@ def devices_for(layout: Layout) -> Sequence[Any]:
         )
         raise ConfigError(
             f"compiling for the layout {layout.name} takes {layout.size} {platform} devices, and "
-            f"there are {len(found)}; {remedy}."
+            f"there are {len(devices)}; {remedy}."
         )
-    return found[: layout.size]
+    return devices[: layout.size]
 
 
 def _tpu_slice(layout: Layout) -> Sequence[Any]:

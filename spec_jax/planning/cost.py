@@ -35,9 +35,9 @@ class Exchange:
     """Collectives of one kind in a call.
 
     Attributes:
-      what: what is summed or sent.
-      count: how many there are.
-      bytes: what each sums, or what a chip holds of what it sends, on every chip.
+      what: the data that is summed or sent.
+      count: of collectives.
+      bytes: of each on every chip, before sending.
       num_chips: chips that take part.
       kind: `all-reduce` or `all-to-all`.
     """
@@ -85,9 +85,8 @@ class Cache:
     """A chip's part of a key/value cache.
 
     Attributes:
-      rows: its rows.
       slots: KV slots of a row in each layer.
-      slot_bytes: what a slot of a layer takes.
+      slot_bytes: bytes of a slot of a layer.
     """
 
     rows: int
@@ -100,7 +99,7 @@ class Cache:
         return self.rows * (sum(self.slots) * self.slot_bytes + 4)
 
     def bytes_up_to(self, seen: int | None) -> int:
-        """Those of the first so many tokens of each row."""
+        """Bytes of the first `seen` tokens of each row, or of all."""
         if seen is None:
             return self.bytes
         return self.rows * sum(min(seen, each) for each in self.slots) * self.slot_bytes
@@ -108,7 +107,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights on each chip: all that its calls have in common.
+    """A model's weights on each chip, which its calls share.
 
     Attributes:
       config: the model's shape.
@@ -118,8 +117,8 @@ class Weights:
       streamed: bytes of each block in host memory.
       table: bytes of the embedding.
       head: bytes of the head, 0 if it is tied.
-      multiplied: weights that every token is multiplied with.
-      head_weights: those of the head.
+      multiplied: number of weights that every token is multiplied with.
+      head_weights: number of weights of the head.
       stacks: bytes of the experts.
     """
 
@@ -136,7 +135,7 @@ class Weights:
 
     @classmethod
     def of(cls, model: Model) -> "Weights":
-        """Those of an abstract model."""
+        """The weights of an abstract model."""
         config, placement = model.config, model.placement
         multiplied = parameters_per_chip(model.params)
         if not config.tied_head:
@@ -181,7 +180,7 @@ class Weights:
         return sum(map(self.config.is_sparse, range(self.config.num_layers)))
 
     def cache(self, batch: int, capacity: int, headroom: int, dtype: DTypeLike) -> Cache:
-        """Its key/value cache; arguments as for `KVCache.zeros`."""
+        """Its key/value cache; arguments like `KVCache.zeros`."""
         config, heads = self.config, self.config.num_kv_heads // self.shards("kv_heads")
         layers = range(config.num_layers)
         return Cache(
@@ -374,7 +373,7 @@ def speedup(
 
 
 def best_lookahead(acceptance: float, plain: float, round_seconds: Callable[[int], float]) -> int:
-    """The K with the largest speed-up; arguments as for `speedup`."""
+    """The K with the largest speed-up; arguments like `speedup`."""
     return max(
         range(1, MAX_LOOKAHEAD + 1),
         key=lambda k: speedup(acceptance, k, plain, round_seconds),

@@ -67,9 +67,9 @@ class Instruction:
 
     def callee(self, role: str) -> str:
         """The computation of a role, such as `body`."""
-        found = re.search(rf"\b{role}=%?([\w.-]+)", self.attributes)
-        assert found, f"{self.opcode} {self.name} has no {role}"
-        return found[1]
+        callee = re.search(rf"\b{role}=%?([\w.-]+)", self.attributes)
+        assert callee, f"{self.opcode} {self.name} has no {role}"
+        return callee[1]
 
 
 @dataclass
@@ -87,20 +87,20 @@ class Computation:
         return seen
 
     def number(self, name: str) -> int | None:
-        """The value of a whole-number constant."""
-        found = self.resolve(name)
-        constant = found.constant if found and found.opcode == "constant" else ""
+        """The value of an integer constant."""
+        source = self.resolve(name)
+        constant = source.constant if source and source.opcode == "constant" else ""
         return int(constant) if re.fullmatch(r"-?\d+", constant) else None
 
     def carried(self, name: str) -> int | None:
         """Which element of the computation's one parameter a value is."""
-        found = self.resolve(name)
-        if found is None or found.opcode != "get-tuple-element":
+        element = self.resolve(name)
+        if element is None or element.opcode != "get-tuple-element":
             return None
-        source = self.resolve(found.operands[0])
+        source = self.resolve(element.operands[0])
         if source is None or source.opcode != "parameter":
             return None
-        index = re.search(r"index=(\d+)", found.attributes)
+        index = re.search(r"index=(\d+)", element.attributes)
         return int(index[1]) if index else None
 
 
@@ -133,11 +133,11 @@ def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
             return Counter({Collective(kind, each.shape): 1})
         if each.opcode == "conditional":
             return branch((count(name) for name in each.callees), key=Counter.total)
-        found = sum((count(name) for name in each.callees), Counter())
-        if each.opcode == "while" and found:
+        total = sum((count(name) for name in each.callees), Counter())
+        if each.opcode == "while" and total:
             turns = iterations(computations, each)
-            found = Counter({key: turns * number for key, number in found.items()})
-        return found
+            total = Counter({key: turns * number for key, number in total.items()})
+        return total
 
     return count(entry)
 
@@ -155,8 +155,8 @@ def iterations(computations: dict[str, Computation], loop: Instruction) -> int:
 
     A loop with a known number either states it, or counts from one constant to another.
     """
-    if known := _TRIPS.search(loop.attributes):
-        return int(known[1])
+    if trips := _TRIPS.search(loop.attributes):
+        return int(trips[1])
     condition = computations[loop.callee("condition")]
     body = computations[loop.callee("body")]
     home = next(each for each in computations.values() if loop.name in each.instructions)

@@ -69,7 +69,7 @@ class Pair:
         resident_layers: int = 0,
         devices: Sequence[Any] | None = None,
     ) -> "Pair":
-        """Lays out a target and a draft; arguments as for `make_plan`.
+        """Lays out a target and a draft; arguments like `make_plan`.
 
         Args:
           shapes: of target and draft.

@@ -65,7 +65,7 @@ def make_plan(
       dtype: `float32` or `bfloat16`.
       quantization: of the matrices of both models: `none`, `int8` or `int4`.
       offload: `host` plans the target's blocks in host memory, from where every call streams them.
-      resident_layers: how many of them, the first ones, stay on the chips all the same.
+      resident_layers: how many of them, the first ones, stay on the chips.
       compile: ask the compiler for memory and collectives; minutes for a large model.
       on_progress: called with a line of text before each step that takes time.
 
@@ -75,13 +75,13 @@ def make_plan(
     """
     context = target.config.max_position if context is None else context
     _check(num_speculative_tokens, acceptance, batch, context)
-    for name, value, known in (
+    for name, value, choices in (
         ("dtype", dtype, DTYPES),
         ("quantization", quantization, PLAN_QUANTIZATIONS),
         ("offload", offload, OFFLOADS),
     ):
-        if value not in known:
-            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(known)}.")
+        if value not in choices:
+            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}.")
     if offload == "host" and layout.chip and layout.chip.host is None:
         raise ConfigError(
             f"offload is 'host', but layout {layout.name} does not say how fast a device reads "
@@ -106,7 +106,7 @@ def make_plan(
 
         def round_seconds(lookahead: int) -> float:
             seconds = dataclasses.replace(job, lookahead=lookahead).round.seconds
-            assert seconds is not None  # as of the target call
+            assert seconds is not None  # like the target call
             return seconds
 
         speedup = cost.speedup(acceptance, lookahead, plain, round_seconds)
@@ -114,8 +114,8 @@ def make_plan(
         best = k, cost.speedup(acceptance, k, plain, round_seconds)
     prefill = job.prefill
     if compile:
-        whole = Pair.of(shapes, layout, *settings, devices=devices_for(layout))
-        programs = _compile(dataclasses.replace(job, pair=whole), sampling, progress)
+        compilable = Pair.of(shapes, layout, *settings, devices=devices_for(layout))
+        programs = _compile(dataclasses.replace(job, pair=compilable), sampling, progress)
         prefill = dataclasses.replace(prefill, program=programs.pop("prefill"))
         for name, program in programs.items():
             sections[name] = dataclasses.replace(sections[name], program=program)
@@ -178,9 +178,9 @@ def _check(lookahead: int, acceptance: float, batch: int, context: int) -> None:
 def _replicated(
     layout: Layout, role: str, config: TransformerConfig, placement: Placement
 ) -> list[Replicated]:
-    mesh, found = dict(layout.mesh), []
+    mesh, replicated = dict(layout.mesh), []
     for axis, rule in getattr(layout, role):
-        size, asked = config.axis_sizes.get(axis), math.prod(mesh[name] for name in rule.axes)
-        if size is not None and placement.num_shards(axis) < asked:
-            found.append(Replicated(role, axis, size, asked, placement.num_shards(axis)))
-    return found
+        size, requested = config.axis_sizes.get(axis), math.prod(mesh[name] for name in rule.axes)
+        if size is not None and placement.num_shards(axis) < requested:
+            replicated.append(Replicated(role, axis, size, requested, placement.num_shards(axis)))
+    return replicated

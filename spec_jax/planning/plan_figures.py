@@ -22,7 +22,7 @@ class Replicated:
     role: str
     axis: str
     size: int
-    asked: int
+    requested: int
     num_shards: int
 
 

@@ -1,7 +1,7 @@
 """What sampling and verification add to a round: small collectives over the vocabulary's shards.
 
 A place is a distribution that a token is drawn or verified with: one for each draft token, and the
-K + 1 of the target, which are computed together. The counts are those of programs compiled for a
+K + 1 of the target, which are computed together. The counts were seen in programs compiled for a
 TPU v4-16 (libtpu 0.0.42.1, `tests/planning/test_tpu.py`); the compiler joins some.
 """
 
@@ -23,13 +23,13 @@ MOVES = 2
 def sampling_exchanges(
     target: Weights, draft: Weights, rows: int, lookahead: int, features: SamplingFeatures
 ) -> tuple[Exchange, ...]:
-    """The collectives of a round that are of neither model's calls.
+    """The collectives of a round that belong to neither model's calls.
 
     Penalties and grammars add none.
 
     Args:
-      target: its weights, of which only the shards count.
-      draft: likewise.
+      target: the target's weights, of which only the shards count.
+      draft: the draft's weights.
       rows: of a chip.
       lookahead: draft tokens of a round (K).
       features: what the batch's rows ask for.

@@ -37,7 +37,7 @@ class Candidate:
       speedup: over plain decoding of the same batch.
       seconds_to_first_token: prefill of prompts as long as the context, and a round.
       round_bytes: weights, caches and temporaries of a round.
-      prefill_bytes: those of prefill.
+      prefill_bytes: weights, caches and temporaries of prefill.
       memory: bytes of a chip.
     """
 
@@ -103,11 +103,11 @@ class Search:
 
     @property
     def groups(self) -> list[list[Candidate]]:
-        """Those of the same quantization, context and batch together."""
-        found: dict[tuple, list[Candidate]] = {}
+        """The candidates by quantization, context and batch."""
+        groups: dict[tuple, list[Candidate]] = {}
         for each in self.candidates:
-            found.setdefault(each.key, []).append(each)
-        return list(found.values())
+            groups.setdefault(each.key, []).append(each)
+        return list(groups.values())
 
     @property
     def best(self) -> list[Candidate]:
@@ -124,18 +124,18 @@ class Search:
 
     @property
     def excess(self) -> list[float]:
-        """By how much more time a token takes on the given layout, for each group; 0 if none."""
+        """The relative excess of time a token on the given layout, for each group."""
         pairs = zip(self.best, self.given, strict=True)
-        return [best.tokens_per_second / given.tokens_per_second - 1 for best, given in pairs]
+        return [best.tokens_per_second / other.tokens_per_second - 1 for best, other in pairs]
 
     @property
     def largest(self) -> dict[tuple[str, int], int]:
         """(quantization, context) -> the most rows that fit, 0 if not even the least do."""
-        found: dict[tuple[str, int], int] = {}
+        rows_of: dict[tuple[str, int], int] = {}
         for each in self.best:
             key, rows = (each.quantization, each.context), 0 if each.too_large else each.batch
-            found[key] = max(found.get(key, 0), rows)
-        return found
+            rows_of[key] = max(rows_of.get(key, 0), rows)
+        return rows_of
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it: of each draft layout the best K."""
@@ -197,7 +197,7 @@ def search(
         )
     for context in contexts:
         check_context(context, target)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     layouts = list(draft_layouts(layout))
     for quantization, context in itertools.product(
         quantizations, contexts or (target.config.max_position,)
@@ -233,10 +233,10 @@ def search(
 
         for batch in batches or _doubled(shards):
             some = [tried(pair, batch, k) for pair in pairs for k in lookaheads]
-            found += some
+            candidates += some
             if not batches and all(each.too_large for each in some):
                 break
-    return Search(target, draft, layout, acceptance, tuple(found))
+    return Search(target, draft, layout, acceptance, tuple(candidates))
 
 
 def draft_layouts(layout: Layout) -> Iterator[Layout]:
@@ -248,15 +248,15 @@ def draft_layouts(layout: Layout) -> Iterator[Layout]:
     yield layout
     rules, mesh = dict(layout.target), dict(layout.mesh)
     axes = _axes(layout, "target")
-    own = {name: rule for name, rule in rules.items() if name != "batch"}
-    if not own or any(rule.axes != axes for rule in own.values()):
+    sharded = {name: rule for name, rule in rules.items() if name != "batch"}
+    if not sharded or any(rule.axes != axes for rule in sharded.values()):
         return
-    whole = math.prod(mesh[axis] for axis in axes)
+    total = math.prod(mesh[axis] for axis in axes)
     others = tuple(each for each in layout.mesh if each[0] not in axes)
     batch = tuple((name, rule) for name, rule in layout.target if name == "batch")
-    for chips in (2**i for i in range(whole.bit_length()) if whole % 2**i == 0):
-        inner = (("outer", whole // chips), ("inner", chips))
-        parts = inner if 1 < chips < whole else (("model", whole),)
+    for chips in (2**i for i in range(total.bit_length()) if total % 2**i == 0):
+        inner = (("outer", total // chips), ("inner", chips))
+        parts = inner if 1 < chips < total else (("model", total),)
         names = tuple(name for name, _ in parts)
         varied = dataclasses.replace(
             layout,
@@ -264,11 +264,11 @@ def draft_layouts(layout: Layout) -> Iterator[Layout]:
             mesh=(*others, *parts),
             target=(
                 *batch,
-                *((name, Rule(names, replicate=rule.replicate)) for name, rule in own.items()),
+                *((name, Rule(names, replicate=rule.replicate)) for name, rule in sharded.items()),
             ),
             draft=(
                 *batch,
-                *((name, Rule(names[-1:], replicate=True)) for name in own if chips > 1),
+                *((name, Rule(names[-1:], replicate=True)) for name in sharded if chips > 1),
             ),
         )
         if not _alike(varied, layout):

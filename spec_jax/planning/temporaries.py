@@ -39,7 +39,7 @@ def of_round(
     numbers = rows * (3 * scored + 2 * drafted + vocab)
     if platform == "cpu":
         return FLOAT32 * numbers
-    # A loop keeps embeddings and heads in a layout of their own.
+    # A loop keeps embeddings and heads in another layout.
     tables = sum(each.table + each.head for each in weights)
     pairs = zip(weights, caches, strict=True)
     return tables + FLOAT32 * (numbers + max(_widened(each, cache) for each, cache in pairs))

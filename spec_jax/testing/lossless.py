@@ -46,18 +46,18 @@ def check_lossless(
 ) -> Report:
     """Checks that decoding with a drafter loses nothing, on tiny random models of 8 tokens.
 
-    At temperature 0 the tokens are those of plain decoding, in batches of one and three, with
-    processors and stop tokens. Sampled tokens follow the target, each given those before it, and
+    At temperature 0 the tokens equal plain decoding, in batches of one and three, with
+    processors and stop tokens. Sampled tokens follow the target, each given the tokens before it, and
     the first four at most jointly, with the exact distribution by enumeration; the token after a
     rejection follows the residual. Drafted tokens follow the q that the drafter reports; without q,
-    the same text gives the same draft. A row says the same alone, beside neighbours, and when it
-    joins a running batch. After refused tokens a draft is that of the row's text alone.
+    the same text gives the same draft. A row has the same tokens alone, beside neighbours, and when
+    it is inserted into a running batch. After refused tokens a draft depends on the row's text alone.
 
     All p-values are corrected for each other (Holm): a lossless drafter fails one in a thousand
     seeds. A check that sees nothing, such as one of drafts if nothing is drafted, fails too.
 
     Args:
-      factory: makes the drafter, as for `register_drafter`.
+      factory: makes the drafter, like `register_drafter`.
       speculative_config: how it drafts and is verified; by default the method `custom`, K = 3. A
         `draft` is a tiny random model whatever its name.
       samples: rows sampled of each setting; more find smaller deviations.
@@ -81,13 +81,13 @@ def check_lossless(
     prompts = [Start(list(prompt)) for prompt in PROMPTS]
     length = max(MAX_TOKENS, 2 * engine.drafter.lookahead + 2)
     checks = GreedyChecks(engine, prompts, length, on_progress).run()
-    settings, said = {"T=0": SamplingParams()}, _Said()
+    settings, sampled = {"T=0": SamplingParams()}, _SampledRows()
     if config.verification != "greedy":
         settings = SETTINGS
         checks += SampledAudit(engine, prompts, samples, on_progress).checks(
-            settings, seed, said.add
+            settings, seed, sampled.add
         )
-        checks.append(said.check(target.model, prompts[0], min(engine.drafter.lookahead, 3) + 1))
+        checks.append(sampled.check(target.model, prompts[0], min(engine.drafter.lookahead, 3) + 1))
     name, most = list(settings.items())[-1]
     checks += IndependenceChecks(engine, prompts, {name: most}, length, seed, on_progress).run()
     if make_draft_length_policy(config).reproducible:
@@ -107,7 +107,7 @@ def check_lossless(
 
 
 @dataclasses.dataclass
-class _Said:
+class _SampledRows:
     """The tokens that rows of the first prompt have, by setting."""
 
     rows: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
@@ -138,12 +138,12 @@ def joint_tests(
     together: Sequence[tuple[int, ...]] = [(0,)]
     if last:
         together = [tuple(range(last)), *itertools.product(range(last), [last])]
-    found = []
+    tests = []
     for kept in together:
         rest = tuple(axis for axis in range(joint.ndim) if axis not in kept)
-        said = f"{name}, tokens {', '.join(map(str, kept))}"
-        found.append(pearson(said, counts.sum(rest), joint.sum(rest)))
-    return found
+        label = f"{name}, tokens {', '.join(map(str, kept))}"
+        tests.append(pearson(label, counts.sum(rest), joint.sum(rest)))
+    return tests
 
 
 def _engine(factory: DrafterFactory, config: SpeculativeConfig, target: Checkpoint) -> Engine:

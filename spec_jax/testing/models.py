@@ -66,7 +66,7 @@ def tiny_checkpoint(seed: int = 0, *, vocab_size: int = 16, **sizes: int) -> Che
     Args:
       seed: of the weights.
       vocab_size: number of tokens; the last one ends a text.
-      **sizes: as of `tiny_model`.
+      **sizes: see `tiny_model`.
     """
     words = {str(token): token for token in range(vocab_size)}
     backend = tokenizers.Tokenizer(models.WordLevel(words, unk_token="0"))
@@ -84,7 +84,7 @@ def first_layers(model: Model, count: int) -> Model:
     """The model cut down to its first blocks: a draft that shares all its weights and is wrong."""
     config = dataclasses.replace(model.config, num_layers=count)
     shape = nnx.eval_shape(lambda: Transformer(config, dtype=model.dtype, rngs=nnx.Rngs(0)))
-    graphdef, wanted = nnx.split(shape)
+    graphdef, abstract = nnx.split(shape)
     leaves = dict(jax.tree_util.tree_flatten_with_path(model.params)[0])
-    params = jax.tree_util.tree_map_with_path(lambda path, _: leaves[path], wanted)
+    params = jax.tree_util.tree_map_with_path(lambda path, _: leaves[path], abstract)
     return Model(graphdef=graphdef, params=params, config=config)
