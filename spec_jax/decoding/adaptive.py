@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from spec_jax.decoding.draft_length import Outcome, halvings
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree
-from spec_jax.sharding.rows import join_rows
+from spec_jax.sharding.rows import insert_rows
 
 
 @pytree
@@ -105,13 +105,13 @@ class Adaptive:
             state, patience=jnp.where(pays, self.first_patience, waits).astype(jnp.int32)
         )
 
-    def join(
-        self, state: AdaptiveState, slots: Int[Array, "shards joining"], rows: AdaptiveState
+    def insert(
+        self, state: AdaptiveState, slots: Int[Array, "shards inserted"], rows: AdaptiveState
     ) -> AdaptiveState:
         """Statistics of drafts come from the rows; the costs of rounds stay those of the batch."""
         own = ("accepted", "judged", "idle", "patience")
         before, new = ({name: getattr(each, name) for name in own} for each in (state, rows))
-        return dataclasses.replace(state, **join_rows(before, slots, new))
+        return dataclasses.replace(state, **insert_rows(before, slots, new))
 
     def _best(self, state: AdaptiveState) -> Int[Array, " batch"]:
         choices = jnp.asarray(self.choices, jnp.int32)

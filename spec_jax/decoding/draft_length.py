@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from spec_jax.drafters.base import Draft
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree
-from spec_jax.sharding.rows import join_rows
+from spec_jax.sharding.rows import insert_rows
 
 
 @pytree
@@ -78,8 +78,8 @@ class DraftLengthPolicy(Protocol):
         """The state after a round."""
         ...
 
-    def join(self, state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
-        """Puts rows into slots of a running state, as `Drafter.join` does.
+    def insert(self, state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> Any:
+        """Puts rows into slots of a running state; `slots` as for `insert_rows`.
 
         State that rows share, such as measured costs, stays that of the running state.
         """
@@ -120,7 +120,7 @@ class Constant:
     varies = False
     counts_refused = True
     reproducible = True
-    join = staticmethod(join_rows)
+    insert = staticmethod(insert_rows)
 
     def init(self, batch: int) -> None:
         """No state."""
@@ -150,7 +150,7 @@ class Heuristic:
     varies = True
     counts_refused = True
     reproducible = True
-    join = staticmethod(join_rows)
+    insert = staticmethod(insert_rows)
 
     def init(self, batch: int) -> Int[Array, " batch"]:
         """The first round's K."""
@@ -188,7 +188,7 @@ class Oracle:
     limits = Constant.limits
     threshold = Constant.threshold
     update = Constant.update
-    join = staticmethod(join_rows)
+    insert = staticmethod(insert_rows)
 
 
 @pytree
@@ -225,7 +225,7 @@ class Confidence:
     varies = True
     counts_refused = True
     reproducible = True
-    join = staticmethod(join_rows)
+    insert = staticmethod(insert_rows)
     bins = 50
 
     def init(self, batch: int) -> Seen | None:

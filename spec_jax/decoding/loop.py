@@ -1,7 +1,6 @@
 """The loop: propose, score, verify, commit."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,126 +8,16 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from spec_jax.config import SCORINGS, VERIFICATIONS
 from spec_jax.decoding.draft_length import DraftLengthPolicy, Outcome, scoring_widths
-from spec_jax.decoding.logprobs import Logprobs
-from spec_jax.decoding.reading import read_prompts
 from spec_jax.decoding.score import Scored, score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
 from spec_jax.decoding.verdict import Verdict
 from spec_jax.decoding.verify import verify
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter
 from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
-from spec_jax.models.source import Source
 from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.rows import fill_rows, join_rows, write_rows
-
-
-@jax.named_scope("prefill")
-def start(
-    target: Model,
-    drafter: Drafter,
-    policy: DraftLengthPolicy,
-    *,
-    tokens: Int[Array, "batch length"],
-    lengths: Int[Array, " batch"],
-    max_lengths: Int[Array, " batch"],
-    keys: UInt32[Array, "batch 2"],
-    block: int,
-    headroom: int | None = None,
-    inputs: Any = None,
-    source: Source | None = None,
-    keep_states: bool = False,
-    logprobs: int | None = None,
-    prompt_logprobs: bool = False,
-) -> DecodeState:
-    """Reads the prompts into both caches and returns the state before the first round.
-
-    A row whose `max_lengths` does not exceed its length starts finished; padding rows use this.
-    `block` (static) is how many tokens of a prompt are read at a time; it divides the capacity.
-    `headroom` (static) is the most KV slots that a call writes past a row's text, see `KVCache`.
-    `inputs` comes from the drafter's host side. `source` is what the encoder reads, of a target
-    that has one. With `keep_states` (static) the loop keeps the
-    hidden states of the target's last layer at each token. `logprobs` (static) is how many of the
-    likeliest tokens are kept beside each generated one, with their log-probabilities, and with
-    `prompt_logprobs` (static) also beside each token of a prompt but its first.
-    """
-    batch, length = tokens.shape
-    cache = target.new_cache(batch, length, headroom=headroom)
-    known = None if logprobs is None else Logprobs.zeros(batch, length, logprobs)
-    if source is not None:
-        encoded, source = target.encode(source)
-        cache = dataclasses.replace(cache, encoded=encoded)
-    wanted = known if prompt_logprobs else None
-    read = read_prompts(
-        target, tokens, lengths, cache, block, keep_states=keep_states, logprobs=wanted
-    )
-    return DecodeState(
-        tokens=tokens,
-        lengths=lengths,
-        prompt_lengths=lengths + 0,  # a buffer of its own: donated buffers must not be shared
-        max_lengths=max_lengths,
-        finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
-        keys=keys,
-        cache=read.cache,
-        drafter=drafter.init(Prompt(tokens, lengths, inputs, source, block)),
-        draft_length=policy.init(batch),
-        counters=Counters.zeros(batch, drafter.lookahead, length),
-        states=read.states,
-        logprobs=known if read.logprobs is None else read.logprobs,
-    )
-
-
-def vacant(policy: DraftLengthPolicy, rows: DecodeState, shards: int, batch: int) -> DecodeState:
-    """A state of `batch` free slots, which other rows may `join`.
-
-    Args:
-      policy: the draft-length policy.
-      rows: what `start` made of some prompts; a free slot is one of them, finished.
-      shards: of the batch; static.
-      batch: slots; static.
-    """
-    filled = fill_rows(dataclasses.replace(rows, draft_length=None), shards, batch)
-    ones = [jnp.ones((batch,), jnp.int32) for _ in range(3)]  # donated: none may be shared
-    return dataclasses.replace(
-        filled,
-        draft_length=policy.init(batch),
-        lengths=ones[0],
-        prompt_lengths=ones[1],
-        max_lengths=ones[2],
-        finish=jnp.full((batch,), LENGTH, jnp.int32),
-        cache=filled.cache.with_lengths(jnp.zeros((batch,), jnp.int32)),
-    )
-
-
-def join(
-    drafter: Drafter,
-    policy: DraftLengthPolicy,
-    state: DecodeState,
-    slots: Int[Array, "shards joining"],
-    rows: DecodeState,
-) -> DecodeState:
-    """Puts rows whose prompts have been read (`start`) into slots of a running state.
-
-    Donate `state`: the rows are written into its buffers. A row's tokens depend neither on when it
-    joins nor on its slot: its randomness is a function of its own key and length.
-
-    Args:
-      drafter: the batch's drafter.
-      policy: its draft-length policy.
-      state: of the same capacity as the rows.
-      slots: which slot each row takes, as for `join_rows`.
-      rows: what `start` made of their prompts.
-    """
-    own = {
-        "drafter": drafter.join(state.drafter, slots, rows.drafter),
-        "draft_length": policy.join(state.draft_length, slots, rows.draft_length),
-    }
-    without = dict.fromkeys(own)
-    joined = join_rows(
-        dataclasses.replace(state, **without), slots, dataclasses.replace(rows, **without)
-    )
-    return dataclasses.replace(joined, **own)
+from spec_jax.sharding.rows import write_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,15 +93,9 @@ def finish_round(
     def finish(width: int, state: DecodeState) -> DecodeState:
         short = draft.first(width)
         only = None if allowed is None else allowed[:, : 1 + width * draft.drafts]
-        layers = drafter.feature_layers
-        if state.states is not None:
-            layers = (*layers, target.config.num_layers)
-        scored = score(target, state, short, sampling, strategy.scoring, only, layers)
-        if state.states is not None and scored.features is not None:
-            states = _note(state.states, scored.features[:, :, -1], state.lengths)
-            state = dataclasses.replace(state, states=states)
-            features = scored.features[:, :, :-1] if drafter.feature_layers else None
-            scored = scored._replace(features=features)
+        scored = score(
+            target, state, short, sampling, strategy.scoring, only, drafter.feature_layers
+        )
         verdict = verify(
             strategy.verification, scored.p, short, _round_keys(state)[1], sampling.features.random
         )
@@ -225,15 +108,6 @@ def finish_round(
 
     widths = scoring_widths(strategy.draft_length, drafter.steady, strategy.consistent)
     return at_width(widths, draft.lengths.max(), finish, state)
-
-
-def _note(
-    known: Float[Array, "batch length embed"],
-    found: Float[Array, "batch positions embed"],
-    lengths: Int[Array, " batch"],
-) -> Float[Array, "batch length embed"]:
-    """Adds the hidden states of the last known token and the draft; only kept tokens count."""
-    return write_rows(known, found.astype(known.dtype), lengths - 1)
 
 
 def limits(
@@ -262,9 +136,10 @@ def propose(
         prompt_lengths=state.prompt_lengths,
         keys=_round_keys(state)[0],
         sampling=sampling,
-        limits=allowed if policy.varies else None,
+        limits=allowed,
         threshold=threshold,
         cache=state.cache,
+        fixed_length=not policy.varies,
     )
     draft, drafter_state = drafter.propose(state.drafter, context)
     draft = dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, allowed))

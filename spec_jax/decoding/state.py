@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.models.cache import KVCache
@@ -46,8 +46,8 @@ class Counters:
 class DecodeState:
     """Everything that changes while a batch is decoded.
 
-    Between rounds the target's cache holds all tokens of a row but the last, which the next
-    round scores in front of the draft.
+    The target's cache is as long as the tokens that are computed: between rounds all tokens of a
+    row but the last, which the next round scores in front of the draft.
 
     Attributes:
       tokens: prompt and output; only the first `lengths` of each row are valid. The capacity
@@ -62,8 +62,7 @@ class DecodeState:
       drafter: the drafter's state.
       draft_length: the state of the draft-length policy.
       counters: what the rounds did.
-      states: hidden states of the target's last layer at each token but the last, if kept.
-      logprobs: log-probabilities of the generated tokens, if kept.
+      logprobs: log-probabilities of the tokens, if they are recorded.
     """
 
     tokens: Int[Array, "batch length"]
@@ -76,5 +75,4 @@ class DecodeState:
     drafter: Any
     draft_length: Any
     counters: Counters
-    states: Float[Array, "batch length embed"] | None = None
     logprobs: Logprobs | None = None

@@ -7,7 +7,15 @@ truncation, penalties and bans; `draw` draws from them; `autoregress` does both 
 """
 
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Begun, Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import (
+    Begun,
+    Committed,
+    Context,
+    Draft,
+    Drafter,
+    DrafterPrompt,
+    PromptBlock,
+)
 from spec_jax.sampling.draw import draw
 from spec_jax.sampling.probabilities import probabilities
 from spec_jax.sampling.processors import History
@@ -19,8 +27,9 @@ __all__ = [
     "Context",
     "Draft",
     "Drafter",
+    "DrafterPrompt",
     "History",
-    "Prompt",
+    "PromptBlock",
     "autoregress",
     "draw",
     "probabilities",

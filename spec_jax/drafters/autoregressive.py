@@ -46,10 +46,9 @@ def autoregress(
 ) -> tuple[Draft, T]:
     """Draws tokens one after another, each from the model's own processed distribution.
 
-    If the draft length varies, a row stops at its limit, or after a token whose confidence is below
-    the row's threshold, and the loop ends when all rows have stopped. Rows that have stopped are
-    still read, and the KV slots that they write must not be counted. Otherwise the loop has a fixed
-    length, which accelerators run without asking the host.
+    A row stops at its limit, or after a token whose confidence is below the row's threshold, and
+    the loop ends when all rows have stopped, or after K steps if `context.fixed_length`. Rows that
+    have stopped are still read, and the KV slots that they write must not be counted.
 
     Args:
       step: (carry, i, tokens drawn in step i - 1) -> logits [batch, drafts, target's vocab] of
@@ -68,7 +67,6 @@ def autoregress(
     history = History.of(
         context.tokens, context.lengths, context.prompt_lengths, context.sampling
     ).repeat(drafts)
-    limits = jnp.full((batch,), lookahead, jnp.int32) if context.limits is None else context.limits
     nothing = jnp.zeros((rows, 0), jnp.int32)
 
     def write(buffer: Array, new: Array, i: int | Array) -> Array:
@@ -85,7 +83,7 @@ def autoregress(
         # A position without a distribution (NaN) ends the draft before it; the target continues.
         usable = (q.sum(-1) > 0).reshape(batch, drafts).all(-1)
         lengths = state.lengths + (state.active & usable).astype(jnp.int32)
-        active = state.active & usable & (lengths < limits)
+        active = state.active & usable & (lengths < context.limits)
         confidence = state.confidence
         if context.threshold is not None and confidence is not None:
             # A greedy row's q is one-hot; its confidence is the probability at temperature 1.
@@ -113,9 +111,9 @@ def autoregress(
         probs=jnp.zeros((batch, count, vocab), jnp.float32),
         confidence=None if context.threshold is None else jnp.zeros((batch, count), jnp.float32),
         lengths=jnp.zeros((batch,), jnp.int32),
-        active=limits > 0,
+        active=context.limits > 0,
     )
-    if context.limits is None:
+    if context.fixed_length:
         state = jax.lax.fori_loop(1, lookahead, one, one(0, state))
     else:
         state = in_place_if(state.active.any(), lambda state: one(0, state), state)

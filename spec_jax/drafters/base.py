@@ -9,7 +9,6 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.source import Source
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import join_rows
 
 
 @pytree
@@ -22,11 +21,13 @@ class Context:
       prompt_lengths: how many of them are the prompt's.
       keys: randomness of this round's draft.
       sampling: the parameters the request is sampled with; drafts use the same.
-      limits: most tokens each row may draft in this round, or None if that never changes: then
-        every round drafts `lookahead` tokens, in a loop of fixed length.
+      limits: most tokens that each row may draft in this round; 0 for a row that has ended.
       threshold: a row stops drafting after a token of a lower probability than this; None if
         no row does.
       cache: the target's cache, for drafters that are part of the target.
+      fixed_length: whether every row drafts K tokens in every round, or as many as it has room
+        for: then a loop of fixed length, which accelerators run without asking the host, is best.
+        Static.
     """
 
     tokens: Int[Array, "batch length"]
@@ -34,9 +35,10 @@ class Context:
     prompt_lengths: Int[Array, " batch"]
     keys: Key[Array, " batch"]
     sampling: BatchSampling
-    limits: Int[Array, " batch"] | None = None
+    limits: Int[Array, " batch"]
     threshold: Float[Array, " batch"] | None = None
     cache: KVCache | None = None
+    fixed_length: bool = static(default=False)
 
 
 @pytree
@@ -120,7 +122,7 @@ class Committed:
 
 
 @pytree
-class Prompt:
+class DrafterPrompt:
     """What the rows begin with.
 
     Attributes:
@@ -136,6 +138,33 @@ class Prompt:
     inputs: Any = None
     source: Source | None = None
     block: int = static(default=1)
+
+
+@pytree
+class PromptBlock:
+    """The next tokens of each row's prompt, which the target has just read.
+
+    Attributes:
+      tokens: the rows' prompts.
+      lengths: tokens of each prompt. Its last token is no part of any block.
+      begin: where each row's block begins.
+      num_tokens: how many tokens the row's block has, 0 if it was read to its end before.
+      features: the target's features at these tokens, as `Drafter.feature_layers` asks; the first
+        `num_tokens` count.
+      size: most tokens of a block; static.
+    """
+
+    tokens: Int[Array, "batch length"]
+    lengths: Int[Array, " batch"]
+    begin: Int[Array, " batch"]
+    num_tokens: Int[Array, " batch"]
+    features: Float[Array, "batch block taps embed"] | None = None
+    size: int = static(default=1)
+
+    @property
+    def end(self) -> Int[Array, " batch"]:
+        """Where each row's block ends."""
+        return self.begin + self.num_tokens
 
 
 class Drafter:
@@ -155,9 +184,13 @@ class Drafter:
     steady: bool = False
     feature_layers: tuple[int, ...] = ()
 
-    def init(self, prompt: Prompt) -> Any:
-        """The state after the prompts: arrays with the rows along axis 0."""
+    def init(self, prompt: DrafterPrompt) -> Any:
+        """The state before the prompts are read: arrays with the rows along axis 0."""
         raise NotImplementedError
+
+    def prefill(self, state: Any, block: PromptBlock) -> Any:
+        """Reads the next tokens of the prompts, after the target has read them."""
+        return state
 
     def propose(self, state: Any, context: Context) -> tuple[Draft, Any]:
         """Up to K tokens for each row."""
@@ -167,9 +200,20 @@ class Drafter:
         """Updates the state to the rows' new tokens, and rolls back the refused ones."""
         raise NotImplementedError
 
-    def join(self, state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
-        """Puts rows into slots of a running state; `rows` is `init`'s state of their prompts.
+    @property
+    def copies_prefixes(self) -> bool:
+        """Whether rows may begin with tokens that other rows have computed; see `copy_prefix`."""
+        reads_prompts = type(self).prefill is not Drafter.prefill
+        return not reads_prompts or type(self).copy_prefix is not Drafter.copy_prefix
 
-        `slots` are as for `join_rows`.
+    def copy_prefix(self, state: Any, other: Any, num_tokens: Int[Array, " batch"]) -> Any:
+        """The state of rows whose first `num_tokens` were computed by other rows.
+
+        A drafter with a `prefill` has to implement it, or no row begins in this way.
+
+        Args:
+          state: what `init` made of the rows.
+          other: the state of as many other rows, whose texts begin alike.
+          num_tokens: how many tokens of each row `prefill` will not get.
         """
-        return join_rows(state, slots, rows)
+        return state

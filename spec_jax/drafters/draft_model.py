@@ -2,16 +2,22 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import (
+    Committed,
+    Context,
+    Draft,
+    Drafter,
+    DrafterPrompt,
+    PromptBlock,
+)
 from spec_jax.models.attention import Pattern
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
-from spec_jax.models.prefill import prefill
+from spec_jax.models.prefill import prefill, take_tokens
 from spec_jax.sharding.pytree import pytree, static
 
 CATCH_UP = 16
@@ -39,13 +45,21 @@ class DraftModel(Drafter):
     shares_encoder: bool = static(default=False)
     steady = True
 
-    def init(self, prompt: Prompt) -> KVCache:
-        """The draft's cache of the prompts."""
+    def init(self, prompt: DrafterPrompt) -> KVCache:
+        """An empty cache."""
         headroom = headroom_of_drafts(prompt.block, self.lookahead * self.drafts)
-        tokens = self._readable(prompt.tokens)
-        return draft_cache(
-            self.model, tokens, prompt.lengths, prompt, headroom, self.shares_encoder
-        )
+        return empty_cache(self.model, prompt.tokens, prompt, headroom, self.shares_encoder)
+
+    def prefill(self, state: KVCache, block: PromptBlock) -> KVCache:
+        """Reads the block, and what is missing before it after `copy_prefix`."""
+        return prefill(self.model, self._readable(block.tokens), block.end, state, block.size)
+
+    def copy_prefix(self, state: KVCache, other: KVCache, num_tokens: Array) -> KVCache:
+        """The other rows' caches, cut to what both have."""
+        lengths = jnp.minimum(other.lengths, num_tokens)
+        if not other.can_truncate:
+            lengths = jnp.where(other.lengths <= num_tokens, lengths, 0)
+        return dataclasses.replace(other, lengths=lengths, encoded=state.encoded)
 
     def _readable(self, tokens: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
         """The tokens; ids that exist only in the target's padded embedding are replaced.
@@ -54,18 +68,10 @@ class DraftModel(Drafter):
         """
         return jnp.minimum(tokens, self.model.config.vocab_size - 1)
 
-    def commit(self, state: KVCache, committed: Committed) -> KVCache:
-        """Keeps all but the last two tokens, which the next round's first step reads again."""
-        if self.drafts > 1:
-            steps = jnp.arange(self.lookahead - 1, dtype=jnp.int32)[None]
-            sources = committed.before[:, None] + steps * self.drafts + committed.chosen[:, None]
-            state = state.gather(sources, committed.before)
-        return state.with_lengths(jnp.clip(committed.lengths - 2, 0, state.lengths))
-
     def propose(self, state: KVCache, context: Context) -> tuple[Draft, KVCache]:
         """K tokens, each drawn from the draft's own processed distribution."""
         tokens = self._readable(context.tokens)
-        if context.limits is not None:
+        if not context.fixed_length:
             wanted = jnp.where(context.limits > 0, context.lengths - 2, 0)
             state = catch_up(self.model, tokens, wanted, state)
         return draft_on(
@@ -79,21 +85,28 @@ class DraftModel(Drafter):
             columns=self.columns,
         )
 
+    def commit(self, state: KVCache, committed: Committed) -> KVCache:
+        """Keeps the accepted tokens that were read; the next round's first step reads the rest."""
+        if self.drafts > 1:
+            steps = jnp.arange(self.lookahead - 1, dtype=jnp.int32)[None]
+            sources = committed.before[:, None] + steps * self.drafts + committed.chosen[:, None]
+            num_read = jnp.maximum(state.lengths - committed.before, 0)
+            state = state.gather(sources, committed.before, num_read)
+        return state.with_lengths(jnp.minimum(state.lengths, committed.lengths - 1))
 
-def draft_cache(
+
+def empty_cache(
     model: Model,
     tokens: Int[Array, "batch length"],
-    lengths: Int[Array, " batch"],
-    prompt: Prompt,
+    prompt: DrafterPrompt,
     headroom: int,
     shares_encoder: bool = False,
 ) -> KVCache:
-    """A draft model's cache of all but the last two tokens of its prompts.
+    """A draft model's cache of prompts of which nothing is read.
 
     Args:
       model: the draft model; with an encoder, it reads the prompt's source.
       tokens: the prompts in its tokens.
-      lengths: tokens of each.
       prompt: as the drafter has it.
       headroom: see `headroom_of_drafts`.
       shares_encoder: see `DraftModel`.
@@ -103,17 +116,16 @@ def draft_cache(
         assert prompt.source is not None
         encoded = model.encode(prompt.source, shared=shares_encoder)[0]
         cache = dataclasses.replace(cache, encoded=encoded)
-    cache = prefill(lambda *args: model.extend(*args).cache, tokens, lengths, cache, prompt.block)
-    return cache.with_lengths(jnp.maximum(lengths - 2, 0))
+    return cache
 
 
 def headroom_of_drafts(block: int, drafted: int) -> int:
     """Most KV slots that a draft model's calls write past its next query; see `KVCache`.
 
-    Besides a block of a prompt these are the drafted tokens, the two read again before them, and
-    what `catch_up` reads.
+    A call writes a block of a prompt, what `catch_up` reads, or drafted tokens after the two that a
+    round's first step reads.
     """
-    return max(block, drafted + 2 + CATCH_UP)
+    return max(block, CATCH_UP, drafted + 2)
 
 
 def draft_on(
@@ -128,50 +140,56 @@ def draft_on(
     columns: Int[Array, " vocab"] | None = None,
     own_ids: Int[Array, " vocab"] | None = None,
 ) -> tuple[Draft, KVCache]:
-    """Continues texts whose cache holds all but the last two tokens.
+    """Continues texts of which the cache lacks one or two tokens, if a row's limit is above 0.
 
-    The first step reads those two. After a full acceptance the first of them is the last draft
-    token, which the draft has not read yet, so the cache catches up without an additional call.
-    Otherwise it is read twice, which costs little because weight bandwidth bounds a step.
+    The first step reads them: the last known token, and, after a full acceptance, the last draft
+    token before it, which no step has read. So the cache catches up without an additional call.
 
     Args:
       model: the draft model.
       tokens: the rows' texts in its tokens.
       lengths: known tokens of each row.
-      cache: its cache of them; rows that do not draft in this round may lack more tokens.
+      cache: the tokens that it has computed; rows with a limit of 0 may lack any number.
       context: the rows.
       lookahead: most tokens to draft; static.
       drafts: drafts of each row; static.
       columns: the model's output for each of the target's ids; as in `DraftModel`.
       own_ids: the model's input id for each of the target's ids; by default they are the same.
     """
-    vocab, before = context.sampling.logit_bias.shape[1], cache.lengths
-    if context.limits is not None:
-        # Rows that do not draft are read too; they must not write far past their text.
-        lengths = jnp.where(context.limits > 0, lengths, before + 2)
+    vocab, computed = context.sampling.logit_bias.shape[1], cache.lengths
+    drafting = context.limits > 0
+    num_missing = jnp.where(drafting, lengths - computed, 0)
 
     def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
         if isinstance(i, int):
-            logits, cache = read_last_two(model, tokens, lengths, cache)
-            logits = over_vocabulary(logits, vocab, columns)
-            return jnp.repeat(logits[:, None], drafts, axis=1), cache
+            missing = take_tokens(tokens, computed, 2)
+            logits, _, cache = model.score(missing, cache, num_tokens=num_missing)
+            at = jnp.maximum(num_missing - 1, 0)[:, None, None]
+            logits = over_vocabulary(jnp.take_along_axis(logits, at, axis=1), vocab, columns)
+            return jnp.repeat(logits, drafts, axis=1), cache
         last = last if own_ids is None else own_ids[last]
         cache = cache.with_lengths(lengths + (i - 1) * drafts)
-        pattern = None if drafts == 1 else _latest_of_drafts(lengths, i, lookahead, drafts)
-        logits, _, cache = model.score(last, cache, pattern)
+        num_tokens = jnp.where(drafting, drafts, 0)
+        if drafts == 1:
+            logits, _, cache = model.score(last, cache, num_tokens=num_tokens)
+        else:
+            pattern = _latest_of_drafts(lengths, i, lookahead, drafts, num_tokens)
+            logits, _, cache = model.score(last, cache, pattern)
         return over_vocabulary(logits, vocab, columns), cache
 
     draft, cache = autoregress(
         step, cache, context, lookahead=lookahead, drafts=drafts, placement=model.placement
     )
     read = lengths + jnp.maximum(draft.lengths - 1, 0)
-    if context.limits is not None:
-        read = jnp.where(context.limits > 0, read, before)
-    return draft, cache.with_lengths(read)
+    return draft, cache.with_lengths(jnp.where(drafting, read, computed))
 
 
 def _latest_of_drafts(
-    lengths: Int[Array, " batch"], step: int | Array, lookahead: int, drafts: int
+    lengths: Int[Array, " batch"],
+    step: int | Array,
+    lookahead: int,
+    drafts: int,
+    num_tokens: Int[Array, " batch"],
 ) -> Pattern:
     """The drafts' latest tokens: each sees the text and the tokens of its own draft."""
     drafted = jnp.arange(lookahead * drafts, dtype=jnp.int32)
@@ -183,17 +201,8 @@ def _latest_of_drafts(
         text=lengths,
         among=own,
         depths=drafted // drafts,
+        num_tokens=num_tokens,
     )
-
-
-def read_last_two(
-    model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], cache: KVCache
-) -> tuple[Float[Array, "batch own"], KVCache]:
-    """Logits after each row's last known token, and the cache with the last two tokens."""
-    start = jnp.maximum(lengths - 2, 0)
-    logits, _, cache = model.score(_slices(tokens, start, 2), cache.with_lengths(start))
-    at = (lengths - 1 - start)[:, None, None]
-    return jnp.take_along_axis(logits, at, axis=1)[:, 0], cache
 
 
 def catch_up(
@@ -203,23 +212,7 @@ def catch_up(
     cache: KVCache,
 ) -> KVCache:
     """Reads known tokens until each row's cache holds at least `wanted` of them."""
-    size = min(CATCH_UP, tokens.shape[1])
-
-    def read(cache: KVCache) -> KVCache:
-        # A window that would pass the end reads some tokens twice instead.
-        start = jnp.minimum(cache.lengths, tokens.shape[1] - size)
-        behind = cache.lengths < wanted
-        after = model.extend(_slices(tokens, start, size), cache.with_lengths(start)).cache
-        return after.with_lengths(
-            jnp.where(behind, jnp.minimum(start + size, wanted), cache.lengths)
-        )
-
-    return jax.lax.while_loop(lambda cache: (cache.lengths < wanted).any(), read, cache)
-
-
-def _slices(rows: Array, start: Int[Array, " batch"], size: int) -> Array:
-    """`size` (static) tokens of each row from its own start on."""
-    return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size))(rows, start)
+    return prefill(model, tokens, wanted, cache, min(CATCH_UP, tokens.shape[1]))
 
 
 def over_vocabulary(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Begun, Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import Begun, Committed, Context, Draft, Drafter, DrafterPrompt
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.sharding.pytree import pytree, static
@@ -32,7 +32,7 @@ class EarlyExit(Drafter):
     layers: int = static()
     steady = True
 
-    def init(self, prompt: Prompt) -> None:
+    def init(self, prompt: DrafterPrompt) -> None:
         """No state: the cache is the target's."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
@@ -61,7 +61,7 @@ class EarlyExit(Drafter):
             placement=self.model.placement,
         )
         # The last draft token has not been read yet. Rows that stopped earlier have read theirs.
-        steps = draft.lengths.max()
+        steps = jnp.int32(self.lookahead) if context.fixed_length else draft.lengths.max()
         read_in_order = jnp.concatenate([known, draft.tokens], axis=1)
         token = jax.lax.dynamic_slice_in_dim(read_in_order, steps, 1, axis=1)
         (cache, hidden), _ = read(carry, steps, token)

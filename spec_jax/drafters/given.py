@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt
 from spec_jax.sharding.pytree import pytree, static
 
 
@@ -25,7 +25,7 @@ class Given(Drafter):
 
     lookahead: int = static()
 
-    def init(self, prompt: Prompt) -> GivenDraft:
+    def init(self, prompt: DrafterPrompt) -> GivenDraft:
         """Nothing yet."""
         batch = len(prompt.lengths)
         shape = (batch, self.lookahead)

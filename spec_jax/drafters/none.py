@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt
 from spec_jax.sharding.pytree import pytree, static
 
 
@@ -18,7 +18,7 @@ class NoDraft(Drafter):
     lookahead: int = static(default=0)
     steady = True
 
-    def init(self, prompt: Prompt) -> None:
+    def init(self, prompt: DrafterPrompt) -> None:
         """No state."""
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:

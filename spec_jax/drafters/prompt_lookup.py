@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree, static
 
@@ -30,7 +30,7 @@ class PromptLookup(Drafter):
     max_ngram: int = static()
     drafts: int = static(default=1)
 
-    def init(self, prompt: Prompt) -> Searched:
+    def init(self, prompt: DrafterPrompt) -> Searched:
         """The state is the source in tokens, if there is one; -1 follows it."""
         source = prompt.source
         if source is None or source.values.ndim == 3:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt
 from spec_jax.drafters.prompt_lookup import continuation, matches
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree, static
@@ -45,7 +45,7 @@ class SuffixLookup(Drafter):
     lookahead: int = static()
     max_ngram: int = static(default=16)
 
-    def init(self, prompt: Prompt) -> PastText:
+    def init(self, prompt: DrafterPrompt) -> PastText:
         """The state is what `SuffixIndex.arrays` gave for the requests; it never changes."""
         if prompt.inputs is None:
             raise ValueError("a drafter that searches past outputs needs their suffix arrays")

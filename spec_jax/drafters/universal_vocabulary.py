@@ -10,10 +10,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
-from spec_jax.drafters.draft_model import catch_up, draft_cache, draft_on, headroom_of_drafts
+from spec_jax.drafters.base import (
+    Committed,
+    Context,
+    Draft,
+    Drafter,
+    DrafterPrompt,
+    PromptBlock,
+)
+from spec_jax.drafters.draft_model import (
+    catch_up,
+    draft_on,
+    empty_cache,
+    headroom_of_drafts,
+)
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
+from spec_jax.models.prefill import prefill
 from spec_jax.sharding.pytree import pytree, static
 
 
@@ -58,15 +71,26 @@ class UniversalVocabulary(Drafter):
         """KV slots that a round may need past the known tokens."""
         return self.lookahead + self.spelling.shape[1] + 1
 
-    def init(self, prompt: Prompt) -> OwnText:
-        """Reads the prompts; `inputs` holds them in the drafter's tokens, and their lengths."""
+    def init(self, prompt: DrafterPrompt) -> OwnText:
+        """`inputs` holds the prompts in the drafter's tokens, and their lengths."""
         if prompt.inputs is None:
             raise ValueError("a drafter with its own vocabulary needs the prompts in its tokens")
-        own, own_lengths = prompt.inputs
+        tokens, lengths = prompt.inputs
         headroom = headroom_of_drafts(prompt.block, self.lookahead)
-        cache = draft_cache(self.model, own, own_lengths, prompt, headroom)
-        full = jnp.zeros(own_lengths.shape, bool)
-        return self._checked(OwnText(own, own_lengths, full, cache))
+        cache = empty_cache(self.model, tokens, prompt, headroom)
+        return self._checked(OwnText(tokens, lengths, jnp.zeros(lengths.shape, bool), cache))
+
+    def prefill(self, state: OwnText, block: PromptBlock) -> OwnText:
+        """Reads as many of its own tokens, and all that are left when the prompt ends."""
+        known = jnp.maximum(state.lengths - 1, 0)
+        ends = block.end >= block.lengths - 1
+        end = jnp.where(ends, known, jnp.minimum(known, state.cache.lengths + block.size))
+        cache = prefill(self.model, state.tokens, end, state.cache, block.size)
+        return dataclasses.replace(state, cache=cache)
+
+    def copy_prefix(self, state: OwnText, other: OwnText, num_tokens: Array) -> OwnText:
+        """Copies nothing: the same text may have other tokens before a different end."""
+        return state
 
     def _checked(self, text: OwnText) -> OwnText:
         # A write past the end would be moved back and overwrite earlier tokens.
@@ -77,22 +101,20 @@ class UniversalVocabulary(Drafter):
 
     def propose(self, state: OwnText, context: Context) -> tuple[Draft, OwnText]:
         """K tokens, each drawn from the drafter's processed distribution over shared tokens."""
-        lengths = state.lengths
-        going = ~state.full if context.limits is None else ~state.full & (context.limits > 0)
-        wanted = jnp.where(going, lengths - 2, 0)
+        limits = jnp.where(state.full, 0, context.limits)
+        wanted = jnp.where(limits > 0, state.lengths - 2, 0)
         cache = catch_up(self.model, state.tokens, wanted, state.cache)
         draft, cache = draft_on(
             self.model,
             state.tokens,
-            lengths,
+            state.lengths,
             cache,
-            context,
+            dataclasses.replace(context, limits=limits),
             lookahead=self.lookahead,
             columns=self.to_drafter,
             own_ids=self.to_drafter,
         )
-        draft = dataclasses.replace(draft, lengths=jnp.where(state.full, 0, draft.lengths))
-        return draft, OwnText(state.tokens, lengths, state.full, cache)
+        return draft, dataclasses.replace(state, cache=cache)
 
     def commit(self, state: OwnText, committed: Committed) -> OwnText:
         """Adds the accepted tokens and the spelling of the next token; rolls back the rest."""
@@ -113,5 +135,5 @@ class UniversalVocabulary(Drafter):
         lengths = state.lengths + accepted + spelt
         # The KV slot after the accepted tokens holds a refused token.
         valid = jnp.minimum(state.cache.lengths, state.lengths + accepted)
-        cache = state.cache.with_lengths(jnp.clip(lengths - 2, 0, valid))
+        cache = state.cache.with_lengths(jnp.minimum(lengths - 1, valid))
         return self._checked(OwnText(tokens, lengths, state.full, cache))

@@ -112,14 +112,19 @@ class LayerCache:
         )
         return dataclasses.replace(self, keys=keys, values=values)
 
-    def gather(self, sources: Int[Array, "batch moved"], to: Int[Array, " batch"]) -> "LayerCache":
-        """Moves a few tokens of each row, named by index, side by side to `to`."""
+    def gather(
+        self,
+        sources: Int[Array, "batch moved"],
+        to: Int[Array, " batch"],
+        num_tokens: Int[Array, " batch"] | None = None,
+    ) -> "LayerCache":
+        """Moves the first `num_tokens` of the tokens at indices `sources` side by side to `to`."""
         slots = sources % self.slots if self.ring else sources
 
         def moved(buffer: Array) -> Array:
             return jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2)
 
-        return self._write(jax.tree.map(moved, (self.keys, self.values)), to)
+        return self._write(jax.tree.map(moved, (self.keys, self.values)), to, num_tokens)
 
     def indices(
         self, slots: Int[Array, " some"], end: Int[Array, " batch"]
@@ -207,10 +212,20 @@ class KVCache:
             lengths=placement.pin(jnp.zeros((batch,), jnp.int32), "batch"),
         )
 
-    def gather(self, sources: Int[Array, "batch moved"], to: Int[Array, " batch"]) -> "KVCache":
+    def gather(
+        self,
+        sources: Int[Array, "batch moved"],
+        to: Int[Array, " batch"],
+        num_tokens: Int[Array, " batch"] | None = None,
+    ) -> "KVCache":
         """Moves a few tokens of each row side by side to `to`: the branch that a tree keeps."""
-        layers = tuple(layer.gather(sources, to) for layer in self.layers)
+        layers = tuple(layer.gather(sources, to, num_tokens) for layer in self.layers)
         return dataclasses.replace(self, layers=layers)
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether a row may be cut to any length: a ring has overwritten what is further back."""
+        return not any(layer.ring for layer in self.layers)
 
     def with_lengths(self, lengths: Int[Array, " batch"]) -> "KVCache":
         """The same arrays with other valid lengths: commit and rollback."""

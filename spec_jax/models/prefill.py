@@ -1,63 +1,60 @@
-"""Reading prompts into caches, a block of tokens at a time."""
-
-from collections.abc import Callable
-from typing import TypeVar
+"""Reading known text into a cache, a block of tokens at a time."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax.models.cache import KVCache
-
-T = TypeVar("T")
+from spec_jax.models.model import Model
+from spec_jax.models.output import TargetOutput
 
 
 def prefill(
-    extend: Callable[[Int[Array, "batch block"], KVCache], KVCache],
+    model: Model,
     tokens: Int[Array, "batch length"],
-    lengths: Int[Array, " batch"],
+    end: Int[Array, " batch"],
     cache: KVCache,
     block: int,
 ) -> KVCache:
-    """Reads all but the last token of each row into the cache, `block` tokens at a time.
-
-    The last token is what the first round scores, so a prompt needs no logits.
+    """Reads each row's tokens from its cache's length up to `end`; a row that has them is left.
 
     Args:
-      extend: writes keys and values of a block of tokens.
-      tokens: the prompts, left-aligned; `block` divides their padded length.
-      lengths: tokens of each prompt.
-      cache: an empty cache.
-      block: tokens per call of `extend`; static.
+      model: the model that reads.
+      tokens: the rows' texts, left-aligned.
+      end: how many tokens of each row the cache shall hold.
+      cache: what is read already.
+      block: tokens per call of the model; static.
     """
 
-    def read(start: Array, piece: Array, cache: KVCache) -> KVCache:
-        return extend(piece, cache.with_lengths(start))
+    def read(_: Array, cache: KVCache) -> KVCache:
+        return read_block(model, tokens, end, cache, block).cache
 
-    return by_blocks(read, tokens, lengths, cache, block).with_lengths(jnp.maximum(lengths - 1, 0))
+    return jax.lax.fori_loop(0, blocks_left(end, cache, block), read, cache)
 
 
-def by_blocks(
-    read: Callable[[Int[Array, " batch"], Int[Array, "batch block"], T], T],
+def blocks_left(end: Int[Array, " batch"], cache: KVCache, block: int) -> Int[Array, ""]:
+    """How many blocks the row with the most unread tokens has."""
+    return (jnp.maximum(end - cache.lengths, 0).max() + block - 1) // block
+
+
+def read_block(
+    model: Model,
     tokens: Int[Array, "batch length"],
-    lengths: Int[Array, " batch"],
-    carry: T,
+    end: Int[Array, " batch"],
+    cache: KVCache,
     block: int,
-) -> T:
-    """`read(starts, tokens, carry)` for each block, until all but the rows' last tokens are read.
+    feature_layers: tuple[int, ...] = (),
+) -> TargetOutput:
+    """Reads the next block of each row, as `prefill` does; the cache's lengths count it."""
+    start = cache.lengths
+    num_tokens = jnp.clip(end - start, 0, block)
+    out = model.extend(take_tokens(tokens, start, block), cache, num_tokens, feature_layers)
+    return out._replace(cache=out.cache.with_lengths(start + num_tokens))
 
-    A row that is already read gets its last block again, so that no row writes more than a block
-    past its length: otherwise a ring would lose tokens that the row still sees. Arguments as for
-    `prefill`.
-    """
-    if tokens.shape[1] % block:
-        raise ValueError(f"block {block} does not divide the padded length {tokens.shape[1]}")
-    wanted = jnp.maximum(lengths - 1, 0)
-    last = jnp.maximum(wanted - 1, 0) // block
 
-    def read_block(i: Array, carry: T) -> T:
-        starts = jnp.minimum(i, last) * block
-        slices = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, block))
-        return read(starts, slices(tokens, starts), carry)
-
-    return jax.lax.fori_loop(0, (wanted.max() + block - 1) // block, read_block, carry)
+def take_tokens(
+    tokens: Int[Array, "batch length"], start: Int[Array, " batch"], count: int
+) -> Int[Array, "batch count"]:
+    """`count` (static) tokens of each row from its `start` on; past the end the last one."""
+    at = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+    return jnp.take_along_axis(tokens, jnp.clip(at, 0, tokens.shape[1] - 1), axis=1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 
-def join_rows(state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any:
+def insert_rows(state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> Any:
     """Writes rows into slots of a state of the same structure; donate the state.
 
     A shard of the batch takes rows of its own shard alone, so that nothing travels between
@@ -17,31 +17,31 @@ def join_rows(state: Any, slots: Int[Array, "shards joining"], rows: Any) -> Any
     Args:
       state: arrays of B entries each along axis 0.
       slots: for each row the slot that it takes, counted within its shard; a row whose slot is
-        B / S or more joins nothing.
+        B / S or more is not inserted.
       rows: arrays of R entries each.
 
     Returns:
       The state with the rows in their slots; all others are as they were.
     """
-    shards, joining = slots.shape
+    shards, count = slots.shape
 
-    def join(leaf: Array, new: Array) -> Array:
-        rest = leaf.shape[1:]
-        sharded = leaf.reshape(shards, len(leaf) // shards, *rest)
-        new = new.reshape(shards, joining, *rest)
+    def insert(leaf: Array, new: Array) -> Array:
+        entry = leaf.shape[1:]
+        sharded = leaf.reshape(shards, len(leaf) // shards, *entry)
+        new = new.reshape(shards, count, *entry)
         # Row by row: XLA:CPU copies an array that a scatter of several rows overwrites.
         write = jax.vmap(lambda mine, at, new: mine.at[at].set(new, mode="drop"))
 
         def put(i: Array, mine: Array) -> Array:
             return write(mine, slots[:, i], new[:, i])
 
-        return jax.lax.fori_loop(0, joining, put, sharded).reshape(leaf.shape)
+        return jax.lax.fori_loop(0, count, put, sharded).reshape(leaf.shape)
 
-    return jax.tree.map(join, state, rows)
+    return jax.tree.map(insert, state, rows)
 
 
-def fill_rows(rows: Any, shards: int, batch: int) -> Any:
-    """A state of `batch` entries along axis 0, as `join_rows` takes it: copies of given rows.
+def broadcast_rows(rows: Any, shards: int, batch: int) -> Any:
+    """A state of `batch` entries along axis 0, as `insert_rows` takes it: copies of some rows.
 
     Args:
       rows: arrays whose leading axis is the rows; a shard copies its own first one.

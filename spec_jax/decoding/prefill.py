@@ -1,0 +1,209 @@
+"""Rows before their first round: they start, read their prompts, and enter a running batch.
+
+A row has computed as many tokens as its cache is long. Prefill computes all but the last token of
+the prompt, block by block, and the first round scores that one in front of its draft.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from spec_jax.decoding.draft_length import DraftLengthPolicy
+from spec_jax.decoding.logprobs import Logprobs, logprobs_of
+from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
+from spec_jax.drafters.base import Drafter, Prompt, PromptBlock
+from spec_jax.models.model import Model
+from spec_jax.models.prefill import blocks_left, read_block
+from spec_jax.models.source import Source
+from spec_jax.sharding.rows import broadcast_rows, insert_rows
+
+LOGITS_AT_ONCE = 32
+"""Tokens of a prompt whose logits are in memory at once; it divides every block."""
+
+
+def start(
+    target: Model,
+    drafter: Drafter,
+    policy: DraftLengthPolicy,
+    *,
+    tokens: Int[Array, "batch length"],
+    lengths: Int[Array, " batch"],
+    max_lengths: Int[Array, " batch"],
+    keys: UInt32[Array, "batch 2"],
+    block: int,
+    headroom: int | None = None,
+    inputs: Any = None,
+    source: Source | None = None,
+    logprobs: int | None = None,
+) -> DecodeState:
+    """The state of rows of whose prompts nothing is read yet.
+
+    Args:
+      target: the target model.
+      drafter: the batch's drafter.
+      policy: its draft-length policy.
+      tokens: the prompts, left-aligned.
+      lengths: tokens of each prompt.
+      max_lengths: where each row must end; a row that is as long already starts finished.
+      keys: each row's PRNG key data.
+      block: tokens of a prompt that a call reads; static.
+      headroom: most KV slots that a call writes past a row's text, see `KVCache`; static.
+      inputs: what the drafter's host side has made, if it has one.
+      source: what the encoder reads, of a target that has one.
+      logprobs: how many of the likeliest tokens are recorded beside each token, with their
+        log-probabilities; None records none. Static.
+    """
+    batch, length = tokens.shape
+    cache = target.new_cache(batch, length, headroom=headroom)
+    if source is not None:
+        encoded, source = target.encode(source)
+        cache = dataclasses.replace(cache, encoded=encoded)
+    return DecodeState(
+        tokens=tokens,
+        lengths=lengths,
+        prompt_lengths=lengths + 0,  # donated buffers must not be shared
+        max_lengths=max_lengths,
+        finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
+        keys=keys,
+        cache=cache,
+        drafter=drafter.init(Prompt(tokens, lengths, inputs, source, block)),
+        draft_length=policy.init(batch),
+        counters=Counters.zeros(batch, drafter.lookahead, length),
+        logprobs=None if logprobs is None else Logprobs.zeros(batch, length, logprobs),
+    )
+
+
+@jax.named_scope("prefill")
+def prefill(
+    target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool = False
+) -> DecodeState:
+    """Reads the prompts to their ends; arguments as for `prefill_step`."""
+
+    def read(_: Array, state: DecodeState) -> DecodeState:
+        return prefill_step(target, drafter, state, block, prompt_logprobs)
+
+    steps = blocks_left(state.lengths - 1, state.cache, block)
+    return jax.lax.fori_loop(0, steps, read, state)
+
+
+def prefill_step(
+    target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool = False
+) -> DecodeState:
+    """Reads the next block of each prompt that is not read to its end.
+
+    Args:
+      target: the target model.
+      drafter: the drafter, which gets each block after the target has read it.
+      state: rows of which no round was decoded yet.
+      block: tokens of a row that are read; static.
+      prompt_logprobs: whether log-probabilities of the prompts' tokens are recorded; static.
+    """
+    begin, layers = state.cache.lengths, drafter.feature_layers
+    if prompt_logprobs:
+        layers = (*layers, target.config.num_layers)
+    out = read_block(target, state.tokens, state.lengths - 1, state.cache, block, layers)
+    num_tokens, features, logprobs = out.cache.lengths - begin, out.features, state.logprobs
+    if prompt_logprobs and features is not None and logprobs is not None:
+        logprobs = _add(target, logprobs, state.tokens, features[:, :, -1], begin, num_tokens)
+        features = features[:, :, :-1] if drafter.feature_layers else None
+    read = PromptBlock(state.tokens, state.lengths, begin, num_tokens, features, block)
+    return dataclasses.replace(
+        state, cache=out.cache, drafter=drafter.prefill(state.drafter, read), logprobs=logprobs
+    )
+
+
+def _add(
+    target: Model,
+    logprobs: Logprobs,
+    tokens: Int[Array, "batch length"],
+    hidden: Float[Array, "batch block embed"],
+    begin: Int[Array, " batch"],
+    num_tokens: Int[Array, " batch"],
+) -> Logprobs:
+    """Adds the log-probability of the token after each of a block's tokens."""
+    top, length = logprobs.top.shape[-1], tokens.shape[1]
+
+    def some(i: Array, logprobs: Logprobs) -> Logprobs:
+        piece = jax.lax.dynamic_slice_in_dim(hidden, i * LOGITS_AT_ONCE, LOGITS_AT_ONCE, axis=1)
+        order = i * LOGITS_AT_ONCE + jnp.arange(LOGITS_AT_ONCE, dtype=jnp.int32)[None]
+        places = begin[:, None] + order + 1
+        token_ids = jnp.take_along_axis(tokens, jnp.minimum(places, length - 1), axis=1)
+        new = logprobs_of(target.exit(piece), token_ids, top)
+        places = jnp.where(order < num_tokens[:, None], places, length)
+        write = jax.vmap(lambda row, new, at: row.at[at].set(new, mode="drop"))
+        return jax.tree.map(lambda rows, new: write(rows, new, places), logprobs, new)
+
+    return jax.lax.fori_loop(0, hidden.shape[1] // LOGITS_AT_ONCE, some, logprobs)
+
+
+def copy_prefix(
+    drafter: Drafter, state: DecodeState, other: DecodeState, num_tokens: Int[Array, " batch"]
+) -> DecodeState:
+    """Rows that begin with what other rows have computed, so that prefill reads only the rest.
+
+    Only if `drafter.copies_prefixes`. Log-probabilities of the copied tokens are not recorded.
+
+    Args:
+      drafter: the batch's drafter.
+      state: the rows, as `start` made them.
+      other: as many rows of the same shapes, whose texts begin alike: row i for row i.
+      num_tokens: how many tokens of each row are copied; 0 copies none. The last two tokens of a
+        prompt are always read. If `not other.cache.can_truncate`, either 0 or all that the other
+        row has computed.
+    """
+    computed = other.cache.lengths
+    num_tokens = jnp.minimum(jnp.minimum(num_tokens, computed), jnp.maximum(state.lengths - 2, 0))
+    if not other.cache.can_truncate:
+        num_tokens = jnp.where(num_tokens == computed, num_tokens, 0)
+    cache = dataclasses.replace(other.cache, lengths=num_tokens, encoded=state.cache.encoded)
+    copied = drafter.copy_prefix(state.drafter, other.drafter, num_tokens)
+    return dataclasses.replace(state, cache=cache, drafter=copied)
+
+
+def empty_batch(
+    policy: DraftLengthPolicy, rows: DecodeState, shards: int, batch: int
+) -> DecodeState:
+    """A state of `batch` free slots, into which rows are inserted.
+
+    Args:
+      policy: the draft-length policy.
+      rows: rows of the batch's shapes; a free slot is one of them, finished.
+      shards: of the batch; static.
+      batch: slots; static.
+    """
+    filled = broadcast_rows(dataclasses.replace(rows, draft_length=None), shards, batch)
+    ones = [jnp.ones((batch,), jnp.int32) for _ in range(3)]  # donated: none may be shared
+    return dataclasses.replace(
+        filled,
+        draft_length=policy.init(batch),
+        lengths=ones[0],
+        prompt_lengths=ones[1],
+        max_lengths=ones[2],
+        finish=jnp.full((batch,), LENGTH, jnp.int32),
+        cache=filled.cache.with_lengths(jnp.zeros((batch,), jnp.int32)),
+    )
+
+
+def insert(
+    policy: DraftLengthPolicy,
+    state: DecodeState,
+    slots: Int[Array, "shards inserted"],
+    rows: DecodeState,
+) -> DecodeState:
+    """Puts rows whose prompts are read into slots of a running state.
+
+    Donate `state`: the rows are written into its buffers. A row's tokens depend neither on when it
+    is inserted nor on its slot: its randomness is a function of its key and length.
+
+    Args:
+      policy: the batch's draft-length policy.
+      state: of the same capacity as the rows.
+      slots: the slot that each row takes, as for `insert_rows`.
+      rows: the rows.
+    """
+    draft_length = policy.insert(state.draft_length, slots, rows.draft_length)
+    state, rows = (dataclasses.replace(each, draft_length=None) for each in (state, rows))
+    return dataclasses.replace(insert_rows(state, slots, rows), draft_length=draft_length)
