@@ -62,7 +62,7 @@ def prompts(model, slots):
 
     def run(model, tokens, lengths):
         cache = model.new_cache(*tokens.shape, headroom=BLOCK)
-        return prefill(model.extend, tokens, lengths, cache, BLOCK)
+        return prefill(model, tokens, lengths - 1, cache, BLOCK)
 
     tokens, lengths = jnp.ones((1, slots), jnp.int32), jnp.zeros((1,), jnp.int32)
     compiled = model.jit(run).lower(model, tokens, lengths).compile()

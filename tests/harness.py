@@ -21,6 +21,7 @@ from spec_jax.evaluation.decoding import drive as drive
 from spec_jax.evaluation.decoding import generated as completions
 from spec_jax.evaluation.statistics import pearson
 from spec_jax.testing import tiny_model
+from tests.feature_drafter import FeatureDrafter
 
 TARGET, DRAFT = tiny_model(0), tiny_model(1)
 
@@ -89,11 +90,13 @@ DRAFTINGS = {
     "suffix": _suffix,
     "early_exit": lambda target, draft, lookahead: Drafting(EarlyExit(target, lookahead, 1)),
     "universal_vocabulary": _universal_vocabulary,
+    "features": lambda target, draft, lookahead: Drafting(FeatureDrafter.random(target, lookahead)),
 }
 """How each method is built from a target, a draft model and K: a new drafter's row in the battery.
 
 `self` drafts with the target itself, `other` with a model of other weights, `tree` with three
 drafts of it and `reduced` with two thirds of its vocabulary; `lookup_tree` takes three matches.
+`features` stands for the drafters that read the target's features (tests/feature_drafter.py).
 """
 METHODS = ("none", "self", "other", "prompt_lookup", "early_exit")
 """What the tests of single features run; `other, varying` lets K vary from round to round."""

@@ -146,15 +146,15 @@ def proposing(**changes):
     )
 
 
-class NoTree:
-    lookahead, drafts, steady = 4, 1, True
-    init = propose = commit = join = print
+class NoTree(Drafter):
+    lookahead, steady = 4, True
+    init = propose = commit = print
 
 
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        (lambda setting: 3, "has no lookahead, drafts, steady, init, propose, commit, join"),
+        (lambda setting: 3, "an int, is not a drafter; make its class a subclass of"),
         (lambda setting: NoTree(), "is no pytree"),
         (lambda setting: Repeat(np.arange(16), 9), "has lookahead 9, but num_speculative_tokens"),
         (lambda setting: Repeat("text", 4), "holds 'text', which is no array"),

@@ -159,14 +159,6 @@ class ReadsNeighbours(Counts):
         return draft, state
 
 
-@pytree
-class StaysInItsSlot(Counts):
-    """Leaves the state of whatever was in the slot before."""
-
-    def join(self, state, slots, rows):
-        return state
-
-
 def table(kind):
     return lambda setting: kind(TABLE, setting.lookahead)
 
@@ -199,7 +191,6 @@ BUGS = {
     "state not rolled back": (counts(NotRolledBack), "does not roll the drafter's state back"),
     "state not updated": (counts(Forgetful), "or loses tokens"),
     "neighbour's tokens read": (counts(ReadsNeighbours), "tokens change with its neighbours"),
-    "join that does not": (counts(StaysInItsSlot), "when it joins a running batch"),
 }
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from spec_jax.decoding.draft_length import DraftLengthPolicy
 from spec_jax.decoding.logprobs import Logprobs, logprobs_of
 from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
-from spec_jax.drafters.base import Drafter, Prompt, PromptBlock
+from spec_jax.drafters.base import Drafter, DrafterPrompt, PromptBlock
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import blocks_left, read_block
 from spec_jax.models.source import Source
@@ -69,7 +69,7 @@ def start(
         finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
         keys=keys,
         cache=cache,
-        drafter=drafter.init(Prompt(tokens, lengths, inputs, source, block)),
+        drafter=drafter.init(DrafterPrompt(tokens, lengths, inputs, source, block)),
         draft_length=policy.init(batch),
         counters=Counters.zeros(batch, drafter.lookahead, length),
         logprobs=None if logprobs is None else Logprobs.zeros(batch, length, logprobs),
@@ -149,10 +149,11 @@ def copy_prefix(
     Args:
       drafter: the batch's drafter.
       state: the rows, as `start` made them.
-      other: as many rows of the same shapes, whose texts begin alike: row i for row i.
-      num_tokens: how many tokens of each row are copied; 0 copies none. The last two tokens of a
-        prompt are always read. If `not other.cache.can_truncate`, either 0 or all that the other
-        row has computed.
+      other: as many rows of the same shapes: row i for row i.
+      num_tokens: how many tokens of each row are copied; 0 copies none. Both texts agree in these
+        and in the next one, since a drafter may read a token's features with the token after it.
+        The last two tokens of a prompt are always read. If `not other.cache.can_truncate`, nothing
+        is copied but all that the other row has computed.
     """
     computed = other.cache.lengths
     num_tokens = jnp.minimum(jnp.minimum(num_tokens, computed), jnp.maximum(state.lengths - 2, 0))

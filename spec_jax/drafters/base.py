@@ -213,7 +213,8 @@ class Drafter:
 
         Args:
           state: what `init` made of the rows.
-          other: the state of as many other rows, whose texts begin alike.
-          num_tokens: how many tokens of each row `prefill` will not get.
+          other: the state of as many other rows.
+          num_tokens: how many tokens of each row `prefill` will not get. The texts of both rows
+            agree in these and in the next one.
         """
         return state

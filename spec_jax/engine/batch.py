@@ -238,7 +238,7 @@ class Batch:
         ]
 
     def _places(self, group: Sequence[int | None]) -> Int[np.ndarray, "shards joining"]:
-        """The slots of one of `_groups` as `join_rows` takes them."""
+        """The slots of one of `_groups` as `insert_rows` takes them."""
         size = self.shape.batch // self._shards
         slots = [size if slot is None else slot % size for slot in group]
         return np.array(slots, np.int32).reshape(self._shards, -1)

@@ -19,7 +19,7 @@ from spec_jax.config import (
     SpeculativeConfig,
     add_method,
 )
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, Prompt
+from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt, PromptBlock
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
@@ -28,7 +28,6 @@ _LENGTH = 64
 """Tokens of the rows that a drafter is tried on."""
 _MOST_COMPARED = 2**26
 """Bytes of the largest array whose contents processes compare."""
-_MEMBERS = ("lookahead", "drafts", "steady", "init", "propose", "commit", "join")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +131,10 @@ def custom_drafter(setting: DrafterSetting) -> Drafter | None:
         return None
     drafter = factory(setting)
     name = f"the drafter of method {method!r}, a {type(drafter).__qualname__},"
-    missing = [each for each in _MEMBERS if not hasattr(drafter, each)]
-    if missing:
-        raise ConfigError(f"{name} has no {', '.join(missing)}; see `spec_jax.drafters.Drafter`.")
+    if not isinstance(drafter, Drafter):
+        raise ConfigError(
+            f"{name} is not a drafter; make its class a subclass of `spec_jax.drafters.Drafter`."
+        )
     if jax.tree_util.all_leaves([drafter]):
         raise ConfigError(
             f"{name} is no pytree; decorate its class with `spec_jax.drafters.pytree`."
@@ -204,14 +204,23 @@ def _check_shapes(name: str, drafter: Drafter, model: Model) -> None:
         tokens = jnp.zeros((batch, _LENGTH), jnp.int32)
         lengths, chosen = (jnp.full((batch,), each, jnp.int32) for each in (2, 0))
         keys = jax.random.split(jax.random.key(0), batch)
-        state = drafter.init(Prompt(tokens, lengths, block=_LENGTH // 2))
+        layers, size = drafter.feature_layers, _LENGTH // 2
+
+        def features(count: int) -> jax.Array | None:
+            shape = (batch, count, len(layers), model.config.embed_size)
+            return jnp.zeros(shape, model.dtype) if layers else None
+
+        state = drafter.init(DrafterPrompt(tokens, lengths, block=size))
+        block = PromptBlock(tokens, lengths, lengths - 2, lengths - 1, features(size), size)
+        read = drafter.prefill(state, block)
         cache = model.new_cache(batch, _LENGTH)
         context = Context(tokens, lengths, lengths, keys, sampling, lengths, cache=cache)
         draft, proposed = drafter.propose(state, context)
-        committed = drafter.commit(proposed, Committed(tokens, lengths, lengths + 1, chosen))
-        rows = jax.tree.map(lambda leaf: leaf[:1], state)
-        joined = drafter.join(state, jnp.zeros((1, 1), jnp.int32), rows)
-        return state, draft, proposed, committed, joined
+        features_kept = features(drafter.lookahead + 1)
+        committed = drafter.commit(
+            proposed, Committed(tokens, lengths, lengths + 1, chosen, features_kept)
+        )
+        return state, draft, read, proposed, committed
 
     state, draft, *later = jax.eval_shape(one_round)
     if not isinstance(draft, Draft):
@@ -234,7 +243,7 @@ def _check_shapes(name: str, drafter: Drafter, model: Model) -> None:
                 f"{name} has a state with an array of shape {leaf.shape} for {batch} rows; the "
                 "rows lie along axis 0."
             )
-    for member, after in zip(("propose", "commit", "join"), later, strict=True):
+    for member, after in zip(("prefill", "propose", "commit"), later, strict=True):
         if _shapes(after) != _shapes(state):
             raise ConfigError(
                 f"{name} changes the shape of its state in `{member}`: from {state} to {after}; "

@@ -48,10 +48,9 @@ class Engine:
         max_model_len: int,
         inputs: HostInputs | None = None,
         host: Callable[[Compiler, BatchShape], HostDrafts] | None = None,
-        keep_states: bool = False,
         on_progress: Callable[[str], None] | None = None,
     ):
-        self.target, self.drafter, self._keep_states = target, drafter, keep_states
+        self.target, self.drafter = target, drafter
         self.strategy = loop.Strategy(policy, verification, scoring, scoring_consistent)
         self.max_model_len = max_model_len
         self.cost_profiler = CostProfiler(policy) if isinstance(policy, Adaptive) else None
@@ -166,7 +165,6 @@ class Engine:
             self.drafter,
             self.strategy,
             self.inputs,
-            self._keep_states,
         )
 
     @property

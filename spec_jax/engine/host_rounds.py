@@ -34,7 +34,7 @@ class HostDrafts(Protocol):
     ) -> None:
         """Reads the prompts of requests that take the slots of `group`; None is padding.
 
-        `slots` are the same as `join_rows` takes them.
+        `slots` are the same as `insert_rows` takes them.
         """
         ...
 

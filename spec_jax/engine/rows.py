@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from spec_jax.decoding import loop
+from spec_jax.decoding import loop, prefill
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
@@ -19,7 +19,7 @@ from spec_jax.engine.programs import EMPTY, GROW, INSERT, PREFILL, Compiler, sha
 from spec_jax.engine.requests import PADDING, Request, pad
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling, SamplingFeatures
-from spec_jax.sharding.rows import fill_rows, join_rows
+from spec_jax.sharding.rows import broadcast_rows, insert_rows
 
 HostInputs = Callable[[Sequence[Request], BatchShape], Any]
 """A drafter's inputs from the host: arrays with one entry for each row of the shape."""
@@ -48,7 +48,6 @@ class RowPrograms:
       drafter: the drafter, which reads the prompts too.
       strategy: how rounds are decoded.
       inputs: makes the drafter's inputs from the host.
-      keep_states: whether the target's hidden states are kept.
     """
 
     compiler: Compiler
@@ -56,7 +55,6 @@ class RowPrograms:
     drafter: Drafter
     strategy: loop.Strategy
     inputs: HostInputs
-    keep_states: bool = False
 
     def prefill(
         self, requests: Sequence[Request], shape: BatchShape
@@ -68,18 +66,17 @@ class RowPrograms:
 
         def start(target: Model, drafter: Drafter, arrays: dict, inputs: Any) -> DecodeState:
             room = headroom(shape.block, strategy.scoring, drafter.lookahead, drafter.drafts)
-            return loop.start(
+            state = prefill.start(
                 target,
                 drafter,
                 strategy.draft_length,
                 block=shape.block,
                 headroom=room,
                 inputs=inputs,
-                keep_states=self.keep_states,
                 logprobs=shape.logprobs,
-                prompt_logprobs=shape.prompt_logprobs,
                 **arrays,
             )
+            return prefill.prefill(target, drafter, state, shape.block, shape.prompt_logprobs)
 
         args = (self.target, drafter, arrays, inputs)
         return self.compiler.program((PREFILL, shape.of_prefill), start, args), args
@@ -111,11 +108,11 @@ class RowPrograms:
         """A batch of free slots only; sharded like `rows`, whose arrays need as much room."""
         policy, joining = self.strategy.draft_length, len(rows.state.lengths)
 
-        def vacant(rows: DecodeState) -> DecodeState:
-            return loop.vacant(policy, rows, shards, shape.batch)
+        def empty(rows: DecodeState) -> DecodeState:
+            return prefill.empty_batch(policy, rows, shards, shape.batch)
 
         key, out = (EMPTY, (shape.of_rows, joining)), shardings(rows.state)
-        program = self.compiler.program(key, vacant, (rows.state,), out_shardings=out)
+        program = self.compiler.program(key, empty, (rows.state,), out_shardings=out)
         return DeviceRows(program(rows.state), self.sampling([], shape))
 
     def grow(
@@ -138,13 +135,13 @@ class RowPrograms:
         before, after = shapes
         policy = self.strategy.draft_length
 
-        def copied(drafter: Drafter, state: DecodeState, rows: DecodeState) -> DecodeState:
-            larger = loop.vacant(policy, rows, shards, after.batch)
+        def copied(state: DecodeState, rows: DecodeState) -> DecodeState:
+            larger = prefill.empty_batch(policy, rows, shards, after.batch)
             slots = first_slots(state.tokens, shards)
-            return loop.join(drafter, policy, larger, slots, _padded(state, rows))
+            return prefill.insert(policy, larger, slots, _padded(state, rows))
 
         key = (GROW, (before.of_rows, after.of_rows, len(rows.state.lengths)))
-        args, out = (self.drafter, batch.state, rows.state), shardings(rows.state)
+        args, out = (batch.state, rows.state), shardings(rows.state)
         program = self.compiler.program(key, copied, args, out_shardings=out)
         return DeviceRows(program(*args), self.sampling(requests, after))
 
@@ -159,19 +156,18 @@ class RowPrograms:
         policy = self.strategy.draft_length
 
         def put(
-            drafter: Drafter,
             batch: tuple[DecodeState, BatchSampling],
             slots: Int[jax.Array, "shards joining"],
             rows: tuple[DecodeState, BatchSampling],
         ) -> tuple[DecodeState, BatchSampling]:
-            state = loop.join(drafter, policy, batch[0], slots, rows[0])
-            return state, join_rows(batch[1], slots, rows[1])
+            state = prefill.insert(policy, batch[0], slots, rows[0])
+            return state, insert_rows(batch[1], slots, rows[1])
 
         old, new = (each.with_features(SamplingFeatures()) for each in (batch, rows))
-        args = (self.drafter, (old.state, old.sampling), slots, (new.state, new.sampling))
+        args = ((old.state, old.sampling), slots, (new.state, new.sampling))
         key = (INSERT, (shape.of_rows, slots.size))
-        out = shardings(args[1])
-        program = self.compiler.program(key, put, args, donate=(1,), out_shardings=out)
+        out = shardings(args[0])
+        program = self.compiler.program(key, put, args, donate=(0,), out_shardings=out)
         return DeviceRows(*program(*args)).with_features(shape.features)
 
 
@@ -202,7 +198,7 @@ def pad_rows(rows: Any, like: Any) -> Any:
 def grown_rows(batch: Any, rows: Any, shards: int, size: int) -> Any:
     """A larger copy of a batch: `size` rows with as much room as `rows`; shards keep their rows."""
     slots = first_slots(batch, shards)
-    return join_rows(fill_rows(rows, shards, size), slots, pad_rows(batch, rows))
+    return insert_rows(broadcast_rows(rows, shards, size), slots, pad_rows(batch, rows))
 
 
 def first_slots(batch: Any, shards: int) -> Int[jax.Array, "shards joining"]:

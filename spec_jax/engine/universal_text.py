@@ -25,7 +25,7 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.rows import fill_rows, join_rows
+from spec_jax.sharding.rows import broadcast_rows, insert_rows
 from spec_jax.text.translation import TextTranslator
 
 
@@ -90,7 +90,7 @@ class UniversalText:
         Args:
           group: the slot that each request takes, or None if it is padding.
           requests: whose prompts they are.
-          slots: `group` as `join_rows` takes it.
+          slots: `group` as `insert_rows` takes it.
         """
         tokens = np.zeros((len(group), self._tokens.shape[1]), np.int32)
         lengths = np.ones((len(group),), np.int32)
@@ -106,7 +106,7 @@ class UniversalText:
         self._make_room(rows, *slots.shape)
         insert = self._compiler.program(
             ("the insertion of the drafter's rows", (self._key, len(group))),
-            join_rows,
+            insert_rows,
             (self._cache, slots, rows),
             donate=(0,),
             out_shardings=shardings(self._cache),
@@ -119,7 +119,7 @@ class UniversalText:
         if self._cache is None:
             fill = self._compiler.program(
                 ("an empty cache of the drafter", key),
-                fill_rows,
+                broadcast_rows,
                 (rows,),
                 (shards, batch),
                 out_shardings=shardings(rows),
@@ -197,14 +197,7 @@ def _begin(
     model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int
 ) -> KVCache:
     # Without headroom, so no rings: a text that is read again may differ from any position on.
-    cache = prefill(
-        lambda *args: model.extend(*args).cache,
-        tokens,
-        lengths,
-        model.new_cache(*tokens.shape),
-        block,
-    )
-    return cache.with_lengths(jnp.maximum(lengths - 2, 0))
+    return prefill(model, tokens, lengths - 1, model.new_cache(*tokens.shape), block)
 
 
 def _draft(
@@ -220,7 +213,7 @@ def _draft(
 ) -> tuple[Int[Array, "batch lookahead"], Int[Array, " batch"], KVCache]:
     """Greedy drafts in the drafter's tokens, their lengths, and the cache."""
     going = limits > 0
-    known = jnp.clip(jnp.minimum(cache.lengths, valid), 0, jnp.maximum(lengths - 2, 0))
+    known = jnp.clip(jnp.minimum(cache.lengths, valid), 0, jnp.maximum(lengths - 1, 0))
     cache = catch_up(model, tokens, jnp.where(going, lengths - 2, 0), cache.with_lengths(known))
     keys = jax.random.split(jax.random.key(0), tokens.shape[0])  # greedy drafts draw nothing
     context = Context(tokens, lengths, lengths, keys, sampling, limits=limits, threshold=threshold)

@@ -97,7 +97,7 @@ def _read(model: Model, tokens: Array, lengths: Array, source: Source | None) ->
     cache = model.new_cache(*tokens.shape)
     if source is not None:
         cache = dataclasses.replace(cache, encoded=model.encode(source)[0])
-    return prefill(lambda *args: model.extend(*args).cache, tokens, lengths, cache, MIN_BLOCK)
+    return prefill(model, tokens, lengths - 1, cache, MIN_BLOCK)
 
 
 def _step(model: Model, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from spec_jax.checkpoints.packing import is_quantized
 from spec_jax.config import SamplingParams
-from spec_jax.decoding import loop
+from spec_jax.decoding import prefill
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
@@ -103,7 +103,7 @@ def plan_shape(
 
 
 def abstract_prompts(target: Model, shapes: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
-    """The abstract arguments of `loop.start` in an engine's prefill."""
+    """The abstract arguments of `prefill.start` in an engine's prefill."""
     return {
         "tokens": _rows(target, shapes.batch, shapes.capacity),
         "lengths": _rows(target, shapes.batch),
@@ -116,7 +116,7 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: BatchShape) -> De
     """The abstract arguments and result of an engine's decoding program."""
     policy = Constant(drafter.lookahead)
     state = jax.eval_shape(
-        lambda target, drafter, arrays: loop.start(
+        lambda target, drafter, arrays: prefill.start(
             target,
             drafter,
             policy,

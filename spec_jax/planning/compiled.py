@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding import loop
+from spec_jax.decoding import loop, prefill
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.score import headroom as headroom_of_rounds
 from spec_jax.drafters.draft_model import DraftModel
@@ -179,7 +179,8 @@ def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> C
 
     def start(target: Model, drafter: DraftModel, prompts: dict[str, Any]):
         room = headroom_of_rounds(shapes.block, "block", drafter.lookahead, drafter.drafts)
-        return loop.start(target, drafter, policy, block=shapes.block, headroom=room, **prompts)
+        state = prefill.start(target, drafter, policy, block=shapes.block, headroom=room, **prompts)
+        return prefill.prefill(target, drafter, state, shapes.block)
 
     # Prefill does not read the heads, but they take memory too.
     jitted = target.jit(start, keep_unused=True)

@@ -13,13 +13,13 @@ from jaxtyping import Array, Float
 from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.none import NoDraft
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.programs import bytes_beside_arguments
 from spec_jax.engine.requests import Request
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
 from spec_jax.training.examples import Example, prefix_of_questions
+from spec_jax.training.features import FeatureRecorder
 from spec_jax.training.memory import check_fits
 from spec_jax.training.rows import TrainingRows
 
@@ -40,10 +40,9 @@ class RowSampler:
         self.llm, self.length = llm, length
         self._engine = Engine(
             llm.engine.target,
-            NoDraft(),
+            FeatureRecorder(llm.engine.target),
             Constant(0),
             max_model_len=llm.max_model_len,
-            keep_states=True,
         )
 
     def check_memory(self, size: int) -> None:
@@ -63,7 +62,7 @@ class RowSampler:
 
         def needed(rows: int) -> int:
             prefill, _ = self._engine.prefill([request] * rows)
-            normalisers = self._normalisers(prefill.out_info.states)
+            normalisers = self._normalisers(prefill.out_info.drafter)
             return bytes_beside_arguments(prefill) + bytes_beside_arguments(normalisers)
 
         check_fits(target, "sampling", "sample_batch", size, fewer, needed)
@@ -114,7 +113,7 @@ class RowSampler:
         while batch.running:
             batch.advance(self.length)
         count, length = len(requests), self.length
-        target, states = self._engine.target, batch.state.states
+        target, states = self._engine.target, batch.state.drafter
         states, normalisers = distributed.to_host(self._normalisers(states)(target, states))
         tokens, lengths = batch.view.tokens[:count, :length].copy(), batch.view.lengths[:count]
         places = np.arange(length)[None] - lengths[:, None]

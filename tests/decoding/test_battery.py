@@ -85,6 +85,7 @@ CONFIGURED = {
     "reduced": {"method": "draft_model", "draft": "a model", "draft_vocab_size": 5},
     "lookup_tree": {"method": "prompt_lookup", "num_drafts": 3},
     "universal_vocabulary": {"method": "universal_vocabulary", "draft": "a model"},
+    "features": {"method": "custom"},
     "retuned": {"draft_length_policy": "confidence", "retune_confidence": True},
 }
 """The options that a row of the battery stands for, where its name does not say them."""
@@ -246,10 +247,7 @@ def test_every_combination_is_run_or_skipped_for_a_reason():
     assert set(RUN) >= COVER and covered == set().union(*(pairs(each) for each in RUN))
 
 
-ELSEWHERE = {
-    "universal_text": "drafts on the host, from text",
-    "custom": "drafts as the user says (tests/test_lossless_drafters.py)",
-}
+ELSEWHERE = {"universal_text": "drafts on the host, from text"}
 """Methods that the battery does not know, and why."""
 
 

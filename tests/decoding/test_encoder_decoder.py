@@ -10,7 +10,7 @@ import pytest
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.base import Context, Prompt
+from spec_jax.drafters.base import Context, DrafterPrompt
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
@@ -113,7 +113,7 @@ def test_prompt_lookup_searches_the_source():
     lengths = jnp.array([2, 2], jnp.int32)
     source = Source(jnp.array([[5, 6, 7, 8], [5, 1, 6, 9]], jnp.int32), jnp.array([4, 3]))
     drafter = PromptLookup(3, 2)
-    state = drafter.init(Prompt(tokens, lengths, source=source))
+    state = drafter.init(DrafterPrompt(tokens, lengths, source=source))
     draft = drafter.propose(state, _context(tokens, lengths))[0]
     assert draft.lengths.tolist() == [2, 0]  # in the second row nothing follows the match
     assert draft.tokens[0, :2].tolist() == [7, 8]
@@ -122,7 +122,7 @@ def test_prompt_lookup_searches_the_source():
 def _context(tokens, lengths):
     keys = jax.random.split(jax.random.key(0), len(lengths))
     sampling = BatchSampling.stack([SamplingParams()] * len(lengths), VOCAB)
-    return Context(tokens, lengths, lengths, keys, sampling)
+    return Context(tokens, lengths, lengths, keys, sampling, jnp.full_like(lengths, 3))
 
 
 @pytest.mark.parametrize("method", ["other", "early_exit"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding import loop
+from spec_jax.decoding import loop, prefill
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.score import kv_slots_per_round, score
 from spec_jax.drafters.base import Draft
@@ -42,8 +42,9 @@ def state():
     for row, text in enumerate(TEXTS):
         tokens[row, : len(text)] = text
     lengths = jnp.array([len(text) for text in TEXTS], jnp.int32)
-    return jax.jit(
-        lambda tokens: loop.start(
+
+    def read(tokens):
+        state = prefill.start(
             TARGET,
             NoDraft(),
             Constant(0),
@@ -53,7 +54,9 @@ def state():
             keys=jnp.zeros((len(TEXTS), 2), jnp.uint32),
             block=8,
         )
-    )(jnp.asarray(tokens))
+        return prefill.prefill(TARGET, NoDraft(), state, 8)
+
+    return jax.jit(read)(jnp.asarray(tokens))
 
 
 LAYERS = (0, 1, TARGET.config.num_layers)

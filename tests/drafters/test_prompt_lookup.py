@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.base import Context, Prompt
+from spec_jax.drafters.base import Context, DrafterPrompt
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.sampling.parameters import BatchSampling
@@ -39,7 +39,7 @@ def _look_up(known: Sequence[int], lookahead: int, max_ngram: int) -> list[int]:
 
 @jax.jit
 def _propose(drafter: PromptLookup, context: Context):
-    return drafter.propose(drafter.init(Prompt(context.tokens, context.lengths)), context)[0]
+    return drafter.propose(drafter.init(DrafterPrompt(context.tokens, context.lengths)), context)[0]
 
 
 def _drafts(
@@ -58,6 +58,7 @@ def _drafts(
             prompt_lengths=jnp.minimum(lengths, 2),
             keys=jax.random.split(jax.random.key(0), len(rows)),
             sampling=BatchSampling.stack([SamplingParams()] * len(rows), 6),
+            limits=jnp.full((len(rows),), lookahead, jnp.int32),
         ),
     )
     assert draft.probs is None  # deterministic: q is one-hot
@@ -165,6 +166,7 @@ def _several(rows, lookahead: int, max_ngram: int, drafts: int, junk=0) -> list[
             prompt_lengths=jnp.minimum(lengths, 2),
             keys=jax.random.split(jax.random.key(0), len(rows)),
             sampling=BatchSampling.stack([SamplingParams()] * len(rows), 6),
+            limits=jnp.full((len(rows),), lookahead, jnp.int32),
         ),
     )
     assert (draft.probs, draft.drafts, draft.lookahead) == (None, drafts, lookahead)

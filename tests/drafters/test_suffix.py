@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.base import Context, Prompt
+from spec_jax.drafters.base import Context, DrafterPrompt
 from spec_jax.drafters.suffix import OCCURRENCES, SuffixLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.suffix_index import SuffixIndex
@@ -70,7 +70,7 @@ def look_up(known, outputs, lookahead, max_ngram):
 
 @jax.jit
 def propose(drafter, context, inputs):
-    state = drafter.init(Prompt(context.tokens, context.lengths, inputs))
+    state = drafter.init(DrafterPrompt(context.tokens, context.lengths, inputs))
     return drafter.propose(state, context)[0]
 
 
@@ -86,6 +86,7 @@ def drafts(rows, index, namespaces, lookahead, max_ngram, junk=0):
         prompt_lengths=jnp.minimum(lengths, 2),
         keys=jax.random.split(jax.random.key(0), len(rows)),
         sampling=BatchSampling.stack([SamplingParams()] * len(rows), 6),
+        limits=jnp.full((len(rows),), lookahead, jnp.int32),
     )
     inputs = tuple(map(jnp.asarray, index.arrays(namespaces, len(rows))))
     draft = propose(SuffixLookup(lookahead, max_ngram), context, inputs)

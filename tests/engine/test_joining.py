@@ -16,7 +16,7 @@ from spec_jax.decoding.state import ERROR
 from spec_jax.engine import engine as engine_module
 from spec_jax.engine.programs import INSERT
 from spec_jax.models.model import Model
-from spec_jax.sharding.rows import join_rows
+from spec_jax.sharding.rows import insert_rows
 from spec_jax.testing import tiny_model
 from tests import quick
 from tests.harness import DRAFT, DRAFTINGS, TARGET, drive, make_engine, request, shared_engine
@@ -124,7 +124,7 @@ def test_costs_and_what_is_forced_stay_the_batchs():
 def test_rows_join_slots_of_their_own_shard_and_padding_joins_nothing():
     state, rows = jnp.arange(8 * 2).reshape(8, 2), -jnp.arange(1, 9).reshape(4, 2)
     # Two shards of four slots, and two rows each: the second row of the first shard is padding.
-    joined = np.asarray(join_rows(state, jnp.array([[3, 4], [0, 2]], jnp.int32), rows))
+    joined = np.asarray(insert_rows(state, jnp.array([[3, 4], [0, 2]], jnp.int32), rows))
     expected = np.array(state)
     expected[[3, 4, 6]] = rows[jnp.array([0, 2, 3])]
     np.testing.assert_array_equal(joined, expected)
