@@ -154,7 +154,7 @@ class NoTree(Drafter):
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        (lambda setting: 3, "an int, is not a drafter; make its class a subclass of"),
+        (lambda setting: 3, "int, is not a drafter; make its class a subclass of"),
         (lambda setting: NoTree(), "is no pytree"),
         (lambda setting: Repeat(np.arange(16), 9), "has lookahead 9, but num_speculative_tokens"),
         (lambda setting: Repeat("text", 4), "holds 'text', which is no array"),

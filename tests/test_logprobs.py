@@ -10,7 +10,7 @@ import pytest
 from spec_jax import LLM, ConfigError, Layout, SamplingParams, SpeculativeConfig
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.decoding.logprobs import Logprobs
-from spec_jax.decoding.reading import PLACES_AT_ONCE
+from spec_jax.decoding.prefill import LOGITS_AT_ONCE
 from spec_jax.drafters.base import Draft
 from spec_jax.engine.intake import Intake
 from spec_jax.engine.requests import Start
@@ -180,9 +180,9 @@ def test_only_few_logits_of_a_prompt_are_made_at_once(llm, monkeypatch):
     monkeypatch.setattr(Model, "exit", exit)
     fresh = llm.with_speculation(SpeculativeConfig())
     ids = fresh.tokenizer.encode(LONG)
-    assert len(ids) > 2 * PLACES_AT_ONCE
+    assert len(ids) > 2 * LOGITS_AT_ONCE
     fresh.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=1))
-    assert max(seen) == PLACES_AT_ONCE
+    assert max(seen) == LOGITS_AT_ONCE
 
 
 def test_the_prompt_of_an_encoder_has_none_and_a_sound_is_never_cut():

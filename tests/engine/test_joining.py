@@ -112,7 +112,7 @@ def test_costs_and_what_is_forced_stay_the_batchs():
     policy = Adaptive(4)
     state, rows = policy.init(4), policy.init(1)
     rows = jax.tree.map(lambda leaf: leaf + 7, rows)
-    joined = policy.join(state, jnp.array([[2]], jnp.int32), rows)
+    joined = policy.insert(state, jnp.array([[2]], jnp.int32), rows)
     for name in ("costs", "forced"):
         np.testing.assert_array_equal(getattr(joined, name), getattr(state, name))
     for name in ("accepted", "judged", "idle", "patience"):
