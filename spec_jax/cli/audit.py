@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
+from spec_jax.cli.decoding_options import AuditOptions
 from spec_jax.cli.loading import asked, load
-from spec_jax.cli.options import AuditOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation import Report, audit

@@ -4,9 +4,9 @@ import re
 import sys
 
 from spec_jax.cli.conversation import Conversation
+from spec_jax.cli.decoding_options import ChatOptions
 from spec_jax.cli.interrupts import heard
 from spec_jax.cli.loading import load
-from spec_jax.cli.options import ChatOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError, RequestError, did_you_mean

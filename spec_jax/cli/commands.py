@@ -7,18 +7,19 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from spec_jax.cli import flags, options, tool_options
+from spec_jax.cli import decoding_options, flags, tool_options
+from spec_jax.cli.options import PromptOptions
 from spec_jax.cli.prompts import read_prompts
 
 OPTIONS: dict[str, type] = {
-    "generate": options.GenerateOptions,
-    "chat": options.ChatOptions,
-    "transcribe": options.TranscribeOptions,
-    "audit": options.AuditOptions,
-    "evaluate": options.EvaluateOptions,
+    "generate": decoding_options.GenerateOptions,
+    "chat": decoding_options.ChatOptions,
+    "transcribe": decoding_options.TranscribeOptions,
+    "audit": decoding_options.AuditOptions,
+    "evaluate": decoding_options.EvaluateOptions,
     "bench": tool_options.BenchOptions,
     "report": tool_options.ReportOptions,
-    "profile": options.ProfileOptions,
+    "profile": decoding_options.ProfileOptions,
     "train-draft": tool_options.TrainOptions,
     "convert": tool_options.ConvertOptions,
     "plan": tool_options.PlanOptions,
@@ -47,9 +48,9 @@ def run(command: str, arguments: Sequence[str]) -> int:
     """
     given = parse(command, arguments)
     texts = ()
-    if isinstance(given, options.AuditOptions):
+    if isinstance(given, decoding_options.AuditOptions):
         texts = (read_prompts(given.sources) if given.sources else None,)
-    elif isinstance(given, options.PromptOptions):
+    elif isinstance(given, PromptOptions):
         texts = (read_prompts(given.sources),)
     module = importlib.import_module(f"spec_jax.cli.{command.replace('-', '_')}")
     return module.run(given, *texts)

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spec_jax import distributed
+from spec_jax.cli.decoding_options import EvaluateOptions
 from spec_jax.cli.loading import asked, load
-from spec_jax.cli.options import EvaluateOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.evaluation.parity import DIFFERENT, NO_DIFFERENCE, NOT_TESTED, Estimate, Parity

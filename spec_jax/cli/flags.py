@@ -158,10 +158,12 @@ def _add_flag(group: Any, option: _Option, place: str, default: str | None, text
         flag.add(group, place)
         return
     help = _sentence(text).replace("%", "%%")
-    default = default or flag.default or _shown(option.default)
+    if default:
+        help = re.sub(r" \(default: [^)]*\)", "", help)
+    default = default or _shown(option.default)
     repeated = option.is_sequence and not _has_commas(option)
     notes = [*(["repeatable"] if repeated and not flag.positional else [])]
-    notes += [f"default: {default}"] if default else []
+    notes += [f"default: {default}"] if default and "(default: " not in help else []
     help += f" ({'; '.join(notes)})" if notes else ""
     if option.kind is bool:
         group.add_argument(f"--{_flag_name(option)}", dest=place, action="store_true", help=help)
@@ -266,7 +268,7 @@ def _shown(default: Any) -> str:
 
 def _sentence(text: str) -> str:
     """The first sentence of a documentation, without its full stop."""
-    sentence = re.split(r"[.:]?\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
+    sentence = re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
     return sentence[:1].lower() + sentence[1:] if not sentence[1:2].isupper() else sentence
 
 

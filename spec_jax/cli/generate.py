@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from spec_jax import distributed
+from spec_jax.cli.decoding_options import GenerateOptions
 from spec_jax.cli.interrupts import INTERRUPTED, heard
 from spec_jax.cli.loading import load
-from spec_jax.cli.options import GenerateOptions
 from spec_jax.cli.results_file import ResultsFile, refuse_existing
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.statistics import Run, same_tokens, table

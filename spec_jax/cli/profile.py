@@ -8,8 +8,8 @@ from rich.text import Text
 
 from spec_jax import distributed
 from spec_jax.benchmarking.profiling import COSTLY, Profile, profile
+from spec_jax.cli.decoding_options import ProfileOptions
 from spec_jax.cli.loading import asked, load
-from spec_jax.cli.options import ProfileOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.engine.requests import Request
 from spec_jax.llm import LLM, Prompt

@@ -4,7 +4,7 @@ Each class becomes the flags of a command (`flags.py`); its docstring ends the c
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from spec_jax.benchmarking import prompts
 from spec_jax.cli.flags import Group
-from spec_jax.cli.options import DISTRIBUTION, ModelOptions, Tuple
+from spec_jax.cli.options import DISTRIBUTION, LayoutFile, ModelOptions, Speculation
 from spec_jax.config import (
     DRAFT_LENGTH_POLICIES,
     METHODS,
@@ -25,6 +25,7 @@ from spec_jax.config import (
     Flag,
     KvCacheDtype,
     LlmDtype,
+    Many,
     NoDraftConfig,
     Offload,
     PlanQuantization,
@@ -66,29 +67,23 @@ class BenchOptions(ModelOptions):
     """Results, as JSON lines."""
     resume: bool = False
     """Continue the file if it is there, after Ctrl-C."""
-    methods: Annotated[
-        Sequence[str],
-        Tuple,
-        Flag(metavar="NAME", commas=True, default="prompt_lookup, and draft_model with --draft"),
-    ] = ()
-    """How to draft."""
-    num_speculative_tokens: Annotated[Sequence[AtLeast0], Tuple, Flag(metavar="K")] = (2, 4, 8)
+    methods: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ()
+    """How to draft (default: prompt_lookup, and draft_model with --draft)."""
+    num_speculative_tokens: Annotated[Many[AtLeast0], Flag(metavar="K")] = (2, 4, 8)
     """Lookaheads; 1-4 is 1,2,3,4."""
-    draft_length_policy: Annotated[Sequence[str], Tuple, Flag(metavar="NAME", commas=True)] = (
-        "constant",
-    )
+    draft_length_policy: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("constant",)
     """How K changes."""
-    verification: Annotated[Sequence[str], Tuple, Flag(metavar="NAME", commas=True)] = ("token",)
+    verification: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("token",)
     """Which drafted tokens to keep."""
-    scoring: Annotated[Sequence[str], Tuple, Flag(metavar="NAME", commas=True)] = ("block",)
+    scoring: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("block",)
     """How a draft is scored."""
-    temperature: Annotated[Sequence[float], Tuple, Flag(metavar="T")] = (0.0,)
+    temperature: Annotated[Many[float], Flag(metavar="T")] = (0.0,)
     """Temperatures of sampling; 0 is greedy."""
-    top_p: Annotated[Sequence[float], Tuple, Flag(metavar="P")] = (1.0,)
+    top_p: Annotated[Many[float], Flag(metavar="P")] = (1.0,)
     """Top-p, at temperatures above 0."""
-    batch_size: Annotated[Sequence[AtLeast1], Tuple] = (1,)
+    batch_size: Many[AtLeast1] = (1,)
     """Rows decoded at once."""
-    baseline: Annotated[Sequence[str], Tuple, Flag(metavar="transformers|llama-cpp")] = ()
+    baseline: Annotated[Many[str], Flag(metavar="transformers|llama-cpp")] = ()
     """Also measure this library, if it is installed, one request at a time."""
     speculation: Annotated[
         Mapping[str, Any],
@@ -102,9 +97,7 @@ class BenchOptions(ModelOptions):
     ] = Field(default_factory=dict)
     """Options for all methods that have them."""
     prompt_set: Annotated[
-        Sequence[str],
-        Tuple,
-        Flag(metavar="|".join((*prompts.BUILT_IN, prompts.HUMANEVAL, "FILE"))),
+        Many[str], Flag(metavar="|".join((*prompts.BUILT_IN, prompts.HUMANEVAL, "FILE")))
     ] = prompts.BUILT_IN
     """Prompts; FILE.jsonl has the key "prompt" in each line, or "turns" as in Spec-Bench's
     question.jsonl, of which the first is asked."""
@@ -156,8 +149,7 @@ class ReportOptions:
     """
 
     results: Annotated[
-        Sequence[Path],
-        Tuple,
+        Many[Path],
         Flag(
             positional=True,
             metavar="RESULTS",
@@ -197,13 +189,13 @@ class TrainOptions:
         Path, Flag(name="out", metavar="DIR", remedy="name the run's directory with --out")
     ]
     """The run's directory."""
-    layout: Annotated[str | None, Flag(metavar="FILE", default="one device")] = None
+    layout: LayoutFile | None = None
     """How models are sharded over several devices or processes: a layout file, or a name such as
-    cpu-8."""
-    data: Annotated[Sequence[Path], Tuple] = ()
+    cpu-8 (default: one device)."""
+    data: Many[Path] = ()
     """Examples; see below."""
-    data_dir: Annotated[Path | None, Flag(metavar="DIR", default="data in the run's")] = None
-    """Where sampled rows are kept; runs can share them."""
+    data_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Where sampled rows are kept; runs can share them (default: data in the run's)."""
     license: Annotated[str, Flag(metavar="SPDX")] = "LicenseRef-unspecified"
     """The licence of the draft's weights, for its recipe and card; the target's licence may
     restrict it."""
@@ -221,8 +213,7 @@ class ConvertOptions:
     """
 
     source: Annotated[
-        str,
-        Flag(positional=True, metavar="SRC", remedy="write spec-jax convert SRC --out DIR"),
+        str, Flag(positional=True, metavar="SRC", remedy="write spec-jax convert SRC --out DIR")
     ]
     """The model, as for --target."""
     directory: Annotated[str | None, Flag(positional=True, metavar="DIR")] = None
@@ -233,14 +224,12 @@ class ConvertOptions:
     """Orbax is read in parts with any layout, safetensors by other programs, too."""
     dtype: LlmDtype = "auto"
     """Dtype of the written weights; auto keeps every number, float16 as float32."""
-    quantization: Annotated[
-        Quantization, Flag(default="auto, which keeps what an Orbax directory has")
-    ] = "auto"
+    quantization: Quantization = "auto"
     """The bits that matrices are written in, with orbax: int8 and int4 round them, gguf keeps the
-    blocks of a GGUF file."""
-    layout: Annotated[str | None, Flag(metavar="FILE", default="one device")] = None
+    blocks of a GGUF file (default: auto, which keeps what an Orbax directory has)."""
+    layout: LayoutFile | None = None
     """How the model is sharded over several devices or processes while it is converted, one of
-    sharding/*.toml."""
+    sharding/*.toml (default: one device)."""
 
     def __post_init__(self) -> None:
         outputs = [each for each in (self.directory, self.out) if each]
@@ -265,8 +254,7 @@ class ShapeOptions:
     GROUP: ClassVar[str] = "model"
 
     target: Annotated[
-        Text,
-        Flag(metavar="REF", also="model", remedy="name the target model with --target"),
+        Text, Flag(metavar="REF", also="model", remedy="name the target model with --target")
     ]
     """Target model, of which only the shape is read: a Hugging Face directory, a .gguf file, a
     recipe (.toml) or a hub id."""
@@ -286,34 +274,23 @@ class PlanOptions(ShapeOptions):
     arithmetic and links take. No weights are read, and no accelerator is needed.
     """
 
-    quantization: Annotated[Sequence[PlanQuantization], Tuple, Flag(commas=True)] = ("none",)
+    quantization: Annotated[Many[PlanQuantization], Flag(commas=True)] = ("none",)
     """Quantization of the matrices of both models."""
-    draft: Annotated[
-        str | None,
-        Flag(
-            metavar="REF",
-            default="one derived from the target, much shallower and slightly narrower",
-        ),
-    ] = None
-    """Draft model, named like the target."""
+    draft: Annotated[str | None, Flag(metavar="REF")] = None
+    """Draft model, named like the target (default: one derived from the target, much shallower and
+    slightly narrower)."""
     offload: Offload = "none"
     """Host keeps the target's layers in host memory and streams them in every call."""
     resident_layers: AtLeast0 = 0
     """With --offload host, layers that stay on the chips."""
-    num_speculative_tokens: Annotated[
-        Sequence[AtLeast1],
-        Tuple,
-        Flag(metavar="K", default=f"{PLAN_LOOKAHEAD}; with --search, 1 to 16"),
-    ] = ()
-    """Tokens drafted in a round."""
+    num_speculative_tokens: Annotated[Many[AtLeast1], Flag(metavar="K")] = ()
+    """Tokens drafted in a round (default: 4; with --search, 1 to 16)."""
     acceptance: Annotated[Share, Flag(metavar="A")] = 0.8
     """Probability that a drafted token is accepted."""
-    batch: Annotated[
-        Sequence[AtLeast1], Tuple, Flag(default="1; with --search, doubled until nothing fits")
-    ] = ()
-    """Rows decoded together."""
-    context: Annotated[Sequence[AtLeast1], Tuple, Flag(default="the target's context")] = ()
-    """Most tokens of prompt and completion together."""
+    batch: Many[AtLeast1] = ()
+    """Rows decoded together (default: 1; with --search, doubled until nothing fits)."""
+    context: Many[AtLeast1] = ()
+    """Most tokens of prompt and completion together (default: the target's context)."""
     sampling: Annotated[SamplingParams, Group(only=("temperature", "top_k", "top_p"))] = (
         SamplingParams()
     )
@@ -357,17 +334,16 @@ class CompileOptions(ShapeOptions):
 
     quantization: PlanQuantization = "none"
     """Quantization of the matrices of both models."""
-    kv_cache_dtype: Annotated[KvCacheDtype, Flag(default="auto, not rounded")] = "auto"
-    """What caches hold: int8 keeps keys and values in 8 bits."""
-    max_model_len: Annotated[AtLeast1 | None, Flag(default="the model's context")] = None
-    """Most tokens of prompt and completion together."""
-    speculative: Annotated[SpeculativeConfig, Group(title="speculative decoding")] = NoDraftConfig()
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """What caches hold: int8 keeps keys and values in 8 bits (default: auto, not rounded)."""
+    max_model_len: AtLeast1 | None = None
+    """Most tokens of prompt and completion together (default: the model's context)."""
+    speculative: Speculation = NoDraftConfig()
     sampling: Annotated[SamplingParams, Group(only=("max_tokens", *DISTRIBUTION))] = (
         SamplingParams()
     )
     prompt_tokens: Annotated[
-        Sequence[AtLeast1],
-        Tuple,
+        Many[AtLeast1],
         Flag(remedy="name the tokens of your prompts with --prompt-tokens, such as 128,512"),
     ]
     """Tokens of the longest prompt; each number is compiled for."""
@@ -375,11 +351,8 @@ class CompileOptions(ShapeOptions):
     """Prompts of one call."""
     max_num_seqs: AtLeast1 = 8
     """Most prompts decoded as one batch."""
-    output: Annotated[
-        Path | None,
-        Flag(name="out", metavar="DIR", default=f"${PROGRAMS_DIRECTORY}"),
-    ] = None
-    """The folder of the programs."""
+    output: Annotated[Path | None, Flag(name="out", metavar="DIR")] = None
+    """The folder of the programs (default: $JAX_COMPILATION_CACHE_DIR)."""
 
     @classmethod
     def complete(cls, values: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 import dataclasses
 import time
 
+from spec_jax.cli.decoding_options import TranscribeOptions
 from spec_jax.cli.loading import load
-from spec_jax.cli.options import TranscribeOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.statistics import Run, table
 

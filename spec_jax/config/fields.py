@@ -38,7 +38,6 @@ class Flag:
 
     Attributes:
       metavar: stands for the value in help texts.
-      default: the default, in words.
       name: the flag, if it is not the option's name.
       also: another name of the flag.
       off: a flag that switches it off again.
@@ -50,7 +49,6 @@ class Flag:
     """
 
     metavar: str = ""
-    default: str = ""
     name: str = ""
     also: str = ""
     off: str = ""
@@ -193,6 +191,10 @@ def _finite_or_ban(value: float) -> float:
 
 
 Bias = Annotated[float, AfterValidator(_finite_or_ban), BeforeValidator(_plain)]
+
+
+Many = Annotated[Sequence[T], BeforeValidator(to_tuple)]
+"""Several values; a tuple once they were checked."""
 
 
 def or_empty(empty: object) -> BeforeValidator:

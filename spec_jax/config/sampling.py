@@ -100,13 +100,13 @@ class SamplingParams:
     ) = None
     """Tokens that may be generated, all others are banned; None for all."""
     logprobs: Annotated[AtLeast0, Field(le=MAX_LOGPROBS)] | None = None
-    """With --json or --out, log-probabilities of each token and of the N likeliest in its place.
-    At most 20. They are the target's: of its logits before all of the above. None gives none."""
+    """With --json or --out, log-probabilities of each token and of the N likeliest in its place. At
+    most 20. They are the target's: of its logits before all of the above. None gives none."""
     prompt_logprobs: Annotated[AtLeast0, Field(le=MAX_LOGPROBS)] | None = None
     """The same for each token of the prompt after its first."""
-    seed: Annotated[AtLeast0, Field(le=2**64 - 1), Flag(default="random")] | None = None
-    """Make sampling reproducible, whatever else shares its batch. None takes the next seed of the
-    `LLM`."""
+    seed: Annotated[AtLeast0, Field(le=2**64 - 1)] | None = None
+    """Make sampling reproducible, whatever else shares its batch (default: random). None takes the
+    next seed of the `LLM`."""
     stop: Texts = ()
     """End before this text."""
     include_stop_str_in_output: bool = False

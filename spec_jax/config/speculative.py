@@ -45,10 +45,6 @@ UNSUPPORTED_METHODS: Mapping[str, str] = {
 """Methods of vLLM, and what to use instead."""
 
 _registration = threading.Lock()
-_LOOKAHEADS = (
-    f"{MAX_SPECULATIVE_TOKENS['constant']}; where K changes, "
-    f"{MAX_SPECULATIVE_TOKENS['adaptive']} if adaptive, else {MAX_SPECULATIVE_TOKENS['oracle']}"
-)
 
 
 def _published(name: str) -> str:
@@ -65,12 +61,12 @@ class SpeculativeConfig:
     `LLM(drafter=...)`. Without a method it is `draft_model` if there is a draft, else `none`.
     """
 
-    method: Annotated[str, Flag(default="draft_model if --draft is given, else none")]
-    """How to draft, or the name of an installed package's drafter."""
-    num_speculative_tokens: Annotated[AtLeast1 | None, Flag(metavar="K", default=_LOOKAHEADS)] = (
-        None
-    )
-    """The lookahead K, most tokens drafted in a round."""
+    method: str
+    """How to draft, or the name of an installed package's drafter (default: draft_model if --draft
+    is given, else none)."""
+    num_speculative_tokens: Annotated[AtLeast1 | None, Flag(metavar="K")] = None
+    """The lookahead K, most tokens drafted in a round (default: 4; where K changes, 8 if adaptive,
+    else 20)."""
     draft_length_policy: Literal["constant", "heuristic", "confidence", "adaptive", "oracle"] = (
         "constant"
     )
@@ -261,10 +257,9 @@ class _WithoutConfidence(SpeculativeConfig):
 class _Confidence:
     """A method that knows the probability of each drafted token."""
 
-    confidence_threshold: Annotated[
-        Share | None, Flag(metavar="P", default=str(CONFIDENCE_THRESHOLD))
-    ] = None
-    """Stop drafting below this probability of a drafted token, with policy confidence."""
+    confidence_threshold: Annotated[Share | None, Flag(metavar="P")] = None
+    """Stop drafting below this probability of a drafted token, with policy confidence (default:
+    0.4)."""
     retune_confidence: bool = False
     """Learn the threshold of policy confidence from what is accepted."""
 
@@ -276,11 +271,9 @@ class _Draft:
     draft: Annotated[str | None, Flag(metavar="REF")] = None
     """The draft model, named like the target: a directory, .gguf file, recipe or hub id. Naming the
     target again shares its weights."""
-    draft_quantization: Annotated[Quantization | None, Flag(default="the same where it can be")] = (
-        None
-    )
-    """As --quantization, for the draft model. By default the same, and `none` for the draft of a
-    `gguf` target that is not a .gguf file itself."""
+    draft_quantization: Quantization | None = None
+    """As --quantization, for the draft model (default: the same where it can be). It is `none` for
+    the draft of a `gguf` target that is not a .gguf file itself."""
 
 
 @config_class
@@ -290,9 +283,9 @@ class DraftModelConfig(_Draft, _Confidence, SpeculativeConfig):
     method: Literal["draft_model"] = "draft_model"
     num_drafts: AtLeast1 = 1
     """Drafts per round, verified together as a tree (arXiv 2305.09781)."""
-    draft_vocab_size: Annotated[AtLeast1 | None, Flag(default="all")] = None
-    """How many of its tokens the draft may propose, counted from the most frequent. Fewer make its
-    step cheaper."""
+    draft_vocab_size: AtLeast1 | None = None
+    """How many of its tokens the draft may propose, the most frequent ones (default: all). Fewer
+    make its step cheaper."""
 
 
 @config_class
@@ -318,8 +311,8 @@ class EarlyExitConfig(_Confidence, SpeculativeConfig):
     """Drafts with the target's own first layers (arXiv 2404.16710)."""
 
     method: Literal["early_exit"] = "early_exit"
-    early_exit_layers: Annotated[AtLeast1 | None, Flag(default="a quarter")] = None
-    """Layers of the target that draft."""
+    early_exit_layers: AtLeast1 | None = None
+    """Layers of the target that draft (default: a quarter)."""
     # A prefix batch runs all layers of every prefix, and the first layers have already run, one
     # token a call, so that nothing makes the scoring consistent.
     scoring: Literal["block"] = "block"

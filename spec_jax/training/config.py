@@ -24,27 +24,22 @@ class TrainingConfig:
 
     layers: AtLeast1 = 2
     """Layers of the draft."""
-    from_layers: Annotated[
-        Annotated[Sequence[AtLeast0], BeforeValidator(to_tuple)] | None,
-        Flag(metavar="I,J", default="evenly spaced"),
-    ] = None
-    """Layers of the target that initialise the draft's. By default evenly spaced from the first to
-    the last."""
-    width: Annotated[AtLeast1 | None, Flag(default="the target's")] = None
-    """The draft's width, which is the size of its residual stream. With another width the target's
-    weights do not fit, and the draft starts from random weights and its own embedding."""
+    from_layers: Annotated[Sequence[AtLeast0], BeforeValidator(to_tuple)] | None = None
+    """Layers of the target that initialise the draft's (default: evenly spaced). The first and the
+    last are among them."""
+    width: AtLeast1 | None = None
+    """The draft's width, which is the size of its residual stream (default: the target's). With
+    another width the target's weights do not fit, and the draft starts from random weights and its
+    own embedding."""
     embedding: Literal["shared", "own"] = "shared"
     """Whose embedding and head the draft uses. `shared` reads and writes tokens with the target's
     embedding and head, which are neither trained nor stored again; `own` trains copies of them."""
-    reduced_vocab: Annotated[AtLeast1 | None, Flag(default="all")] = None
-    """How many tokens the draft can propose, the most frequent of the data."""
+    reduced_vocab: AtLeast1 | None = None
+    """How many tokens the draft can propose, the most frequent of the data (default: all)."""
     sample_tokens: AtLeast1 = 2_000_000
     """Tokens to sample from the target as answers to prompts."""
     temperatures: Annotated[
-        Sequence[NotNegative],
-        Field(min_length=1),
-        BeforeValidator(to_tuple),
-        Flag(metavar="T,U"),
+        Sequence[NotNegative], Field(min_length=1), BeforeValidator(to_tuple)
     ] = (0.0, 0.7, 1.0)
     """Sampling temperatures; rows use them in turn."""
     # Together with the KV slots that a round may write, this fits 256.

@@ -12,7 +12,7 @@ import pytest
 from spec_jax import LLM, SamplingParams, SpeculativeConfig, __version__
 from spec_jax.cli import main
 from spec_jax.cli.commands import parse
-from spec_jax.cli.options import GenerateOptions
+from spec_jax.cli.decoding_options import GenerateOptions
 from spec_jax.cli.overview import COMMANDS
 from spec_jax.config import DRAFT_LENGTH_POLICIES, PromptLookupConfig
 from tests.cli.harness import failure, run
