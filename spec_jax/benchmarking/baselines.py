@@ -6,6 +6,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,12 +54,15 @@ class Completion(NamedTuple):
 class Baseline:
     """A system of another library: one request at a time.
 
-    `complete` decodes a prompt's token ids, given the setting, the seed, the maximum of tokens, and
-    whether to ignore end-of-sequence tokens.
+    Attributes:
+      system: its library and method.
+      complete: like `complete_with_transformers` without the model.
+      stops: end-of-sequence tokens.
     """
 
     system: System
-    complete: Callable[[list[int], Setting, int, int, bool], Completion]
+    complete: Callable[..., Completion]
+    stops: Sequence[int]
 
     def can(self, setting: Setting, batch_size: int) -> bool:
         """Only single rows: each library pads and schedules batches in another way."""
@@ -69,7 +73,11 @@ class Baseline:
         begin, requests = time.perf_counter(), []
         for prompt, seed in zip(task.prompts, task.seeds, strict=True):
             ids, calls, first, seconds = self.complete(
-                prompt.token_ids, task.setting, seed, task.max_tokens, task.ignore_eos
+                prompt.token_ids,
+                task.max_tokens,
+                task.setting,
+                seed=seed,
+                stops=() if task.ignore_eos else self.stops,
             )
             requests.append(
                 BenchRequest(
@@ -99,8 +107,8 @@ def prepare_baselines(
 
     Args:
       names: of the libraries.
-      llm: whose target, precision and end-of-sequence tokens are taken.
-      reference: the target's.
+      llm: gives the target's precision and end-of-sequence tokens.
+      reference: of the target.
       configs: our systems; methods that the libraries have too are taken.
       on_note: called with what is left out, and why.
     """
@@ -109,30 +117,23 @@ def prepare_baselines(
     _, path = locate(reference, lambda line: None)
     if weights_in(path) is not None:
         raise BenchmarkError(
-            f"{reference} is in a bucket, where other libraries do not read it; copy it to a disk, "
-            "or leave --baseline out."
+            f"{reference} is in an object store, where other libraries do not read it; copy it to "
+            "a disk, or leave --baseline out."
         )
-    stops = llm.eos_token_ids
     if TRANSFORMERS in names:
-        yield from _transformers(path, llm, configs, stops, on_note)
+        yield from _transformers(path, llm, configs, on_note)
     if LLAMA_CPP in names:
         if path.suffix != ".gguf":
             on_note(f"llama-cpp is left out: it reads .gguf files, and the target is {path.name}")
             return
-        model = open_llama_cpp(path, llm.max_model_len)
-
-        def complete(ids: list[int], setting: Setting, seed: int, tokens: int, past_eos: bool):
-            ends = () if past_eos else stops
-            return complete_with_llama_cpp(model, ids, tokens, setting, seed=seed, stops=ends)
-
-        yield Baseline(system_of(SpeculativeConfig(), "llama.cpp"), complete)
+        complete = partial(complete_with_llama_cpp, open_llama_cpp(path, llm.max_model_len))
+        yield Baseline(system_of(SpeculativeConfig(), "llama.cpp"), complete, llm.eos_token_ids)
 
 
 def _transformers(
     path: Path,
     llm: LLM,
     configs: Sequence[SpeculativeConfig],
-    stops: Sequence[int],
     on_note: Callable[[str], None],
 ) -> Iterator[Baseline]:
     import torch
@@ -152,35 +153,19 @@ def _transformers(
         usual = (config.draft_length_policy, config.verification, config.scoring)
         if usual != ("constant", "token", "block") or config.num_drafts > 1:
             continue
-        k, options = config.lookahead, {}
+        options: dict[str, Any] = {}
         if config.method == "prompt_lookup":
-            options = {"prompt_lookup_num_tokens": k}
+            options = {"prompt_lookup_num_tokens": config.lookahead}
         elif config.method == "draft_model" and config.draft:
             if config.draft not in drafts:
                 drafts[config.draft] = _draft(config.draft, model, on_note)
             if drafts[config.draft] is None:
                 continue
-            options = {"assistant_model": drafts[config.draft]}
+            options = {"assistant_model": drafts[config.draft], "lookahead": config.lookahead}
         elif config.method != "none":
             continue
-
-        def complete(
-            ids: list[int],
-            setting: Setting,
-            seed: int,
-            tokens: int,
-            past_eos: bool,
-            k: int = k,
-            options: dict[str, Any] = options,
-        ) -> Completion:
-            if assistant := options.get("assistant_model"):
-                _draft_always(assistant, k)
-            ends = None if past_eos else list(stops)
-            return complete_with_transformers(
-                model, ids, tokens, setting, seed=seed, eos_token_id=ends, **options
-            )
-
-        yield Baseline(system_of(config, TRANSFORMERS), complete)
+        complete = partial(complete_with_transformers, model, **options)
+        yield Baseline(system_of(config, TRANSFORMERS), complete, llm.eos_token_ids)
 
 
 def _torch_device(platform: str) -> str:
@@ -243,9 +228,9 @@ def load_transformers(
         # What `from_pretrained(gguf_file=...)` does, without the `accelerate` that it asks for.
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-        found = dict(load_gguf_checkpoint(path)["config"])
+        config = dict(load_gguf_checkpoint(path)["config"])
         model: Any = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(found.pop("model_type"), **found)
+            AutoConfig.for_model(config.pop("model_type"), **config)
         )
         read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
         lacking = model.load_state_dict(read["tensors"], strict=False).missing_keys
@@ -282,11 +267,11 @@ def _borrow(draft: Any, target: Any, manifest: Mapping[str, Any]) -> set[str]:
         draft.set_input_embeddings(target.get_input_embeddings())
     if "head.weight" in manifest["borrowed"]:
         got.add(names[draft.get_output_embeddings()])
-        whole = target.get_output_embeddings().weight
-        head = torch.nn.Linear(*whole.shape[::-1], bias=False, device="meta")
-        head.weight = whole
+        weight = target.get_output_embeddings().weight
+        head = torch.nn.Linear(*weight.shape[::-1], bias=False, device="meta")
+        head.weight = weight
         if manifest["outputs"] is not None:
-            others = torch.ones(len(whole), dtype=torch.bool, device=whole.device)
+            others = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
             others[manifest["outputs"]] = False
             head.register_forward_hook(lambda _, __, out: out.masked_fill(others, -torch.inf))
         draft.set_output_embeddings(head)
@@ -315,7 +300,8 @@ def complete_with_transformers(
     setting: Setting = GREEDY,
     *,
     seed: int = 0,
-    eos_token_id: Sequence[int] | None = None,
+    stops: Sequence[int] = (),
+    lookahead: int | None = None,
     **options: Any,
 ) -> Completion:
     """One request of transformers.
@@ -323,14 +309,17 @@ def complete_with_transformers(
     Args:
       model: of transformers.
       ids: the prompt's tokens.
-      tokens: most tokens to generate.
+      tokens: maximum to generate.
       setting: how to sample.
       seed: of torch.
-      eos_token_id: tokens that end it.
+      stops: tokens that end it.
+      lookahead: tokens that the option `assistant_model` drafts in each round, as here.
       **options: further arguments of `generate`.
     """
     import torch
 
+    if lookahead is not None:
+        _draft_always(options["assistant_model"], lookahead)
     sampling: dict[str, Any] = {"do_sample": False}
     if setting.temperature:
         torch.manual_seed(seed)
@@ -350,7 +339,7 @@ def complete_with_transformers(
                 torch.tensor([ids], device=model.device),
                 attention_mask=torch.ones((1, len(ids)), dtype=torch.long, device=model.device),
                 max_new_tokens=tokens,
-                eos_token_id=eos_token_id,
+                eos_token_id=list(stops) or None,
                 pad_token_id=0,
                 streamer=streamer,
                 **sampling,
@@ -359,8 +348,8 @@ def complete_with_transformers(
     finally:
         hook.remove()
     end = time.perf_counter()
-    found = out[0, len(ids) :].tolist()
-    return Completion(found, calls, streamer.seconds - begin, end - begin)
+    generated = out[0, len(ids) :].tolist()
+    return Completion(generated, calls, streamer.seconds - begin, end - begin)
 
 
 def open_llama_cpp(path: Path, context: int) -> Any:
@@ -391,10 +380,10 @@ def complete_with_llama_cpp(
     stream = model.generate(
         ids, temp=setting.temperature, top_p=setting.top_p, top_k=0, min_p=0.0, repeat_penalty=1.0
     )
-    found, first = [], 0.0
+    generated, first = [], 0.0
     for _ in range(tokens):
-        found.append(next(stream))
+        generated.append(next(stream))
         first = first or time.perf_counter() - begin
-        if found[-1] in stops:
+        if generated[-1] in stops:
             break
-    return Completion(found, len(found), first, time.perf_counter() - begin)
+    return Completion(generated, len(generated), first, time.perf_counter() - begin)

@@ -3,12 +3,13 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from spec_jax.planning.hlo import Instruction, parse
 
 PARTS = ("prefill", "propose", "score", "verify", "commit")
-"""Named scopes of the compiled programs, and annotations of what the host does for them."""
+"""Named scopes of the compiled programs, and annotations of the host's work."""
 
 _MODULE = re.compile(r"HloModule ([\w.-]+)")
 _PATH = re.compile(r'\bop_name="([^"]*)"')
@@ -16,21 +17,21 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
 class Op(NamedTuple):
-    """An op that ran: the name of its module, the number of that program in the trace, its name."""
+    """An op that ran: its module, the number of that program in the trace, and its name."""
 
     module: str
     program: int
     name: str
 
 
-class Known(NamedTuple):
-    """What a program's text says of an op: its part, or None, and its kind (HLO's opcode)."""
+class OpInfo(NamedTuple):
+    """An op in a program's text: its part, or None, and its kind (HLO's opcode)."""
 
     part: str | None
     kind: str
 
 
-class Program:
+class ProgramOps:
     """The ops of a compiled program.
 
     Args:
@@ -38,75 +39,64 @@ class Program:
 
     Attributes:
       module: its name.
-      ops: name -> what is known of it.
+      ops: name -> part and kind.
     """
 
     def __init__(self, text: str):
-        found = _MODULE.match(text)
-        self.module = found[1] if found else ""
-        self._computations, _ = parse(text)
-        self._callers: dict[str, list[tuple[str, Instruction]]] = defaultdict(list)
-        for name, computation in self._computations.items():
-            for each in computation.instructions.values():
-                for callee in each.callees:
-                    self._callers[callee].append((name, each))
-        self._users: dict[str, list[Instruction]] = defaultdict(list)
-        for computation in self._computations.values():
-            for each in computation.instructions.values():
-                for operand in each.operands:
-                    self._users[operand].append(each)
-        self._inside: dict[str, frozenset[str]] = {}
-        self._used: dict[str, frozenset[str | None]] = {}
-        self._around: dict[str, str | None] = {}
-        self.ops = {
-            each.name: Known(self._part(each, name), _kind(each))
-            for name, computation in self._computations.items()
+        match = _MODULE.match(text)
+        self.module = match[1] if match else ""
+        computations, _ = parse(text)
+        homes = [
+            (home, each)
+            for home, computation in computations.items()
             for each in computation.instructions.values()
-        }
+        ]
+        callers: dict[str, list[tuple[str, Instruction]]] = defaultdict(list)
+        users: dict[str, list[Instruction]] = defaultdict(list)
+        for home, each in homes:
+            for callee in each.callees:
+                callers[callee].append((home, each))
+            for operand in each.operands:
+                users[operand].append(each)
 
-    def _part(self, each: Instruction, home: str) -> str | None:
-        """By its own scope, else of all that it runs, of what runs it, or of all that use it.
+        @cache
+        def inside(computation: str) -> frozenset[str]:
+            """The parts of the ops of a computation."""
+            instructions = computations[computation].instructions.values()
+            return frozenset().union(*map(parts_of, instructions))
 
-        Only what the compiler added has the part of those that use it: it has no scope at all.
-        """
-        if own := _scope(each):
-            return own
-        inside = set[str]().union(*map(self._parts_inside, each.callees))
-        if len(inside) == 1:
-            return inside.pop()
-        if around := self._part_around(home):
-            return around
-        users = set() if _PATH.search(each.attributes) else self._parts_of_users(each.name)
-        return next(iter(users)) if len(users) == 1 else None
+        def parts_of(each: Instruction) -> frozenset[str]:
+            """Its own scope, else the parts of all ops that it runs."""
+            scope = _scope(each)
+            return frozenset({scope}) if scope else frozenset().union(*map(inside, each.callees))
 
-    def _parts_of_users(self, name: str) -> frozenset[str | None]:
-        if name not in self._used:
-            found: set[str | None] = set()
-            for each in self._users[name]:
-                inside = set[str]().union(*map(self._parts_inside, each.callees))
-                if own := _scope(each):
-                    found.add(own)
-                elif inside or _PATH.search(each.attributes):
-                    found.update(inside or {None})
+        @cache
+        def around(computation: str) -> str | None:
+            """The part of the ops that run a computation, if they agree."""
+            parts = {_scope(each) or around(home) for home, each in callers[computation]}
+            return parts.pop() if len(parts) == 1 else None
+
+        @cache
+        def of_users(name: str) -> frozenset[str | None]:
+            """The parts of the ops that use a value, through ops without any scope."""
+            parts: set[str | None] = set()
+            for each in users[name]:
+                if _PATH.search(each.attributes) or parts_of(each):
+                    parts |= parts_of(each) or {None}
                 else:
-                    found |= self._parts_of_users(each.name)
-            self._used[name] = frozenset(found)
-        return self._used[name]
+                    parts |= of_users(each.name)
+            return frozenset(parts)
 
-    def _parts_inside(self, name: str) -> frozenset[str]:
-        if name not in self._inside:
-            found: set[str] = set()
-            for each in self._computations[name].instructions.values():
-                own = _scope(each)
-                found.update({own} if own else set().union(*map(self._parts_inside, each.callees)))
-            self._inside[name] = frozenset(found)
-        return self._inside[name]
+        def part(each: Instruction, home: str) -> str | None:
+            if len(parts := parts_of(each)) == 1:
+                return next(iter(parts))
+            if outer := around(home):
+                return outer
+            # Only an op that the compiler added, which has no scope at all, belongs to its users.
+            parts = frozenset() if _PATH.search(each.attributes) else of_users(each.name)
+            return next(iter(parts)) if len(parts) == 1 else None
 
-    def _part_around(self, name: str) -> str | None:
-        if name not in self._around:
-            found = {_scope(each) or self._part_around(home) for home, each in self._callers[name]}
-            self._around[name] = found.pop() if len(found) == 1 else None
-        return self._around[name]
+        self.ops = {each.name: OpInfo(part(each, home), _kind(each)) for home, each in homes}
 
 
 def _scope(each: Instruction) -> str | None:
@@ -120,20 +110,20 @@ def _kind(each: Instruction) -> str:
     return f"{each.opcode} {target[1]}" if target else each.opcode
 
 
-def describe(ops: Iterable[Op], programs: Sequence[Program]) -> dict[Op, Known]:
-    """What the programs' texts say of ops that ran; ops of other programs are left out.
+def describe(ops: Iterable[Op], programs: Sequence[ProgramOps]) -> dict[Op, OpInfo]:
+    """Looks ops that ran up in the programs' texts; ops of other programs are left out.
 
-    A trace numbers programs in a way of its own. So a program is recognised by its module's name
-    and by its ops: it is the smallest that has them all.
+    A trace numbers programs in its own way. So a program is recognised by its module's name and by
+    its ops: it is the smallest that has them all.
     """
-    ran: dict[tuple[str, int], set[Op]] = defaultdict(set)
+    by_program: dict[tuple[str, int], set[Op]] = defaultdict(set)
     for op in ops:
-        ran[op.module, op.program].add(op)
-    found: dict[Op, Known] = {}
-    for (module, _), own in ran.items():
-        names = {op.name for op in own}
+        by_program[op.module, op.program].add(op)
+    infos: dict[Op, OpInfo] = {}
+    for (module, _), members in by_program.items():
+        names = {op.name for op in members}
         fits = [each for each in programs if each.module == module and names <= each.ops.keys()]
         if fits:
             program = min(fits, key=lambda each: len(each.ops))
-            found |= {op: program.ops[op.name] for op in own}
-    return found
+            infos |= {op: program.ops[op.name] for op in members}
+    return infos

@@ -1,16 +1,16 @@
-"""Where the time of a round goes: records some rounds, and divides their time among its parts."""
+"""Where the time of a round goes: records some rounds and divides their time among the parts."""
 
 import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from spec_jax import distributed
-from spec_jax.benchmarking.parts import PARTS, Known, Op, Program, describe
+from spec_jax.benchmarking.parts import PARTS, Op, OpInfo, ProgramOps, describe
 from spec_jax.benchmarking.traces import CONTAINERS, divide, read
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.engine import Engine
@@ -19,22 +19,19 @@ from spec_jax.engine.scheduler import ROUNDS_PER_CALL
 from spec_jax.errors import BenchmarkError
 
 OTHER, HOST = "other", "host"
-"""Ops of none of the parts, and time without any op outside of the parts."""
+"""Ops outside all parts, and time without any op outside all parts."""
 REGIONS = (*PARTS, OTHER, HOST)
 COSTLY = 3
-"""Ops of each region that are named."""
+"""Ops of each region in JSON and tables."""
 
 _RECORDED = "spec-jax profile"
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """The time that one op took, or the host within a region.
+class Cost(NamedTuple):
+    """The wall time of one op, or of the host within a region.
 
-    Attributes:
-      name: of the op in its program (HLO), or `host`.
-      kind: its opcode, with the target of a custom call; empty if the program is not known.
-      seconds: wall time.
+    `name` is the op's in its program (HLO), or `host`; `kind` is its opcode, with the target of a
+    custom call, and empty if the program is not known.
     """
 
     name: str
@@ -42,15 +39,8 @@ class Cost:
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Region:
-    """A part of the recorded time.
-
-    Attributes:
-      name: one of `REGIONS`.
-      seconds: wall time.
-      costs: of its ops, the most expensive first.
-    """
+class Region(NamedTuple):
+    """A part of the recorded wall time, one of `REGIONS`, and its ops by decreasing cost."""
 
     name: str
     seconds: float
@@ -59,15 +49,15 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What was recorded; times are wall times.
+    """A recording; times are wall times.
 
     Attributes:
-      rounds: that were decoded, fewer than asked if all texts ended.
-      tokens: that they gave, of all rows.
-      rows: of the batch, one a prompt.
+      rounds: decoded rounds, fewer than requested if all texts ended.
+      tokens: emitted by all rows.
+      rows: of the batch, one per prompt.
       seconds: of the recording, which is the sum over the regions.
       seconds_unrecorded: of the same work just before, without the profiler.
-      regions: in the order of `REGIONS`; those without any time too.
+      regions: in the order of `REGIONS`, empty ones included.
       directory: where the trace was written, for XProf and TensorBoard.
       trace: the file in it that was read.
     """
@@ -83,40 +73,36 @@ class Profile:
 
     @property
     def viewable(self) -> Path:
-        """The same trace as Perfetto reads it, which `jax.profiler` writes beside it."""
+        """The same trace for Perfetto, which `jax.profiler` writes beside it."""
         return self.trace.with_name(self.trace.name.removesuffix(".xplane.pb") + ".trace.json.gz")
 
     def milliseconds_per_round(self, region: Region) -> float | None:
-        """None of prefill, which is no part of rounds, and if there were none."""
+        """None for prefill, which is not part of a round, and without rounds."""
         if region.name == "prefill" or not self.rounds:
             return None
         return 1e3 * region.seconds / self.rounds
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the same in milliseconds, with the most expensive ops of each region."""
+        """For JSON: in milliseconds, with the most expensive ops of each region."""
+
+        def shared(seconds: float) -> dict[str, float]:
+            return {"milliseconds": 1e3 * seconds, "share": seconds / self.seconds}
+
         return {
-            "rounds": self.rounds,
-            "tokens": self.tokens,
-            "rows": self.rows,
+            **{name: getattr(self, name) for name in ("rounds", "tokens", "rows")},
             "milliseconds": 1e3 * self.seconds,
             "milliseconds_unrecorded": 1e3 * self.seconds_unrecorded,
             "regions": [
                 {
-                    "region": each.name,
-                    "milliseconds": 1e3 * each.seconds,
-                    "milliseconds_per_round": self.milliseconds_per_round(each),
-                    "share": each.seconds / self.seconds,
+                    "region": region.name,
+                    **shared(region.seconds),
+                    "milliseconds_per_round": self.milliseconds_per_round(region),
                     "ops": [
-                        {
-                            "name": cost.name,
-                            "kind": cost.kind,
-                            "milliseconds": 1e3 * cost.seconds,
-                            "share": cost.seconds / self.seconds,
-                        }
-                        for cost in each.costs[:COSTLY]
+                        {"name": name, "kind": kind, **shared(seconds)}
+                        for name, kind, seconds in region.costs[:COSTLY]
                     ],
                 }
-                for each in self.regions
+                for region in self.regions
             ],
             "trace": str(self.trace),
         }
@@ -129,15 +115,15 @@ def profile(
     rounds: int,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> Profile:
-    """Decodes the same three times, to compile, to measure and to record, and reads the record.
+    """Decodes the same three times, to compile, to measure and to record, and reads the trace.
 
-    All prompts are read by one call and decoded as one batch.
+    All prompts are prefilled by one call and decoded as one batch.
 
     Args:
-      engine: what decodes; fresh, so that its programs are compiled with the names of the parts.
+      engine: a fresh one, so that its programs are compiled with the names of the parts.
       requests: makes the requests, equal ones at each call.
       directory: where `jax.profiler` writes; each of several processes takes a folder in it.
-      rounds: most rounds.
+      rounds: maximum.
       on_progress: called with a line of text before each step.
 
     Raises:
@@ -156,9 +142,9 @@ def profile(
         directory = directory / f"process-{number}"
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python's calls would take most of the time
-    asked = requests()
+    batch_requests = requests()
     with jax.profiler.trace(directory, profiler_options=options):
-        batch = _decode(engine, asked, rounds)
+        batch = _decode(engine, batch_requests, rounds)
     on_progress("reading the trace")
     file = max(directory.glob("plugins/profile/*/*.xplane.pb"), default=None)
     if file is None:
@@ -169,9 +155,9 @@ def profile(
         rounds=int(batch.view.counters.rounds.max()),
         tokens=sum(
             length - len(request.prompt_token_ids)
-            for length, request in zip(lengths, asked, strict=False)  # padding follows
+            for length, request in zip(lengths, batch_requests, strict=False)  # padding follows
         ),
-        rows=len(asked),
+        rows=len(batch_requests),
         seconds=sum(each.seconds for each in regions),
         seconds_unrecorded=unrecorded,
         regions=regions,
@@ -182,7 +168,7 @@ def profile(
 
 @contextlib.contextmanager
 def _named_programs() -> Iterator[None]:
-    """Takes no program from JAX's cache that was compiled from like code with other names in it."""
+    """Ignores programs of JAX's cache that were compiled from equal code with other names."""
     config: Any = jax.config
     name = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(config, name)
@@ -194,7 +180,7 @@ def _named_programs() -> Iterator[None]:
 
 
 def _decode(engine: Engine, requests: Sequence[Request], rounds: int) -> Batch:
-    """Reads the prompts and decodes, in calls as long as `LLM.generate` makes them."""
+    """Prefills and decodes, in calls as long as in `LLM.generate`."""
     with jax.profiler.TraceAnnotation(_RECORDED):
         with jax.profiler.TraceAnnotation("prefill"):
             batch = engine.start(requests)
@@ -207,8 +193,8 @@ def _decode(engine: Engine, requests: Sequence[Request], rounds: int) -> Batch:
 def regions_of(file: Path, texts: Sequence[str]) -> tuple[Region, ...]:
     """The recorded time by region, in the order of `REGIONS`.
 
-    Within an annotation of the host that names a part, everything is of this part. Elsewhere an op
-    is of the part whose named scope it was traced in.
+    Within an annotation of the host that names a part, everything belongs to this part. Elsewhere
+    an op belongs to the part whose named scope it was traced in.
 
     Args:
       file: `*.xplane.pb`, recorded by `profile`.
@@ -222,25 +208,26 @@ def regions_of(file: Path, texts: Sequence[str]) -> tuple[Region, ...]:
     if recorded is None:
         raise BenchmarkError(f"{file} lacks the recording; give --rounds a smaller number.")
     ops = {each.what for each in spans if isinstance(each.what, Op)}
-    known = describe(ops, [Program(text) for text in texts])
+    infos = describe(ops, [ProgramOps(text) for text in texts])
     shares = divide(
         [each for each in spans if each.what != _RECORDED],
         recorded.start,
         recorded.end,
-        {op for op, each in known.items() if each.kind in CONTAINERS},
+        {op for op, info in infos.items() if info.kind in CONTAINERS},
     )
     costs: dict[str, list[Cost]] = {name: [] for name in REGIONS}
     for (part, op), nanoseconds in shares.items():
+        seconds = nanoseconds / 1e9
         if op is None:
-            costs[part or HOST].append(Cost(HOST, "", nanoseconds / 1e9))
+            costs[part or HOST].append(Cost(HOST, "", seconds))
         else:
-            told = known.get(op, Known(None, ""))
-            costs[part or told.part or OTHER].append(Cost(op.name, told.kind, nanoseconds / 1e9))
+            info = infos.get(op, OpInfo(None, ""))
+            costs[part or info.part or OTHER].append(Cost(op.name, info.kind, seconds))
     return tuple(
         Region(
             name,
-            sum(each.seconds for each in own),
-            tuple(sorted(own, key=lambda each: -each.seconds)),
+            sum(each.seconds for each in members),
+            tuple(sorted(members, key=lambda each: -each.seconds)),
         )
-        for name, own in costs.items()
+        for name, members in costs.items()
     )

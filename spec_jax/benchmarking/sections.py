@@ -102,7 +102,7 @@ def _token_time(cells: Cells) -> ReportSection:
         "Mean token time",
         "The fastest K of each method, beside plain decoding. Times are of whole requests, prompts "
         "included: medians and ranges of the repeats. The speed-up is the mean of tokens a second "
-        "over that of the fastest plain decoding, as in Spec-Bench; in batches, tokens a second "
+        "over the fastest plain decoding, as in Spec-Bench; in batches, tokens a second "
         "are the sum over rows.",
         tables=_table("After table 1 of arXiv 2302.01318", best, columns),
     )

@@ -236,7 +236,7 @@ def target_seconds(costs: Costs) -> dict[int, float]:
 
 
 def relative_cost(costs: Costs) -> dict[int, float]:
-    """v: tokens scored -> time of the call over that of one token."""
+    """v: tokens scored -> time of the call over a call of one token."""
     seconds = target_seconds(costs)
     return {width: each / seconds[1] for width, each in seconds.items()}
 

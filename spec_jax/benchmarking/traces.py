@@ -18,7 +18,7 @@ from jax.profiler import ProfileData
 from spec_jax.benchmarking.parts import Op
 
 CONTAINERS = ("while", "conditional", "call")
-"""Kinds of ops that run other ops, of which a trace has events of their own."""
+"""Kinds of ops that run other ops, for which a trace has separate events."""
 
 _OPS, _MODULES = "XLA Ops", "XLA Modules"
 _END = "end: "
@@ -79,7 +79,7 @@ def read(file: Path, annotations: Collection[str]) -> list[Span]:
 
 
 def _op(event: Any, stats: dict[str, Any], runs: Sequence[Any]) -> Op | None:
-    """The op of an event, if it is one; `runs` are those of programs on its device, in order."""
+    """The op of an event, or None; `runs` are the runs of programs on its device, in order."""
     name, module, program = (stats.get(key) for key in ("hlo_op", "hlo_module", "program_id"))
     if name is None and not runs:
         return None
@@ -87,8 +87,8 @@ def _op(event: Any, stats: dict[str, Any], runs: Sequence[Any]) -> Op | None:
         at = bisect.bisect_right(runs, event.start_ns, key=_start) - 1
         run = _NUMBERED.match(runs[at].name) if at >= 0 else None
         module, program = run.groups() if run else ("", 0)
-    found = _TEXT.match(name or event.name)  # a TPU's event may have an op's whole text as its name
-    return Op(str(module), int(program or 0), found[1] if found else event.name)
+    match = _TEXT.match(name or event.name)  # a TPU's event may have an op's whole text as its name
+    return Op(str(module), int(program or 0), match[1] if match else event.name)
 
 
 def _start(event: Any) -> float:
@@ -102,10 +102,9 @@ def divide(
 
     Args:
       spans: ops and annotations. Annotations of one name or another do not overlap.
-      begin: of the time that is divided.
-      end: likewise.
-      containers: ops that run other ops. An op is one as well while another of its line is open
-        that started after it.
+      begin: of the divided time.
+      end: of the divided time.
+      containers: ops that run other ops; so does an op while a later one of its line is open.
     """
     shares: dict[tuple[str | None, Op | None], float] = defaultdict(float)
     annotation: str | None = None
@@ -166,7 +165,7 @@ def _changes(spans: Sequence[Span], begin: float, end: float) -> Iterator[tuple[
 
 
 def _working(running: Collection[Span], containers: Collection[Op]) -> list[Op]:
-    """Those that work, of the ops that have started and not ended, in the order of their starts."""
+    """The open ops that work, in the order of their starts."""
     open_ops = {each.line: each.what for each in running if isinstance(each.what, Op)}
     leaves = [op for op in open_ops.values() if op not in containers]
     return leaves or [each.what for each in running if isinstance(each.what, Op)][-1:]

@@ -1,7 +1,5 @@
 """transformers in the same run: the same tokens from the same files."""
 
-import types
-
 import numpy as np
 import pytest
 
@@ -121,4 +119,4 @@ def test_transformers_gives_our_tokens(tmp_path, form):
     sampled = BenchTask([EncodedPrompt(0, ids)], [3], setting, 12, True, 1, "t")
     one, other = (systems[0].run(sampled)[1][0] for _ in range(2))
     assert one.digest == other.digest != digest(ours.token_ids)
-    assert isinstance(systems[0].complete, types.FunctionType)
+    assert callable(systems[0].complete)

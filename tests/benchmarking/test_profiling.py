@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from spec_jax.benchmarking import traces
-from spec_jax.benchmarking.parts import Known, Op, Program, describe
+from spec_jax.benchmarking.parts import Op, OpInfo, ProgramOps, describe
 from spec_jax.benchmarking.traces import Span, divide, read
 
 
@@ -125,22 +125,22 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
 
 def test_ops_belong_to_the_outermost_scope():
-    program = Program(PROGRAM)
+    program = ProgramOps(PROGRAM)
     assert program.module == "jit_counted"
-    for name, known in {
-        "drafted": Known("propose", "while"),
-        "copy.1": Known("propose", "copy"),  # of the loop that runs it
-        "scored": Known("score", "custom-call spec_jax_product"),  # not of what is named inside
-        "checked": Known("verify", "fusion"),  # of what it runs
-        "done": Known("commit", "negate"),
-        "copy.2": Known(None, "copy"),  # of what belongs to no part
-        "padded": Known("verify", "reduce-window"),  # of what uses it
-        "copy.4": Known(None, "copy"),  # two parts use it
-        "keys": Known(None, "add"),  # a scope is a whole word
-        "rounds": Known(None, "while"),  # it runs several parts
-        "sum.0": Known(None, "add"),
+    for name, info in {
+        "drafted": OpInfo("propose", "while"),
+        "copy.1": OpInfo("propose", "copy"),  # of the loop that runs it
+        "scored": OpInfo("score", "custom-call spec_jax_product"),  # not of what is named inside
+        "checked": OpInfo("verify", "fusion"),  # of what it runs
+        "done": OpInfo("commit", "negate"),
+        "copy.2": OpInfo(None, "copy"),  # of what belongs to no part
+        "padded": OpInfo("verify", "reduce-window"),  # of what uses it
+        "copy.4": OpInfo(None, "copy"),  # two parts use it
+        "keys": OpInfo(None, "add"),  # a scope is a whole word
+        "rounds": OpInfo(None, "while"),  # it runs several parts
+        "sum.0": OpInfo(None, "add"),
     }.items():
-        assert program.ops[name] == known, name
+        assert program.ops[name] == info, name
 
 
 def test_a_program_is_recognised_by_its_ops():
@@ -151,13 +151,13 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %copy.2 = f32[8]{0} copy(%x), metadata={op_name="jit(counted)/prefill/copy"}
 }
 """
-    programs = [Program(PROGRAM), Program(small)]
+    programs = [ProgramOps(PROGRAM), ProgramOps(small)]
     ran = [Op("jit_counted", 7, "copy.2"), Op("jit_counted", 8, "copy.2"),
            Op("jit_counted", 8, "keys"), Op("jit_counted", 9, "unknown"), Op("jit_f", 1, "keys")]  # fmt: skip
     assert describe(ran, programs) == {
-        ran[0]: Known("prefill", "copy"),
-        ran[1]: Known(None, "copy"),
-        ran[2]: Known(None, "add"),
+        ran[0]: OpInfo("prefill", "copy"),
+        ran[1]: OpInfo(None, "copy"),
+        ran[2]: OpInfo(None, "add"),
     }
 
 
