@@ -298,9 +298,7 @@ def test_a_list_that_comes_with_a_checkpoint_means_nothing(uploaded, tmp_path):
 
 
 def test_other_libraries_read_no_bucket(uploaded):
-    with pytest.raises(
-        BenchmarkError, match="team/tiny is in an object store, where other"
-    ):
+    with pytest.raises(BenchmarkError, match="team/tiny is in an object store, where other"):
         list(prepare_baselines(["transformers"], Mock(), URL, [], print))
 
 
