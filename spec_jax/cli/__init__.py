@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from spec_jax import __version__
 from spec_jax.cli import streams
-from spec_jax.cli.interrupts import INTERRUPTED, raised_until_heard
+from spec_jax.cli.interrupts import INTERRUPTED, raised_until_acknowledged
 from spec_jax.cli.overview import COMMANDS, OVERVIEW
 from spec_jax.errors import (
     PEER_LOST,
@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _guarded(arguments: list[str]) -> int:
     """Runs a command; whatever goes wrong becomes a message and an exit code."""
     try:
-        streams.complete()
-        with raised_until_heard():
+        streams.open_closed()
+        with raised_until_acknowledged():
             code = _unwrapped(arguments)
         sys.stdout.flush()
         return code
@@ -64,7 +64,7 @@ def _guarded(arguments: list[str]) -> int:
         # If only one process met an error, only that process can report it.
         if number == 0 or not isinstance(error, DisagreementError):
             which = f"process {number} of {count}: " if count > 1 else ""
-            streams.complain(f"{which}{streams.in_words(error)}")
+            streams.report_error(f"{which}{streams.message_of(error)}")
         return 2
     except Exception as error:
         number, count = _process()
@@ -75,7 +75,7 @@ def _guarded(arguments: list[str]) -> int:
             traceback.print_exc()
         reason = str(error).strip().splitlines()[0]
         if full:
-            streams.complain(
+            streams.report_error(
                 f"a device's memory is full ({reason}); decode fewer prompts at once "
                 "(--max-num-seqs, or --sample-batch of train-draft), lower --max-model-len, or use "
                 "--dtype bfloat16, --offload host or a --layout of more devices."

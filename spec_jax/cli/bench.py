@@ -11,9 +11,9 @@ from spec_jax.benchmarking.measuring import BenchProgress, describe, encode, mea
 from spec_jax.benchmarking.results import Results, Setting, Writer
 from spec_jax.benchmarking.summary import Measured, Spread, summarize
 from spec_jax.benchmarking.systems import Runner, grid, prepare
-from spec_jax.cli.interrupts import INTERRUPTED, heard
+from spec_jax.cli.interrupts import INTERRUPTED, acknowledge
 from spec_jax.cli.loading import join
-from spec_jax.cli.screen import Screen
+from spec_jax.cli.screen import Screen, minutes_left
 from spec_jax.cli.tool_options import BenchOptions
 from spec_jax.llm import LLM
 
@@ -79,7 +79,7 @@ def run(options: BenchOptions) -> int:
         try:
             measure(header, runners, encoded, writer, shown)
         except KeyboardInterrupt:
-            heard()
+            acknowledge()
             interrupted = True
         screen.settle()
         if writer is not None:
@@ -112,33 +112,22 @@ def _named(options: BenchOptions) -> dict[str, str]:
 
 
 class _Shown:
-    """Progress as a bar on a terminal, and as lines of text elsewhere."""
+    """Progress of the runs, and what is compiled for the run that was shown last."""
 
     def __init__(self, screen: Screen):
         self._screen = screen
         self._last: BenchProgress | None = None
 
-    def __call__(self, progress: BenchProgress) -> None:
-        if self._last is None:
-            self._screen.settle()
+    def __call__(self, progress: BenchProgress, activity: str = "") -> None:
         self._last = progress
-        self._show(progress, "")
+        text = f"{progress.text}{activity}{minutes_left(progress.seconds_left)}"
+        self._screen.count(progress.done, progress.total, "runs", text)
 
-    def waiting(self, what: str) -> None:
-        """Shows what is loaded, or compiled for the run that was shown last."""
+    def waiting(self, activity: str) -> None:
         if self._last is None:
-            self._screen.progress(what)
+            self._screen.progress(activity)
         else:
-            self._show(self._last, f" ({what})")
-
-    def _show(self, progress: BenchProgress, doing: str) -> None:
-        left = ""
-        if progress.seconds_left is not None:
-            minutes, seconds = divmod(round(progress.seconds_left), 60)
-            left = f", {minutes}:{seconds:02d} left"
-        text = f"{progress.text}{doing}{left}"
-        self._screen.bar(progress.done, progress.total, text)
-        self._screen.log(f"{progress.done} of {progress.total} runs, {text}", now=False)
+            self(self._last, f" ({activity})")
 
 
 def show(screen: Screen, results: Results) -> None:

@@ -5,7 +5,7 @@ import sys
 
 from spec_jax.cli.conversation import Conversation
 from spec_jax.cli.decoding_options import ChatOptions
-from spec_jax.cli.interrupts import heard
+from spec_jax.cli.interrupts import acknowledge
 from spec_jax.cli.loading import load
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
@@ -97,7 +97,7 @@ class _Chat:
             except KeyboardInterrupt:
                 if not self._keyboard:
                     raise
-                heard()
+                acknowledge()
                 self._screen.note("(/exit or Ctrl-D ends)")
 
     def _command(self, name: str, text: str) -> None:
@@ -146,7 +146,7 @@ class _Chat:
         except KeyboardInterrupt:
             if not self._keyboard:
                 raise
-            heard()
+            acknowledge()
             self._screen.end_line()
             self._screen.note("(interrupted)")
         self._screen.end_line()

@@ -7,7 +7,7 @@ from typing import Any
 
 from spec_jax import distributed
 from spec_jax.cli.decoding_options import GenerateOptions
-from spec_jax.cli.interrupts import INTERRUPTED, heard
+from spec_jax.cli.interrupts import INTERRUPTED, acknowledge
 from spec_jax.cli.loading import load
 from spec_jax.cli.results_file import ResultsFile, refuse_existing
 from spec_jax.cli.screen import Screen
@@ -76,7 +76,7 @@ def _write(
                     if file is not None:
                         file.add(left[chunk.index], chunk.output.as_dict())
         except KeyboardInterrupt:
-            heard()
+            acknowledge()
             interrupted = True
     screen.settle()
     if outputs:

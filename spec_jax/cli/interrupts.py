@@ -16,8 +16,8 @@ _pending = False
 
 
 @contextlib.contextmanager
-def raised_until_heard() -> Iterator[None]:
-    """Raises KeyboardInterrupt at Ctrl-C, and again until `heard` is called.
+def raised_until_acknowledged() -> Iterator[None]:
+    """Raises KeyboardInterrupt at Ctrl-C, and again until `acknowledge` is called.
 
     Python drops an exception in a finalizer or in a callback of the garbage collector (JAX has
     one), and extension modules clear some exceptions; both are common while a model loads.
@@ -37,11 +37,11 @@ def raised_until_heard() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if heard():  # an operation that Ctrl-C interrupted may fail in any way
+        if acknowledge():  # an operation that Ctrl-C interrupted may fail in any way
             raise KeyboardInterrupt from error
         raise
     finally:
-        heard()
+        acknowledge()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGALRM, alarm)
         sys.unraisablehook = report
@@ -59,7 +59,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def heard() -> bool:
+def acknowledge() -> bool:
     """Marks a pending Ctrl-C as handled; returns whether there was one."""
     global _pending
     was, _pending = _pending, False
@@ -69,8 +69,8 @@ def heard() -> bool:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Holds Ctrl-C back inside the block and raises it at the end."""
+def postponed() -> Iterator[None]:
+    """Postpones a Ctrl-C inside the block to its end."""
     numbers: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: numbers.append(number))
     try:

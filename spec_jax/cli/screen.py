@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import time
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from spec_jax.cli.interrupts import held_back
+from spec_jax.cli.interrupts import postponed
 from spec_jax.cli.waiting import Waiting
 from spec_jax.cli.wrapping import Wrapper
 
@@ -36,8 +35,16 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+def minutes_left(seconds: float | None) -> str:
+    """How long something still takes, if that is known."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    return f", {minutes}:{rest:02d} left"
+
+
 class _Console(Console):
-    """A console whose closed pipe is an error like any other; rich's own exits with 1."""
+    """A console whose closed pipe is an error like any other; rich's exits with 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -59,10 +66,10 @@ class Screen:
             encoding = "utf-8" if json_lines else None
             self._out.reconfigure(encoding=encoding, errors="backslashreplace")
         self._errors = _Console(stderr=True, highlight=False)
-        self._waiting: Waiting | None = None
         self._wrapper = Wrapper(self._columns)
         self.remark = ""
         """Added to what the program waits for."""
+        self._waiting: Waiting | None = None
         self._bar: Progress | None = None
         self._in_line = False
         self._logged = 0.0
@@ -70,13 +77,8 @@ class Screen:
     def __enter__(self) -> "Screen":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with held_back():
+    def __exit__(self, *error: object) -> None:
+        with postponed():
             self.settle()
             if self.is_terminal:
                 self.end_line()
@@ -93,10 +95,11 @@ class Screen:
         if not isinstance(self._out, io.TextIOWrapper):
             return  # a test has replaced it
         self._out.flush()
-        mine = os.fdopen(os.dup(self._out.fileno()), "wb")
+        duplicate = os.fdopen(os.dup(self._out.fileno()), "wb")
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), self._out.fileno())
-        self._out = io.TextIOWrapper(mine, encoding=self._out.encoding, errors="backslashreplace")
+        encoding = self._out.encoding
+        self._out = io.TextIOWrapper(duplicate, encoding=encoding, errors="backslashreplace")
         sys.stdout = self._out
 
     @property
@@ -106,42 +109,45 @@ class Screen:
             return self._out
         return sys.stderr if self._errors.is_terminal else None
 
-    @property
-    def shows_progress(self) -> bool:
-        """Whether there is a terminal to show progress on."""
-        return self._errors.is_terminal
-
     def progress(self, message: str) -> None:
         """Shows what the program waits for, if no line of text is unfinished on the terminal."""
         if self._in_line and self.is_terminal:
             return
-        starts = self._waiting is None
         waiting = self._waiting or Waiting(self._errors)
         waiting.update(visible(message + self.remark))
-        if starts:
-            with held_back():
+        if self._waiting is None:
+            with postponed():
                 self._waiting = waiting
                 waiting.start()
 
-    def bar(self, done: int, total: int, message: str) -> None:
-        """Shows how much of something is done, on a terminal."""
+    def count(self, done: int, total: int, unit: str, text: str, *, now: bool = False) -> None:
+        """Shows how much of something is done: a bar, or without a terminal lines of a log.
+
+        Args:
+          done: how many are done.
+          total: how many there are.
+          unit: what they are.
+          text: more about it.
+          now: write the line of the log even if the last one is recent.
+        """
         if not self._errors.is_terminal:
+            self.log(f"{done} of {total} {unit}: {text}", now=now)
             return
         if self._bar is None:
             self.settle()
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-            with held_back():
+            with postponed():
                 self._bar = Progress(*columns, console=self._errors, transient=True)
                 self._bar.add_task("")
                 self._bar.start()
         task = self._bar.task_ids[0]
-        self._bar.update(task, completed=done, total=total, description=escape(visible(message)))
+        self._bar.update(task, completed=done, total=total, description=escape(visible(text)))
 
-    def log(self, text: str, *, now: bool) -> None:
-        """Writes a line where there is no terminal; unless `now`, one in half a minute."""
-        if self.shows_progress:
-            return
-        if now or time.monotonic() - self._logged > LOG_SECONDS:
+    def log(self, text: str, *, now: bool = False) -> None:
+        """Shows what happens: on a terminal as progress, else as a line, two a minute at most."""
+        if self._errors.is_terminal:
+            self.progress(text)
+        elif now or time.monotonic() - self._logged > LOG_SECONDS:
             self._logged = time.monotonic()
             self.note(text)
 
@@ -150,7 +156,7 @@ class Screen:
         waiting, bar, self._waiting, self._bar = self._waiting, self._bar, None, None
         for shown in (waiting, bar):
             if shown is not None:
-                with held_back():
+                with postponed():
                     shown.stop()
 
     def write(self, text: str) -> None:
@@ -194,8 +200,8 @@ class Screen:
             self.end_line()
         if isinstance(text, str):
             text = Text(visible(text), style="dim")
-        whole_lines = isinstance(text, Text) and not self._errors.is_terminal
-        self._errors.print(text, soft_wrap=whole_lines)
+        is_line = isinstance(text, Text) and not self._errors.is_terminal
+        self._errors.print(text, soft_wrap=is_line)
 
     def error(self, message: str) -> None:
         """Reports what went wrong without ending the program."""

@@ -11,7 +11,7 @@ from spec_jax.errors import ConfigError, printable
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
-def complete() -> None:
+def open_closed() -> None:
     """Opens what is closed, lest a file that is opened later takes its place and is written to.
 
     Raises:
@@ -28,7 +28,7 @@ def complete() -> None:
         raise ConfigError("standard output is closed; send it to a file, or to /dev/null.")
 
 
-def complain(text: str) -> None:
+def report_error(text: str) -> None:
     """Reports an error on standard error, in one line unless a terminal would break its words."""
     text = printable(f"spec-jax: error: {text}")
     with contextlib.suppress(OSError, ValueError):
@@ -38,7 +38,7 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def in_words(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """What an error says; the system does not say what it was that could not be written."""
     if isinstance(error, OSError) and error.errno in _FULL and not error.filename:
         return f"the output cannot be written: {error.strerror}."

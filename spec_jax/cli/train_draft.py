@@ -2,7 +2,7 @@
 
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.cli.loading import join
-from spec_jax.cli.screen import Screen
+from spec_jax.cli.screen import Screen, minutes_left
 from spec_jax.cli.tool_options import TrainOptions
 from spec_jax.llm import LLM
 from spec_jax.training.examples import fingerprints, read_examples
@@ -17,7 +17,6 @@ def run(options: TrainOptions) -> int:
     with Screen() as screen:
         contents = fingerprints(options.data)
         layout = join(options.layout, screen)
-        log = _Log(screen)
         llm = LLM(
             options.target,
             layout=layout,
@@ -42,10 +41,10 @@ def run(options: TrainOptions) -> int:
             examples,
             identity={"target": llm.name, "data": contents},
             data_dir=options.data_dir,
-            on_progress=log.line,
+            on_progress=screen.log,
         )
         for progress in training.run():
-            log.progress(progress)
+            _show(progress, screen)
         trained = training.best()
         target = Checkpoint(llm.engine.target, llm.tokenizer, llm.tokenizer.eos_token_ids, llm.name)
         export(options.output, trained, target, config, provenance)
@@ -62,25 +61,10 @@ def run(options: TrainOptions) -> int:
     return 0
 
 
-class _Log:
-    """Progress as a bar on a terminal, and as lines of text elsewhere."""
-
-    def __init__(self, screen: Screen):
-        self._screen = screen
-
-    def line(self, text: str) -> None:
-        if self._screen.shows_progress:
-            self._screen.progress(text)
-        self._screen.log(text, now=False)
-
-    def progress(self, progress: TrainingProgress) -> None:
-        accepted = ", ".join(f"{kind} {rate:.3f}" for kind, rate in progress.acceptance.items())
-        minutes, seconds = divmod(round(progress.seconds_left), 60)
-        text = (
-            f"loss {progress.loss:.3f}, accepted {accepted}, "
-            f"{progress.tokens_per_second:.0f} tokens/s, {minutes}:{seconds:02d} left"
-        )
-        self._screen.bar(progress.step, progress.steps, text)
-        self._screen.log(
-            f"step {progress.step} of {progress.steps}: {text}", now=progress.evaluated
-        )
+def _show(progress: TrainingProgress, screen: Screen) -> None:
+    accepted = ", ".join(f"{kind} {rate:.3f}" for kind, rate in progress.acceptance.items())
+    text = (
+        f"loss {progress.loss:.3f}, accepted {accepted}, "
+        f"{progress.tokens_per_second:.0f} tokens/s{minutes_left(progress.seconds_left)}"
+    )
+    screen.count(progress.step, progress.steps, "steps", text, now=progress.evaluated)

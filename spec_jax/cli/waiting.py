@@ -10,11 +10,11 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 FRAMES = 10
-"""Of the spinner, a second."""
-EVERY = 5.0
+"""Frames of the spinner, a second."""
+PAUSE = 5.0
 """Seconds until the first line, and at least between lines, where there is no terminal."""
 GROWTH = 0.25
-"""Lines of long waits are this share of the whole wait apart, so that logs stay short."""
+"""Lines of long waits are this share of the elapsed time apart, so that logs stay short."""
 
 
 class Waiting:
@@ -26,31 +26,28 @@ class Waiting:
 
     def __init__(self, console: Console):
         self._console = console
-        self._message, self._since = "", 0.0
-        self._begin = time.monotonic()
-        self._live: Live | None = None
-        self._over = threading.Event()
-        # Not held while the terminal changes: Live has a lock of its own.
+        self._message, self._since = "", time.monotonic()
+        self._spinner, self._over = Spinner("dots"), threading.Event()
+        # Not held while the terminal changes: Live has a lock too.
         self._lock = threading.Lock()
+        self._live = Live(
+            get_renderable=self._line,
+            console=console,
+            refresh_per_second=FRAMES,
+            transient=True,
+        )
 
     def start(self) -> None:
         """Shows it from now on."""
         if self._console.is_terminal:
-            self._frames = Spinner("dots")
-            self._live = Live(
-                get_renderable=self._line,
-                console=self._console,
-                refresh_per_second=FRAMES,
-                transient=True,
-            )
             self._live.start()
         else:
-            threading.Thread(target=self._lines, daemon=True).start()
+            threading.Thread(target=self._log, daemon=True).start()
 
     def update(self, message: str) -> None:
-        """Says what is waited for; numbers that change do not set the clock back."""
+        """Says what is waited for; numbers that change do not reset the clock."""
         with self._lock:
-            if _words(message) != _words(self._message):
+            if re.sub(r"\d+", "", message) != re.sub(r"\d+", "", self._message):
                 self._since = time.monotonic()
             self._message = message
 
@@ -58,23 +55,20 @@ class Waiting:
         """Takes the spinner away; no further lines come."""
         with self._lock:
             self._over.set()
-        if self._live is not None:
-            self._live.stop()
+        self._live.stop()
 
     def _text(self) -> str:
-        seconds = int(time.monotonic() - self._since)
-        if seconds < 1:
-            return self._message
-        minutes, rest = divmod(seconds, 60)
-        return f"{self._message} ({f'{minutes} min ' if minutes else ''}{rest} s)"
+        minutes, seconds = divmod(int(time.monotonic() - self._since), 60)
+        elapsed = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+        return f"{self._message} ({elapsed})" if minutes or seconds else self._message
 
     def _line(self) -> Text:
-        frame = self._frames.render(time.monotonic())
+        frame = self._spinner.render(time.monotonic())
         assert isinstance(frame, Text)
         return Text.assemble(frame, " ", self._text(), no_wrap=True, overflow="ellipsis")
 
-    def _lines(self) -> None:
-        pause = EVERY
+    def _log(self) -> None:
+        pause, begin = PAUSE, time.monotonic()
         while not self._over.wait(pause):
             with self._lock:
                 if self._over.is_set():
@@ -83,8 +77,4 @@ class Waiting:
                     self._console.print(Text(f"spec-jax: {self._text()}"), soft_wrap=True)
                 except OSError:
                     return  # nobody reads it
-            pause = max(EVERY, GROWTH * (time.monotonic() - self._begin))
-
-
-def _words(message: str) -> str:
-    return re.sub(r"\d+", "", message)
+            pause = max(PAUSE, GROWTH * (time.monotonic() - begin))

@@ -25,7 +25,7 @@ ASKS = f"{ESCAPE}[?2004h"
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
-    with mock.patch.object(waiting, "EVERY", 3600.0):  # however slow the machine is
+    with mock.patch.object(waiting, "PAUSE", 3600.0):  # however slow the machine is
         code = main([str(each) for each in argv])
     out, err = capsys.readouterr()
     assert "Traceback" not in err

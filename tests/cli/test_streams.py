@@ -76,7 +76,7 @@ def test_a_closed_stream_is_said(argv, redirection, said):
 def test_nothing_takes_the_place_of_a_closed_stream(tmp_path):
     """The next file that is opened would, and what goes to the stream would go there."""
     script = (
-        "import os, sys; from spec_jax.cli import streams; streams.complete();"
+        "import os, sys; from spec_jax.cli import streams; streams.open_closed();"
         "assert os.open(sys.argv[1], os.O_CREAT) > 2; print('never mind', file=sys.stderr)"
     )
     words = [sys.executable, "-c", script, str(tmp_path / "file")]

@@ -33,7 +33,7 @@ def test_a_draft_is_trained_exported_and_used(capsys, model, prompts, tmp_path):
     args = ("train-draft", "--target", model, "--data", prompts, "--out", out, *FLAGS)
     code, said, log = run(capsys, *args)
     assert code == 0 and f"--draft {out / 'draft.toml'}" in said
-    assert "step 12 of 12: loss" in log and "accepted greedy" in log
+    assert "12 of 12 steps: loss" in log and "accepted greedy" in log
     assert (out / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     card = (out / "draft" / "README.md").read_text()
     assert "spec-jax train-draft --target" in card and "prompts.jsonl" in card

@@ -13,7 +13,7 @@ from spec_jax.cli.wrapping import Wrapper
 
 @pytest.fixture
 def log(monkeypatch) -> io.StringIO:
-    monkeypatch.setattr(waiting, "EVERY", 0.05)
+    monkeypatch.setattr(waiting, "PAUSE", 0.05)
     monkeypatch.setattr(waiting, "GROWTH", 0.0)
     return io.StringIO()
 
@@ -45,7 +45,7 @@ def test_long_waits_are_logged_with_their_time(log, monkeypatch):
 
 
 def test_short_waits_leave_no_line(log, monkeypatch):
-    monkeypatch.setattr(waiting, "EVERY", 5.0)
+    monkeypatch.setattr(waiting, "PAUSE", 5.0)
     shown = Waiting(Console(file=log))
     shown.update("loading")
     shown.start()
@@ -63,7 +63,7 @@ def test_a_log_that_cannot_be_written_ends_the_lines_alone(monkeypatch):
             self.on_broken_pipe()
 
     tried: list[tuple] = []
-    monkeypatch.setattr(waiting, "EVERY", 0.01)
+    monkeypatch.setattr(waiting, "PAUSE", 0.01)
     shown = Waiting(Closed(file=io.StringIO()))
     shown.update("loading")
     shown.start()
