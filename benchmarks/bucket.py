@@ -57,7 +57,7 @@ def main() -> None:
         os.environ |= {"AWS_ENDPOINT_URL": address.get(), "SPEC_JAX_CACHE": cache}
         files = SafetensorsFiles(locate("s3://models/large", print)[1])
         matrices = {name: shape for name, shape in files.shapes.items() if len(shape) == 2}
-        stored = files._bucket["model.safetensors"]
+        stored = files.bucket["model.safetensors"]
         starts = range(0, stored.size - BLOCK, BLOCK)
         raw = (np.frombuffer(stored.read(at, at + BLOCK), np.uint8) for at in starts)
         show("ranges", lambda: raw)

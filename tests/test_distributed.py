@@ -355,7 +355,7 @@ def watched(change) -> list[list[str]]:
 
 def test_a_peer_that_stops_is_named():
     def stop(board, watches):
-        watches[2]._board = Board()  # nobody sees its signs
+        watches[2].board = Board()  # nobody sees its signs
 
     first, second, third = watched(stop)
     for number, said in enumerate((first, second)):
@@ -376,7 +376,7 @@ def test_without_the_store_nothing_is_said_of_the_others():
     """Even if the last sign of one of them is older than the store's last answer."""
 
     def stop(board, watches):
-        watches[2]._board = Board()
+        watches[2].board = Board()
         time.sleep(0.3)
         board.running.clear()
 

@@ -205,7 +205,7 @@ def test_where_the_next_window_begins(ids, segments, frames):
     said = [FIRST + each if isinstance(each, int) else special.token_to_id(each) for each in ids]
     text.take(output(*said, END), tokens)
     found = [(round(each.start, 2), round(each.end, 2)) for each in text.segments]
-    assert found == segments and text._at == frames
+    assert found == segments and text.position == frames
 
 
 @pytest.mark.slow

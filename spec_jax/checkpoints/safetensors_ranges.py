@@ -71,7 +71,7 @@ class RangedFile:
         """
         whole, dtype = self.shapes[name], _NUMPY[self.dtype(name)]
         if not whole or math.prod(whole) * dtype.itemsize <= _SMALL:
-            return np.frombuffer(self._small[name], dtype).reshape(whole)[part]
+            return np.frombuffer(self.small[name], dtype).reshape(whole)[part]
         *outer, width = whole
         rows, columns = part[: len(outer)], (part[len(outer) :] or (slice(None),))[0]
         lines = np.arange(math.prod(outer)).reshape(outer)[rows]
@@ -89,7 +89,7 @@ class RangedFile:
         return found.reshape(*lines.shape, found.shape[1])
 
     @cached_property
-    def _small(self) -> dict[str, bytes]:
+    def small(self) -> dict[str, bytes]:
         """The bytes of all small tensors."""
         places = {
             name: each["data_offsets"]

@@ -28,7 +28,7 @@ def run(options: CompileOptions) -> int:
 
         def progress(message: str) -> None:
             # Nothing is wrong with what was asked, and what is compiled stays, whatever comes.
-            _publish(Path(made), options.output)
+            publish(Path(made), options.output)
             screen.progress(message)
 
         target = read_shape(options.target, on_progress=screen.progress)
@@ -51,12 +51,12 @@ def run(options: CompileOptions) -> int:
             max_model_len=options.max_model_len,
             on_progress=progress,
         )
-        _publish(Path(made), options.output)
+        publish(Path(made), options.output)
         screen.note(f"{programs} programs in {seconds:.0f} s, in {options.output}")
     return 0
 
 
-def _publish(made: Path, output: Path) -> None:
+def publish(made: Path, output: Path) -> None:
     """Moves programs to their folder, where each appears whole: JAX never replaces an entry."""
     output.mkdir(parents=True, exist_ok=True)
     for path in made.glob("*-cache"):

@@ -85,7 +85,7 @@ def _proposed(p: Array, tokens: Array, q: Array | None) -> Float[Array, "lookahe
     return jax.nn.one_hot(tokens, p.shape[1], dtype=p.dtype) if q is None else q
 
 
-def _joint(p: Array, tokens: Array, q: Array | None) -> Float[Array, " positions"]:
+def joint_acceptance(p: Array, tokens: Array, q: Array | None) -> Float[Array, " positions"]:
     """P_i = min(P_{i-1} p(x_i) / q(x_i), 1) for i = 0..K, by which block verification decides."""
     positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     wanted = p[positions, tokens]
@@ -109,7 +109,7 @@ def _block_acceptance(
     lookahead = tokens.shape[0]
     if lookahead == 0:
         return jnp.zeros((0,), p.dtype)
-    joint = _joint(p, tokens, q)[1:]
+    joint = joint_acceptance(p, tokens, q)[1:]
     # At the position after token i the draft proposes token i + 1, if there is one.
     proposed = jnp.pad(_proposed(p, tokens, q)[1:], ((0, 1), (0, 0)))
     left = jnp.maximum(joint[:, None] * p[1:] - proposed, 0.0).sum(-1)
@@ -128,7 +128,7 @@ def _block_following(
     accepted: Int[Array, ""],
     length: Int[Array, ""],
 ) -> Float[Array, " vocab"]:
-    return _residual(p, tokens, q, accepted, length, _joint(p, tokens, q)[accepted])
+    return _residual(p, tokens, q, accepted, length, joint_acceptance(p, tokens, q)[accepted])
 
 
 def _greedy_acceptance(

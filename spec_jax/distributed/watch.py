@@ -60,7 +60,7 @@ class Watch:
         beat: float = _BEAT,
         address: str | None = None,
     ):
-        self._board, self._number, self._count = board, number, count
+        self.board, self._number, self._count = board, number, count
         self._end, self._beat = end, beat
         self._left = threading.Event()
         self._seen: dict[int, str] = {}
@@ -87,8 +87,8 @@ class Watch:
             # An error says that process 0 is gone, and so does the lack of answers.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 sign = _LEFT if leaving else str(beat)
-                self._board.key_value_set(f"{_PLACE}{self._number}", sign, allow_overwrite=True)
-                signs = self._board.key_value_dir_get(_PLACE)
+                self.board.key_value_set(f"{_PLACE}{self._number}", sign, allow_overwrite=True)
+                signs = self.board.key_value_dir_get(_PLACE)
                 self._seen = {int(key.rpartition("/")[2]): text for key, text in signs}
                 self._answers += 1
             if leaving:

@@ -36,7 +36,7 @@ MIN_PROGRAMS = 16
 """Programs kept whatever else takes maps: a few shapes of batches need them."""
 
 
-def _maps_taken() -> float:
+def maps_taken() -> float:
     """The share that this process has of the memory maps it may have; 0 if nobody counts them."""
     with contextlib.suppress(OSError, ValueError):
         most = int(Path("/proc/sys/vm/max_map_count").read_text())
@@ -114,7 +114,7 @@ class Compiler:
         """Drops the programs that were not used for longest, if there are too many."""
         kept = len(self._programs)
         while len(self._programs) > MAX_PROGRAMS or (
-            len(self._programs) > MIN_PROGRAMS and _maps_taken() > MAX_MAPS
+            len(self._programs) > MIN_PROGRAMS and maps_taken() > MAX_MAPS
         ):
             self._programs.popitem(last=False)
         if len(self._programs) < kept:

@@ -54,29 +54,29 @@ class SoundReader:
         self._features = log_mel(padded, encoder.mel_bins)
         self._frames = max(1, len(samples) // HOP)
         self._tokens, self._timestamps = tokens, timestamps
-        self._at = 0
+        self.position = 0
         self.segments: list[Segment] = []
         self.outputs: list[RequestOutput] = []
 
     @property
     def over(self) -> bool:
         """Whether all of it has been read."""
-        return self._at >= self._frames
+        return self.position >= self._frames
 
     @property
     def window(self) -> Float[np.ndarray, "frames bins"]:
         """The frames to read next; zeros follow the sound's end."""
-        found = self._features[self._at : min(self._at + self._size, self._frames)]
+        found = self._features[self.position : min(self.position + self._size, self._frames)]
         return np.pad(found, ((0, self._size - len(found)), (0, 0)))
 
     def take(self, output: RequestOutput, tokenizer: Tokenizer) -> None:
         """Adds the text of the window."""
         self.outputs.append(output)
-        size = min(self._size, self._frames - self._at)
+        size = min(self._size, self._frames - self.position)
         ids = [token for token in output.token_ids if token != self._tokens.end]
         if not self._timestamps:
             self._add(tokenizer, 0.0, size / FRAMES_PER_SECOND, ids)
-            self._at += size
+            self.position += size
             return
         first = self._tokens.first_timestamp
         timed = [token >= first for token in ids]
@@ -86,7 +86,7 @@ class SoundReader:
             last = (ids[-1] - first) * SECONDS_PER_TIMESTAMP if timed[-1:] == [True] else 0.0
             begin = (ids[0] - first) * SECONDS_PER_TIMESTAMP if timed[:1] == [True] else 0.0
             self._add(tokenizer, begin, last or size / FRAMES_PER_SECOND, ids)
-            self._at += size
+            self.position += size
             return
         begin = 0
         for end in [*ends, len(ids)] if alone else ends:
@@ -95,14 +95,14 @@ class SoundReader:
             self._add(tokenizer, *times, ids[begin:end])
             begin = end
         if alone:
-            self._at += size
+            self.position += size
         else:
-            self._at += max(1, (ids[begin - 1] - first) * FRAMES_PER_TIMESTAMP)
+            self.position += max(1, (ids[begin - 1] - first) * FRAMES_PER_TIMESTAMP)
 
     def _add(self, tokenizer: Tokenizer, begin: float, end: float, ids: list[int]) -> None:
         said = tokenizer.decode([token for token in ids if token < self._tokens.end])
         if said.strip():
-            at = self._at / FRAMES_PER_SECOND
+            at = self.position / FRAMES_PER_SECOND
             self.segments.append(Segment(at + begin, at + end, said, tuple(ids)))
 
 

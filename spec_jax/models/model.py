@@ -207,7 +207,7 @@ class Model:
         Returns:
           It, and the source with the encoder's output.
         """
-        module, hidden = self._module, source.hidden if shared else None
+        module, hidden = self.module, source.hidden if shared else None
         lengths = jnp.asarray(source.lengths)
         if hidden is None:
             hidden = module.encode(
@@ -229,7 +229,7 @@ class Model:
 
         Arguments as for `score`.
         """
-        module = self._module
+        module = self.module
         _, features, cache = self._run(
             module,
             module.read(tokens),
@@ -270,7 +270,7 @@ class Model:
             is not written. All by default.
           feature_layers: which features to return, see `TargetOutput` (static).
         """
-        module = self._module
+        module = self.module
         x, features, cache = self._run(
             module,
             module.read(tokens),
@@ -302,13 +302,13 @@ class Model:
         self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
         """Runs new tokens through the first `layers` (static) blocks, and writes their caches."""
-        module = self._module
+        module = self.module
         x, _, cache = self._run(module, module.read(tokens), cache, last=layers)
         return x, cache
 
     def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
         """Float32 logits of the hidden states of any layer, through the model's own head."""
-        module = self._module
+        module = self.module
         padded = self._not_alone(x)
         logits = module.logits(module.final_norm(padded))
         return self.placement.pin(logits, "batch", None, "vocab")[:, : x.shape[1]]
@@ -325,7 +325,7 @@ class Model:
         `cache.lengths` are the tokens' positions, unchanged since `begin`.
         """
         x, features, cache = self._run(
-            self._module, x, cache, first=layers, feature_layers=tuple(feature_layers)
+            self.module, x, cache, first=layers, feature_layers=tuple(feature_layers)
         )
         return TargetOutput(self.exit(x), features, cache)
 
@@ -334,7 +334,7 @@ class Model:
         return self.attention or ("native" if self.is_packed else None)
 
     @property
-    def _module(self) -> Transformer:
+    def module(self) -> Transformer:
         return nnx.merge(self.graphdef, self.params)
 
     def _run(

@@ -54,7 +54,7 @@ class ChatTemplate:
         Raises:
           RequestError: the template refuses the messages, makes no sense or meets a limit.
         """
-        answer = _renderer.ask(
+        answer = renderer.ask(
             {
                 "source": self.source,
                 "special_tokens": dict(self.special_tokens),
@@ -82,7 +82,7 @@ class _Renderer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
@@ -111,23 +111,23 @@ class _Renderer:
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._owner != os.getpid():  # a fork shares the pipes
-            self._process, self._owner = None, os.getpid()
-        if self._process is None or self._process.poll() is not None:
+            self.process, self._owner = None, os.getpid()
+        if self.process is None or self.process.poll() is not None:
             self.stop()
             # Without -P its own directory would be searched for modules first.
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", str(_WORKER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
             )
-            if self._line(self._process, _SECONDS_TO_START) != b"ready\n":
+            if self._line(self.process, _SECONDS_TO_START) != b"ready\n":
                 self.stop()
                 raise RequestError(
                     f"chat templates cannot be rendered: {sys.executable} {_WORKER} does not start."
                 )
-        return self._process
+        return self.process
 
     def _line(self, process: "subprocess.Popen[bytes]", seconds: float) -> bytes | None:
         """The next line of output; less if the process ended, and None if it takes too long."""
@@ -147,7 +147,7 @@ class _Renderer:
 
     def stop(self) -> None:
         """Ends the process."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is None or self._owner != os.getpid():
             return
         process.kill()
@@ -158,5 +158,5 @@ class _Renderer:
         process.wait()
 
 
-_renderer = _Renderer()
-atexit.register(_renderer.stop)
+renderer = _Renderer()
+atexit.register(renderer.stop)

@@ -38,7 +38,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
 
     @cached_property
-    def _tokens(self) -> tuple[LLTokenizer, int]:
+    def tokens(self) -> tuple[LLTokenizer, int]:
         """The tokens for llguidance, and the id of the token that ends a text for it."""
         end = self._tokenizer.vocab_size
         serialized = _with_nameless_specials(self._tokenizer, end)
@@ -69,7 +69,7 @@ class GrammarCompiler:
             source = _source(wanted)
         except Exception as error:  # llguidance has no type of its own for what is not GBNF
             raise ConfigError(f"{begin} does not compile: {error}.") from error
-        tokens, end = self._tokens
+        tokens, end = self.tokens
         grammar = Grammar(tokens, source, stop_token_ids, end, self.vocab_size)
         if grammar.error is not None:
             raise ConfigError(f"{begin} does not compile: {grammar.error}.")

@@ -45,12 +45,12 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token_id = bos_token_id
         self.chat_template = chat_template
-        self._backend = backend
+        self.backend = backend
 
     @cached_property
     def _tokens(self) -> list[str | None]:
         """Every token's string by its id; None where an id has no token."""
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
         tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
         for token, i in vocabulary.items():
             tokens[i] = token
@@ -58,12 +58,12 @@ class Tokenizer:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        added = self._backend.get_added_tokens_decoder()
+        added = self.backend.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes what turns text into ids, and back, as a tokenizer.json."""
-        self._backend.save(os.fspath(path))
+        self.backend.save(os.fspath(path))
 
     @property
     def special_tokens(self) -> dict[int, str]:
@@ -75,12 +75,12 @@ class Tokenizer:
     @property
     def added_tokens(self) -> dict[int, str]:
         """The tokens that text is searched for before it is split, special ones included, by id."""
-        added = self._backend.get_added_tokens_decoder()
+        added = self.backend.get_added_tokens_decoder()
         return {i: token.content for i, token in sorted(added.items())}
 
     def to_json(self) -> str:
         """What turns text into ids, and back, as a tokenizer.json has it."""
-        return self._backend.to_str()
+        return self.backend.to_str()
 
     @property
     def vocab_size(self) -> int:
@@ -105,7 +105,7 @@ class Tokenizer:
         """
         try:
             with raising_panics():
-                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
             raise RequestError(
                 f"a prompt must be text that UTF-8 can express, not {text!r}."
@@ -127,11 +127,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, not cleaned up; bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str:
         """A token as the vocabulary spells it, or `<no token N>` for a padding row's id."""
-        token = self._backend.id_to_token(token_id)
+        token = self.backend.id_to_token(token_id)
         return f"<no token {token_id}>" if token is None else token
 
     @cached_property
@@ -141,7 +141,7 @@ class Tokenizer:
         None for ids without text: special tokens, the unknown token and unused ids. A word's first
         token keeps its leading space, which decoders strip at a text's start.
         """
-        return token_bytes_table(self._backend, self._tokens)
+        return token_bytes_table(self.backend, self._tokens)
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """What one token stands for in a text, as `bytes_of_tokens`; None for a padding row."""
@@ -191,7 +191,7 @@ class Tokenizer:
 
     def stream(self, skip_special_tokens: bool = True) -> "StreamDecoder":
         """A decoder that turns tokens into text as they come."""
-        if isinstance(self._backend.decoder, ByteLevel):
+        if isinstance(self.backend.decoder, ByteLevel):
             return _ByteLevelStream(self, skip_special_tokens)
         return _WindowStream(self, skip_special_tokens)
 
@@ -229,7 +229,7 @@ class _ByteLevelStream(StreamDecoder):
     """For byte-level vocabularies: tokens are bytes, and UTF-8 can be decoded as it comes."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
-        self._token = tokenizer._backend.id_to_token
+        self._token = tokenizer.backend.id_to_token
         self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -257,7 +257,7 @@ class _WindowStream(StreamDecoder):
         self._given = 0  # tokens of the window whose text has been returned
 
     def push(self, ids: Sequence[int]) -> str:
-        known = self._tokenizer._backend.id_to_token
+        known = self._tokenizer.backend.id_to_token
         self._window += [i for i in ids if i not in self._skipped and known(i) is not None]
         # A run of byte tokens reads as text if all of it is UTF-8, so the next byte can change it.
         if not self._window or BYTE_TOKEN.fullmatch(self._tokenizer.token(self._window[-1])):

@@ -117,7 +117,7 @@ class RowTranslation:
         self._spelt = Spelt()  # the text in the drafter's tokens
         self._drafted: list[int] = []
         self._begun = False  # with a first call
-        self._has_text = False  # with a first token that is text, or the space before all text
+        self.has_text = False  # with a first token that is text, or the space before all text
 
     @property
     def drafter_ids(self) -> list[int]:
@@ -133,7 +133,7 @@ class RowTranslation:
         Returns:
           How the drafter's tokens changed, including those that it drafted last.
         """
-        known, length, spelt = len(self._pieces), self._length, self._spelt
+        known, length, spelt = len(self._pieces), self.length, self._spelt
         drafted, count = self._drafted, len(spelt.ids)
         self._learn(target_ids if self._begun else self._translator.without_first_ids(target_ids))
         self._take_agreeing_drafts(length)
@@ -169,9 +169,9 @@ class RowTranslation:
         self._drafted = list(drafted_ids)
         symbols = "".join(self._drafted_symbols())
         symbols = self._translator.with_special_symbols(symbols)
-        speller, length = self._translator.target, self._length
+        speller, length = self._translator.target, self.length
         start = self._start_of(len(self._pieces) - LOOK_BEHIND)
-        at_start = start == 0 and (length > 0 or not self._has_text)
+        at_start = start == 0 and (length > 0 or not self.has_text)
         spelt = speller.spell(self._since(start) + symbols, start, at_start=at_start)
         first = bisect_left(spelt.starts, length)
         if first and spelt.ends[first - 1] > length:
@@ -180,7 +180,8 @@ class RowTranslation:
         return [*takewhile(lambda i: speller.symbols(i) is not None, spelt.ids[first:])]
 
     @property
-    def _length(self) -> int:
+    def length(self) -> int:
+        """Characters of the row so far."""
         return self._ends[-1] if self._ends else 0
 
     def _start_of(self, token: int) -> int:
@@ -190,11 +191,11 @@ class RowTranslation:
     def _learn(self, target_ids: Sequence[int]) -> None:
         for i in target_ids:
             piece = self._translator.target.symbols(int(i)) or ""
-            if not self._has_text and self._translator.target.strips_first_space:
-                self._has_text = bool(piece)
+            if not self.has_text and self._translator.target.strips_first_space:
+                self.has_text = bool(piece)
                 piece = piece.removeprefix(" ")
             self._pieces.append(piece)
-            self._ends.append(self._length + len(piece))
+            self._ends.append(self.length + len(piece))
 
     def _since(self, offset: int) -> str:
         """The known text's symbols from an offset on."""
@@ -202,7 +203,7 @@ class RowTranslation:
         return "".join(self._pieces[token:])[offset - self._start_of(token) :]
 
     def _drafted_symbols(self) -> Iterator[str]:
-        speller, at_start = self._translator.drafter, not self._length
+        speller, at_start = self._translator.drafter, not self.length
         for i in self._drafted:
             piece = speller.symbols(i)
             if not piece:

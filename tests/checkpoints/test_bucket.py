@@ -268,13 +268,13 @@ def test_an_overloaded_store_is_asked_again(uploaded, folder):
 
 
 def test_a_file_that_is_replaced_while_it_is_read(uploaded, folder, monkeypatch):
-    opened = RangedFile._small.func
+    opened = RangedFile.small.func
 
     def replaced(self):
         uploaded.objects["models/team/tiny/model-00001-of-00002.safetensors"] = b"another"
         return opened(self)
 
-    monkeypatch.setattr(RangedFile, "_small", property(replaced))
+    monkeypatch.setattr(RangedFile, "small", property(replaced))
     assert "was changed while it was read; start again" in error_of(URL)
 
 

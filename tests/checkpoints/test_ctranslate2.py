@@ -123,7 +123,7 @@ def test_two_kinds_of_half_precision_are_refused(directory, tmp_path):
     """They have one size, so that a wrong byte changes every number and no shape."""
     content = bytearray(as_ctranslate2(directory, np.float16))
     whole = Ctranslate2Directory(write(tmp_path / "model", bytes(content)))
-    variable = whole._variables["decoder/layer_1/attention/linear_2/weight"]
+    variable = whole.variables["decoder/layer_1/attention/linear_2/weight"]
     kind = variable.offset - 5  # a byte, before four for the size
     assert content[kind] == 4
     content[kind] = 5
@@ -134,7 +134,7 @@ def test_two_kinds_of_half_precision_are_refused(directory, tmp_path):
 def test_keys_with_a_bias_are_refused(directory, tmp_path):
     path = write(tmp_path / "model", as_ctranslate2(directory, np.float32))
     whole = Ctranslate2Directory(path)
-    variable = whole._variables["decoder/layer_0/self_attention/linear_0/bias"]
+    variable = whole.variables["decoder/layer_0/self_attention/linear_0/bias"]
     content = bytearray((path / "model.bin").read_bytes())
     content[variable.offset + 4 * 20] = 1
     with pytest.raises(CheckpointError, match="has a bias of keys"):
@@ -160,7 +160,7 @@ def test_mutants_of_all_but_the_weights_are_refused_or_the_same(directory, tmp_p
     whole = Ctranslate2Directory(path)
     expected = {name: np.array(whole.read(name)) for name in whole.shapes}
     header = np.ones(len(content), bool)
-    for each in whole._variables.values():
+    for each in whole.variables.values():
         size = np.prod(each.shape) * np.dtype(each.dtype).itemsize
         header[each.offset : each.offset + size] = False
     places, refused = np.flatnonzero(header), 0

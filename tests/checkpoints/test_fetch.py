@@ -194,7 +194,7 @@ def test_a_fetch_that_was_killed_leaves_nothing_for_good(recipe, tmp_path, monke
     left.mkdir(parents=True)
     (left / "tiny_weights.whl").write_bytes(bytes(1000))
     code = "import sys, time; from spec_jax.checkpoints import fetch, reference\n"
-    code += "fetch._append = lambda *_: (print(flush=True), time.sleep(600))\n"
+    code += "fetch.append = lambda *_: (print(flush=True), time.sleep(600))\n"
     code += "reference.locate(sys.argv[1], lambda line: None)"
     command = [sys.executable, "-c", code, str(recipe)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:

@@ -104,7 +104,7 @@ def test_user_defined_tokens_are_kept_in_the_text():
     ],
 )
 def test_words(pre, words):
-    backend = tokenizer_from_gguf(metadata(pre=pre))._backend
+    backend = tokenizer_from_gguf(metadata(pre=pre)).backend
     found = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("It's 2024'S\n\n")]
     assert found == words
 
@@ -122,12 +122,12 @@ def test_words(pre, words):
 )
 def test_names_of_the_same_words(pre, other):
     found, expected = (
-        tokenizer_from_gguf(metadata(pre=name))._backend.pre_tokenizer for name in (pre, other)
+        tokenizer_from_gguf(metadata(pre=name)).backend.pre_tokenizer for name in (pre, other)
     )
     for text in HARD_TEXTS:
         assert found.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
     # Llama 3 alone takes words that are tokens as they are, and begins with a token unasked.
-    assert not tokenizer_from_gguf(metadata(pre=pre))._backend.model.ignore_merges
+    assert not tokenizer_from_gguf(metadata(pre=pre)).backend.model.ignore_merges
     assert tokenizer_from_gguf(metadata(pre=pre)).encode("a") == [TOKENS.index("a")]
 
 
@@ -145,7 +145,7 @@ def test_words_are_split_as_by_transformers(pre, text):
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    backend = tokenizer_from_gguf(metadata(pre=pre))._backend
+    backend = tokenizer_from_gguf(metadata(pre=pre)).backend
     assert backend.pre_tokenizer.pre_tokenize_str(text) == reference.pre_tokenize_str(text)
 
 

@@ -63,7 +63,7 @@ def test_a_full_folder_is_an_error_and_leaves_no_part_of_a_program(tmp_path, mon
 
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(OSError, match="No space left"):
-        compile._publish(made, kept)
+        compile.publish(made, kept)
     assert not list(kept.iterdir()) and list(made.iterdir())
 
 

@@ -207,16 +207,16 @@ BLOCK = RULES["block"]
 WRONG_BLOCKS = {
     "running product not clamped": (BLOCK, _unclamped),
     "product clamped at the end only": (BLOCK, lambda *row: jnp.minimum(_unclamped(*row), 1.0)),
-    "ends at the first failure": (BLOCK._replace(accepted=leading), verify._joint),
+    "ends at the first failure": (BLOCK._replace(accepted=leading), verify.joint_acceptance),
     "ends at the first success": (
         BLOCK._replace(
             accepted=lambda kept: jnp.where(kept.any(), leading(~kept) + 1, jnp.int32(0))
         ),
-        verify._joint,
+        verify.joint_acceptance,
     ),
     "residual of the token rule": (
         BLOCK._replace(following=RULES["token"].following),
-        verify._joint,
+        verify.joint_acceptance,
     ),
 }
 """Ports of block verification that were shipped elsewhere, or nearly."""
@@ -229,7 +229,7 @@ def test_the_enumeration_notices_a_wrong_port_of_block_verification(wrong, monke
     q = [table(rng, 3**c, 3, zeros=False) for c in range(3)]
     rule, joint = WRONG_BLOCKS[wrong]
     monkeypatch.setitem(RULES, wrong, rule)
-    monkeypatch.setattr(verify, "_joint", joint)
+    monkeypatch.setattr(verify, "joint_acceptance", joint)
     with jax.enable_x64(True):
         emitted = emitted_joint(p, q, [np.zeros(3**c, bool) for c in range(3)], rule=wrong)
     # NaN is noticed as well.

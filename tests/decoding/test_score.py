@@ -87,7 +87,7 @@ def features_after(text):
 
 @jax.jit
 def features_of(tokens):
-    embedding = TARGET._module.read(tokens)
+    embedding = TARGET.module.read(tokens)
     later = [TARGET.begin(tokens, TARGET.new_cache(1, 16), last)[0] for last in LAYERS[1:]]
     return [embedding, *later]
 

@@ -60,7 +60,7 @@ def kinds() -> dict[
         "config": _config,
         "tokenizer": _tokenizer,
         "template": _template,
-        "recipe": _recipe,
+        "recipe": recipe,
     }
 
 
@@ -181,7 +181,7 @@ def _model_bin(path, random):
     whole = as_ctranslate2(path / "model")
     file.write_bytes(whole)
     header = np.ones(len(whole), bool)
-    for each in Ctranslate2Directory(directory)._variables.values():
+    for each in Ctranslate2Directory(directory).variables.values():
         size = int(np.prod(each.shape)) * np.dtype(each.dtype).itemsize
         header[each.offset : each.offset + size] = False
 
@@ -295,7 +295,7 @@ def _template(path, random):
     return file, mutant, read
 
 
-def _recipe(path, random):
+def recipe(path, random):
     file = path / "x.toml"
     shutil.copy(Path(__file__).parents[2] / "checkpoints" / "chinchilla-70b.toml", file)
     text = file.read_text()

@@ -32,7 +32,7 @@ def test_much_damage_is_refused_or_harmless(kind):
 
 def test_a_fault_is_seen(monkeypatch):
     def opened(path, random):
-        file, mutant, _ = mutants._recipe(path, random)
+        file, mutant, _ = mutants.recipe(path, random)
         return file, mutant, lambda: file.read_text(encoding="ascii") and None
 
     monkeypatch.setattr(mutants, "kinds", lambda: {"text": opened})

@@ -75,7 +75,7 @@ def test_logits_by_definition(expected):
                 out[i] += share * (hidden @ down[expert])
         return out
 
-    block = MODEL._module.blocks[2]
+    block = MODEL.module.blocks[2]
     x = np.random.default_rng(1).normal(size=(40, 32)).astype(np.float32)
     found = jax.jit(lambda x: block.mlp(x[None], None)[0])(x)
     np.testing.assert_allclose(found, by_definition(block.mlp, x), atol=1e-5)
@@ -95,7 +95,7 @@ def test_a_token_does_not_depend_on_its_neighbours(expected):
 
 
 def test_a_neighbour_that_is_not_a_number_does_not_matter():
-    mlp = MODEL._module.blocks[0].mlp
+    mlp = MODEL.module.blocks[0].mlp
     x = np.random.default_rng(1).normal(size=(12, 32)).astype(np.float32)
     damaged = x.copy()
     damaged[5] = np.nan

@@ -74,7 +74,7 @@ def test_several_threads_ask_one_process():
 def test_a_process_that_was_killed_is_started_again():
     made = ChatTemplate("{{ messages[0].content }}", {})
     assert made(MESSAGES) == "Be short."
-    os.kill(chat_template._renderer._process.pid, 9)
+    os.kill(chat_template.renderer.process.pid, 9)
     time.sleep(0.2)
     assert made(MESSAGES) == "Be short."
 

@@ -216,7 +216,7 @@ def test_a_committed_token_that_is_not_allowed_is_an_error_that_stays():
 
 def limited(states: int) -> Grammar:
     """A grammar whose parser may take on so few states."""
-    tokens, end = COMPILER._tokens
+    tokens, end = COMPILER.tokens
     source = LLMatcher.grammar_from_regex("[ab]*a[ab]{14}")
     return Grammar(tokens, source, ENDS, end, ROWS, max_lexer_states=states)
 

@@ -36,13 +36,13 @@ def there_and_back(translator: TextTranslator, ids: list[int], cut: int) -> tupl
     row.extend(known)
     assert known == before
     text = symbols_of(translator.target, rest)
-    if not row._has_text and translator.target.strips_first_space:
+    if not row.has_text and translator.target.strips_first_space:
         text = text.removeprefix(" ")
-    drafted = translator.drafter.spell(text, at_start=not row._length).ids
+    drafted = translator.drafter.spell(text, at_start=not row.length).ids
     proposal = row.propose(drafted)
     assert known == before
     found = symbols_of(translator.target, proposal)
-    if not row._has_text and translator.target.strips_first_space:
+    if not row.has_text and translator.target.strips_first_space:
         found = found.removeprefix(" ")
     # What the target says next, whatever was drafted, is the drafter's context as well.
     revision = row.extend(rest)

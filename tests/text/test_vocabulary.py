@@ -76,8 +76,8 @@ def rebuilt_with(tokenizer: Tokenizer, added: list[AddedToken], **roles) -> Toke
 
     roles = {"eos": list(tokenizer.eos_token_ids), "bos": None} | roles
     changed = rebuilt(json.loads(tokenizer.to_json()), **roles)
-    changed._backend.add_tokens(added)
-    return Tokenizer(changed._backend, eos_token_ids=roles["eos"], bos_token_id=roles["bos"])
+    changed.backend.add_tokens(added)
+    return Tokenizer(changed.backend, eos_token_ids=roles["eos"], bos_token_id=roles["bos"])
 
 
 # The map
