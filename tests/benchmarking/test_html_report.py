@@ -90,7 +90,7 @@ def test_figures_take_the_colours_of_the_page():
     drawn = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
     assert len(drawn) == 12
     for svg in drawn:
-        # Clip paths and markers alone have colours of their own.
+        # Clip paths and markers alone have other colours.
         assert not re.search(r"(?:fill|stroke): #(?!000000|ffffff)", svg)
         assert "var(--series-0)" in svg and "currentColor" in svg
 

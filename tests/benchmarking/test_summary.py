@@ -87,7 +87,7 @@ def test_an_oracle_pays_for_what_is_kept_alone():
 
 
 def test_an_oracle_of_rounds_that_differ():
-    """Against a loop over rounds, each of which accepts a length of its own."""
+    """Against a loop over rounds, each of which accepts another length."""
     lengths = np.random.default_rng(0).integers(0, 4, 100)
     kept = tuple(int((lengths > i).sum()) for i in range(3))
     made = results()

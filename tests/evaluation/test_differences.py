@@ -19,7 +19,7 @@ LIKELIHOOD = Scale("log-likelihood", None, bounded=False)
 
 
 def answers(random, chance, samples=4):
-    """Right or wrong answers to items, each with a chance of its own."""
+    """Right or wrong answers to items, each with another chance."""
     return (random.random((len(chance), samples)) < chance[:, None]).astype(np.float64)
 
 

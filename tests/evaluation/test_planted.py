@@ -45,7 +45,7 @@ UNSEEN = {
     "padding drawn as if it were tokens": "on both sides",
     # Rows of this audit all have drafts of one length.
     "a uniform depends on how many there are": "one draft length",
-    # It has sampling parameters of its own.
+    # An audit chooses the sampling parameters.
     "bad words blind to the draft": "no bad words",
     "a bad word begins in the padding before the row": "no bad words",
     "what stands before a row matches every bad word": "no bad words",

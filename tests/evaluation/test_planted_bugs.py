@@ -1,6 +1,6 @@
 """Bugs that other systems shipped, planted one at a time: the suite must fail on each.
 
-Each runs the named tests in a process of its own, over a copy of the package with one edit.
+Each runs the named tests in a new process, over a copy of the package with one edit.
 """
 
 import os

@@ -145,7 +145,7 @@ def likelihood(tmp_path_factory):
 
 
 class Answering:
-    """In the place of an LLM: answers of four tokens, drawn by the seed from the first so many ids.
+    """In the place of an LLM: answers of four tokens, drawn by the seed from the first `ids` ids.
 
     Token t has log-probability -t.
     """
@@ -266,7 +266,7 @@ def test_a_real_method_and_one_with_other_weights(likelihood, tmp_path):
 
 @pytest.mark.slow
 def test_speech_end_to_end(tmp_path):
-    """Greedy sounds in one call, sampled ones each with a seed of its own."""
+    """Greedy sounds in one call, sampled ones each with another seed."""
     for i in range(3):
         soundfile.write(tmp_path / f"{i}.wav", sound(0.5 + i, i), 16_000)
     texts = ["one two", "three", "four five six"]

@@ -11,7 +11,7 @@ from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import ArrayWeights
 from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
-from spec_jax.sharding import Layout, Rule
+from spec_jax.sharding import Layout, Placement, Rule
 from tests import quick
 from tests.often import often
 from tests.planning.program_text import elements_read
@@ -77,7 +77,7 @@ def test_logits_by_definition(expected):
 
     block = MODEL.module.blocks[2]
     x = np.random.default_rng(1).normal(size=(40, 32)).astype(np.float32)
-    found = jax.jit(lambda x: block.mlp(x[None], None)[0])(x)
+    found = jax.jit(lambda x: block.mlp(x[None], Placement.single_device())[0])(x)
     np.testing.assert_allclose(found, by_definition(block.mlp, x), atol=1e-5)
 
 
@@ -100,7 +100,10 @@ def test_a_neighbour_that_is_not_a_number_does_not_matter():
     damaged = x.copy()
     damaged[5] = np.nan
     damaged[7] = np.inf
-    whole, found = (np.asarray(jax.jit(lambda x: mlp(x[None], None)[0])(x)) for x in (x, damaged))
+    whole, found = (
+        np.asarray(jax.jit(lambda x: mlp(x[None], Placement.single_device())[0])(x))
+        for x in (x, damaged)
+    )
     others = np.delete(np.arange(12), [5, 7])
     np.testing.assert_array_equal(found[others], whole[others])
     assert np.isnan(found[[5, 7]]).all()

@@ -6,5 +6,5 @@ from tests import quick
 
 @pytest.fixture(autouse=True)
 def users_options(monkeypatch):
-    """What is planned is what users run."""
+    """Plans are of the programs that users run."""
     monkeypatch.setattr(Model, "compiler_options", quick.OPTIMIZED)

@@ -13,7 +13,7 @@ MOVES = ("copy", "copy-start", "transpose")
 
 
 def dimensions(shape: str) -> tuple[int, ...]:
-    """The sizes of an array's axes in order of size, but for those of one: `f32[1,5,3]` is (3, 5).
+    """The sizes of an array's axes in order of size, without axes of one: `f32[1,5,3]` is (3, 5).
 
     A copy may merge or turn axes; nothing else of a test's models has the sizes of a weight.
     """

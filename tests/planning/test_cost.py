@@ -188,7 +188,7 @@ def test_float32_takes_six_passes_on_a_tpu():
 
 
 def test_arithmetic_is_that_of_the_compiled_program():
-    """Up to what is no product: norms, softmax, rotations."""
+    """Up to all that is not a product: norms, softmax, rotations."""
     layout = Layout.tensor_parallel(1)
     placement = layout.place("target", TARGET.axis_sizes, jax.devices()[:1])
     model = Model.abstract(TARGET, dtype=jnp.float32, placement=placement)

@@ -1,4 +1,4 @@
-"""Plans for emulated devices: what is computed is what the compiler says."""
+"""Plans for emulated devices: the computed figures agree with the compiler."""
 
 import dataclasses
 import re

@@ -24,7 +24,7 @@ LONG = 32768
 
 
 def pair(layout: str, dtype: str, layers: int = 2) -> tuple[Model, DraftModel]:
-    """A target of so many layers and a draft of one, of shapes alone."""
+    """A target of `layers` layers and a draft of one, of shapes alone."""
     read = Layout.read(ROOT / f"sharding/{layout}.toml")
     devices, models = devices_for(read), []
     for role, count in (("target", layers), ("draft", 1)):
