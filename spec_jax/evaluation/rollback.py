@@ -1,5 +1,6 @@
 """Checks that a drafter's state holds its row's tokens, and nothing of refused ones."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -58,13 +59,10 @@ def _drafted_anew(
 ) -> Drafted:
     """The drafts of rows whose prompts are the first `lengths` of the tokens."""
     anew = [
-        Request(
+        dataclasses.replace(
+            each,
             prompt_token_ids=tokens[row, : lengths[row]].tolist(),
-            sampling=each.sampling,
-            key=each.key,
-            stop_token_ids=(),
             max_length=max(each.max_length, int(lengths[row]) + 1),
-            source=each.source,
         )
         for row, each in enumerate(rows)
     ]

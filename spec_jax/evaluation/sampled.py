@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from spec_jax.config import SamplingParams
 from spec_jax.engine.requests import Request, Start
 from spec_jax.evaluation import statistics
+from spec_jax.evaluation.decoding import make_request
 from spec_jax.evaluation.recorder import Round
 from spec_jax.evaluation.reference import one_hot, reference_probabilities
 from spec_jax.evaluation.scoring import Scorer
@@ -94,7 +95,11 @@ class SampledChecks:
                     for each in rounds:
                         self._add_round(setting, each, chunk, begin[chunk], texts[chunk], p)
         for t in range(1, width):
-            self._add(self.emitted, f"{setting}, neighbours in a row", *by_pair(at, t))
+            self._add(
+                self.emitted,
+                f"{setting}, neighbours in a row",
+                *statistics.by_pair(at[:, t - 1], at[:, t]),
+            )
         self._add(
             self.emitted,
             f"{setting}, neighbouring rows",
@@ -357,11 +362,6 @@ class SampledChecks:
             )
 
 
-def by_pair(at: Float[np.ndarray, "batch width"], t: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token t of each row beside the one before it."""
-    return statistics.by_pair(at[:, t - 1], at[:, t])
-
-
 def requests_of(
     prompts: Sequence[Start],
     params: SamplingParams,
@@ -371,13 +371,6 @@ def requests_of(
     """Sampled requests, each with another seed."""
     keys = np.random.SeedSequence(list(seed)).generate_state(2 * len(which), np.uint32)
     return [
-        Request(
-            prompt_token_ids=prompts[i].prompt_token_ids,
-            sampling=params,
-            key=key,
-            stop_token_ids=(),
-            max_length=len(prompts[i]) + params.token_limit,
-            source=prompts[i].source,
-        )
+        make_request(prompts[i], params, key=key)
         for i, key in zip(which, keys.reshape(-1, 2), strict=True)
     ]

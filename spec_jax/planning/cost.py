@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from spec_jax.models.cache import slots_of_layer
-from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import bytes_per_chip, host_bytes_per_chip, parameters_per_chip
-from spec_jax.sharding import Chip, Placement
+from spec_jax.sharding import Chip
 
 TPU_HOP_SECONDS = 1e-6
 """From one chip to the next over a TPU's interconnect (ASTRA-sim's figure for v3)."""
@@ -105,60 +104,40 @@ class Cache:
         return self.rows * sum(min(seen, each) for each in self.slots) * self.slot_bytes
 
 
-@dataclass(frozen=True)
 class Weights:
-    """A model's weights on each chip, which its calls share.
+    """An abstract model's weights on each chip, which its calls share.
 
     Attributes:
       config: the model's shape.
       placement: how it is sharded.
       dtype: of plain weights.
-      bytes: all weights of a chip.
+      bytes: of all weights of a chip.
       streamed: bytes of each block in host memory.
       table: bytes of the embedding.
       head: bytes of the head, 0 if it is tied.
-      multiplied: number of weights that every token is multiplied with.
       head_weights: number of weights of the head.
       stacks: bytes of the experts.
+      multiplied: number of weights that every token is multiplied with.
     """
 
-    config: TransformerConfig
-    placement: Placement
-    dtype: jnp.dtype
-    bytes: int
-    streamed: tuple[int, ...]
-    table: int
-    head: int
-    multiplied: int
-    head_weights: int
-    stacks: int
-
-    @classmethod
-    def of(cls, model: Model) -> "Weights":
-        """The weights of an abstract model."""
-        config, placement = model.config, model.placement
-        multiplied = parameters_per_chip(model.params)
+    def __init__(self, model: Model):
+        config = self.config = model.config
+        self.placement, self.dtype = model.placement, model.dtype
+        params = model.params
+        head, blocks = params["embed" if config.tied_head else "head"], params["blocks"]
+        self.bytes = bytes_per_chip(params)
+        self.streamed = tuple(host_bytes_per_chip(blocks[i]) for i in range(config.num_layers))
+        self.table = bytes_per_chip(params["embed"])
+        self.head = 0 if config.tied_head else bytes_per_chip(head)
+        self.head_weights = parameters_per_chip(head)
+        stacks = [weight for name, weight in model.weights.items() if ".expert_" in name]
+        self.stacks = bytes_per_chip(stacks)
+        self.multiplied = parameters_per_chip(params)
         if not config.tied_head:
-            multiplied -= parameters_per_chip(model.params["embed"])
-        stacks = []
+            self.multiplied -= parameters_per_chip(params["embed"])
         if config.experts is not None:
-            stacks = [weight for name, weight in model.weights.items() if ".expert_" in name]
-            left_out = config.experts.count - config.experts.per_token
-            multiplied -= parameters_per_chip(stacks) * left_out // config.experts.count
-        head = model.params["embed" if config.tied_head else "head"]
-        blocks = model.params["blocks"]
-        return cls(
-            config=config,
-            placement=placement,
-            dtype=model.dtype,
-            bytes=bytes_per_chip(model.params),
-            streamed=tuple(host_bytes_per_chip(blocks[i]) for i in range(config.num_layers)),
-            table=bytes_per_chip(model.params["embed"]),
-            head=0 if config.tied_head else bytes_per_chip(head),
-            multiplied=multiplied,
-            head_weights=parameters_per_chip(head),
-            stacks=bytes_per_chip(stacks),
-        )
+            unused = config.experts.count - config.experts.per_token
+            self.multiplied -= parameters_per_chip(stacks) * unused // config.experts.count
 
     @property
     def held(self) -> int:

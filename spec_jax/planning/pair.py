@@ -92,7 +92,7 @@ class Pair:
         # On CPU a model keeps its cache in float32.
         cache_dtype = jnp.dtype("float32" if layout.platform == "cpu" else dtype)
         target, draft = placed
-        return cls((target, draft), (Weights.of(target), Weights.of(draft)), layout, cache_dtype)
+        return cls((target, draft), (Weights(target), Weights(draft)), layout, cache_dtype)
 
     def job(self, batch: int, context: int, lookahead: int, features: SamplingFeatures) -> "Job":
         """Rows that may fill the context, drafted `lookahead` tokens at a time."""

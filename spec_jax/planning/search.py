@@ -3,8 +3,9 @@
 import dataclasses
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.config import SamplingParams
@@ -20,19 +21,18 @@ MAX_ROWS = 1024
 LOOKAHEADS = tuple(range(1, cost.MAX_LOOKAHEAD + 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One way to run a pair; every time is a projection, and memory an estimate, on each chip.
 
     Attributes:
-      layout: target and draft on the chips.
+      layout: of target and draft.
       draft_chips: chips that hold one copy of the draft together.
       is_given: whether it is the layout that the search was started with.
       quantization: of the matrices.
       context: tokens of prompt and completion together.
       batch: rows.
-      num_speculative_tokens: draft tokens of a round (K).
-      round_seconds: a round.
+      num_speculative_tokens: K, the draft tokens of a round.
+      round_seconds: time of a round.
       tokens_per_second: of all rows together.
       speedup: over plain decoding of the same batch.
       seconds_to_first_token: prefill of prompts as long as the context, and a round.
@@ -58,25 +58,23 @@ class Candidate:
 
     @property
     def too_large(self) -> tuple[str, ...]:
-        """What does not fit."""
+        """The programs that do not fit."""
         sizes = {"round": self.round_bytes, "prefill": self.prefill_bytes}
         return tuple(name for name, size in sizes.items() if size > self.memory)
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What is compared only with its like."""
+        """Candidates are compared with candidates of the same key."""
         return self.quantization, self.context, self.batch
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Larger is better: what fits comes first, then tokens a second."""
+        """Larger is better: fitting candidates come first, then tokens a second."""
         return not self.too_large, self.tokens_per_second
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            **kept,
+        """For JSON."""
+        return self._asdict() | {
             "layout": self.layout.name,
             "fits": not self.too_large,
             "too_large": list(self.too_large),
@@ -85,15 +83,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What a search found.
-
-    Attributes:
-      target: the target's shape.
-      draft: the draft's.
-      layout: the given layout.
-      acceptance: the probability that a draft token is accepted; an assumption.
-      candidates: all of them.
-    """
+    """The candidates of a search, for an assumed acceptance of draft tokens."""
 
     target: Shape
     draft: Shape
@@ -104,9 +94,9 @@ class Search:
     @property
     def groups(self) -> list[list[Candidate]]:
         """The candidates by quantization, context and batch."""
-        groups: dict[tuple, list[Candidate]] = {}
+        groups: dict[tuple, list[Candidate]] = defaultdict(list)
         for each in self.candidates:
-            groups.setdefault(each.key, []).append(each)
+            groups[each.key].append(each)
         return list(groups.values())
 
     @property
@@ -116,11 +106,9 @@ class Search:
 
     @property
     def given(self) -> list[Candidate]:
-        """The best of each group that has the given layout."""
-        return [
-            max((each for each in group if each.is_given), key=lambda each: each.rank)
-            for group in self.groups
-        ]
+        """The best of each group with the given layout."""
+        own_layout = [[each for each in group if each.is_given] for group in self.groups]
+        return [max(group, key=lambda each: each.rank) for group in own_layout]
 
     @property
     def excess(self) -> list[float]:
@@ -131,17 +119,16 @@ class Search:
     @property
     def largest(self) -> dict[tuple[str, int], int]:
         """(quantization, context) -> the most rows that fit, 0 if not even the least do."""
-        rows_of: dict[tuple[str, int], int] = {}
+        rows: dict[tuple[str, int], int] = defaultdict(int)
         for each in self.best:
-            key, rows = (each.quantization, each.context), 0 if each.too_large else each.batch
-            rows_of[key] = max(rows_of.get(key, 0), rows)
-        return rows_of
+            key = each.quantization, each.context
+            rows[key] = max(rows[key], 0 if each.too_large else each.batch)
+        return dict(rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: of each draft layout the best K."""
-        kept: dict[tuple, Candidate] = {}
-        for each in sorted(self.candidates, key=lambda each: each.rank):
-            kept[(*each.key, each.layout.name)] = each
+        """For JSON: the best K of each draft layout."""
+        ranked = sorted(self.candidates, key=lambda each: each.rank)
+        kept = {(*each.key, each.layout.name): each for each in ranked}
         return {
             "projection": True,
             "target": self.target.name,

@@ -31,7 +31,7 @@ def call(
 
 
 def called(model: Model, tokens: int, batch: int = 1, **options) -> Call:
-    weights = Weights.of(model)
+    weights = Weights(model)
     return Call.of(weights, weights.cache(batch, 64, 64, model.dtype), tokens, **options)
 
 
@@ -79,7 +79,7 @@ def test_a_cache_is_as_large_as_the_one_that_is_made(changes):
     placement = layout.place("target", config.axis_sizes, stand_ins(layout))
     model = abstract_model(config, jnp.bfloat16, "none", placement)
     made = abstract_cache(model, 4, 2048, jnp.bfloat16, headroom=64)
-    found = Weights.of(model).cache(4, 2048, 64, jnp.bfloat16)
+    found = Weights(model).cache(4, 2048, 64, jnp.bfloat16)
     assert found.bytes == bytes_per_chip(made)
     assert found.slots == tuple(layer.slots for layer in made.layers)
 
@@ -196,7 +196,7 @@ def test_arithmetic_is_that_of_the_compiled_program():
     words = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     program = jax.jit(lambda model, words, cache: model.score(words, cache))
     counted = program.lower(model, words, cache).compile().cost_analysis()
-    found = Call.of(Weights.of(model), Cache(1, (32,) * TARGET.num_layers, 0), 8)
+    found = Call.of(Weights(model), Cache(1, (32,) * TARGET.num_layers, 0), 8)
     assert found.flops == pytest.approx(counted["flops"], rel=0.03)
 
 

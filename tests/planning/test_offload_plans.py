@@ -29,7 +29,7 @@ def call(resident: int = 0, offload: str = "host", **changes) -> Call:
     config = shape(num_layers=5, **changes).config
     placement = layout.place("target", config.axis_sizes, stand_ins(layout))
     placement = offloaded(placement, config, offload, resident)
-    weights = Weights.of(abstract_model(config, jnp.bfloat16, "none", placement))
+    weights = Weights(abstract_model(config, jnp.bfloat16, "none", placement))
     return Call.of(weights, weights.cache(1, 64, 64, jnp.bfloat16), 1)
 
 

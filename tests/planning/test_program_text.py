@@ -83,7 +83,7 @@ def test_a_call_reads_the_chosen_experts_alone(layout, tokens):
     found += elements_read(program.text, (here, size, embed))
     assert found == layers * 3 * min(here, per_token * tokens) * embed * size
     whole = layers * 3 * here * embed * size
-    weights = Weights.of(model)
+    weights = Weights(model)
     call = Call.of(weights, weights.cache(1, 256, 32, jnp.float32), tokens)
     table = 2560 // placement.num_shards("vocab") - tokens
     assert call.weight_bytes - call.weight_bytes_read == 4 * (whole - found + table * embed)
