@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs `spec-jax` and returns its exit code.
 
     Args:
-      argv: the arguments; those of the process by default.
+      argv: the arguments; by default the ones of the process.
 
     Returns:
       0; 1 if an audit fails or answers are of another quality; 2 after a mistake in a flag, a
@@ -58,7 +58,7 @@ def _guarded(arguments: list[str]) -> int:
     except (SpecJaxError, OSError) as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        if isinstance(error, OSError):  # a full disk, say; Python would complain again at exit
+        if isinstance(error, OSError):  # a full disk, say; Python would report it again at exit
             streams.discard()
         number, count = _process()
         # If only one process met an error, only that process can report it.

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from spec_jax.cli.decoding_options import AuditOptions
-from spec_jax.cli.loading import asked, load
+from spec_jax.cli.loading import job_summary, load
 from spec_jax.cli.screen import Screen
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation import Report, audit
@@ -28,7 +28,7 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
     Returns the exit code: 1 if a check failed, 3 if one saw nothing and that is not allowed.
 
     Args:
-      options: what was asked.
+      options: what was job_summary.
       texts: the prompts, or None for those that come with the audit.
     """
     with Screen(json_lines=options.json) as screen:
@@ -42,13 +42,13 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
             seed=options.seed,
             on_progress=screen.progress,
         )
-        audited = asked(options, llm) | {"seed": options.seed}
+        audited = job_summary(options, llm) | {"seed": options.seed}
         if options.json:
             screen.record(audited | report.as_dict())
         else:
-            given = ((name, value) for name, value in audited.items() if value is not None)
-            told = ", ".join(f"{name} {value}" for name, value in given)
-            screen.show(told, "", _table(report), "", *_verdict(report, options))
+            stated = ((name, value) for name, value in audited.items() if value is not None)
+            line = ", ".join(f"{name} {value}" for name, value in stated)
+            screen.show(line, "", _table(report), "", *_verdict(report, options))
     untested = report.verdict == NOT_TESTED and options.allow_untested
     return 0 if untested else _EXIT_CODES[report.verdict]
 
@@ -56,7 +56,7 @@ def run(options: AuditOptions, texts: Sequence[str] | None) -> int:
 def _prompts(
     llm: LLM, texts: Sequence[str] | None, options: AuditOptions, screen: Screen
 ) -> list[Any]:
-    """Token ids, or what a model of speech starts from."""
+    """Token ids, or the audio that a speech model starts from."""
     config = llm.engine.target.config
     if config.encoder is None or not config.encoder.mel_bins:
         ids = [llm.tokenizer.encode(text) for text in texts or PROMPTS]
@@ -98,7 +98,7 @@ def _verdict(report: Report, options: AuditOptions) -> list[str]:
     if report.tests:
         lines.append(
             f"{report.tests} tests, corrected for each other (Holm); a lossless method fails one "
-            f"of {1 / LEVEL:.0f} audits by chance. w: the smallest deviation (Cohen's) found with "
+            f"of {1 / LEVEL:.0f} audits by chance. w: the smallest deviation (Cohen's) shares with "
             f"90 % probability;{_in_words(report)} more --samples find smaller ones."
         )
     left_out = [check.name for check in report.checks if check.status == NOT_TESTED]
@@ -114,8 +114,8 @@ def _verdict(report: Report, options: AuditOptions) -> list[str]:
 
 
 def _in_words(report: Report) -> str:
-    found = [check.detectable for check in report.checks if check.detectable is not None]
-    if not found:
+    shares = [check.detectable for check in report.checks if check.detectable is not None]
+    if not shares:
         return ""
     # Between two halves of the vocabulary a shift of s has w = 2 s.
-    return f" {min(found):.3f} is a shift of {50 * min(found):.1f} % between two halves of p;"
+    return f" {min(shares):.3f} is a shift of {50 * min(shares):.1f} % between two halves of p;"

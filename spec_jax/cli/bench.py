@@ -12,7 +12,7 @@ from spec_jax.benchmarking.results import Results, Setting, Writer
 from spec_jax.benchmarking.summary import Measured, Spread, summarize
 from spec_jax.benchmarking.systems import Runner, grid, prepare
 from spec_jax.cli.interrupts import INTERRUPTED, acknowledge
-from spec_jax.cli.loading import join
+from spec_jax.cli.loading import connect
 from spec_jax.cli.screen import Screen, minutes_left
 from spec_jax.cli.tool_options import BenchOptions
 from spec_jax.llm import LLM
@@ -42,7 +42,7 @@ def run(options: BenchOptions) -> int:
         screen.progress("loading")
         shown = _Shown(screen)
         arguments = dict(options.llm)
-        layout = join(arguments.pop("layout", None), screen)
+        layout = connect(arguments.pop("layout", None), screen)
         llm = LLM(
             options.target,
             layout=layout,
@@ -87,26 +87,26 @@ def run(options: BenchOptions) -> int:
             done = len(writer.results.runs)
             screen.note(f"{done} runs in {options.output}")
         if interrupted:
-            screen.note("interrupted; the same command with --resume goes on")
+            screen.note("interrupted; the same command with --resume continues")
     return INTERRUPTED if interrupted else 0
 
 
 def _settings(options: BenchOptions) -> list[Setting]:
     """Greedy decoding once, and each temperature with each top-p."""
-    found = [
+    settings = [
         Setting(temperature=temperature, top_p=top_p if temperature else 1.0)
         for temperature in options.temperature
         for top_p in options.top_p
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(settings))
 
 
 def _named(options: BenchOptions) -> dict[str, str]:
     """Options without a field in the header of the file."""
-    own = {**options.llm, **options.speculation}
+    options_by_name = {**options.llm, **options.speculation}
     return {
         name: str(value)
-        for name, value in own.items()
+        for name, value in options_by_name.items()
         if name not in ("draft", "dtype", "quantization", "layout")
     }
 

@@ -46,11 +46,11 @@ def run(command: str, arguments: Sequence[str]) -> int:
       command: its name.
       arguments: the arguments after it.
     """
-    given = parse(command, arguments)
+    parsed = parse(command, arguments)
     texts = ()
-    if isinstance(given, decoding_options.AuditOptions):
-        texts = (read_prompts(given.sources) if given.sources else None,)
-    elif isinstance(given, PromptOptions):
-        texts = (read_prompts(given.sources),)
+    if isinstance(parsed, decoding_options.AuditOptions):
+        texts = (read_prompts(parsed.sources) if parsed.sources else None,)
+    elif isinstance(parsed, PromptOptions):
+        texts = (read_prompts(parsed.sources),)
     module = importlib.import_module(f"spec_jax.cli.{command.replace('-', '_')}")
-    return module.run(given, *texts)
+    return module.run(parsed, *texts)

@@ -77,6 +77,6 @@ def _draft(reference: str | None, screen: Screen) -> Shape | None:
     if (path / MANIFEST).is_file():
         raise ConfigError(
             f"the draft {name} was trained to propose some tokens of one target, which its weights "
-            "tell; compile ahead with a draft that is a model of its own."
+            "tell; compile ahead with a draft that is a complete model."
         )
     return read_shape(reference, on_progress=screen.progress)

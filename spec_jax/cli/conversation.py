@@ -72,7 +72,7 @@ class Conversation:
             _replace(path, content.encode())
         except OSError as error:
             raise RequestError(
-                f"cannot write {name}: {error.strerror}; the conversation goes on."
+                f"cannot write {name}: {error.strerror}; the conversation continues."
             ) from error
         self._saved.add(path)
         return path

@@ -1,7 +1,7 @@
 """`spec-jax convert`: writes a model in another format."""
 
 from spec_jax import checkpoints
-from spec_jax.cli.loading import join
+from spec_jax.cli.loading import connect
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.tool_options import ConvertOptions
 from spec_jax.models.config import TransformerConfig
@@ -11,7 +11,7 @@ from spec_jax.sharding import Placement
 def run(options: ConvertOptions) -> int:
     """Converts a model; returns the exit code."""
     with Screen() as screen:
-        layout = join(options.layout, screen)
+        layout = connect(options.layout, screen)
 
         def place(config: TransformerConfig) -> Placement:
             if layout is None:

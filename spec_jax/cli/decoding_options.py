@@ -95,9 +95,9 @@ class ChatOptions(Batches, SpeculationOptions):
 
 @config_class
 class TranscribeOptions(Batches, SpeculationOptions):
-    """Write down the words of sound files.
+    """Write down the words of audio files.
 
-    A sound file is read in windows of 30 seconds; several files are decoded together. Formats
+    An audio file is read in windows of 30 seconds; several files are decoded together. Formats
     are the ones of libsndfile, such as WAV, FLAC, OGG and MP3.
 
     --json prints, for each file, the keys text, language, seconds, segments and windows, each of
@@ -106,9 +106,9 @@ class TranscribeOptions(Batches, SpeculationOptions):
 
     sampling: Annotated[SamplingParams, Group(only=DISTRIBUTION)] = SamplingParams()
     sounds: Annotated[
-        Many[str], Flag(positional=True, metavar="SOUND", remedy="name one or several sound files")
+        Many[str], Flag(positional=True, metavar="SOUND", remedy="name one or several audio files")
     ]
-    """A sound file."""
+    """An audio file."""
     language: Annotated[str | None, Flag(metavar="CODE")] = None
     """The language that is spoken, such as de (default: the model detects it)."""
     task: Annotated[str, Flag(metavar="transcribe|translate")] = "transcribe"
@@ -123,7 +123,7 @@ class TranscribeOptions(Batches, SpeculationOptions):
 class AuditOptions(PromptOptions, SpeculationOptions):
     """Test that nothing is lost, on your models.
 
-    Four things are checked: greedy tokens are those of plain decoding, stop tokens inside
+    Four things are checked: greedy tokens equal plain decoding's, stop tokens inside
     accepted blocks and penalties included; sampled tokens follow the target's distribution,
     computed without speculation and without the library's sampling code; drafted tokens follow the
     probabilities that their drafter reports; and a row's tokens do not depend on its batch, nor on
@@ -295,7 +295,7 @@ class EvaluateOptions(Batches, SpeculationOptions):
         self._check_task()
         if self.speculative.method == "none":
             raise ConfigError(
-                "method is 'none', but plain decoding is what a method is compared with; give "
+                "method is 'none', and a method is compared with plain decoding; give "
                 "--draft or --method."
             )
         if self.samples > 1 and not self.sampling.temperature:

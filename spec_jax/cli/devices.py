@@ -60,8 +60,8 @@ def _read(path: Path) -> str:
 
 
 def _plugins() -> bool:
-    """Whether JAX has plug-ins for other accelerators, found as JAX finds them."""
-    found = importlib.util.find_spec("jax_plugins")
-    places = found.submodule_search_locations if found else None
-    named = importlib.metadata.entry_points(group="jax_plugins")
-    return bool(named) or any(pkgutil.iter_modules(places or []))
+    """Whether JAX has plug-ins for other accelerators, by the places where JAX looks."""
+    package = importlib.util.find_spec("jax_plugins")
+    places = package.submodule_search_locations if package else None
+    entries = importlib.metadata.entry_points(group="jax_plugins")
+    return bool(entries) or any(pkgutil.iter_modules(places or []))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from spec_jax import distributed
 from spec_jax.cli.decoding_options import EvaluateOptions
-from spec_jax.cli.loading import asked, load
+from spec_jax.cli.loading import job_summary, load
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.evaluation.parity import DIFFERENT, NO_DIFFERENCE, NOT_TESTED, Estimate, Parity
@@ -21,7 +21,7 @@ from spec_jax.text.json_lines import append_line, replace_lines
 
 _STYLES = {NO_DIFFERENCE: "green", DIFFERENT: "bold red", NOT_TESTED: "yellow"}
 _EXIT_CODES = {NO_DIFFERENCE: 0, DIFFERENT: 1, NOT_TESTED: 3}
-"""As of an audit."""
+"""The same as for an audit."""
 _SHAPING = ("top_k", "top_p", "min_p")
 _SHAPING += ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _DEFAULTS = SamplingParams()
@@ -40,7 +40,7 @@ def run(options: EvaluateOptions) -> int:
         file = None
         if options.output is not None and not distributed.process()[0]:
             file = _AnswersFile(options.output, task)
-        found = evaluate(
+        quality = evaluate(
             task,
             llm.with_speculation(options.speculative.plain),
             llm,
@@ -50,23 +50,23 @@ def run(options: EvaluateOptions) -> int:
             on_answers=None if file is None else file.add,
         )
         if file is not None:
-            file.score(found)
+            file.score(quality)
         evaluated = _asked(options, llm, most)
         if options.json:
-            screen.record(evaluated | found.as_dict())
+            screen.record(evaluated | quality.as_dict())
         else:
-            told = ", ".join(f"{name} {value}" for name, value in evaluated.items())
-            *remarks, verdict = _verdict(options, found)
-            style = _STYLES[found.parity.verdict]
-            screen.show(told, "", _table(options, found), "", *remarks, Text(verdict, style))
-    return _EXIT_CODES[found.parity.verdict]
+            line = ", ".join(f"{name} {value}" for name, value in evaluated.items())
+            *remarks, verdict = _verdict(options, quality)
+            style = _STYLES[quality.parity.verdict]
+            screen.show(line, "", _table(options, quality), "", *remarks, Text(verdict, style))
+    return _EXIT_CODES[quality.parity.verdict]
 
 
 def _asked(options: EvaluateOptions, llm: LLM, max_tokens: int) -> dict[str, Any]:
     """What was evaluated."""
     return {
         "task": options.task,
-        **asked(options, llm),
+        **job_summary(options, llm),
         "temperature": options.sampling.temperature,
         **{name: value for name, value in vars(options.sampling).items() if _told(name, value)},
         "samples": options.sampling.n,
@@ -80,14 +80,14 @@ def _told(name: str, value: object) -> bool:
     return name in _SHAPING and value != getattr(_DEFAULTS, name)
 
 
-def _table(options: EvaluateOptions, found: Quality) -> Table:
-    parity = found.parity
+def _table(options: EvaluateOptions, quality: Quality) -> Table:
+    parity = quality.parity
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for name in (parity.scale.name, "95 % interval", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_row("plain", *_row(parity.plain), f"{found.plain.tokens_per_second:.1f}")
-    speed = f"{found.speculative.tokens_per_second:.1f}"
+    table.add_row("plain", *_row(parity.plain), f"{quality.plain.tokens_per_second:.1f}")
+    speed = f"{quality.speculative.tokens_per_second:.1f}"
     table.add_row(options.speculative.method, *_row(parity.speculative), speed)
     table.add_row("difference", *_row(parity.difference, "+"), "")
     return table
@@ -100,15 +100,15 @@ def _row(estimate: Estimate, sign: str = "") -> tuple[str, str]:
     return f"{estimate.mean:{sign}.4f}", "all items alike" if alike else interval
 
 
-def _verdict(options: EvaluateOptions, found: Quality) -> list[str]:
+def _verdict(options: EvaluateOptions, quality: Quality) -> list[str]:
     """What the table means; the last line is the verdict."""
-    parity, lines = found.parity, []
-    if found.differing is not None:
-        answers = sum(map(len, found.plain.answers))
+    parity, lines = quality.parity, []
+    if quality.differing is not None:
+        answers = sum(map(len, quality.plain.answers))
         lines.append(
-            f"{found.differing} of {answers} answers have other tokens than plain decoding."
+            f"{quality.differing} of {answers} answers have other tokens than plain decoding."
         )
-        if found.differing:
+        if quality.differing:
             lines.append(
                 "note  greedy tokens differ where two are nearly as likely and rounding decides; "
                 "`spec-jax audit` tells such near-ties from mistakes, and --dtype float32 has "
@@ -163,13 +163,13 @@ class _AnswersFile:
         for line in self._lines(arm, answers, [[None] * len(several) for several in answers]):
             append_line(self._path, line)
 
-    def score(self, found: Quality) -> None:
+    def score(self, quality: Quality) -> None:
         """Writes the same answers with their scores instead."""
         replace_lines(
             self._path,
             (
                 line
-                for name, arm in (("plain", found.plain), ("speculative", found.speculative))
+                for name, arm in (("plain", quality.plain), ("speculative", quality.speculative))
                 for line in self._lines(name, arm.answers, arm.scores)
             ),
         )
@@ -177,8 +177,8 @@ class _AnswersFile:
     def _lines(
         self, arm: str, answers: list[list[Answer]], scores: Sequence[Sequence[float | None]]
     ) -> Iterator[dict[str, Any]]:
-        for item, several, own in zip(self._task.items, answers, scores, strict=True):
-            for sample, (answer, score) in enumerate(zip(several, own, strict=True)):
+        for item, several, values in zip(self._task.items, answers, scores, strict=True):
+            for sample, (answer, score) in enumerate(zip(several, values, strict=True)):
                 yield {
                     "arm": arm,
                     "item": item.name,

@@ -83,7 +83,7 @@ def _write(
         screen.note(table(Run(options.speculative.method, outputs, llm), None))
     screen.note(f"{len(done) + len(outputs)} of {len(prompts)} results in {options.output}")
     if interrupted:
-        screen.note("interrupted; the same command with --resume goes on")
+        screen.note("interrupted; the same command with --resume continues")
         return INTERRUPTED
     return _report_errors(outputs, screen)
 

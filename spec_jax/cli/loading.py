@@ -11,7 +11,7 @@ from spec_jax.llm import LLM
 from spec_jax.sharding import Layout
 
 
-def join(file: str | None, screen: Screen) -> Layout | None:
+def connect(file: str | None, screen: Screen) -> Layout | None:
     """Reads a layout file and joins the other processes; only the first process prints."""
     ignore_absent_tpu()
     if file is None:
@@ -26,8 +26,8 @@ def join(file: str | None, screen: Screen) -> Layout | None:
     return layout
 
 
-def asked(options: SpeculationOptions, llm: LLM) -> dict[str, Any]:
-    """What a command was asked to look at, as its record and its first line have it."""
+def job_summary(options: SpeculationOptions, llm: LLM) -> dict[str, Any]:
+    """What a command was job_summary to look at, as its record and its first line have it."""
     how = options.speculative
     return {
         "target": options.target,
@@ -43,11 +43,11 @@ def asked(options: SpeculationOptions, llm: LLM) -> dict[str, Any]:
 def load(options: SpeculationOptions, screen: Screen) -> LLM:
     """Loads target and draft, showing progress.
 
-    Requests without a seed of their own get random ones.
+    Requests without a seed get random ones.
     """
     screen.progress("loading")
     arguments = dict(options.llm)
-    layout = join(arguments.pop("layout", None), screen)
+    layout = connect(arguments.pop("layout", None), screen)
     return LLM(
         options.target,
         speculative_config=options.speculative,

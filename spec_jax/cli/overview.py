@@ -3,7 +3,7 @@
 COMMANDS = {
     "generate": "complete prompts",
     "chat": "hold a conversation",
-    "transcribe": "write down the words of sound files",
+    "transcribe": "write down the words of audio files",
     "audit": "test that nothing is lost, on your models",
     "evaluate": "score answers beside plain decoding's",
     "bench": "measure speed on your models and prompts",

@@ -67,7 +67,7 @@ def run(options: PlanOptions) -> int:
 def _search(
     target: Shape, draft: Shape, layout: Layout, options: PlanOptions, screen: Screen
 ) -> None:
-    found = search(
+    results = search(
         target,
         draft,
         layout,
@@ -79,11 +79,11 @@ def _search(
         sampling=options.sampling,
         dtype=options.dtype,
     )
-    written = write_best(found, options.out) if options.out else ""
+    written = write_best(results, options.out) if options.out else ""
     if options.json:
-        screen.record(found.as_dict())
+        screen.record(results.as_dict())
         return
-    screen.show(*report_search(found), *([written] if written else []))
+    screen.show(*report_search(results), *([written] if written else []))
 
 
 def _report(plan: Plan) -> list[RenderableType]:
@@ -222,9 +222,9 @@ def _verdicts(plan: Plan) -> list[str]:
         lines.append(f"{rounds}. The layout has no figures of its chip: no time is projected.")
     lines += [_compared(*each) for each in plan.published]
     for role in ("target", "draft"):
-        found = [each for each in plan.replicated if each.role == role]
-        if found:
-            axes = ", ".join(f"{each.axis} ({each.size}: {_shards(each)})" for each in found)
+        replicated = [each for each in plan.replicated if each.role == role]
+        if replicated:
+            axes = ", ".join(f"{each.axis} ({each.size}: {_shards(each)})" for each in replicated)
             lines.append(f"Not divisible as the layout asks, of the {role}: {axes}.")
     if plan.compile_seconds is not None:
         lines.append(f"Compiled in {plan.compile_seconds:.1f} s.")
@@ -250,8 +250,8 @@ def _compared(role: str, published: Published, section: CallPlan) -> str:
 
 
 def _shards(each: Replicated) -> str:
-    found = str(each.num_shards) if each.num_shards > 1 else "replicated"
-    return f"{found} instead of {each.requested} shards"
+    shards = str(each.num_shards) if each.num_shards > 1 else "replicated"
+    return f"{shards} instead of {each.requested} shards"
 
 
 def _compiled_memory(program: CompiledProgram) -> str:

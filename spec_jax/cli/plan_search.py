@@ -1,4 +1,4 @@
-"""`spec-jax plan --search`: the tables of what was found."""
+"""`spec-jax plan --search`: the tables of what was results."""
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,52 +14,52 @@ COLUMNS = (
 """Each word has a line, so that a terminal of 60 columns holds the table."""
 
 
-def report_search(found: Search) -> list[RenderableType]:
+def report_search(results: Search) -> list[RenderableType]:
     """Of each batch the best draft layout and K, and what the given layout costs."""
-    chip = found.layout.chip
+    chip = results.layout.chip
     assert chip is not None  # or nothing was searched
     heading = (
-        f"{found.target.name} with {found.draft.name} on {found.layout.name}: "
-        f"{found.layout.size} devices of {chip.name} with {chip.memory / 2**30:g} GiB"
+        f"{results.target.name} with {results.draft.name} on {results.layout.name}: "
+        f"{results.layout.size} devices of {chip.name} with {chip.memory / 2**30:g} GiB"
     )
     shown: list[RenderableType] = [
         Text(visible(heading), "bold"),
-        f"Times are projections, if {found.acceptance:g} of drafted tokens are accepted; memory is "
-        "an estimate, for one device.",
-        "The draft lies on so many devices together; * is the given layout, ! what does not fit.",
+        f"Times are projections, if {results.acceptance:g} of drafted tokens are accepted; memory "
+        "is an estimate, for one device.",
+        "The draft lies on this number of devices; * is the given layout, ! what does not fit.",
     ]
-    for (quantization, context), rows in found.largest.items():
+    for (quantization, context), rows in results.largest.items():
         most = f"the largest of these batches that fits has {rows} rows" if rows else "none fits"
         shown += [
             "",
             f"Quantization {quantization}, {context} tokens of context: {most}.",
-            _table(found, quantization, context),
+            _table(results, quantization, context),
         ]
-    worst, best = max(zip(found.excess, found.best, strict=True), key=lambda each: each[0])
+    worst, best = max(zip(results.excess, results.best, strict=True), key=lambda each: each[0])
     if worst > 0:
         last = (
             f"The given layout takes up to {100 * worst:.1f} % more time a token than the best: "
             f"the draft on {best.draft_chips} devices ({_job(best)})."
         )
     else:
-        last = "No other draft layout is faster than that of the given file."
+        last = "No other draft layout is faster than the given one."
     return [*shown, "", last]
 
 
-def write_best(found: Search, file: str) -> str:
+def write_best(results: Search, file: str) -> str:
     """Writes the layout of the first row of the table; returns what was done, as a sentence."""
-    best = found.best[0]
+    best = results.best[0]
     best.layout.write(file)
     return f"{file} has the draft on {best.draft_chips} devices ({_job(best)})."
 
 
-def _table(found: Search, quantization: str, context: int) -> Table:
+def _table(results: Search, quantization: str, context: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
-    for best, given in zip(found.best, found.given, strict=True):
+    for best, current in zip(results.best, results.given, strict=True):
         if (best.quantization, best.context) == (quantization, context):
-            for each in [best] if given.rank == best.rank else [best, given]:
+            for each in [best] if current.rank == best.rank else [best, current]:
                 table.add_row(*_cells(each))
     return table
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from spec_jax import distributed
 from spec_jax.benchmarking.profiling import COSTLY, Profile, profile
 from spec_jax.cli.decoding_options import ProfileOptions
-from spec_jax.cli.loading import asked, load
+from spec_jax.cli.loading import job_summary, load
 from spec_jax.cli.screen import Screen
 from spec_jax.engine.requests import Request
 from spec_jax.llm import LLM, Prompt
@@ -20,27 +20,27 @@ def run(options: ProfileOptions, texts: Sequence[str]) -> int:
     assert options.output is not None
     with Screen(json_lines=options.json) as screen:
         llm = load(options, screen)
-        found = profile(
+        times = profile(
             llm.engine,
             _Requests(llm, options, texts),
             options.output,
             options.rounds,
             screen.progress,
         )
-        profiled = asked(options, llm) | {"platform": llm.engine.target.platform}
+        profiled = job_summary(options, llm) | {"platform": llm.engine.target.platform}
         if options.json:
-            screen.record(profiled | found.as_dict())
+            screen.record(profiled | times.as_dict())
             return 0
-        told = ", ".join(f"{name} {value}" for name, value in profiled.items())
-        screen.show(told, "", _table(found), "", _in_words(found))
-        if found.rounds < options.rounds:
+        line = ", ".join(f"{name} {value}" for name, value in profiled.items())
+        screen.show(line, "", _table(times), "", _in_words(times))
+        if times.rounds < options.rounds:
             screen.note(
-                f"{options.rounds} rounds were asked for, but the text had ended; --ignore-eos or "
+                f"{options.rounds} rounds were requested, but the text had ended; --ignore-eos or "
                 "more --max-tokens decode on"
             )
         screen.note(
-            f"to look at the trace, open {found.viewable} at https://ui.perfetto.dev, or run "
-            f"`xprof --logdir {found.directory}` (pip install xprof; TensorBoard shows it, too)"
+            f"to look at the trace, open {times.viewable} at https://ui.perfetto.dev, or run "
+            f"`xprof --logdir {times.directory}` (pip install xprof; TensorBoard shows it, too)"
         )
     return 0
 
@@ -72,35 +72,35 @@ class _Requests:
         return [self._llm.request(each, self._sampling, i) for i, each in enumerate(self._prompts)]
 
 
-def _table(found: Profile) -> Table:
+def _table(times: Profile) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("region, its most expensive ops", overflow="fold")
     for name in ("ms", "ms a round", "share"):
         table.add_column(name, justify="right", no_wrap=True)
-    for region in found.regions:
-        a_round = found.milliseconds_per_round(region)
+    for region in times.regions:
+        a_round = times.milliseconds_per_round(region)
         table.add_row(
             Text(region.name, style="bold"),
             f"{1e3 * region.seconds:.2f}",
             "" if a_round is None else f"{a_round:.3f}",
-            f"{region.seconds / found.seconds:.1%}",
+            f"{region.seconds / times.seconds:.1%}",
         )
         for cost in region.costs[:COSTLY] if region.name != "host" else ():
             kind = f", {cost.kind}" if cost.kind else ""
-            each = cost.seconds / found.rounds if found.rounds and a_round is not None else None
+            each = cost.seconds / times.rounds if times.rounds and a_round is not None else None
             table.add_row(
                 Text(f"  {cost.name}{kind}"),
                 f"{1e3 * cost.seconds:.2f}",
                 "" if each is None else f"{1e3 * each:.3f}",
-                f"{cost.seconds / found.seconds:.1%}",
+                f"{cost.seconds / times.seconds:.1%}",
             )
     return table
 
 
-def _in_words(found: Profile) -> str:
+def _in_words(times: Profile) -> str:
     """What the table is of."""
-    rows = f" of {found.rows} rows" if found.rows > 1 else ""
+    rows = f" of {times.rows} rows" if times.rows > 1 else ""
     return (
-        f"{found.rounds} rounds{rows} gave {found.tokens} tokens in {1e3 * found.seconds:.1f} ms, "
-        f"prefill included; {1e3 * found.seconds_unrecorded:.1f} ms without the profiler."
+        f"{times.rounds} rounds{rows} gave {times.tokens} tokens in {1e3 * times.seconds:.1f} ms, "
+        f"prefill included; {1e3 * times.seconds_unrecorded:.1f} ms without the profiler."
     )

@@ -1,4 +1,4 @@
-"""A file of results that a killed job goes on with. Imports no JAX."""
+"""A file of results that a killed job continues. Imports no JAX."""
 
 import dataclasses
 import errno
@@ -20,11 +20,11 @@ _OF_THE_TEXT = ("dtype", "quantization", "kv_cache_dtype", "max_model_len")
 
 
 def refuse_existing(path: Path, resume: bool | None = None) -> None:
-    """Refuses to write where something is, unless the job goes on with it.
+    """Refuses to write where something is, unless the job continues it.
 
     Args:
       path: the file.
-      resume: whether the job goes on with it; None if it cannot.
+      resume: whether the job continues it; None if it cannot.
 
     Raises:
       ConfigError: there is a file and `resume` is not set, or there can be none.
@@ -92,15 +92,15 @@ class ResultsFile:
                 raise  # some shared storage knows no locks
 
     def _index(self, line: bytes, where: str) -> int:
-        other = f"{where} is no result of this job; give another --out"
+        other = f"{where} is not a result of this job; give another --out"
         try:
-            found = json.loads(line)
-            index, prompt, settings = found["index"], found["prompt"], found["settings"]
+            record = json.loads(line)
+            index, prompt, settings = record["index"], record["prompt"], record["settings"]
             same = self._prompts[index] == prompt and index >= 0
         except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise ConfigError(f"{other}.") from error
         if not same:
-            raise ConfigError(f"{other}, or the prompts that it was begun with.")
+            raise ConfigError(f"{other}, or the prompts that it began with.")
         if settings != self._settings:
             raise ConfigError(
                 f"{where} was made with another model, other sampling or another precision; give "

@@ -108,7 +108,7 @@ def same_tokens(run: Run, other: Run) -> list[bool]:
 
 
 def table(run: Run, plain: Run | None = None, *, greedy: bool = False) -> Table:
-    """The statistics of a run, beside those of plain decoding if given.
+    """The statistics of a run, beside the statistics of plain decoding if there are any.
 
     Args:
       run: the run with speculation.

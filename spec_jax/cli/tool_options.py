@@ -184,7 +184,7 @@ class TrainOptions:
     target: Annotated[
         Text, Flag(metavar="REF", also="model", remedy="name the model with --target")
     ]
-    """The model that the draft is for, named as for `spec-jax generate`."""
+    """The model that the draft is for, named like the target of `spec-jax generate`."""
     output: Annotated[
         Path, Flag(name="out", metavar="DIR", remedy="name the run's directory with --out")
     ]
@@ -215,7 +215,7 @@ class ConvertOptions:
     source: Annotated[
         str, Flag(positional=True, metavar="SRC", remedy="write spec-jax convert SRC --out DIR")
     ]
-    """The model, as for --target."""
+    """The model, named like a target."""
     directory: Annotated[str | None, Flag(positional=True, metavar="DIR")] = None
     """The output, if it is not named with --out."""
     out: Annotated[str | None, Flag(metavar="DIR")] = None

@@ -1,7 +1,7 @@
 """`spec-jax train-draft`: trains a draft for a target."""
 
 from spec_jax.checkpoints import Checkpoint
-from spec_jax.cli.loading import join
+from spec_jax.cli.loading import connect
 from spec_jax.cli.screen import Screen, minutes_left
 from spec_jax.cli.tool_options import TrainOptions
 from spec_jax.llm import LLM
@@ -16,7 +16,7 @@ def run(options: TrainOptions) -> int:
     config = options.training
     with Screen() as screen:
         contents = fingerprints(options.data)
-        layout = join(options.layout, screen)
+        layout = connect(options.layout, screen)
         llm = LLM(
             options.target,
             layout=layout,

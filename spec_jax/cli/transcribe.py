@@ -1,4 +1,4 @@
-"""`spec-jax transcribe`: writes down what is said in sound files."""
+"""`spec-jax transcribe`: writes down the words of audio files."""
 
 import dataclasses
 import time
@@ -16,7 +16,7 @@ def run(options: TranscribeOptions) -> int:
         screen.progress("listening")
         longest = llm.max_model_len
         begin, compiled = time.perf_counter(), llm.engine.compile_seconds
-        found = llm.transcribe(
+        transcriptions = llm.transcribe(
             list(options.sounds),
             language=options.language,
             task=options.task,
@@ -24,11 +24,11 @@ def run(options: TranscribeOptions) -> int:
             sampling_params=dataclasses.replace(options.sampling, max_tokens=longest),
         )
         seconds = time.perf_counter() - begin - (llm.engine.compile_seconds - compiled)
-        for sound, text in zip(options.sounds, found, strict=True):
+        for sound, text in zip(options.sounds, transcriptions, strict=True):
             if options.json:
                 screen.record({"sound": sound, **text.as_dict()})
                 continue
-            if len(found) > 1:
+            if len(transcriptions) > 1:
                 screen.heading(f"==> {sound} ({text.language}) <==")
             if options.timestamps:
                 for each in text.segments:
@@ -36,14 +36,14 @@ def run(options: TranscribeOptions) -> int:
             else:
                 screen.write(text.text)
                 screen.end_line()
-        outputs = [window for text in found for window in text.windows]
+        outputs = [window for text in transcriptions for window in text.windows]
         if not options.json:
             screen.note("")
             screen.note(table(Run(options.speculative.method, outputs, llm)))
-            heard = sum(text.seconds for text in found)
+            audio_seconds = sum(text.seconds for text in transcriptions)
             screen.note(
-                f"{heard:.1f} s of sound in {seconds:.1f} s without compilation "
-                f"(real-time factor {seconds / heard:.2f})"
+                f"{audio_seconds:.1f} s of sound in {seconds:.1f} s without compilation "
+                f"(real-time factor {seconds / audio_seconds:.2f})"
             )
         errors = [output.error for output in outputs if output.error is not None]
         for error in errors:

@@ -130,12 +130,12 @@ class Table(pydantic.BaseModel):
         """Reads a file.
 
         Raises:
-          SpecJaxError: of the type `error`: it is no TOML, or a key is unknown, missing or
+          SpecJaxError: of the type `error`: it is not TOML, or a key is unknown, missing or
             malformed.
           OSError: it cannot be read.
         """
         if file.exists() and not file.is_file():
-            raise error(f"{file} is no file but a directory, a pipe or a device.")
+            raise error(f"{file} is not a file but a directory, a pipe or a device.")
         try:
             return cls.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:

@@ -168,7 +168,7 @@ class SpeculativeConfig:
         """A config as it is, one of options (`from_dict`), or for None plain decoding.
 
         Raises:
-          ConfigError: it is something else, or as for `from_dict`.
+          ConfigError: it is something else, or `from_dict` refuses it.
         """
         if config is None or isinstance(config, Mapping):
             return cls.from_dict(config or {})
@@ -187,7 +187,7 @@ class SpeculativeConfig:
         is `draft_model` if there is a model, and `quantization` is the draft's.
 
         Raises:
-          ConfigError: as for this class; or a value of an option of vLLM has no meaning here.
+          ConfigError: an option is refused, or a value of an option of vLLM has no meaning here.
         """
         values = {str(name): value for name, value in options.items() if value is not None}
         if values.pop("prompt_lookup_min", 1) != 1:

@@ -52,8 +52,8 @@ NOT_OF_LLM: Mapping[str, str] = {
     "disable_log_stats": "leave it out: nothing is logged, and each output has its metrics",
     "enable_lora": "adapters are not supported: merge them into the checkpoint",
     "hf_overrides": "leave it out: config.json says what the model is",
-    "task": "leave it out: models complete texts, and those of speech transcribe",
-    "runner": "leave it out: models complete texts, and those of speech transcribe",
+    "task": "leave it out: models complete texts, and speech models transcribe",
+    "runner": "leave it out: models complete texts, and speech models transcribe",
     "limit_mm_per_prompt": "leave it out: only texts and speech are read",
     "logits_processors": "use SamplingParams(logit_bias=..., allowed_token_ids=..., ...)",
 }

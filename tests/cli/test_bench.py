@@ -31,7 +31,7 @@ def bench(capsys, model, prompts, out, *more):
 
 
 def interrupted_after(monkeypatch, lines: int):
-    """Ctrl-C comes when so many lines have been written."""
+    """Ctrl-C comes when this number of lines has been written."""
     left, add = [lines], results.Writer.add
 
     def interrupting(writer, line):
@@ -56,7 +56,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     with monkeypatch.context() as patched:
         interrupted_after(patched, 3)  # the costs and two runs
         code, out, err = bench(capsys, model, prompts, parts)
-    assert code == 130 and "--resume goes on" in " ".join(err.split())
+    assert code == 130 and "--resume continues" in " ".join(err.split())
     assert "suffix, K = 2" in out  # what was measured is shown
     assert len(results.read(parts).runs) == 2
     code, out, err = bench(capsys, model, prompts, parts, "--resume")

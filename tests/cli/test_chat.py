@@ -146,7 +146,7 @@ def test_what_cannot_be_saved_is_said_and_nothing_is_lost(capsys, scripted, monk
     monkeypatch.setattr("os.replace", fails_once(os.replace))
     code, _, err = chat(capsys, monkeypatch, lines)
     assert code == 2
-    assert "no/where: No such file or directory; the conversation goes on" in err
+    assert "no/where: No such file or directory; the conversation continues" in err
     assert "mine exists" in err and "/save FILE" in err and "No space left on device" in err
     assert (tmp_path / "mine").read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "mine"]

@@ -50,7 +50,7 @@ def test_a_search(capsys, tmp_path):
         "Times are projections, if 0.8 of drafted tokens are accepted; memory is an estimate",
         "Quantization none, 2048 tokens of context: the largest of these batches that fits has 1 "
         "rows.",
-        "No other draft layout is faster than that of the given file.",
+        "No other draft layout is faster than the given one.",
         "best.toml has the draft on 16 devices (batch 1, context 2048, quantization none).",
     ):
         assert text in words, text

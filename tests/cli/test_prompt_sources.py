@@ -57,7 +57,7 @@ def test_a_file_without_an_end_is_refused(capsys, tmp_path):
     message = failure(capsys, "generate", "--target", "x", "--prompt-file", "/dev/zero")
     assert "/dev/zero holds more than 128 MiB" in message
     message = failure(capsys, "generate", "a", "--target", "x", "--layout", "/dev/zero")
-    assert "/dev/zero is no file but a directory, a pipe or a device" in message
+    assert "/dev/zero is not a file but a directory, a pipe or a device" in message
     out = ("--out", tmp_path / "run")
     message = failure(capsys, "train-draft", "--target", "x", *out, "--data", "/dev/zero")
-    assert "/dev/zero is no file" in message
+    assert "/dev/zero is not a file" in message

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the classes of options say."""
+"""docs/cli.md says the same as the classes of options."""
 
 import re
 from pathlib import Path

@@ -40,7 +40,7 @@ def test_a_stopped_job_goes_on_with_what_is_missing(capsys, scripted, job):
     arguments, file = job
     scripted((2, "C", output("C")), interrupt, (0, "a"))
     code, out, err = run(capsys, *arguments)
-    assert (code, out) == (130, "") and "--resume goes on" in err
+    assert (code, out) == (130, "") and "--resume continues" in err
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:20])  # a line that a killed job did not finish
     assert b"\n" not in whole[:-1] and len(whole) > 20
@@ -76,7 +76,7 @@ def test_another_job_is_refused(capsys, scripted, job, tmp_path):
     for changes, said in (
         (("--temperature", "0.5"), "was made with another model, other sampling"),
         (("--dtype", "float32"), "was made with another model, other sampling"),
-        (("--prompt", "first"), "is no result of this job"),
+        (("--prompt", "first"), "is not a result of this job"),
     ):
         command = [resumed[0], *changes, *resumed[1:]]
         code, out, err = run(capsys, *command)
@@ -87,7 +87,7 @@ def test_another_job_is_refused(capsys, scripted, job, tmp_path):
         for content, line in ((before + damage, 5), (damage, 1), (b"mine\n" + damage[:-1], 1)):
             file.write_bytes(content)
             code, _, err = run(capsys, *resumed)
-            assert code == 2 and f"line {line} is no result of this job" in err
+            assert code == 2 and f"line {line} is not a result of this job" in err
             assert file.read_bytes() == content
     file.write_bytes(before)
     with file.open("rb") as other:

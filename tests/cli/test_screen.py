@@ -127,7 +127,7 @@ def exit_code(process: subprocess.Popen, terminal: Terminal) -> int:
 
 @pytest.mark.slow
 def test_a_process_on_a_terminal(model, terminal):
-    """A whole run in a process of its own; the second one is interrupted while it loads."""
+    """A whole run in a separate process; the second one is interrupted while it loads."""
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.slave)
     argv = ["generate", "--target", model, "--max-tokens", 4, "--method", "prompt_lookup", "hi"]
     assert exit_code(spawn(*argv, **streams), terminal) == 0, terminal.text
