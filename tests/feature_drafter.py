@@ -50,7 +50,7 @@ class FeatureDrafter(Drafter):
     weights: dict[str, Array]
     lookahead: int = static()
     feature_layers: tuple[int, ...] = static()
-    steady = True
+    fixed_length = True
 
     @classmethod
     def random(cls, target, lookahead, feature_layers=None):

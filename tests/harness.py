@@ -27,7 +27,7 @@ TARGET, DRAFT = tiny_model(0), tiny_model(1)
 
 
 def _tree(target, draft, lookahead):
-    return Drafting(DraftModel(draft, lookahead, drafts=3))
+    return Drafting(DraftModel(draft, lookahead, num_drafts=3))
 
 
 def _reduced(target, draft, lookahead):
@@ -40,7 +40,7 @@ def _reduced(target, draft, lookahead):
 
 
 def _lookup_tree(target, draft, lookahead):
-    return Drafting(PromptLookup(lookahead, 3, drafts=3))
+    return Drafting(PromptLookup(lookahead, 3, num_drafts=3))
 
 
 def _suffix(target, draft, lookahead):

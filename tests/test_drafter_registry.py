@@ -31,7 +31,7 @@ class Repeat(Drafter):
 
     next: np.ndarray
     lookahead: int = static()
-    steady = True
+    fixed_length = True
 
     def init(self, prompt):
         return jnp.zeros((len(prompt.lengths), 1), jnp.int32)
@@ -147,7 +147,7 @@ def proposing(**changes):
 
 
 class NoTree(Drafter):
-    lookahead, steady = 4, True
+    lookahead, fixed_length = 4, True
     init = propose = commit = print
 
 
@@ -155,6 +155,7 @@ class NoTree(Drafter):
     ("factory", "said"),
     [
         (lambda setting: 3, "int, is not a drafter; make its class a subclass of"),
+        (lambda setting: Drafter(), "does not implement `propose`"),
         (lambda setting: NoTree(), "is no pytree"),
         (lambda setting: Repeat(np.arange(16), 9), "has lookahead 9, but num_speculative_tokens"),
         (lambda setting: Repeat("text", 4), "holds 'text', which is no array"),

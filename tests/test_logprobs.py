@@ -208,7 +208,7 @@ def test_of_a_large_vocabulary(drafts):
         tokens=jnp.zeros((2, steps * drafts), jnp.int32),
         probs=None,
         lengths=jnp.full((2,), steps, jnp.int32),
-        drafts=drafts,
+        num_drafts=drafts,
     )
     empty = Logprobs.zeros(2, 8, 4)
     arrays = (jnp.asarray(each, jnp.int32) for each in (chosen, tokens, lengths))

@@ -34,7 +34,7 @@ class Table(Drafter):
 
     logits: jax.Array
     lookahead: int = static()
-    steady = True
+    fixed_length = True
 
     def init(self, prompt):
         return None
@@ -61,7 +61,7 @@ class Counts(Drafter):
     """Drafts the token that most often followed the last one in the row; counts are its state."""
 
     lookahead: int = static()
-    steady = True
+    fixed_length = True
 
     def init(self, prompt):
         zeros = jnp.zeros((len(prompt.lengths), VOCAB, VOCAB), jnp.int32)

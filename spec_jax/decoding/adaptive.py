@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.decoding.draft_length import Outcome, halvings
+from spec_jax.decoding.draft_length import DraftLengthPolicy, DraftOutcome, halvings
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree
 from spec_jax.sharding.rows import insert_rows
@@ -17,7 +17,7 @@ class AdaptiveState:
 
     Attributes:
       accepted: drafted tokens that were kept; older ones count less.
-      judged: drafted tokens that were kept or refused, likewise.
+      judged: drafted tokens that were kept or refused; older ones count less.
       idle: rounds since the row last drafted.
       patience: rounds that a row whose drafts do not pay waits before it tries one.
       costs: seconds of a round that drafts as many tokens as each of the policy's choices.
@@ -33,7 +33,7 @@ class AdaptiveState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adaptive:
+class Adaptive(DraftLengthPolicy):
     """Drafts as many tokens as should give the most tokens per second, or none.
 
     With an acceptance rate of a, a round of K drafted tokens emits (1 - a^(K+1)) / (1 - a) tokens
@@ -50,8 +50,6 @@ class Adaptive:
     """
 
     num_speculative_tokens: int = 8
-    varies = True
-    counts_refused = True
     reproducible = False
     memory = 0.97
     """The factor by which each judged token reduces the weight of those before it."""
@@ -83,10 +81,7 @@ class Adaptive:
         chosen = jnp.where(trying, min(1, self.num_speculative_tokens), best)
         return jnp.where(state.forced >= 0, state.forced, chosen)
 
-    def threshold(self, state: AdaptiveState, batch: int) -> None:
-        """Never stops early."""
-
-    def update(self, state: AdaptiveState, outcome: Outcome) -> AdaptiveState:
+    def update(self, state: AdaptiveState, outcome: DraftOutcome) -> AdaptiveState:
         """Counts what verification judged: the accepted tokens and the first refused one."""
         accepted, drafted = outcome.accepted, outcome.drafted
         tried = (drafted > 0) & (state.forced < 0) & (self._best(state) == 0)
@@ -109,9 +104,9 @@ class Adaptive:
         self, state: AdaptiveState, slots: Int[Array, "shards inserted"], rows: AdaptiveState
     ) -> AdaptiveState:
         """Statistics of drafts come from the rows; the costs of rounds stay those of the batch."""
-        own = ("accepted", "judged", "idle", "patience")
-        before, new = ({name: getattr(each, name) for name in own} for each in (state, rows))
-        return dataclasses.replace(state, **insert_rows(before, slots, new))
+        names = ("accepted", "judged", "idle", "patience")
+        old, new = ({name: getattr(each, name) for name in names} for each in (state, rows))
+        return dataclasses.replace(state, **insert_rows(old, slots, new))
 
     def _best(self, state: AdaptiveState) -> Int[Array, " batch"]:
         choices = jnp.asarray(self.choices, jnp.int32)

@@ -1,7 +1,7 @@
 """Draft-length policies: how many tokens each row may draft in the next round."""
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -13,7 +13,7 @@ from spec_jax.sharding.rows import insert_rows
 
 
 @pytree
-class Outcome:
+class DraftOutcome:
     """The result of a round's draft, without tokens past a stop.
 
     Attributes:
@@ -28,66 +28,52 @@ class Outcome:
     confidence: Float[Array, "batch lookahead"] | None
 
     @classmethod
-    def of(cls, draft: Draft, chosen: Array, drafted: Array, accepted: Array) -> "Outcome":
-        """Reads the confidence along the chosen draft."""
+    def of(cls, draft: Draft, path: Array, drafted: Array, accepted: Array) -> "DraftOutcome":
+        """Reads the confidence along the draft that was kept; `path` as of `Draft.path`."""
         if draft.confidence is None:
             return cls(drafted, accepted, None)
-        steps = jnp.arange(draft.lookahead, dtype=jnp.int32)[None]
-        at = steps * draft.drafts + chosen[:, None]
-        confidence = jnp.take_along_axis(draft.confidence, at, axis=1)
-        return cls(drafted, accepted, confidence)
+        return cls(drafted, accepted, jnp.take_along_axis(draft.confidence, path, axis=1))
 
 
-@runtime_checkable
-class DraftLengthPolicy(Protocol):
-    """Pure functions around an explicit state; the policy itself is static under jit."""
+class DraftLengthPolicy:
+    """How much to draft: pure functions around a state. A policy is hashable and static under jit.
 
-    @property
-    def num_speculative_tokens(self) -> int:
-        """Most tokens a row may ever draft in a round (K)."""
-        ...
+    Attributes:
+      num_speculative_tokens: most tokens that a row may ever draft in a round (K).
+      varies: whether rounds differ in how much they draft.
+      reproducible: whether a sampled row's seed fixes its tokens, since no measured time is used.
+      counts_refused: whether refused tokens count as drafted.
+    """
 
-    @property
-    def varies(self) -> bool:
-        """Whether rounds differ in how much they draft."""
-        ...
-
-    @property
-    def reproducible(self) -> bool:
-        """Whether a sampled row's seed fixes its tokens, since no measured time is used."""
-        ...
-
-    @property
-    def counts_refused(self) -> bool:
-        """Whether refused tokens count as drafted."""
-        ...
+    num_speculative_tokens: int
+    varies: bool = True
+    reproducible: bool = True
+    counts_refused: bool = True
 
     def init(self, batch: int) -> Any:
         """The state before the first round."""
-        ...
 
     def limits(self, state: Any, batch: int) -> Int[Array, " batch"]:
-        """Most tokens that each row may draft now."""
-        ...
+        """Most tokens that each row may draft now; by default K."""
+        return jnp.full((batch,), self.num_speculative_tokens, jnp.int32)
 
     def threshold(self, state: Any, batch: int) -> Float[Array, " batch"] | None:
         """The drafter's probability below which a row stops drafting; None if it never does."""
-        ...
 
-    def update(self, state: Any, outcome: Outcome) -> Any:
+    def update(self, state: Any, outcome: DraftOutcome) -> Any:
         """The state after a round."""
-        ...
+        return state
 
     def insert(self, state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> Any:
         """Puts rows into slots of a running state; `slots` as for `insert_rows`.
 
         State that rows share, such as measured costs, stays that of the running state.
         """
-        ...
+        return insert_rows(state, slots, rows)
 
 
 def scoring_widths(
-    policy: DraftLengthPolicy, steady: bool, consistent: bool = False
+    policy: DraftLengthPolicy, fixed_length: bool, consistent: bool = False
 ) -> tuple[int, ...]:
     """The draft lengths that are compiled: a round is scored at the smallest that holds it.
 
@@ -99,7 +85,7 @@ def scoring_widths(
     if consistent:
         return (longest,)
     if not policy.varies:
-        return (longest,) if steady or not longest else (0, longest)
+        return (longest,) if fixed_length or not longest else (0, longest)
     return halvings(longest)
 
 
@@ -113,31 +99,26 @@ def halvings(longest: int) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class Constant(DraftLengthPolicy):
     """The same K in every round."""
 
     num_speculative_tokens: int
     varies = False
-    counts_refused = True
-    reproducible = True
-    insert = staticmethod(insert_rows)
-
-    def init(self, batch: int) -> None:
-        """No state."""
-
-    def limits(self, state: None, batch: int) -> Int[Array, " batch"]:
-        """K for every row."""
-        return jnp.full((batch,), self.num_speculative_tokens, jnp.int32)
-
-    def threshold(self, state: None, batch: int) -> None:
-        """Never stops early."""
-
-    def update(self, state: None, outcome: Outcome) -> None:
-        """No state."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Heuristic:
+class Oracle(Constant):
+    """For analysis: counts the drafts of a policy that would know what is accepted.
+
+    It drafts K tokens and pays for them, but counts only accepted tokens as drafted: the fewest
+    draft steps that give as few target calls (cf. arXiv 2405.04304, section 3).
+    """
+
+    counts_refused = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Heuristic(DraftLengthPolicy):
     """Two more after a fully accepted draft, otherwise one fewer (Hugging Face 2023).
 
     Attributes:
@@ -147,10 +128,6 @@ class Heuristic:
 
     num_speculative_tokens: int = 20
     start: int = 5
-    varies = True
-    counts_refused = True
-    reproducible = True
-    insert = staticmethod(insert_rows)
 
     def init(self, batch: int) -> Int[Array, " batch"]:
         """The first round's K."""
@@ -160,44 +137,21 @@ class Heuristic:
         """The state is K itself."""
         return state
 
-    def threshold(self, state: Int[Array, " batch"], batch: int) -> None:
-        """Never stops early."""
-
-    def update(self, state: Int[Array, " batch"], outcome: Outcome) -> Int[Array, " batch"]:
+    def update(self, state: Int[Array, " batch"], outcome: DraftOutcome) -> Int[Array, " batch"]:
         """A round without a draft, which lookups may have, changes nothing."""
-        whole = outcome.accepted == outcome.drafted
-        changed = jnp.where(whole, state + 2, state - 1)
+        all_accepted = outcome.accepted == outcome.drafted
+        changed = jnp.where(all_accepted, state + 2, state - 1)
         changed = jnp.clip(changed, 1, self.num_speculative_tokens)
         return jnp.where(outcome.drafted > 0, changed, state)
 
 
-@dataclasses.dataclass(frozen=True)
-class Oracle:
-    """For analysis: counts the drafts of a policy that would know the verdict in advance.
-
-    It drafts K tokens and pays for them, but counts only accepted tokens as drafted: the fewest
-    draft steps that give as few target calls (cf. arXiv 2405.04304, section 3).
-    """
-
-    num_speculative_tokens: int
-    varies = False
-    counts_refused = False
-    reproducible = True
-
-    init = Constant.init
-    limits = Constant.limits
-    threshold = Constant.threshold
-    update = Constant.update
-    insert = staticmethod(insert_rows)
-
-
 @pytree
-class Seen:
+class ConfidenceCounts:
     """The drafter's confidence in tokens that were kept, and in those that were refused.
 
     Attributes:
       accepted: counts by confidence, in bins of equal width.
-      refused: likewise.
+      refused: counts by confidence, in the same bins.
     """
 
     accepted: Float[Array, "batch bins"]
@@ -205,7 +159,7 @@ class Seen:
 
 
 @dataclasses.dataclass(frozen=True)
-class Confidence:
+class Confidence(DraftLengthPolicy):
     """Stops drafting after a token with a confidence below a threshold.
 
     The token itself is kept (dynamic speculation, arXiv 2405.04304, as Hugging Face's
@@ -222,24 +176,16 @@ class Confidence:
     num_speculative_tokens: int = 20
     start: float = 0.4
     retune: bool = False
-    varies = True
-    counts_refused = True
-    reproducible = True
-    insert = staticmethod(insert_rows)
     bins = 50
 
-    def init(self, batch: int) -> Seen | None:
+    def init(self, batch: int) -> ConfidenceCounts | None:
         """Nothing seen yet."""
         if not self.retune:
             return None
         accepted, refused = (jnp.zeros((batch, self.bins), jnp.float32) for _ in range(2))
-        return Seen(accepted, refused)
+        return ConfidenceCounts(accepted, refused)
 
-    def limits(self, state: Seen | None, batch: int) -> Int[Array, " batch"]:
-        """K for every row."""
-        return jnp.full((batch,), self.num_speculative_tokens, jnp.int32)
-
-    def threshold(self, state: Seen | None, batch: int) -> Float[Array, " batch"]:
+    def threshold(self, state: ConfidenceCounts | None, batch: int) -> Float[Array, " batch"]:
         """The configured threshold, or the one chosen from the row's acceptances."""
         fixed = jnp.full((batch,), self.start, jnp.float32)
         if state is None:
@@ -253,17 +199,19 @@ class Confidence:
         enough = (accepted > 0) & (refused > 0) & (accepted + refused > 5)
         return jnp.where(enough, best / self.bins, fixed)
 
-    def update(self, state: Seen | None, outcome: Outcome) -> Seen | None:
+    def update(
+        self, state: ConfidenceCounts | None, outcome: DraftOutcome
+    ) -> ConfidenceCounts | None:
         """Accepted tokens and the first refused one; those after it were not judged."""
         if state is None or outcome.confidence is None:
             return state
         at = jnp.clip((outcome.confidence * self.bins).astype(jnp.int32), 0, self.bins - 1)
         hit = at[..., None] == jnp.arange(self.bins, dtype=jnp.int32)[None, None]
         steps = jnp.arange(at.shape[1], dtype=jnp.int32)[None]
-        kept, drafted = outcome.accepted[:, None], outcome.drafted[:, None]
-        accepted = hit & (steps < kept)[..., None]
-        refused = hit & ((steps == kept) & (kept < drafted))[..., None]
-        return Seen(
+        num_accepted, drafted = outcome.accepted[:, None], outcome.drafted[:, None]
+        accepted = hit & (steps < num_accepted)[..., None]
+        refused = hit & ((steps == num_accepted) & (num_accepted < drafted))[..., None]
+        return ConfidenceCounts(
             accepted=state.accepted + accepted.sum(1, dtype=jnp.float32),
             refused=state.refused + refused.sum(1, dtype=jnp.float32),
         )

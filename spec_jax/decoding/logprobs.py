@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.drafters.base import Draft
 from spec_jax.sharding.pytree import pytree
 from spec_jax.sharding.rows import write_rows
 
@@ -13,12 +12,12 @@ from spec_jax.sharding.rows import write_rows
 class Logprobs:
     """Log-probabilities at each token of a row by the logits as they are, before any processor.
 
-    They are known for generated tokens and, if they were asked for, for a prompt's after its first.
+    Generated tokens have them and, on request, the tokens of a prompt after its first.
 
     Attributes:
       chosen: of the token itself.
       ranks: how many tokens are likelier, and one more.
-      top: of the likeliest tokens in its place, in their order.
+      top: of the likeliest tokens at its position, from the likeliest on.
       top_ids: those tokens.
     """
 
@@ -40,45 +39,39 @@ class Logprobs:
     def add(
         self,
         logits: Float[Array, "batch positions vocab"],
-        draft: Draft,
-        chosen: Int[Array, " batch"],
         tokens: Int[Array, "batch length"],
         lengths: Int[Array, " batch"],
     ) -> "Logprobs":
-        """With what one round has scored.
+        """Records the log-probabilities of one round's tokens.
 
         Args:
-          logits: of the target, after the last known token and after each draft token.
-          draft: what was scored.
-          chosen: which draft of each row was kept.
+          logits: of the target, after the last known token and along the draft that was kept.
           tokens: the rows, with the round's tokens.
           lengths: of the rows before the round.
         """
-        width = draft.lookahead + 1
-        steps = jnp.arange(width, dtype=jnp.int32)[None]
-        if draft.drafts > 1:  # the path of the draft that was kept
-            path = jnp.where(steps > 0, 1 + (steps - 1) * draft.drafts + chosen[:, None], 0)
-            logits = jnp.take_along_axis(logits, path[..., None], axis=1)
-        said = jnp.take_along_axis(tokens, lengths[:, None] + steps, axis=1)
-        return write_rows(self, logprobs_of(logits, said, self.top.shape[-1]), lengths)
+        steps = jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
+        token_ids = jnp.take_along_axis(tokens, lengths[:, None] + steps, axis=1)
+        return write_rows(self, logprobs_of(logits, token_ids, self.top.shape[-1]), lengths)
 
 
 def logprobs_of(
-    logits: Float[Array, "batch positions vocab"], said: Int[Array, "batch positions"], top: int
+    logits: Float[Array, "batch positions vocab"],
+    token_ids: Int[Array, "batch positions"],
+    top: int,
 ) -> Logprobs:
     """Log-probabilities in places whose logits are known.
 
     Args:
       logits: of the target in each place.
-      said: the token in each place.
+      token_ids: the token in each place.
       top: how many of the likeliest tokens to name; static.
     """
     logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
-    mine = jnp.take_along_axis(logprobs, said[..., None], axis=-1)
+    of_tokens = jnp.take_along_axis(logprobs, token_ids[..., None], axis=-1)
     likeliest, ids = jax.lax.top_k(logprobs, top)
     return Logprobs(
-        chosen=mine[..., 0],
-        ranks=(logprobs > mine).sum(-1, dtype=jnp.int32) + 1,
+        chosen=of_tokens[..., 0],
+        ranks=(logprobs > of_tokens).sum(-1, dtype=jnp.int32) + 1,
         top=likeliest,
         top_ids=ids.astype(jnp.int32),
     )

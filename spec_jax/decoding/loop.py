@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from spec_jax.config import SCORINGS, VERIFICATIONS
-from spec_jax.decoding.draft_length import DraftLengthPolicy, Outcome, scoring_widths
+from spec_jax.decoding.draft_length import DraftLengthPolicy, DraftOutcome, scoring_widths
 from spec_jax.decoding.score import Scored, score
-from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, Counters, DecodeState
-from spec_jax.decoding.verdict import Verdict
+from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, DecodeState
+from spec_jax.decoding.verification import Verification
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
 from spec_jax.models.control import at_width
@@ -37,9 +37,9 @@ class Strategy:
     consistent: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("verification", VERIFICATIONS), ("scoring", SCORINGS)):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"{name} is {value!r}; take one of {', '.join(known)}")
+        for name, choices in (("verification", VERIFICATIONS), ("scoring", SCORINGS)):
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name} is {value!r}; take one of {', '.join(choices)}")
 
 
 def decode(
@@ -56,7 +56,7 @@ def decode(
     `strategy` is static. Donate `state`: the caches are updated in place.
     """
 
-    def go_on(carry: tuple[Array, DecodeState]) -> Array:
+    def has_more(carry: tuple[Array, DecodeState]) -> Array:
         rounds, state = carry
         running = (state.finish == RUNNING).sum(dtype=jnp.int32)
         return (rounds < max_rounds) & (running >= min_running)
@@ -65,7 +65,7 @@ def decode(
         rounds, state = carry
         return rounds + 1, decode_round(target, drafter, strategy, state, sampling)
 
-    return jax.lax.while_loop(go_on, one_round, (jnp.int32(0), state))[1]
+    return jax.lax.while_loop(has_more, one_round, (jnp.int32(0), state))[1]
 
 
 def decode_round(
@@ -87,27 +87,48 @@ def finish_round(
 ) -> DecodeState:
     """Scores, verifies and commits a draft, at the smallest compiled width that holds it.
 
-    `allowed` are packed sets of the tokens that are allowed at each query position.
+    `allowed` are packed sets of the tokens that a grammar allows at each query position.
     """
 
     def finish(width: int, state: DecodeState) -> DecodeState:
         short = draft.first(width)
-        only = None if allowed is None else allowed[:, : 1 + width * draft.drafts]
+        masks = None if allowed is None else allowed[:, : 1 + width * draft.num_drafts]
         scored = score(
-            target, state, short, sampling, strategy.scoring, only, drafter.feature_layers
+            target, state, short, sampling, strategy.scoring, masks, drafter.feature_layers
         )
-        verdict = verify(
-            strategy.verification, scored.p, short, _round_keys(state)[1], sampling.features.random
-        )
-        stops = sampling.stop_token_ids
-        done = commit(state, short, verdict, drafter, strategy.draft_length, scored, stops)
-        if state.logprobs is None:
-            return done
-        known = (verdict.chosen, done.tokens, state.lengths)
-        return dataclasses.replace(done, logprobs=state.logprobs.add(scored.logits, short, *known))
+        _, keys = _round_keys(state)
+        verified = verify(strategy.verification, scored.p, short, keys, sampling.features.random)
+        return commit(drafter, strategy.draft_length, state, short, scored, verified, sampling)
 
-    widths = scoring_widths(strategy.draft_length, drafter.steady, strategy.consistent)
+    widths = scoring_widths(strategy.draft_length, drafter.fixed_length, strategy.consistent)
     return at_width(widths, draft.lengths.max(), finish, state)
+
+
+@jax.named_scope("propose")
+def propose(
+    drafter: Drafter, policy: DraftLengthPolicy, state: DecodeState, sampling: BatchSampling
+) -> tuple[Draft, DecodeState]:
+    """Drafts as much as `limits` allows."""
+    max_drafted, threshold = limits(policy, state)
+    keys, _ = _round_keys(state)
+    context = Context(
+        tokens=state.tokens,
+        lengths=state.lengths,
+        prompt_lengths=state.prompt_lengths,
+        keys=keys,
+        sampling=sampling,
+        limits=max_drafted,
+        threshold=threshold,
+        cache=state.cache,
+        fixed_length=not policy.varies,
+    )
+    draft, drafter_state = drafter.propose(state.drafter, context)
+    draft = dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, max_drafted))
+    cache = state.cache
+    if draft.partial is not None:  # from here on only the state holds the cache
+        cache = draft.partial.cache
+        draft = dataclasses.replace(draft, partial=dataclasses.replace(draft.partial, cache=None))
+    return draft, dataclasses.replace(state, drafter=drafter_state, cache=cache)
 
 
 def limits(
@@ -119,41 +140,15 @@ def limits(
     """
     batch = state.lengths.shape[0]
     room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
-    allowed = jnp.minimum(policy.limits(state.draft_length, batch), room)
-    allowed = jnp.where(state.finish == RUNNING, allowed, 0)
-    return allowed, policy.threshold(state.draft_length, batch)
-
-
-@jax.named_scope("propose")
-def propose(
-    drafter: Drafter, policy: DraftLengthPolicy, state: DecodeState, sampling: BatchSampling
-) -> tuple[Draft, DecodeState]:
-    """Drafts as much as `limits` allows."""
-    allowed, threshold = limits(policy, state)
-    context = Context(
-        tokens=state.tokens,
-        lengths=state.lengths,
-        prompt_lengths=state.prompt_lengths,
-        keys=_round_keys(state)[0],
-        sampling=sampling,
-        limits=allowed,
-        threshold=threshold,
-        cache=state.cache,
-        fixed_length=not policy.varies,
-    )
-    draft, drafter_state = drafter.propose(state.drafter, context)
-    draft = dataclasses.replace(draft, lengths=jnp.clip(draft.lengths, 0, allowed))
-    cache = state.cache
-    if draft.begun is not None:  # from here on only the state holds the cache
-        cache = draft.begun.cache
-        draft = dataclasses.replace(draft, begun=dataclasses.replace(draft.begun, cache=None))
-    return draft, dataclasses.replace(state, drafter=drafter_state, cache=cache)
+    max_drafted = jnp.minimum(policy.limits(state.draft_length, batch), room)
+    max_drafted = jnp.where(state.finish == RUNNING, max_drafted, 0)
+    return max_drafted, policy.threshold(state.draft_length, batch)
 
 
 def _round_keys(state: DecodeState) -> tuple[Array, Array]:
     """Fresh keys for drafting and for verification.
 
-    They depend only on the row's own key and length, so neither its neighbours nor the number of
+    They depend on the row's key and length alone, so neither its neighbours nor the number of
     rounds per call can change its tokens.
     """
     keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")
@@ -165,13 +160,13 @@ def _round_keys(state: DecodeState) -> tuple[Array, Array]:
 
 @jax.named_scope("commit")
 def commit(
-    state: DecodeState,
-    draft: Draft,
-    verdict: Verdict,
     drafter: Drafter,
     policy: DraftLengthPolicy,
+    state: DecodeState,
+    draft: Draft,
     scored: Scored,
-    stop_token_ids: Int[Array, "batch stops"],
+    verified: Verification,
+    sampling: BatchSampling,
 ) -> DecodeState:
     """Writes the emitted tokens, finds stops inside them, and rolls both caches back.
 
@@ -181,56 +176,43 @@ def commit(
     """
     width = draft.lookahead
     positions = jnp.arange(width + 1, dtype=jnp.int32)[None]
-    accepted, drafted = verdict.accepted[:, None], draft.lengths
-    path = positions[:, :width] * draft.drafts + verdict.chosen[:, None]
-    padded = jnp.pad(jnp.take_along_axis(draft.tokens, path, axis=1), ((0, 0), (0, 1)))
-    block = jnp.where(positions < accepted, padded, verdict.token[:, None])
-    cache, features = scored.cache, scored.features
-    if draft.drafts > 1:
-        cache = cache.gather(state.lengths[:, None] + path, state.lengths)
-        if features is not None:
-            kept_path = jnp.pad(path + 1, ((0, 0), (1, 0)))
-            features = jnp.take_along_axis(features, kept_path[..., None, None], axis=1)
+    path = draft.path(verified.draft_index)
+    draft_ids = jnp.pad(jnp.take_along_axis(draft.tokens, path, axis=1), ((0, 0), (0, 1)))
+    new_ids = jnp.where(positions < verified.accepted[:, None], draft_ids, verified.token[:, None])
+    scored = scored.along(draft, path, state.lengths)
 
-    offered = verdict.accepted + verdict.valid.astype(jnp.int32)
-    is_stop = (block[..., None] == stop_token_ids[:, None]).any(-1)
-    is_stop = is_stop & (positions < offered[:, None])
+    num_new = verified.accepted + verified.valid.astype(jnp.int32)
+    is_stop = (new_ids[..., None] == sampling.stop_token_ids[:, None]).any(-1)
+    is_stop = is_stop & (positions < num_new[:, None])
     stops = is_stop.any(-1)
-    emitted = jnp.where(stops, argmax(is_stop) + 1, offered)
     running = state.finish == RUNNING
+    emitted = jnp.where(stops, argmax(is_stop) + 1, num_new)
     emitted = jnp.where(running, emitted, 0)
-    lengths = state.lengths + emitted
+    tokens, lengths = write_rows(state.tokens, new_ids, state.lengths), state.lengths + emitted
 
     finish = jnp.where(lengths >= state.max_lengths, LENGTH, RUNNING)
-    finish = jnp.where(verdict.valid, finish, ERROR)
+    finish = jnp.where(verified.valid, finish, ERROR)
     finish = jnp.where(stops, STOP, finish)
     finish = jnp.where(running, finish, state.finish)
 
     # Draft tokens past a stop count neither as drafted nor as accepted.
-    drafted = jnp.where(running, jnp.where(stops, jnp.minimum(drafted, emitted), drafted), 0)
-    kept = jnp.minimum(jnp.where(running, verdict.accepted, 0), emitted)
-    outcome = Outcome.of(draft, verdict.chosen, drafted, kept)
-    counters, counted = state.counters, drafted if policy.counts_refused else kept
-    counters = Counters(
-        rounds=counters.rounds + running.astype(jnp.int32),
-        drafted=counters.drafted + counted,
-        accepted=counters.accepted + kept,
-        accepted_per_position=counters.accepted_per_position.at[:, :width].add(
-            (positions[:, :width] < kept[:, None]).astype(jnp.int32)
-        ),
-        drafted_at=write_rows(
-            counters.drafted_at, jnp.where(emitted > 0, counted + 1, 0)[:, None], state.lengths
-        ),
-    )
-    tokens = write_rows(state.tokens, block, state.lengths)
-    committed = Committed(tokens, state.lengths, lengths, verdict.chosen, features)
+    drafted = jnp.where(stops, jnp.minimum(draft.lengths, emitted), draft.lengths)
+    drafted = jnp.where(running, drafted, 0)
+    accepted = jnp.minimum(jnp.where(running, verified.accepted, 0), emitted)
+    outcome = DraftOutcome.of(draft, path, drafted, accepted)
+    counted = drafted if policy.counts_refused else accepted
+    committed = Committed(tokens, state.lengths, lengths, verified.draft_index, scored.features)
+    logprobs = state.logprobs
+    if logprobs is not None:
+        logprobs = logprobs.add(scored.logits, tokens, state.lengths)
     return dataclasses.replace(
         state,
         tokens=tokens,
         lengths=lengths,
         finish=finish.astype(jnp.int32),
-        cache=cache.with_lengths(lengths - 1),
+        cache=scored.cache.with_lengths(lengths - 1),
         drafter=drafter.commit(state.drafter, committed),
         draft_length=policy.update(state.draft_length, outcome),
-        counters=counters,
+        counters=state.counters.add(running, counted, accepted, emitted, state.lengths, width),
+        logprobs=logprobs,
     )

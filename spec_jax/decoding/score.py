@@ -19,17 +19,17 @@ from spec_jax.sampling.probabilities import probabilities
 from spec_jax.sampling.processors import History
 
 
-def kv_slots_per_round(scoring: str, lookahead: int, drafts: int) -> int:
+def kv_slots_per_round(scoring: str, lookahead: int, num_drafts: int) -> int:
     """KV slots that scoring may write past a row's known tokens."""
     if scoring == "prefix_batch":
         return (lookahead + 1) * (lookahead + 2) // 2
-    return 1 + lookahead * drafts
+    return 1 + lookahead * num_drafts
 
 
-def headroom(block: int, scoring: str, lookahead: int, drafts: int) -> int:
+def headroom(block: int, scoring: str, lookahead: int, num_drafts: int) -> int:
     """Most KV slots that a call writes past a row's text, in a prompt's block or in a round."""
     # One more for the token beside a single bfloat16 row, see `Model.score`.
-    return max(block, kv_slots_per_round(scoring, lookahead, drafts) + 1)
+    return max(block, kv_slots_per_round(scoring, lookahead, num_drafts) + 1)
 
 
 class Scored(NamedTuple):
@@ -46,6 +46,22 @@ class Scored(NamedTuple):
     logits: Float[Array, "batch positions vocab"]
     features: Float[Array, "batch positions taps embed"] | None
     cache: KVCache
+
+    def along(
+        self, draft: Draft, path: Int[Array, "batch lookahead"], lengths: Int[Array, " batch"]
+    ) -> "Scored":
+        """Logits, features and cache of one draft of each row alone; `path` as of `Draft.path`."""
+        if draft.num_drafts == 1:
+            return self
+        scored = jnp.pad(path + 1, ((0, 0), (1, 0)))
+        features = self.features
+        if features is not None:
+            features = jnp.take_along_axis(features, scored[..., None, None], axis=1)
+        return self._replace(
+            logits=jnp.take_along_axis(self.logits, scored[..., None], axis=1),
+            features=features,
+            cache=self.cache.gather(lengths[:, None] + path, lengths),
+        )
 
 
 @jax.named_scope("score")
@@ -76,43 +92,45 @@ def score(
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
     cache, layers = state.cache, tuple(feature_layers)
-    if draft.begun is not None:
-        out = target.resume(draft.begun.hidden, cache, draft.begun.layers, layers)
+    if draft.partial is not None:
+        out = target.resume(draft.partial.hidden, cache, draft.partial.num_layers, layers)
     elif scoring == "prefix_batch":
         out = _score_prefixes(target, tokens, cache, layers)
     else:
-        pattern = tree_pattern(cache, draft.lookahead, draft.drafts) if draft.drafts > 1 else None
+        pattern = (
+            tree_pattern(cache, draft.lookahead, draft.num_drafts) if draft.num_drafts > 1 else None
+        )
         out = target.score(tokens, cache, pattern, feature_layers=layers)
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
     before = None
-    if draft.drafts > 1:
-        before = drafted_before(draft.lookahead, draft.drafts)
+    if draft.num_drafts > 1:
+        before = drafted_before(draft.lookahead, draft.num_drafts)
     p = probabilities(
         out.logits, sampling, history, draft.tokens, before, allowed, target.placement
     )
     return Scored(p, out.logits, out.features, out.cache)
 
 
-def drafted_before(steps: int, drafts: int) -> Bool[np.ndarray, "positions drafted"]:
+def drafted_before(steps: int, num_drafts: int) -> Bool[np.ndarray, "positions drafted"]:
     """[i, j]: whether query position i follows draft token j in the same draft."""
-    return _seen_in_tree(steps, drafts)[:, 1:]
+    return _seen_in_tree(steps, num_drafts)[:, 1:]
 
 
-def _seen_in_tree(steps: int, drafts: int) -> Bool[np.ndarray, "positions positions"]:
+def _seen_in_tree(steps: int, num_drafts: int) -> Bool[np.ndarray, "positions positions"]:
     """[i, j]: whether query position i sees token j: itself and the tokens before it in its draft.
 
     Position 0 is the last known token, and `1 + i * drafts + n` is token i of draft n.
     """
-    step = np.concatenate([[-1], np.repeat(np.arange(steps), drafts)])
-    draft = np.concatenate([[-1], np.tile(np.arange(drafts), steps)])
+    step = np.concatenate([[-1], np.repeat(np.arange(steps), num_drafts)])
+    draft = np.concatenate([[-1], np.tile(np.arange(num_drafts), steps)])
     same = (draft[:, None] == draft[None]) | (draft[None] < 0)
     return same & (step[None] <= step[:, None])
 
 
-def tree_pattern(cache: KVCache, steps: int, drafts: int) -> Pattern:
+def tree_pattern(cache: KVCache, steps: int, num_drafts: int) -> Pattern:
     """Several drafts of each row, side by side: each sees the text and its own tokens."""
-    depths = np.concatenate([[0], np.repeat(np.arange(1, steps + 1), drafts)])
-    return Pattern.branching(cache, depths, _seen_in_tree(steps, drafts))
+    depths = np.concatenate([[0], np.repeat(np.arange(1, steps + 1), num_drafts)])
+    return Pattern.branching(cache, depths, _seen_in_tree(steps, num_drafts))
 
 
 def _score_prefixes(

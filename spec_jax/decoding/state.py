@@ -3,11 +3,12 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.models.cache import KVCache
 from spec_jax.sharding.pytree import pytree
+from spec_jax.sharding.rows import write_rows
 
 RUNNING, STOP, LENGTH, ERROR = range(4)
 """Values of `DecodeState.finish`: running; stop token; max_tokens or context edge; no valid p."""
@@ -35,11 +36,42 @@ class Counters:
     @classmethod
     def zeros(cls, batch: int, lookahead: int, capacity: int) -> "Counters":
         """Before the first round."""
-        # Arrays of their own: donated buffers must not be shared.
+        # Separate arrays: donated buffers must not be shared.
         rounds, drafted, accepted = (jnp.zeros((batch,), jnp.int32) for _ in range(3))
         per_position = jnp.zeros((batch, lookahead), jnp.int32)
         drafted_at = jnp.zeros((batch, capacity), jnp.int32)
         return cls(rounds, drafted, accepted, per_position, drafted_at)
+
+    def add(
+        self,
+        running: Bool[Array, " batch"],
+        drafted: Int[Array, " batch"],
+        accepted: Int[Array, " batch"],
+        emitted: Int[Array, " batch"],
+        lengths: Int[Array, " batch"],
+        width: int,
+    ) -> "Counters":
+        """The counters after a round.
+
+        Args:
+          running: the rows that the round decoded.
+          drafted: tokens that each row proposed.
+          accepted: how many of them were kept.
+          emitted: tokens that each row gained.
+          lengths: of the rows before the round.
+          width: draft positions that were scored; static.
+        """
+        kept = jnp.arange(width, dtype=jnp.int32)[None] < accepted[:, None]
+        log = jnp.where(emitted > 0, drafted + 1, 0)[:, None]
+        return Counters(
+            rounds=self.rounds + running.astype(jnp.int32),
+            drafted=self.drafted + drafted,
+            accepted=self.accepted + accepted,
+            accepted_per_position=self.accepted_per_position.at[:, :width].add(
+                kept.astype(jnp.int32)
+            ),
+            drafted_at=write_rows(self.drafted_at, log, lengths),
+        )
 
 
 @pytree

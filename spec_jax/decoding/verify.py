@@ -11,160 +11,124 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from spec_jax.decoding.several import verify_several
-from spec_jax.decoding.verdict import Verdict, chance
+from spec_jax.decoding.multi_draft import AcceptedPath, follow
+from spec_jax.decoding.verification import RowDraft, Verification, acceptance_probability
 from spec_jax.drafters.base import Draft
 from spec_jax.sampling.draw import draw, largest, uniform
 
+Probs = Float[Array, "positions vocab"]
+"""The target's distributions after the last known token and after each draft token (p)."""
 
-def leading(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
+
+class VerificationRule(NamedTuple):
+    """A verification rule for one row.
+
+    Attributes:
+      acceptance: (p, draft) -> the probability that each draft token is kept, independently of the
+        others.
+      accepted: which draft tokens are kept (bool [K]) -> how many tokens are accepted.
+      next_token_probs: (p, draft, number accepted) -> distribution [V] of the token emitted after
+        the accepted ones: the residual, or p if the whole draft was accepted.
+    """
+
+    acceptance: Callable[[Probs, RowDraft], Float[Array, " lookahead"]]
+    accepted: Callable[[Bool[Array, " lookahead"]], Int[Array, ""]]
+    next_token_probs: Callable[[Probs, RowDraft, Int[Array, ""]], Float[Array, " vocab"]]
+
+
+def num_leading(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
     """The number of draft tokens before the first that is not kept."""
     return jnp.cumprod(kept.astype(jnp.int32)).sum(dtype=jnp.int32)
 
 
-def last(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
+def last_accepted(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
     """The last draft token that is kept, counted from one; 0 if none is."""
     counts = jnp.arange(1, kept.shape[0] + 1, dtype=jnp.int32)
     return jnp.where(kept, counts, 0).max(initial=0)
 
 
-class Rule(NamedTuple):
-    """A verification rule for one row.
-
-    Attributes:
-      acceptance: (p [K+1, V], tokens [K], q [K, V] or None, draft length) -> probability that
-        each draft token is kept, independently of the others.
-      accepted: which draft tokens are kept (bool [K]) -> how many tokens are accepted.
-      following: (p, tokens, q, number accepted, draft length) -> distribution [V] of the token
-        emitted after the accepted ones: the residual, or p if the whole draft was accepted.
-    """
-
-    acceptance: Callable[[Array, Array, Array | None, Array], Array]
-    accepted: Callable[[Array], Array]
-    following: Callable[[Array, Array, Array | None, Array, Array], Array]
-
-
-def _token_acceptance(
-    p: Float[Array, "positions vocab"],
-    tokens: Int[Array, " lookahead"],
-    q: Float[Array, "lookahead vocab"] | None,
-    length: Int[Array, ""],
-) -> Float[Array, " lookahead"]:
-    positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    wanted = p[positions, tokens]
-    if q is None:
-        return wanted
-    return chance(wanted, q[positions, tokens])
-
-
-def _token_following(
-    p: Float[Array, "positions vocab"],
-    tokens: Int[Array, " lookahead"],
-    q: Float[Array, "lookahead vocab"] | None,
-    accepted: Int[Array, ""],
-    length: Int[Array, ""],
-) -> Float[Array, " vocab"]:
-    return _residual(p, tokens, q, accepted, length, jnp.ones((), p.dtype))
-
-
 def _residual(
-    p: Array, tokens: Array, q: Array | None, accepted: Array, length: Array, scale: Array
+    p: Probs, draft: RowDraft, accepted: Int[Array, ""], scale: Float[Array, ""]
 ) -> Float[Array, " vocab"]:
     """max(scale * p - q, 0), normalised, at the first refused token; p if none was refused."""
-    wanted = p[accepted]
-    if tokens.shape[0] == 0:
-        return wanted
-    position = jnp.minimum(accepted, tokens.shape[0] - 1)
-    residual = jnp.maximum(scale * wanted - _proposed(p, tokens, q)[position], 0.0)
+    p_next = p[accepted]
+    if draft.tokens.shape[0] == 0:
+        return p_next
+    q_next = draft.q(jnp.minimum(accepted, draft.tokens.shape[0] - 1), p)
+    residual = jnp.maximum(scale * p_next - q_next, 0.0)
     mass = residual.sum()
-    rejected = (accepted < length) & (mass > 0)
-    return jnp.where(rejected, residual / jnp.where(rejected, mass, 1.0), wanted)
+    rejected = (accepted < draft.length) & (mass > 0)
+    return jnp.where(rejected, residual / jnp.where(rejected, mass, 1.0), p_next)
 
 
-def _proposed(p: Array, tokens: Array, q: Array | None) -> Float[Array, "lookahead vocab"]:
-    return jax.nn.one_hot(tokens, p.shape[1], dtype=p.dtype) if q is None else q
+def _p_tokens(p: Probs, draft: RowDraft) -> Float[Array, " lookahead"]:
+    return p[jnp.arange(draft.tokens.shape[0], dtype=jnp.int32), draft.tokens]
 
 
-def joint_acceptance(p: Array, tokens: Array, q: Array | None) -> Float[Array, " positions"]:
+def _token_acceptance(p: Probs, draft: RowDraft) -> Float[Array, " lookahead"]:
+    return acceptance_probability(_p_tokens(p, draft), draft.q_tokens(p))
+
+
+def _token_next(p: Probs, draft: RowDraft, accepted: Int[Array, ""]) -> Float[Array, " vocab"]:
+    return _residual(p, draft, accepted, jnp.ones((), p.dtype))
+
+
+def joint_acceptance(p: Probs, draft: RowDraft) -> Float[Array, " positions"]:
     """P_i = min(P_{i-1} p(x_i) / q(x_i), 1) for i = 0..K, by which block verification decides."""
-    positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    wanted = p[positions, tokens]
-    proposed = jnp.ones_like(wanted) if q is None else q[positions, tokens]
 
-    def step(joint: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
-        wanted, proposed = each
-        joint = chance(joint * wanted, proposed)
+    def step(joint: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        p_token, q_token = pair
+        joint = acceptance_probability(joint * p_token, q_token)
         return joint, joint
 
     one = jnp.ones((), p.dtype)
-    return jnp.concatenate([one[None], jax.lax.scan(step, one, (wanted, proposed))[1]])
+    pairs = _p_tokens(p, draft), draft.q_tokens(p)
+    return jnp.concatenate([one[None], jax.lax.scan(step, one, pairs)[1]])
 
 
-def _block_acceptance(
-    p: Float[Array, "positions vocab"],
-    tokens: Int[Array, " lookahead"],
-    q: Float[Array, "lookahead vocab"] | None,
-    length: Int[Array, ""],
-) -> Float[Array, " lookahead"]:
-    lookahead = tokens.shape[0]
+def _block_acceptance(p: Probs, draft: RowDraft) -> Float[Array, " lookahead"]:
+    lookahead = draft.tokens.shape[0]
     if lookahead == 0:
         return jnp.zeros((0,), p.dtype)
-    joint = joint_acceptance(p, tokens, q)[1:]
+    joint = joint_acceptance(p, draft)[1:]
     # At the position after token i the draft proposes token i + 1, if there is one.
-    proposed = jnp.pad(_proposed(p, tokens, q)[1:], ((0, 1), (0, 0)))
-    left = jnp.maximum(joint[:, None] * p[1:] - proposed, 0.0).sum(-1)
-    # Where the target has no distribution (NaN) it ends the row, and no draft may go on.
-    left = jnp.where(p[1:].sum(-1) > 0, left, joint)
-    total = left + (1.0 - joint)
-    going_on = jnp.where(total > 0, left / jnp.where(total > 0, total, 1.0), 1.0)
-    is_last = jnp.arange(1, lookahead + 1, dtype=jnp.int32) == length
-    return jnp.where(is_last, joint, going_on)
+    q_next = jnp.pad(draft.q(jnp.arange(1, lookahead, dtype=jnp.int32), p), ((0, 1), (0, 0)))
+    mass = jnp.maximum(joint[:, None] * p[1:] - q_next, 0.0).sum(-1)
+    # Where the target has no distribution (NaN) it ends the row, and no draft may continue.
+    mass = jnp.where(p[1:].sum(-1) > 0, mass, joint)
+    total = mass + (1.0 - joint)
+    probability = jnp.where(total > 0, mass / jnp.where(total > 0, total, 1.0), 1.0)
+    is_last = jnp.arange(1, lookahead + 1, dtype=jnp.int32) == draft.length
+    return jnp.where(is_last, joint, probability)
 
 
-def _block_following(
-    p: Float[Array, "positions vocab"],
-    tokens: Int[Array, " lookahead"],
-    q: Float[Array, "lookahead vocab"] | None,
-    accepted: Int[Array, ""],
-    length: Int[Array, ""],
-) -> Float[Array, " vocab"]:
-    return _residual(p, tokens, q, accepted, length, joint_acceptance(p, tokens, q)[accepted])
+def _block_next(p: Probs, draft: RowDraft, accepted: Int[Array, ""]) -> Float[Array, " vocab"]:
+    return _residual(p, draft, accepted, joint_acceptance(p, draft)[accepted])
 
 
-def _greedy_acceptance(
-    p: Float[Array, "positions vocab"],
-    tokens: Int[Array, " lookahead"],
-    q: Float[Array, "lookahead vocab"] | None,
-    length: Int[Array, ""],
-) -> Float[Array, " lookahead"]:
-    best = largest(p[:-1])
-    return ((tokens == best) & (p[:-1].max(-1) > 0)).astype(p.dtype)
+def _argmax(p: Probs) -> Probs:
+    """All mass on the largest probability; a position without a distribution stays without."""
+    return jnp.where(
+        p.max(-1, keepdims=True) > 0, jax.nn.one_hot(largest(p), p.shape[1], dtype=p.dtype), p
+    )
 
 
-def _greedy_following(
-    p: Float[Array, "positions vocab"],
-    tokens: Int[Array, " lookahead"],
-    q: Float[Array, "lookahead vocab"] | None,
-    accepted: Int[Array, ""],
-    length: Int[Array, ""],
-) -> Float[Array, " vocab"]:
-    wanted = p[accepted]
-    best = jax.nn.one_hot(largest(wanted), p.shape[1], dtype=p.dtype)
-    return jnp.where(wanted.max() > 0, best, wanted)
-
-
-RULES: dict[str, Rule] = {
+RULES: dict[str, VerificationRule] = {
     # Modified rejection sampling (Chen et al. 2023, arXiv 2302.01318, algorithm 2): accept x with
     # probability min(1, p(x) / q(x)), else draw from max(p - q, 0) normalised. For greedy rows,
     # whose p and q are one-hot, this is "keep while the draft is the argmax".
-    "token": Rule(_token_acceptance, leading, _token_following),
+    "token": VerificationRule(_token_acceptance, num_leading, _token_next),
     # Block verification (Sun et al. 2024, arXiv 2403.10444, algorithm 2): accept the longest
     # prefix whose own test succeeds, so that a later success keeps earlier tokens. With
     # Z = sum max(P_i p - q, 0) at the position after token i, it succeeds with probability
     # Z / (Z + 1 - P_i), and P_i for the last token; then draw from max(P_i p - q, 0) normalised.
-    "block": Rule(_block_acceptance, last, _block_following),
+    "block": VerificationRule(_block_acceptance, last_accepted, _block_next),
     # The longest prefix equal to the target's argmax; exact at temperature 0 only.
-    "greedy": Rule(_greedy_acceptance, leading, _greedy_following),
+    "greedy": VerificationRule(
+        lambda p, draft: _p_tokens(_argmax(p), draft),
+        num_leading,
+        lambda p, draft, accepted: _argmax(p)[accepted],
+    ),
 }
 
 
@@ -175,43 +139,42 @@ def verify(
     draft: Draft,
     keys: Key[Array, " batch"],
     random: bool = True,
-) -> Verdict:
-    """Keeps a prefix of each row's draft and draws one token after it.
+) -> Verification:
+    """Keeps a prefix of a draft of each row, and draws one token after it.
 
     Args:
-      verification: the name of the rule; several drafts of a row have a rule of their own.
-      p: the target's distributions after the last known token and after each draft token;
-        a position without a distribution holds zeros.
+      verification: the name of the rule; several drafts of a row are verified by `follow`.
+      p: the target's distributions after the last known token, then after each draft token, in the
+        order of `Draft`; a position without a distribution holds zeros.
       draft: what was proposed.
       keys: each row's randomness for this round.
       random: whether any row samples; static.
     """
-    if draft.drafts > 1 and draft.lookahead > 0:
-        return verify_several(p, draft, keys, random)
-    rule = RULES[verification]
 
-    def decide(p, tokens, q, length, key):
-        acceptance = rule.acceptance(p, tokens, q, length)
-        uniforms = uniform(key, tokens.shape, p.dtype)
-        accepted = accepted_length(rule, uniforms, acceptance, length)
-        return accepted, rule.following(p, tokens, q, accepted, length)
+    def decide(p: Probs, draft: RowDraft, key: Array) -> AcceptedPath:
+        uniforms = uniform(key, draft.tokens.shape, p.dtype)
+        if num_drafts > 1 and draft.tokens.shape[0]:
+            return follow(p, draft, num_drafts, uniforms)
+        rule = RULES[verification]
+        accepted = accepted_length(rule, uniforms, rule.acceptance(p, draft), draft.length)
+        next_token_probs = rule.next_token_probs(p, draft, accepted)
+        return AcceptedPath(accepted, jnp.zeros_like(accepted), next_token_probs)
 
+    num_drafts = draft.num_drafts
+    rows = RowDraft(draft.tokens, draft.probs, draft.is_certain, draft.lengths)
     # The acceptance and the token after it must not share a random number.
     halves = jax.vmap(lambda key: jax.random.split(key))(keys)
-    in_axes = (0, 0, None if draft.probs is None else 0, 0, 0)
-    accepted, following = jax.vmap(decide, in_axes)(
-        p, draft.tokens, draft.probs, draft.lengths, halves[:, 0]
-    )
-    return Verdict(
-        accepted=accepted,
-        chosen=jnp.zeros_like(accepted),
-        token=draw(halves[:, 1], following, random),
-        valid=following.sum(-1) > 0,
+    path = jax.vmap(decide)(p, rows, halves[:, 0])
+    return Verification(
+        accepted=path.accepted,
+        draft_index=path.draft_index,
+        token=draw(halves[:, 1], path.next_token_probs, random),
+        valid=path.next_token_probs.sum(-1) > 0,
     )
 
 
 def accepted_length(
-    rule: Rule,
+    rule: VerificationRule,
     uniforms: Float[Array, " lookahead"],
     acceptance: Float[Array, " lookahead"],
     length: Int[Array, ""],

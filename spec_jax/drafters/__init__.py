@@ -8,12 +8,12 @@ truncation, penalties and bans; `draw` draws from them; `autoregress` does both 
 
 from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import (
-    Begun,
     Committed,
     Context,
     Draft,
     Drafter,
     DrafterPrompt,
+    PartialForward,
     PromptBlock,
 )
 from spec_jax.sampling.draw import draw
@@ -22,13 +22,13 @@ from spec_jax.sampling.processors import History
 from spec_jax.sharding.pytree import pytree, static
 
 __all__ = [
-    "Begun",
     "Committed",
     "Context",
     "Draft",
     "Drafter",
     "DrafterPrompt",
     "History",
+    "PartialForward",
     "PromptBlock",
     "autoregress",
     "draw",

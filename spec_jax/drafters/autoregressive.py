@@ -41,7 +41,7 @@ def autoregress(
     context: Context,
     *,
     lookahead: int,
-    drafts: int = 1,
+    num_drafts: int = 1,
     placement: Placement = Placement.single_device(),
 ) -> tuple[Draft, T]:
     """Draws tokens one after another, each from the model's own processed distribution.
@@ -57,31 +57,31 @@ def autoregress(
       carry: what the steps update in place, such as a cache.
       context: the rows.
       lookahead: most tokens to draft; static.
-      drafts: drafts of each row; static.
+      num_drafts: drafts of each row; static.
       placement: of the model whose logits they are; static.
     """
     batch = context.lengths.shape[0]
-    rows, vocab = batch * drafts, context.sampling.logit_bias.shape[1]
-    sampling, random = context.sampling.repeat(drafts), context.sampling.features.random
+    rows, vocab = batch * num_drafts, context.sampling.logit_bias.shape[1]
+    sampling, random = context.sampling.repeat(num_drafts), context.sampling.features.random
     is_greedy = (sampling.temperature == 0)[:, None]
     history = History.of(
         context.tokens, context.lengths, context.prompt_lengths, context.sampling
-    ).repeat(drafts)
+    ).repeat(num_drafts)
     nothing = jnp.zeros((rows, 0), jnp.int32)
 
     def write(buffer: Array, new: Array, i: int | Array) -> Array:
-        new = new.reshape(batch, drafts, *buffer.shape[2:])
-        return jax.lax.dynamic_update_slice_in_dim(buffer, new, i * drafts, axis=1)
+        new = new.reshape(batch, num_drafts, *buffer.shape[2:])
+        return jax.lax.dynamic_update_slice_in_dim(buffer, new, i * num_drafts, axis=1)
 
     def one(i: int | Array, state: _Drafting[T]) -> _Drafting[T]:
-        logits, carry = step(state.carry, i, state.last.reshape(batch, drafts))
+        logits, carry = step(state.carry, i, state.last.reshape(batch, num_drafts))
         logits = logits.reshape(rows, 1, vocab)
         logits = process(logits, sampling, state.history, nothing)
         q = warp(logits, sampling, placement)[:, 0]
-        keys = jax.vmap(lambda key: _fold(key, i * drafts, drafts))(context.keys)
+        keys = jax.vmap(lambda key: _fold(key, i * num_drafts, num_drafts))(context.keys)
         last = draw(keys.reshape(rows), q, random)
         # A position without a distribution (NaN) ends the draft before it; the target continues.
-        usable = (q.sum(-1) > 0).reshape(batch, drafts).all(-1)
+        usable = (q.sum(-1) > 0).reshape(batch, num_drafts).all(-1)
         lengths = state.lengths + (state.active & usable).astype(jnp.int32)
         active = state.active & usable & (lengths < context.limits)
         confidence = state.confidence
@@ -89,7 +89,7 @@ def autoregress(
             # A greedy row's q is one-hot; its confidence is the probability at temperature 1.
             sure = jnp.where(is_greedy, jax.nn.softmax(logits[:, 0], -1), q)
             sure = jnp.take_along_axis(sure, last[:, None], axis=1)[:, 0]
-            active = active & (sure.reshape(batch, drafts).max(-1) >= context.threshold)
+            active = active & (sure.reshape(batch, num_drafts).max(-1) >= context.threshold)
             confidence = write(confidence, sure, i)
         return _Drafting(
             carry=carry,
@@ -102,7 +102,7 @@ def autoregress(
             active=active,
         )
 
-    count = lookahead * drafts
+    count = lookahead * num_drafts
     state = _Drafting(
         carry=carry,
         history=history,
@@ -126,7 +126,7 @@ def autoregress(
         tokens=state.tokens,
         probs=state.probs,
         lengths=state.lengths,
-        drafts=drafts,
+        num_drafts=num_drafts,
         confidence=state.confidence,
     )
     return draft, state.carry

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any
 
-from jaxtyping import Array, Float, Int, Key
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.models.cache import KVCache
 from spec_jax.models.source import Source
@@ -42,7 +43,7 @@ class Context:
 
 
 @pytree
-class Begun:
+class PartialForward:
     """The part of the target's call that the drafter has already computed.
 
     Attributes:
@@ -50,12 +51,12 @@ class Begun:
         token.
       cache: the target's cache with the keys and values of these tokens in those layers, which its
         lengths do not count yet; the loop uses it from here on.
-      layers: how many layers; static.
+      num_layers: how many layers; static.
     """
 
     hidden: Float[Array, "batch positions embed"]
     cache: KVCache | None
-    layers: int = static()
+    num_layers: int = static()
 
 
 @pytree
@@ -68,10 +69,12 @@ class Draft:
     Attributes:
       tokens: the draft tokens. A token at or past `lengths` has no meaning; -1 ends its draft.
       probs: q, exactly the distribution each token was drawn from, or None if the drafter is
-        deterministic and q is one-hot.
+        deterministic and every q is one-hot.
       lengths: how many steps each row proposes.
-      drafts: drafts of each row; static.
-      begun: the part of the target's call that the drafter has already computed.
+      num_drafts: drafts of each row; static.
+      is_certain: the tokens whose q is one-hot, whatever `probs` holds for them; None if those are
+        all tokens without `probs`, and no token with them.
+      partial: the part of the target's call that the drafter has already computed.
       confidence: how sure the drafter was of each token, if there is a threshold: q, for a greedy
         row at temperature 1.
     """
@@ -79,25 +82,32 @@ class Draft:
     tokens: Int[Array, "batch drafted"]
     probs: Float[Array, "batch drafted vocab"] | None
     lengths: Int[Array, " batch"]
-    drafts: int = static(default=1)
-    begun: Begun | None = None
+    num_drafts: int = static(default=1)
+    is_certain: Bool[Array, "batch drafted"] | None = None
+    partial: PartialForward | None = None
     confidence: Float[Array, "batch drafted"] | None = None
 
     @property
     def lookahead(self) -> int:
         """Most steps of a row's draft (K); static."""
-        return self.tokens.shape[1] // self.drafts
+        return self.tokens.shape[1] // self.num_drafts
 
     def first(self, steps: int) -> "Draft":
         """The same draft, cut to `steps` (static), if no row proposes more."""
-        kept, begun = steps * self.drafts, self.begun
+        count, partial = steps * self.num_drafts, self.partial
         return dataclasses.replace(
             self,
-            tokens=self.tokens[:, :kept],
-            probs=None if self.probs is None else self.probs[:, :kept],
-            confidence=None if self.confidence is None else self.confidence[:, :kept],
-            begun=begun and dataclasses.replace(begun, hidden=begun.hidden[:, : steps + 1]),
+            tokens=self.tokens[:, :count],
+            probs=None if self.probs is None else self.probs[:, :count],
+            is_certain=None if self.is_certain is None else self.is_certain[:, :count],
+            confidence=None if self.confidence is None else self.confidence[:, :count],
+            partial=partial and dataclasses.replace(partial, hidden=partial.hidden[:, : steps + 1]),
         )
+
+    def path(self, draft_index: Int[Array, " batch"]) -> Int[Array, "batch lookahead"]:
+        """Where the tokens of one draft of each row are stored."""
+        steps = jnp.arange(self.lookahead, dtype=jnp.int32)[None]
+        return steps * self.num_drafts + draft_index[:, None]
 
 
 @pytree
@@ -109,7 +119,7 @@ class Committed:
       before: known tokens of each row before the round.
       lengths: known tokens after the round: the accepted tokens and one more, or no more if the row
         had ended.
-      chosen: which of several drafts was kept.
+      draft_index: which of several drafts was kept.
       features: the target's features, as `Drafter.feature_layers` asks, of the token at
         `before - 1` and those after it along the kept draft; the first `lengths - before` count.
     """
@@ -117,7 +127,7 @@ class Committed:
     tokens: Int[Array, "batch length"]
     before: Int[Array, " batch"]
     lengths: Int[Array, " batch"]
-    chosen: Int[Array, " batch"]
+    draft_index: Int[Array, " batch"]
     features: Float[Array, "batch positions taps embed"] | None = None
 
 
@@ -172,21 +182,20 @@ class Drafter:
 
     Attributes (all static):
       lookahead: most tokens that it proposes per round and draft (K).
-      drafts: drafts that it proposes side by side.
-      steady: whether it always proposes as many tokens as its limit allows.
+      num_drafts: drafts that it proposes side by side.
+      fixed_length: whether it always proposes as many tokens as its limit allows.
       feature_layers: the features of the target that it gets with each kept token. Feature i is the
         residual stream after the target's first i layers: 0 is the embedding, and the number of
         layers is the input of the final norm.
     """
 
     lookahead: int
-    drafts: int = 1
-    steady: bool = False
+    num_drafts: int = 1
+    fixed_length: bool = False
     feature_layers: tuple[int, ...] = ()
 
     def init(self, prompt: DrafterPrompt) -> Any:
-        """The state before the prompts are read: arrays with the rows along axis 0."""
-        raise NotImplementedError
+        """The state before the prompts are read: None, or arrays with the rows along axis 0."""
 
     def prefill(self, state: Any, block: PromptBlock) -> Any:
         """Reads the next tokens of the prompts, after the target has read them."""
@@ -198,7 +207,7 @@ class Drafter:
 
     def commit(self, state: Any, committed: Committed) -> Any:
         """Updates the state to the rows' new tokens, and rolls back the refused ones."""
-        raise NotImplementedError
+        return state
 
     @property
     def copies_prefixes(self) -> bool:

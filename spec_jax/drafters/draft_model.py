@@ -31,7 +31,7 @@ class DraftModel(Drafter):
     Attributes:
       model: the draft model.
       lookahead: tokens proposed per round (K).
-      drafts: independent drafts of each row.
+      num_drafts: independent drafts of each row.
       columns: the model's output for each of the target's ids, or -1 if it has none; by default
         both models share their ids.
       shares_encoder: whether the draft is a decoder for the output of the target's encoder, as
@@ -40,14 +40,14 @@ class DraftModel(Drafter):
 
     model: Model
     lookahead: int = static()
-    drafts: int = static(default=1)
+    num_drafts: int = static(default=1)
     columns: Int[Array, " vocab"] | None = None
     shares_encoder: bool = static(default=False)
-    steady = True
+    fixed_length = True
 
     def init(self, prompt: DrafterPrompt) -> KVCache:
         """An empty cache."""
-        headroom = headroom_of_drafts(prompt.block, self.lookahead * self.drafts)
+        headroom = headroom_of_drafts(prompt.block, self.lookahead * self.num_drafts)
         return empty_cache(self.model, prompt.tokens, prompt, headroom, self.shares_encoder)
 
     def prefill(self, state: KVCache, block: PromptBlock) -> KVCache:
@@ -81,15 +81,17 @@ class DraftModel(Drafter):
             state,
             context,
             lookahead=self.lookahead,
-            drafts=self.drafts,
+            num_drafts=self.num_drafts,
             columns=self.columns,
         )
 
     def commit(self, state: KVCache, committed: Committed) -> KVCache:
         """Keeps the accepted tokens that were read; the next round's first step reads the rest."""
-        if self.drafts > 1:
+        if self.num_drafts > 1:
             steps = jnp.arange(self.lookahead - 1, dtype=jnp.int32)[None]
-            sources = committed.before[:, None] + steps * self.drafts + committed.chosen[:, None]
+            sources = (
+                committed.before[:, None] + steps * self.num_drafts + committed.draft_index[:, None]
+            )
             num_read = jnp.maximum(state.lengths - committed.before, 0)
             state = state.gather(sources, committed.before, num_read)
         return state.with_lengths(jnp.minimum(state.lengths, committed.lengths - 1))
@@ -136,7 +138,7 @@ def draft_on(
     context: Context,
     *,
     lookahead: int,
-    drafts: int = 1,
+    num_drafts: int = 1,
     columns: Int[Array, " vocab"] | None = None,
     own_ids: Int[Array, " vocab"] | None = None,
 ) -> tuple[Draft, KVCache]:
@@ -152,7 +154,7 @@ def draft_on(
       cache: the tokens that it has computed; rows with a limit of 0 may lack any number.
       context: the rows.
       lookahead: most tokens to draft; static.
-      drafts: drafts of each row; static.
+      num_drafts: drafts of each row; static.
       columns: the model's output for each of the target's ids; as in `DraftModel`.
       own_ids: the model's input id for each of the target's ids; by default they are the same.
     """
@@ -166,19 +168,19 @@ def draft_on(
             logits, _, cache = model.score(missing, cache, num_tokens=num_missing)
             at = jnp.maximum(num_missing - 1, 0)[:, None, None]
             logits = over_vocabulary(jnp.take_along_axis(logits, at, axis=1), vocab, columns)
-            return jnp.repeat(logits, drafts, axis=1), cache
+            return jnp.repeat(logits, num_drafts, axis=1), cache
         last = last if own_ids is None else own_ids[last]
-        cache = cache.with_lengths(lengths + (i - 1) * drafts)
-        num_tokens = jnp.where(drafting, drafts, 0)
-        if drafts == 1:
+        cache = cache.with_lengths(lengths + (i - 1) * num_drafts)
+        num_tokens = jnp.where(drafting, num_drafts, 0)
+        if num_drafts == 1:
             logits, _, cache = model.score(last, cache, num_tokens=num_tokens)
         else:
-            pattern = _latest_of_drafts(lengths, i, lookahead, drafts, num_tokens)
+            pattern = _latest_of_drafts(lengths, i, lookahead, num_drafts, num_tokens)
             logits, _, cache = model.score(last, cache, pattern)
         return over_vocabulary(logits, vocab, columns), cache
 
     draft, cache = autoregress(
-        step, cache, context, lookahead=lookahead, drafts=drafts, placement=model.placement
+        step, cache, context, lookahead=lookahead, num_drafts=num_drafts, placement=model.placement
     )
     read = lengths + jnp.maximum(draft.lengths - 1, 0)
     return draft, cache.with_lengths(jnp.where(drafting, read, computed))
@@ -188,19 +190,19 @@ def _latest_of_drafts(
     lengths: Int[Array, " batch"],
     step: int | Array,
     lookahead: int,
-    drafts: int,
+    num_drafts: int,
     num_tokens: Int[Array, " batch"],
 ) -> Pattern:
     """The drafts' latest tokens: each sees the text and the tokens of its own draft."""
-    drafted = jnp.arange(lookahead * drafts, dtype=jnp.int32)
-    draft = jnp.arange(drafts, dtype=jnp.int32)
-    own = (drafted < step * drafts)[None] & (drafted[None] % drafts == draft[:, None])
+    drafted = jnp.arange(lookahead * num_drafts, dtype=jnp.int32)
+    draft = jnp.arange(num_drafts, dtype=jnp.int32)
+    own = (drafted < step * num_drafts)[None] & (drafted[None] % num_drafts == draft[:, None])
     return Pattern(
-        positions=jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), drafts)),
-        start=lengths + (step - 1) * drafts,
+        positions=jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), num_drafts)),
+        start=lengths + (step - 1) * num_drafts,
         text=lengths,
         among=own,
-        depths=drafted // drafts,
+        depths=drafted // num_drafts,
         num_tokens=num_tokens,
     )
 

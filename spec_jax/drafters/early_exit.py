@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from spec_jax.drafters.autoregressive import autoregress
-from spec_jax.drafters.base import Begun, Committed, Context, Draft, Drafter, DrafterPrompt
+from spec_jax.drafters.base import Context, Draft, Drafter, PartialForward
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.sharding.pytree import pytree, static
@@ -19,7 +19,7 @@ from spec_jax.sharding.pytree import pytree, static
 
 @pytree
 class EarlyExit(Drafter):
-    """Drafts with the target's first layers, on the target's own cache.
+    """Drafts with the target's first layers, on the target's cache: it has no state.
 
     Attributes:
       model: the target.
@@ -30,10 +30,7 @@ class EarlyExit(Drafter):
     model: Model
     lookahead: int = static()
     layers: int = static()
-    steady = True
-
-    def init(self, prompt: DrafterPrompt) -> None:
-        """No state: the cache is the target's."""
+    fixed_length = True
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
         """K tokens, and the hidden states of all of them after the first layers."""
@@ -65,8 +62,5 @@ class EarlyExit(Drafter):
         read_in_order = jnp.concatenate([known, draft.tokens], axis=1)
         token = jax.lax.dynamic_slice_in_dim(read_in_order, steps, 1, axis=1)
         (cache, hidden), _ = read(carry, steps, token)
-        begun = Begun(hidden, cache.with_lengths(start), self.layers)
-        return dataclasses.replace(draft, begun=begun), None
-
-    def commit(self, state: None, committed: Committed) -> None:
-        """No state: the loop rolls the target's cache back."""
+        partial = PartialForward(hidden, cache.with_lengths(start), self.layers)
+        return dataclasses.replace(draft, partial=partial), None

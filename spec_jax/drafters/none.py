@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt
+from spec_jax.drafters.base import Context, Draft, Drafter
 from spec_jax.sharding.pytree import pytree, static
 
 
@@ -11,27 +11,15 @@ class NoDraft(Drafter):
     """Proposes nothing.
 
     Attributes:
-      lookahead: tokens that a round scores besides the one that it decodes, to no purpose but to
-        compute as rounds of other drafters do.
+      lookahead: padding that each round scores, so that plain decoding has the shapes of another
+        method.
     """
 
     lookahead: int = static(default=0)
-    steady = True
-
-    def init(self, prompt: DrafterPrompt) -> None:
-        """No state."""
+    fixed_length = True
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
         """An empty draft for each row."""
-        batch = context.lengths.shape[0]
-        return (
-            Draft(
-                tokens=jnp.zeros((batch, self.lookahead), jnp.int32),
-                probs=None,
-                lengths=jnp.zeros((batch,), jnp.int32),
-            ),
-            state,
-        )
-
-    def commit(self, state: None, committed: Committed) -> None:
-        """No state."""
+        lengths = jnp.zeros_like(context.lengths)
+        tokens = jnp.zeros((len(lengths), self.lookahead), jnp.int32)
+        return Draft(tokens=tokens, probs=None, lengths=lengths), state

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt
+from spec_jax.drafters.base import Context, Draft, Drafter, DrafterPrompt
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree, static
 
@@ -23,12 +23,12 @@ class PromptLookup(Drafter):
     Attributes:
       lookahead: most tokens proposed (K).
       max_ngram: longest n-gram looked for.
-      drafts: most continuations proposed side by side.
+      num_drafts: most continuations proposed side by side.
     """
 
     lookahead: int = static()
     max_ngram: int = static()
-    drafts: int = static(default=1)
+    num_drafts: int = static(default=1)
 
     def init(self, prompt: DrafterPrompt) -> Searched:
         """The state is the source in tokens, if there is one; -1 follows it."""
@@ -46,33 +46,29 @@ class PromptLookup(Drafter):
             tokens, lengths = jnp.concatenate([state, tokens], axis=1), lengths + state.shape[1]
         tokens, lengths = jax.vmap(self._look_up)(tokens, lengths)
         if state is not None:  # nothing is copied across the end of the source
-            known = (tokens >= 0).reshape(len(tokens), -1, self.drafts).any(-1)
+            known = (tokens >= 0).reshape(len(tokens), -1, self.num_drafts).any(-1)
             leading = jnp.cumprod(known.astype(jnp.int32), axis=1).sum(-1, dtype=jnp.int32)
             lengths = jnp.minimum(lengths, leading)
-        return Draft(tokens=tokens, probs=None, lengths=lengths, drafts=self.drafts), state
-
-    def commit(self, state: Searched, committed: Committed) -> Searched:
-        """The source never changes."""
-        return state
+        return Draft(tokens=tokens, probs=None, lengths=lengths, num_drafts=self.num_drafts), state
 
     def _look_up(
         self, tokens: Int[Array, " length"], length: Int[Array, ""]
     ) -> tuple[Int[Array, " drafted"], Int[Array, ""]]:
-        matched = matches(tokens, length, self.max_ngram)
-        if self.drafts == 1:
+        matched = match_lengths(tokens, length, self.max_ngram)
+        if self.num_drafts == 1:
             return continuation(tokens, length, matched, self.lookahead)
         steps = jnp.arange(self.lookahead, dtype=jnp.int32)
         several, longest = [], jnp.int32(0)
-        for _ in range(self.drafts):
+        for _ in range(self.num_drafts):
             draft, found = continuation(tokens, length, matched, self.lookahead)
             draft = jnp.where(steps < found, draft, -1)
-            matched = jnp.where(says(tokens, length, draft), 0, matched)
+            matched = jnp.where(copies_at(tokens, length, draft), 0, matched)
             several.append(draft)
             longest = jnp.maximum(longest, found)
         return jnp.stack(several, axis=1).reshape(-1), longest
 
 
-def matches(
+def match_lengths(
     tokens: Int[Array, " length"], length: Int[Array, ""], max_ngram: int
 ) -> Int[Array, " length"]:
     """How many of the row's last tokens (at most `max_ngram`) occur right before each position.
@@ -103,7 +99,7 @@ def continuation(
     return jax.lax.dynamic_slice_in_dim(padded, start, lookahead), found
 
 
-def says(
+def copies_at(
     tokens: Int[Array, " length"], length: Int[Array, ""], draft: Int[Array, " lookahead"]
 ) -> Bool[Array, " length"]:
     """Whether a draft, padded with -1, holds all tokens that it could copy at each position."""

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt
-from spec_jax.drafters.prompt_lookup import continuation, matches
+from spec_jax.drafters.base import Context, Draft, Drafter, DrafterPrompt
+from spec_jax.drafters.prompt_lookup import continuation, match_lengths
 from spec_jax.sampling.draw import argmax
 from spec_jax.sharding.pytree import pytree, static
 
@@ -58,10 +58,6 @@ class SuffixLookup(Drafter):
         )
         return Draft(tokens=tokens, probs=None, lengths=lengths), state
 
-    def commit(self, state: PastText, committed: Committed) -> PastText:
-        """Nothing changes: an output is searched only after its request has finished."""
-        return state
-
     def _look_up(
         self,
         tokens: Int[Array, " length"],
@@ -70,7 +66,7 @@ class SuffixLookup(Drafter):
         order: Int[Array, " size"],
         count: Int[Array, ""],
     ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
-        matched = matches(tokens, length, self.max_ngram)
+        matched = match_lengths(tokens, length, self.max_ngram)
         matched = jnp.where(matched >= SHORTEST, matched, 0)
         own, own_found = continuation(tokens, length, matched, self.lookahead)
         size, low, high = longest_match(tokens, length, text, order, count, self.max_ngram)

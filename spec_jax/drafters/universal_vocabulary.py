@@ -64,7 +64,7 @@ class UniversalVocabulary(Drafter):
     spelling: Int[Array, "vocab spelt"]
     spelling_lengths: Int[Array, " vocab"]
     lookahead: int = static()
-    steady = True
+    fixed_length = True
 
     @property
     def _reserve(self) -> int:

@@ -135,13 +135,15 @@ def custom_drafter(setting: DrafterSetting) -> Drafter | None:
         raise ConfigError(
             f"{name} is not a drafter; make its class a subclass of `spec_jax.drafters.Drafter`."
         )
+    if type(drafter).propose is Drafter.propose:
+        raise ConfigError(f"{name} does not implement `propose`; see `spec_jax.drafters.Drafter`.")
     if jax.tree_util.all_leaves([drafter]):
         raise ConfigError(
             f"{name} is no pytree; decorate its class with `spec_jax.drafters.pytree`."
         )
     for member, asked, option in (
         ("lookahead", setting.lookahead, "num_speculative_tokens"),
-        ("drafts", setting.config.num_drafts, "num_drafts"),
+        ("num_drafts", setting.config.num_drafts, "num_drafts"),
     ):
         if getattr(drafter, member) != asked:
             raise ConfigError(
@@ -225,10 +227,11 @@ def _check_shapes(name: str, drafter: Drafter, model: Model) -> None:
     state, draft, *later = jax.eval_shape(one_round)
     if not isinstance(draft, Draft):
         raise ConfigError(f"{name} proposes a {type(draft).__qualname__}; return a `Draft`.")
-    drafted = drafter.lookahead * drafter.drafts
+    drafted = drafter.lookahead * drafter.num_drafts
     for member, shape, dtype in (
         ("tokens", (batch, drafted), jnp.int32),
         ("probs", (batch, drafted, vocab), jnp.float32),
+        ("is_certain", (batch, drafted), jnp.bool_),
         ("lengths", (batch,), jnp.int32),
     ):
         found = getattr(draft, member)

@@ -66,7 +66,7 @@ class Engine:
     def plan(self, requests: Sequence[Request], rows: int | None = None) -> BatchShape:
         """The smallest shape that holds the requests, `rows` of them at a time; all by default."""
         drafter, shards, target = self.drafter, self.shards, self.target
-        reserve = kv_slots_per_round(self.strategy.scoring, drafter.lookahead, drafter.drafts)
+        reserve = kv_slots_per_round(self.strategy.scoring, drafter.lookahead, drafter.num_drafts)
         # One throw-away KV slot beside a single bfloat16 row (see Model.score).
         longest = max(request.max_length for request in requests) + reserve + 1
         context = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK

@@ -16,7 +16,7 @@ from spec_jax import distributed
 from spec_jax.decoding.score import drafted_before
 from spec_jax.decoding.state import RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Draft
-from spec_jax.drafters.given import GivenDraft
+from spec_jax.drafters.host_draft import HostTokens
 from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.requests import Request
 from spec_jax.engine.rounds import Rounds
@@ -24,7 +24,7 @@ from spec_jax.text.grammar import Grammar, stack_masks
 
 
 class HostDrafts(Protocol):
-    """Drafts on the host for one batch; the drafter on the device is `Given`."""
+    """Drafts on the host for one batch; the drafter on the device is `HostDraft`."""
 
     def insert(
         self,
@@ -102,7 +102,7 @@ class HostRounds:
             with jax.profiler.TraceAnnotation("propose"):  # as the loop on the device names it
                 limits, threshold = distributed.to_host(rounds.limits(state))
                 drafted = self._drafts.propose(tokens, lengths, limits, threshold)
-                state = dataclasses.replace(state, drafter=GivenDraft(*self._put(drafted)))
+                state = dataclasses.replace(state, drafter=HostTokens(*self._put(drafted)))
         if self._on_draft is None and not any(self._grammars):
             return rounds.decode(state, 1)
         draft, state = rounds.propose(state)
@@ -113,9 +113,9 @@ class HostRounds:
 
     def _masks(self, draft: Draft) -> np.ndarray:
         drafted, lengths = distributed.to_host((draft.tokens, draft.lengths))
-        tree = drafted_before(draft.lookahead, draft.drafts)
+        tree = drafted_before(draft.lookahead, draft.num_drafts)
         proposed = [
-            row[: length * draft.drafts].tolist()
+            row[: length * draft.num_drafts].tolist()
             for row, length in zip(drafted, lengths, strict=True)
         ]
         vocab_size = self._rounds.compiler.vocab_size

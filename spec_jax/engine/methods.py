@@ -28,7 +28,7 @@ from spec_jax.decoding.draft_length import (
 from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.early_exit import EarlyExit
-from spec_jax.drafters.given import Given
+from spec_jax.drafters.host_draft import HostDraft
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
@@ -257,7 +257,7 @@ def _universal_text(setting: DrafterSetting) -> Drafting:
         )
     translator = TextTranslator(setting.target.tokenizer, draft.tokenizer)
     host = functools.partial(UniversalText, draft.model, translator, setting.lookahead)
-    return Drafting(Given(setting.lookahead), host=host)
+    return Drafting(HostDraft(setting.lookahead), host=host)
 
 
 def _early_exit(setting: DrafterSetting) -> Drafting:

@@ -65,7 +65,7 @@ class RowPrograms:
         strategy, drafter = self.strategy, self.drafter
 
         def start(target: Model, drafter: Drafter, arrays: dict, inputs: Any) -> DecodeState:
-            room = headroom(shape.block, strategy.scoring, drafter.lookahead, drafter.drafts)
+            room = headroom(shape.block, strategy.scoring, drafter.lookahead, drafter.num_drafts)
             state = prefill.start(
                 target,
                 drafter,

@@ -19,14 +19,14 @@ class Drafted(NamedTuple):
     tokens: Int[np.ndarray, "batch drafted"]
     probs: Float[np.ndarray, "batch drafted vocab"] | None
     lengths: Int[np.ndarray, " batch"]
-    drafts: int
+    num_drafts: int
 
 
 def drafted(draft: Draft, size: int) -> Drafted:
     """The host's copy of the first rows' drafts."""
     tokens, probs, lengths = distributed.to_host((draft.tokens, draft.probs, draft.lengths))
     probs = None if probs is None else probs[:size]
-    return Drafted(tokens[:size], probs, lengths[:size], draft.drafts)
+    return Drafted(tokens[:size], probs, lengths[:size], draft.num_drafts)
 
 
 @dataclasses.dataclass(frozen=True)

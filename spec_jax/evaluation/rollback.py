@@ -74,7 +74,7 @@ def _drafted_anew(
 
 def _same(one: Drafted, other: Drafted, row: int, varies: bool) -> bool:
     """Whether two drafts of a row agree; as far as both go, if a policy chooses their lengths."""
-    count = int(min(one.lengths[row], other.lengths[row])) * one.drafts
+    count = int(min(one.lengths[row], other.lengths[row])) * one.num_drafts
     if not varies and one.lengths[row] != other.lengths[row]:
         return False
     if not np.array_equal(one.tokens[row, :count], other.tokens[row, :count]):

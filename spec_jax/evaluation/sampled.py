@@ -231,7 +231,7 @@ class SampledChecks:
         p: Float[np.ndarray, "rows width vocab"],
     ) -> None:
         """Adds a round's first token by p against q, and its last against the rule's residual."""
-        several = played.draft.drafts > 1
+        several = played.draft.num_drafts > 1
         self._several += several
         start = played.start[chunk] - begin
         emitted, accepted = played.emitted[chunk], played.accepted[chunk]
@@ -321,7 +321,7 @@ class SampledChecks:
             return
         before = np.full((len(which),), np.nan)
         for i in range(draft.tokens.shape[1]):
-            rows = np.flatnonzero(running & (draft.lengths * draft.drafts > i))
+            rows = np.flatnonzero(running & (draft.lengths * draft.num_drafts > i))
             if not len(rows):
                 return
             q = draft.probs[rows, i].astype(np.float64)
@@ -353,7 +353,7 @@ class SampledChecks:
         for row in np.flatnonzero((played.emitted > 0) & (played.draft.lengths > 0)):
             text = texts[row, : played.start[row] - begin[row]]
             context = (setting, int(which[row]), *text.tolist())
-            length = played.draft.lengths[row] * played.draft.drafts
+            length = played.draft.lengths[row] * played.draft.num_drafts
             draft = tuple(played.draft.tokens[row, :length].tolist())
             self.drafted.compare(
                 self._drafted.setdefault(context, draft) == draft,

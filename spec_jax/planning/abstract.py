@@ -121,7 +121,7 @@ def abstract_state(target: Model, drafter: DraftModel, shapes: BatchShape) -> De
             drafter,
             policy,
             block=shapes.block,
-            headroom=headroom(shapes.block, "block", drafter.lookahead, drafter.drafts),
+            headroom=headroom(shapes.block, "block", drafter.lookahead, drafter.num_drafts),
             **arrays,
         ),
         target,

@@ -178,7 +178,7 @@ def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> C
     policy = Constant(drafter.lookahead)
 
     def start(target: Model, drafter: DraftModel, prompts: dict[str, Any]):
-        room = headroom_of_rounds(shapes.block, "block", drafter.lookahead, drafter.drafts)
+        room = headroom_of_rounds(shapes.block, "block", drafter.lookahead, drafter.num_drafts)
         state = prefill.start(target, drafter, policy, block=shapes.block, headroom=room, **prompts)
         return prefill.prefill(target, drafter, state, shapes.block)
 

@@ -24,7 +24,7 @@ class FeatureRecorder(Drafter):
 
     target: Model
     lookahead: int = static(default=0)
-    steady = True
+    fixed_length = True
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

@@ -12,9 +12,9 @@ from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import (
     Confidence,
     Constant,
+    DraftOutcome,
     Heuristic,
     Oracle,
-    Outcome,
     halvings,
     scoring_widths,
 )
@@ -30,7 +30,9 @@ REFERENCE = ReferenceDecoder(TARGET)
 def outcome(drafted, accepted, confidence=None):
     if confidence is not None:
         confidence = jnp.asarray(confidence, jnp.float32)
-    return Outcome(jnp.asarray(drafted, jnp.int32), jnp.asarray(accepted, jnp.int32), confidence)
+    return DraftOutcome(
+        jnp.asarray(drafted, jnp.int32), jnp.asarray(accepted, jnp.int32), confidence
+    )
 
 
 def test_widths_are_the_halvings_of_k_where_drafts_differ_in_length():
@@ -43,13 +45,13 @@ def test_widths_are_the_halvings_of_k_where_drafts_differ_in_length():
         (0, 1, 2, 5, 10, 20),
     ]
     for policy in (Constant(4), Oracle(4)):
-        assert scoring_widths(policy, steady=True) == (4,)
-        assert scoring_widths(policy, steady=False) == (0, 4)
-    assert scoring_widths(Constant(0), steady=False) == (0,)
+        assert scoring_widths(policy, fixed_length=True) == (4,)
+        assert scoring_widths(policy, fixed_length=False) == (0, 4)
+    assert scoring_widths(Constant(0), fixed_length=False) == (0,)
     for policy in (Constant(4), Heuristic(4), Adaptive(4)):
-        assert scoring_widths(policy, steady=False, consistent=True) == (4,)
+        assert scoring_widths(policy, fixed_length=False, consistent=True) == (4,)
     for policy in (Heuristic(4), Confidence(4), Adaptive(4)):
-        assert scoring_widths(policy, steady=True) == (0, 1, 2, 4)
+        assert scoring_widths(policy, fixed_length=True) == (0, 1, 2, 4)
 
 
 @pytest.mark.parametrize("policy", [Constant(4), Oracle(4)])
@@ -79,11 +81,13 @@ def test_the_heuristic_drafts_two_more_after_a_whole_draft_and_else_one_less():
 def test_a_row_knows_the_confidence_of_the_draft_that_was_chosen():
     tokens = jnp.zeros((2, 6), jnp.int32)
     confidence = jnp.arange(12, dtype=jnp.float32).reshape(2, 6) / 12
-    draft = Draft(tokens, None, jnp.full((2,), 2, jnp.int32), drafts=3, confidence=confidence)
-    seen = Outcome.of(draft, jnp.int32([2, 0]), jnp.int32([2, 2]), jnp.int32([1, 2]))
+    draft = Draft(tokens, None, jnp.full((2,), 2, jnp.int32), num_drafts=3, confidence=confidence)
+    seen = DraftOutcome.of(
+        draft, draft.path(jnp.int32([2, 0])), jnp.int32([2, 2]), jnp.int32([1, 2])
+    )
     np.testing.assert_allclose(seen.confidence, np.array([[2, 5], [6, 9]]) / 12, rtol=1e-6)
     plain = dataclasses.replace(draft, confidence=None)
-    assert Outcome.of(plain, seen.drafted, seen.drafted, seen.accepted).confidence is None
+    assert DraftOutcome.of(plain, seen.drafted, seen.drafted, seen.accepted).confidence is None
 
 
 def expected_threshold(judged, start, bins=50):
@@ -104,7 +108,7 @@ def test_the_threshold_is_retuned_by_what_each_row_saw():
     rng, rows, width = np.random.default_rng(0), 6, 4
     policy = Confidence(width, start=0.4, retune=True)
     state, judged = policy.init(rows), [[] for _ in range(rows)]
-    update = jax.jit(lambda *args: policy.update(args[0], Outcome(*args[1:])))
+    update = jax.jit(lambda *args: policy.update(args[0], DraftOutcome(*args[1:])))
     moved = 0
     for _ in range(12):
         np.testing.assert_allclose(
@@ -183,7 +187,7 @@ def test_adaptive_gives_up_tries_ever_less_often_and_comes_back():
     def one_round(state, share):
         drafted = policy.limits(state, 1)
         kept = drafted * share
-        return drafted[0], policy.update(state, Outcome(drafted, kept, None))
+        return drafted[0], policy.update(state, DraftOutcome(drafted, kept, None))
 
     def rounds(state, share, count):
         drafted = []

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_jax.decoding import verify
-from spec_jax.decoding.verify import RULES, accepted_length, leading
+from spec_jax.decoding.verification import RowDraft
+from spec_jax.decoding.verify import RULES, accepted_length, num_leading
 
 TOLERANCE = 1e-12
 ROWS = 128
@@ -24,26 +25,26 @@ ROWS = 128
 
 
 @partial(jax.jit, static_argnames="rule")
-def outcomes(p, tokens, q, lengths, *, rule):
+def outcomes(p, drafts, *, rule):
     """For each row: P(n accepted) for n = 0..k, and the distribution of the token after them."""
 
-    def row(p, tokens, q, length):
-        k = tokens.shape[0]
-        accept = RULES[rule].acceptance(p, tokens, q, length)
-        accept = jnp.where(jnp.arange(k, dtype=jnp.int32) < length, accept, 0.0)
+    def row(p, draft):
+        k = draft.tokens.shape[0]
+        accept = RULES[rule].acceptance(p, draft)
+        accept = jnp.where(jnp.arange(k, dtype=jnp.int32) < draft.length, accept, 0.0)
         # Every outcome of the coins, and how many tokens the rule makes of it.
         coins = jnp.asarray(list(itertools.product([False, True], repeat=k)), bool).reshape(2**k, k)
         chance = jnp.where(coins, accept[None], 1.0 - accept[None]).prod(-1)
         counts = jnp.arange(k + 1, dtype=jnp.int32)
         kept = jax.vmap(RULES[rule].accepted)(coins)
         count_probs = jnp.where(kept[:, None] == counts[None], chance[:, None], 0.0).sum(0)
-        after = jax.vmap(lambda n: RULES[rule].following(p, tokens, q, n, length))(counts)
+        after = jax.vmap(lambda n: RULES[rule].next_token_probs(p, draft, n))(counts)
         return count_probs, after
 
-    return jax.vmap(row, (0, 0, None if q is None else 0, 0))(p, tokens, q, lengths)
+    return jax.vmap(row)(p, drafts)
 
 
-def emitted_joint(p, q, stops, *, rule="token", deterministic=False):
+def emitted_joint(p, q, stops, *, rule="token", deterministic=False, certain=None):
     """The joint distribution [V] * (K + 1) of the first K + 1 tokens that rounds emit.
 
     Args:
@@ -53,6 +54,8 @@ def emitted_joint(p, q, stops, *, rule="token", deterministic=False):
         length may depend on its own tokens.
       rule: the verification rule.
       deterministic: hand the rule None for q, as a drafter with one-hot q does.
+      certain: certain[c] is bool [V**c]: the drafter is deterministic at these contexts, where q is
+        one-hot, and hands the rule a mask with NaN for these rows of q.
     """
     vocab, horizon = p[0].shape[1], len(p)
     joint = [np.ones((vocab**horizon, 1))]  # joint[-1 - c]: after c tokens, over the rest
@@ -67,20 +70,24 @@ def emitted_joint(p, q, stops, *, rule="token", deterministic=False):
         going = np.ones(len(rows), bool)
         lengths = np.zeros(len(rows), np.int32)
         chance = np.ones(len(rows))
+        mask = None if certain is None else np.zeros((len(rows), k), bool)
         for j in range(k):
             tokens[:, j], q_rows[:, j] = prefixes[j + 1] % vocab, q[c + j][prefixes[j]]
             going &= ~stops[c + j][prefixes[j]]
             lengths += going
             chance *= q_rows[np.arange(len(rows)), j, tokens[:, j]]
+            if mask is not None:
+                mask[:, j] = certain[c + j][prefixes[j]]
+                q_rows[mask[:, j], j] = np.nan
         # The last row again and again, so that fewer programs are compiled.
         padded = np.minimum(np.arange(max(len(rows), ROWS)), len(rows) - 1)
-        count_probs, after = outcomes(
-            p_rows[padded],
+        draft = RowDraft(
             tokens[padded],
             None if deterministic else q_rows[padded],
+            None if mask is None else mask[padded],
             lengths[padded],
-            rule=rule,
         )
+        count_probs, after = outcomes(p_rows[padded], draft, rule=rule)
         assert after.dtype == jnp.float64
         count_probs, after = np.asarray(count_probs)[: len(rows)], np.asarray(after)[: len(rows)]
         here = np.zeros((contexts, vocab ** (k + 1)))
@@ -159,6 +166,20 @@ def test_a_deterministic_drafter_is_lossless_too(rule, problem):
         np.testing.assert_allclose(reported, emitted, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+@settings(max_examples=150)
+@given(problem=problems())
+def test_a_draft_of_two_origins_is_lossless_too(rule, problem):
+    p, q, stops, rng = problem
+    certain = [rng.random(len(t)) < 0.5 for t in q]
+    q = [np.where(at[:, None], one_hot(rng, *t.shape), t) for t, at in zip(q, certain, strict=True)]
+    with jax.enable_x64(True):
+        emitted = emitted_joint(p, q, stops, rule=rule, certain=certain)
+        np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
+        reported = emitted_joint(p, q, stops, rule=rule)
+        np.testing.assert_allclose(reported, emitted, rtol=0, atol=TOLERANCE)
+
+
 @settings(max_examples=100)
 @given(problems(), st.sampled_from(["token", "block", "greedy"]), st.booleans())
 def test_greedy_rows_emit_the_targets_argmax_under_every_rule(problem, rule, deterministic):
@@ -178,28 +199,29 @@ def test_the_enumeration_notices_a_wrong_rule(wrong, monkeypatch):
     q = [table(rng, 3**c, 3, zeros=False) for c in range(2)]
     right = RULES["token"]
 
-    def following(p, tokens, q, n, length):
+    def next_token_probs(p, draft, n):
         if wrong == "wrong row":
-            return right.following(jnp.roll(p, 1, axis=0), tokens, q, n, length)
+            return right.next_token_probs(jnp.roll(p, 1, axis=0), draft, n)
+        q = draft.probs
         residual = p[n] - q[jnp.minimum(n, q.shape[0] - 1)] if q.shape[0] else p[n]
-        return jnp.where(n < length, residual / jnp.abs(residual).sum(), p[n])
+        return jnp.where(n < draft.length, residual / jnp.abs(residual).sum(), p[n])
 
     if wrong == "argmax draft":  # drafts its likeliest token but reports a softmax q
         drawn = [np.eye(3)[t.argmax(1)] for t in q]
-        acceptance = lambda p, tokens, q, n: right.acceptance(p, tokens, None, n) * 1.2  # noqa: E731
+        acceptance = lambda p, draft: right.acceptance(p, draft._replace(probs=None)) * 1.2  # noqa: E731
         rule, q = right._replace(acceptance=acceptance), drawn
     else:
-        rule = right._replace(following=following)
+        rule = right._replace(next_token_probs=next_token_probs)
     monkeypatch.setitem(RULES, wrong, rule)
     with jax.enable_x64(True):
         difference = emitted_joint(p, q, [np.zeros(3**c, bool) for c in range(2)], rule=wrong)
         assert np.abs(difference - target_joint(p)).max() > 1e-3
 
 
-def _unclamped(p, tokens, q):
+def _unclamped(p, draft):
     """The product of p / q as it runs, without the bound of 1 at each step."""
-    places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    ratios = p[places, tokens] / (jnp.ones((), p.dtype) if q is None else q[places, tokens])
+    places = jnp.arange(draft.tokens.shape[0], dtype=jnp.int32)
+    ratios = p[places, draft.tokens] / draft.q_tokens(p)
     return jnp.concatenate([jnp.ones((1,), p.dtype), jnp.cumprod(ratios)])
 
 
@@ -207,15 +229,15 @@ BLOCK = RULES["block"]
 WRONG_BLOCKS = {
     "running product not clamped": (BLOCK, _unclamped),
     "product clamped at the end only": (BLOCK, lambda *row: jnp.minimum(_unclamped(*row), 1.0)),
-    "ends at the first failure": (BLOCK._replace(accepted=leading), verify.joint_acceptance),
+    "ends at the first failure": (BLOCK._replace(accepted=num_leading), verify.joint_acceptance),
     "ends at the first success": (
         BLOCK._replace(
-            accepted=lambda kept: jnp.where(kept.any(), leading(~kept) + 1, jnp.int32(0))
+            accepted=lambda kept: jnp.where(kept.any(), num_leading(~kept) + 1, jnp.int32(0))
         ),
         verify.joint_acceptance,
     ),
     "residual of the token rule": (
-        BLOCK._replace(following=RULES["token"].following),
+        BLOCK._replace(next_token_probs=RULES["token"].next_token_probs),
         verify.joint_acceptance,
     ),
 }

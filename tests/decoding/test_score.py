@@ -65,7 +65,7 @@ LAYERS = (0, 1, TARGET.config.num_layers)
 def scored(tokens, drafts=1, scoring="block", given=None):
     """p [rows, places, V] of drafts [rows, steps * drafts], the features, and the cache."""
     lengths = jnp.full((len(TEXTS),), tokens.shape[1] // drafts, jnp.int32)
-    draft = Draft(jnp.asarray(tokens), None, lengths, drafts=drafts)
+    draft = Draft(jnp.asarray(tokens), None, lengths, num_drafts=drafts)
     call = jax.jit(
         lambda state, draft: score(TARGET, state, draft, SAMPLING, scoring, feature_layers=LAYERS)
     )

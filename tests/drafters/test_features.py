@@ -30,8 +30,8 @@ class Recorder(Drafter):
     inner: Drafter
 
     lookahead = property(lambda self: self.inner.lookahead)
-    drafts = property(lambda self: self.inner.drafts)
-    steady = property(lambda self: self.inner.steady)
+    num_drafts = property(lambda self: self.inner.num_drafts)
+    fixed_length = property(lambda self: self.inner.fixed_length)
     feature_layers = LAYERS
 
     def init(self, prompt):

@@ -169,7 +169,7 @@ def _several(rows, lookahead: int, max_ngram: int, drafts: int, junk=0) -> list[
             limits=jnp.full((len(rows),), lookahead, jnp.int32),
         ),
     )
-    assert (draft.probs, draft.drafts, draft.lookahead) == (None, drafts, lookahead)
+    assert (draft.probs, draft.num_drafts, draft.lookahead) == (None, drafts, lookahead)
     several = np.asarray(draft.tokens).reshape(len(rows), lookahead, drafts).swapaxes(1, 2)
     sizes = (several >= 0).sum(-1)
     assert (several == np.where(np.arange(lookahead) < sizes[..., None], several, -1)).all()

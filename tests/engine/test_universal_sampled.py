@@ -10,7 +10,7 @@ from tokenizers import decoders, models
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.given import Given
+from spec_jax.drafters.host_draft import HostDraft
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.universal_text import UniversalText
@@ -78,7 +78,7 @@ def universal_vocabulary() -> Engine:
 
 def universal_text() -> Engine:
     host = functools.partial(UniversalText, DRAFT, TextTranslator(OURS, THEIRS), LENGTH)
-    return Engine(TARGET, Given(LENGTH), Constant(LENGTH), max_model_len=256, host=host)
+    return Engine(TARGET, HostDraft(LENGTH), Constant(LENGTH), max_model_len=256, host=host)
 
 
 ENGINES = {"universal_vocabulary": universal_vocabulary(), "universal_text": universal_text()}

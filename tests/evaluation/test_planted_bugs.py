@@ -119,8 +119,8 @@ BUGS = {
         [TAILS, "-k", "billionth and 1"],
     ),
     "acceptance of several drafts by a uniform that can be zero": PlantedBug(
-        "decoding/several.py",
-        "verify_several.decide",
+        "decoding/verify.py",
+        "verify.decide",
         "uniform(*REST)",
         "jax.random.uniform(*REST)",
         [TAILS, "-k", "billionth and 2"],
@@ -196,10 +196,10 @@ BUGS = {
         [LOOP, "-k", "neighbours and other"],
     ),
     "a refused token counts for its position": PlantedBug(
-        "decoding/loop.py",
-        "commit",
-        "P[:, :W] < K",
-        "P[:, :W] <= K",
+        "decoding/state.py",
+        "Counters.add",
+        "P < K",
+        "P <= K",
         [LOOP, "-k", "accepted_whole"],
     ),
     "tokens after a stop string are counted": PlantedBug(

@@ -133,7 +133,7 @@ class Restless(Drafter):
     """A drafter without q whose drafts change with its key."""
 
     lookahead: int = static()
-    steady = True
+    fixed_length = True
 
     def init(self, prompt):
         return None

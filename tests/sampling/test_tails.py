@@ -161,7 +161,7 @@ def test_an_acceptance_of_a_billionth_is_no_ten_millionth(drafts):
         tokens=jnp.zeros((1, drafts), jnp.int32),
         probs=jnp.broadcast_to(jnp.asarray([1.0, 0.0]), (1, drafts, 2)),
         lengths=jnp.ones((1,), jnp.int32),
-        drafts=drafts,
+        num_drafts=drafts,
     )
     verdict = jax.jit(functools.partial(verify, "token"))(p, draft, keys)
     assert (int(verdict.accepted[0]), int(verdict.token[0])) == (0, 1)

@@ -1,5 +1,7 @@
 """Drafts from the host: each round proposes the tokens that the host has put into the state."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
@@ -8,7 +10,7 @@ from spec_jax.sharding.pytree import pytree, static
 
 
 @pytree
-class GivenDraft:
+class HostTokens:
     """The host's draft for the next round: tokens, and how many of them count."""
 
     tokens: Int[Array, "batch lookahead"]
@@ -16,7 +18,7 @@ class GivenDraft:
 
 
 @pytree
-class Given(Drafter):
+class HostDraft(Drafter):
     """Proposes the host's tokens as a deterministic draft.
 
     Attributes:
@@ -25,16 +27,16 @@ class Given(Drafter):
 
     lookahead: int = static()
 
-    def init(self, prompt: DrafterPrompt) -> GivenDraft:
-        """Nothing yet."""
+    def init(self, prompt: DrafterPrompt) -> HostTokens:
+        """No tokens yet."""
         batch = len(prompt.lengths)
-        shape = (batch, self.lookahead)
-        return GivenDraft(jnp.zeros(shape, jnp.int32), jnp.zeros((batch,), jnp.int32))
+        tokens = jnp.zeros((batch, self.lookahead), jnp.int32)
+        return HostTokens(tokens, jnp.zeros((batch,), jnp.int32))
 
-    def propose(self, state: GivenDraft, context: Context) -> tuple[Draft, GivenDraft]:
+    def propose(self, state: HostTokens, context: Context) -> tuple[Draft, HostTokens]:
         """The host's tokens; q is one-hot."""
         return Draft(tokens=state.tokens, probs=None, lengths=state.lengths), state
 
-    def commit(self, state: GivenDraft, committed: Committed) -> GivenDraft:
+    def commit(self, state: HostTokens, committed: Committed) -> HostTokens:
         """Clears the draft, so that no token is proposed twice."""
-        return GivenDraft(state.tokens, jnp.zeros_like(state.lengths))
+        return dataclasses.replace(state, lengths=jnp.zeros_like(state.lengths))

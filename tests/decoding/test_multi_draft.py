@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_jax.decoding import several
-from spec_jax.decoding.several import follow, verify_several
+from spec_jax.decoding import multi_draft
+from spec_jax.decoding.multi_draft import follow
+from spec_jax.decoding.verification import RowDraft
+from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Draft
 from tests.decoding.test_lossless import TOLERANCE, table, target_joint
 from tests.often import often
@@ -25,7 +27,7 @@ DRAWS = 1_000_000
 
 
 @functools.partial(jax.jit, static_argnames="label")
-def every_path(p, tokens, q, lengths, *, label="right"):
+def every_path(p, tokens, q, lengths, is_certain=None, *, label="right"):
     """[rows, coins]: the probability of each outcome of the coins, and the path it leads to.
 
     `label` keeps the programs of wrong rules apart.
@@ -34,15 +36,15 @@ def every_path(p, tokens, q, lengths, *, label="right"):
     coins = itertools.product([False, True], repeat=steps * drafts)
     coins = jnp.asarray(list(coins), bool).reshape(-1, steps, drafts)
 
-    def one(p, tokens, q, length, coins):
+    def one(p, draft, coins):
         # A uniform below or above every probability is a coin that fell one way or the other.
-        path = follow(p, tokens, q, length, jnp.where(coins, -1.0, 2.0))
-        heads = jnp.where(coins, path.chances, 1.0 - path.chances)
-        return jnp.where(jnp.isnan(path.chances), 0.5, heads).prod(), path
+        path = follow(p, draft, drafts, jnp.where(coins, -1.0, 2.0).reshape(-1))
+        heads = jnp.where(coins, path.acceptance, 1.0 - path.acceptance)
+        return jnp.where(jnp.isnan(path.acceptance), 0.5, heads).prod(), path
 
-    over_coins = jax.vmap(one, (None, None, None, None, 0))
-    in_axes = (0, 0, None if q is None else 0, 0, None)
-    return jax.vmap(over_coins, in_axes)(p, tokens, q, lengths, coins)
+    over_coins = jax.vmap(one, (None, None, 0))
+    rows = RowDraft(tokens.reshape(len(tokens), -1), q, is_certain, lengths)
+    return jax.vmap(over_coins, (0, 0, None))(p, rows, coins)
 
 
 class Independent:
@@ -101,6 +103,38 @@ class Lookup:
         yield 1.0, tokens, None, length
 
 
+class Mixed:
+    """Drafts drawn from q[c], of which some tokens are looked up: their q is one-hot.
+
+    Looked-up tokens depend on the context and the number of the draft.
+    """
+
+    def __init__(self, rng, q, drafts):
+        vocab = q[0].shape[1]
+        self.looked_up = [
+            np.where(rng.random((len(rows), drafts)) < 0.5, rng.integers(vocab, size=drafts), -1)
+            for rows in q
+        ]
+        self.q, self.drafts = q, drafts
+
+    def __call__(self, c, context, steps):
+        vocab = self.q[0].shape[1]
+        for flat in itertools.product(range(vocab), repeat=steps * self.drafts):
+            tokens = np.array(flat, np.int32).reshape(steps, self.drafts)
+            at, probability = np.full(self.drafts, context), 1.0
+            q, is_certain = [], []
+            for s in range(steps):
+                for n in range(self.drafts):
+                    known = self.looked_up[c + s][at[n], n]
+                    row = self.q[c + s][at[n]]
+                    is_certain.append(known >= 0)
+                    q.append(np.full(vocab, np.nan) if known >= 0 else row)
+                    probability *= float(tokens[s, n] == known) if known >= 0 else row[tokens[s, n]]
+                at = at * vocab + tokens[s]
+            if probability:
+                yield probability, tokens, (np.stack(q), np.array(is_certain)), steps
+
+
 def emitted_joint(p, drafter, *, label="right"):
     """The joint distribution [V] * (K + 1) of the first K + 1 tokens that rounds emit."""
     vocab, horizon = p[0].shape[1], len(p)
@@ -113,7 +147,9 @@ def emitted_joint(p, drafter, *, label="right"):
             continue
         rows = [(x, *each) for x in range(vocab**c) for each in drafter(c, x, steps)]
         contexts, chances, tokens, q, lengths = (list(each) for each in zip(*rows, strict=True))
-        tokens = np.stack(tokens)
+        tokens, is_certain = np.stack(tokens), None
+        if isinstance(q[0], tuple):
+            q, is_certain = (np.stack(each) for each in zip(*q, strict=True))
         drafts = tokens.shape[2]
         scored = [p[c][contexts][:, None]]
         at = np.repeat(np.array(contexts)[:, None], drafts, 1)
@@ -125,18 +161,19 @@ def emitted_joint(p, drafter, *, label="right"):
             jnp.asarray(tokens),
             None if q[0] is None else jnp.asarray(np.stack(q)),
             jnp.asarray(lengths, jnp.int32),
+            is_certain if is_certain is None else jnp.asarray(is_certain),
             label=label,
         )
-        assert path.following.dtype == jnp.float64
+        assert path.next_token_probs.dtype == jnp.float64
         weight = np.asarray(weight) * np.array(chances)[:, None]
-        accepted, chosen = np.asarray(path.accepted), np.asarray(path.chosen)
+        accepted, chosen = np.asarray(path.accepted), np.asarray(path.draft_index)
         flat = here.reshape(-1)
         for n in range(steps + 1):
             row, coin = np.nonzero((accepted == n) & (weight > 0))
             after = np.array(contexts)[row]
             for s in range(n):
                 after = after * vocab + tokens[row, s, chosen[row, coin]]
-            last = np.asarray(path.following)[row, coin]  # [hits, V]
+            last = np.asarray(path.next_token_probs)[row, coin]  # [hits, V]
             rest = joint[n].reshape(-1, vocab, vocab ** (steps - n))[after]
             mass = weight[row, coin][:, None, None] * last[:, :, None] * rest
             size = vocab ** (steps + 1 - n)
@@ -187,6 +224,17 @@ def test_drafts_that_are_looked_up_do_so_too(problem):
         np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
 
 
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 2))
+def test_drafts_of_two_origins_emit_the_targets_joint_distribution(seed, steps):
+    rng = np.random.default_rng(seed)
+    p = [table(rng, 3**c, 3, zeros=False) for c in range(steps + 1)]
+    q = [table(rng, 3**c, 3, zeros=False) for c in range(steps)]
+    with jax.enable_x64(True):
+        emitted = emitted_joint(p, Mixed(rng, q, 2))
+        np.testing.assert_allclose(emitted, target_joint(p), rtol=0, atol=TOLERANCE)
+
+
 def plain_problem(vocab=3, drafts=2, steps=2):
     rng = np.random.default_rng(3)
     p = [table(rng, vocab**c, vocab, zeros=False) for c in range(steps + 1)]
@@ -203,7 +251,7 @@ WRONG = {
     # The node of another draft's token, whose context is not what was accepted.
     "another draft's node": (
         "node",
-        lambda step, chosen, drafts: jnp.where(step == 0, 0, 1 + (step - 1) * drafts),
+        lambda step, draft_index, drafts: jnp.where(step == 0, 0, 1 + (step - 1) * drafts),
     ),
 }
 
@@ -211,7 +259,7 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_enumeration_notices_a_wrong_rule(wrong, monkeypatch):
     name, function = WRONG[wrong]
-    monkeypatch.setattr(several, name, function)
+    monkeypatch.setattr(multi_draft, name, function)
     p, q, drafts, missing, early = plain_problem()
     with jax.enable_x64(True):
         emitted = emitted_joint(p, Independent(q, drafts, missing, early), label=wrong)
@@ -254,9 +302,9 @@ def _rounds(key, p, q, *, count, label):
     probs = jnp.concatenate([jnp.broadcast_to(q[0][:, None], (count, 2, vocab)), q[1][first]], 1)
     # A row goes no further where its first draft says token 0: the length depends on the drafts.
     lengths = jnp.where(first[:, 0] == 0, 1, 2).astype(jnp.int32)
-    draft = Draft(tokens, probs, lengths, drafts=2)
+    draft = Draft(tokens, probs, lengths, num_drafts=2)
     verify_keys = jax.random.split(keys[2], count)
-    verdict = verify_several(jnp.concatenate(places, 1), draft, verify_keys)
+    verdict = verify("token", jnp.concatenate(places, 1), draft, verify_keys)
     return tokens, verdict
 
 
@@ -272,7 +320,7 @@ def emitted_counts(p, q, label):
     for i in range(3):
         uniforms = rng.random((DRAWS, 1))
         own = (p[i][context].cumsum(1) < uniforms).sum(1).clip(max=vocab - 1)
-        drafted = tokens[np.arange(DRAWS), np.minimum(i, 1) * 2 + verdict.chosen]
+        drafted = tokens[np.arange(DRAWS), np.minimum(i, 1) * 2 + verdict.draft_index]
         token = np.where(i < verdict.accepted, drafted, own)
         token = np.where(i == verdict.accepted, verdict.token, token)
         context = context * vocab + token
@@ -287,6 +335,6 @@ def test_a_million_draws_emit_the_targets_joint_distribution():
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", often(WRONG, [*WRONG][:1]))
 def test_a_million_draws_notice_a_wrong_rule(wrong, monkeypatch):
-    monkeypatch.setattr(several, *WRONG[wrong])
+    monkeypatch.setattr(multi_draft, *WRONG[wrong])
     p, q, *_ = plain_problem(vocab=4)
     assert _p_value(emitted_counts(p, q, wrong), target_joint(p)) < LEAST_P_VALUE
