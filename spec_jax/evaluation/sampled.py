@@ -14,7 +14,7 @@ from spec_jax.evaluation.decoding import make_request
 from spec_jax.evaluation.recorder import Round
 from spec_jax.evaluation.reference import one_hot, reference_probabilities
 from spec_jax.evaluation.scoring import Scorer
-from spec_jax.evaluation.statistics import Tally
+from spec_jax.evaluation.statistics import Binned, Tally
 from spec_jax.evaluation.verdict import Check
 
 EMITTED = "sampled: follow p"
@@ -98,12 +98,12 @@ class SampledChecks:
             self._add(
                 self.emitted,
                 f"{setting}, neighbours in a row",
-                *statistics.by_pair(at[:, t - 1], at[:, t]),
+                statistics.by_pair(at[:, t - 1], at[:, t]),
             )
         self._add(
             self.emitted,
             f"{setting}, neighbouring rows",
-            *statistics.by_pair(at[:-1].ravel(), at[1:].ravel()),
+            statistics.by_pair(at[:-1].ravel(), at[1:].ravel()),
         )
         for each in rounds:
             self._add_draft(setting, each, which, begin, texts)
@@ -135,7 +135,8 @@ class SampledChecks:
             self.drafted.leave_out("nothing was drafted")
         return checks
 
-    def _add(self, check: Check, name: str, drawn: np.ndarray, expected: np.ndarray) -> None:
+    def _add(self, check: Check, name: str, binned: Binned) -> None:
+        drawn, expected = binned
         if len(drawn):
             tally = self._tallies.setdefault((check.name, name), Tally(expected.shape[1]))
             tally.add(drawn, expected)
@@ -171,13 +172,11 @@ class SampledChecks:
             drawn = texts[:, t].astype(np.int64)
             binned = statistics.by_token(p[:, t], drawn)
             at[:, t] = statistics.quantiles(p[:, t], drawn, self._random)
-            self._add(self.emitted, f"{setting}, token {t}", *binned)
-            self._add(self.emitted, f"{setting}, all tokens", *binned)
+            self._add(self.emitted, f"{setting}, token {t}", binned)
+            self._add(self.emitted, f"{setting}, all tokens", binned)
             rarity = statistics.by_rarity(p[:, t], drawn)
-            self._add(self.emitted, f"{setting}, rare and common tokens", *rarity)
-            self._add(
-                self.emitted, f"{setting}, by order of ids", *statistics.by_quantile(at[:, t])
-            )
+            self._add(self.emitted, f"{setting}, rare and common tokens", rarity)
+            self._add(self.emitted, f"{setting}, by order of ids", statistics.by_quantile(at[:, t]))
         return at
 
     def _add_impossible(
@@ -251,7 +250,7 @@ class SampledChecks:
         first = p[rows, start[rows]]
         drawn = texts[rows, start[rows]].astype(np.int64)
         ratio = statistics.by_ratio(first, q(rows, np.zeros_like(rows)), drawn)
-        self._add(self.emitted, f"{setting}, first of a round by p / q", *ratio)
+        self._add(self.emitted, f"{setting}, first of a round by p / q", ratio)
         if several or not self._exact:
             return
         joint = np.ones(len(chunk))  # of the accepted tokens, as in block verification
@@ -273,17 +272,17 @@ class SampledChecks:
                 law = law[usable] / mass[usable, None]
                 drawn = texts[these, at][usable].astype(np.int64)
                 name = f"{setting}, {n} accepted" + (" and one rejected" if rejected else ", all")
-                self._add(self.following, name, *statistics.by_token(law, drawn))
+                self._add(self.following, name, statistics.by_token(law, drawn))
                 kind = REJECTED if rejected else "after a full acceptance"
                 shared = f"ids by acceptance, {kind}"
-                self._add(self.following, shared, *statistics.by_index(law, drawn, n))
+                self._add(self.following, shared, statistics.by_index(law, drawn, n))
                 rarity = statistics.by_rarity(law, drawn)
-                self._add(self.following, f"{setting}, rare and common tokens", *rarity)
+                self._add(self.following, f"{setting}, rare and common tokens", rarity)
                 quantile = statistics.quantiles(law, drawn, self._random)
                 self._add(
                     self.following,
                     f"{setting}, {kind} by order of ids",
-                    *statistics.by_quantile(quantile),
+                    statistics.by_quantile(quantile),
                 )
 
     def _joint(
@@ -334,15 +333,15 @@ class SampledChecks:
             )
             rows, q = rows[valid], q[valid]
             drawn = draft.tokens[rows, i].astype(np.int64)
-            self._add(self.drafted, f"{setting}, draft token {i}", *statistics.by_token(q, drawn))
+            self._add(self.drafted, f"{setting}, draft token {i}", statistics.by_token(q, drawn))
             rarity = statistics.by_rarity(q, drawn)
-            self._add(self.drafted, f"{setting}, rare and common tokens", *rarity)
+            self._add(self.drafted, f"{setting}, rare and common tokens", rarity)
             at = statistics.quantiles(q, drawn, self._random)
             if i:
                 self._add(
                     self.drafted,
                     f"{setting}, neighbours in a draft",
-                    *statistics.by_pair(before[rows], at),
+                    statistics.by_pair(before[rows], at),
                 )
             before[rows] = at
 

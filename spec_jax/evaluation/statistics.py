@@ -25,6 +25,11 @@ RARITY_BINS = 9
 """Decades of probability; the last bin takes all tokens rarer than 1e-8."""
 POWER = 0.9
 
+Indices = Int[np.ndarray, " count"]
+Probabilities = Float[np.ndarray, "count vocab"]
+Binned = tuple[Indices, Float[np.ndarray, "count bins"]]
+"""The bin that each token fell into, and each bin's probability beforehand."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Test:
@@ -64,7 +69,7 @@ class Tally:
         self._expected = np.zeros(bins)
         self._products = np.zeros((bins, bins))
 
-    def add(self, drawn: Int[np.ndarray, " count"], expected: Float[np.ndarray, "count bins"]):
+    def add(self, drawn: Indices, expected: Float[np.ndarray, "count bins"]):
         """Adds tokens: the bin that each fell into, and each bin's probability beforehand."""
         total = expected.sum(0)
         self.count += len(drawn)
@@ -128,9 +133,7 @@ def holm(p_values: list[float]) -> list[float]:
     return corrected
 
 
-def by_token(
-    p: Float[np.ndarray, "count vocab"], tokens: Int[np.ndarray, " count"]
-) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+def by_token(p: Probabilities, tokens: Indices) -> Binned:
     """A bin for each token of a small vocabulary, else for ranks 1, 2-3, 4-7 and so on."""
     vocab = p.shape[1]
     if vocab <= MAX_LISTED:
@@ -142,9 +145,7 @@ def by_token(
     return np.log2(rank + 1).astype(np.int64), expected
 
 
-def by_rarity(
-    p: Float[np.ndarray, "count vocab"], tokens: Int[np.ndarray, " count"]
-) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+def by_rarity(p: Probabilities, tokens: Indices) -> Binned:
     """Bins of log10 p: noise that is too coarse draws too few rare tokens."""
     with np.errstate(divide="ignore"):
         label = np.minimum(-np.log10(p), RARITY_BINS - 1).astype(np.int64)
@@ -157,10 +158,10 @@ def by_rarity(
 
 
 def by_ratio(
-    p: Float[np.ndarray, "count vocab"],
-    q: Float[np.ndarray, "count vocab"],
-    tokens: Int[np.ndarray, " count"],
-) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+    p: Probabilities,
+    q: Probabilities,
+    tokens: Indices,
+) -> Binned:
     """Bins by p / q, with edges 1/2, 1 and 2: tokens that the draft over- and underestimates."""
     label = (2 * p > q).astype(np.int64) + (p > q) + (p > 2 * q)
     expected = np.stack([np.where(label == each, p, 0).sum(1) for each in range(4)], 1)
@@ -168,8 +169,8 @@ def by_ratio(
 
 
 def quantiles(
-    p: Float[np.ndarray, "count vocab"],
-    tokens: Int[np.ndarray, " count"],
+    p: Probabilities,
+    tokens: Indices,
     random: np.random.Generator,
 ) -> Float[np.ndarray, " count"]:
     """The quantile of each token in its distribution, at random within the token's own interval.
@@ -181,17 +182,13 @@ def quantiles(
     return np.clip(below + random.random(len(p)) * p_token, 0, 1 - 1e-9)
 
 
-def by_quantile(
-    at: Float[np.ndarray, " count"],
-) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+def by_quantile(at: Float[np.ndarray, " count"]) -> Binned:
     """Equal bins of quantiles: they show errors that depend on the order of ids."""
     expected = np.full((len(at), QUANTILE_BINS), 1 / QUANTILE_BINS)
     return (at * QUANTILE_BINS).astype(np.int64), expected
 
 
-def by_index(
-    p: Float[np.ndarray, "count vocab"], tokens: Int[np.ndarray, " count"], accepted: int
-) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+def by_index(p: Probabilities, tokens: Indices, accepted: int) -> Binned:
     """Bins of ids below, at and above the number of accepted tokens.
 
     JAX's random bits are a function of key and index. If acceptance and the next token share a
@@ -203,9 +200,7 @@ def by_index(
     return label[tokens], expected
 
 
-def by_pair(
-    before: Float[np.ndarray, " count"], at: Float[np.ndarray, " count"]
-) -> tuple[Int[np.ndarray, " count"], Float[np.ndarray, "count bins"]]:
+def by_pair(before: Float[np.ndarray, " count"], at: Float[np.ndarray, " count"]) -> Binned:
     """Bins of pairs of quantiles: only these show shared random numbers."""
     first, second = ((each * PAIR_BINS).astype(np.int64) for each in (before, at))
     expected = np.repeat(np.eye(PAIR_BINS)[first] / PAIR_BINS, PAIR_BINS, axis=1)
