@@ -18,7 +18,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from spec_jax.checkpoints.shape import Shape, read_shape
 from spec_jax.config import SamplingParams
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import TransformerConfig, layer_stack
 from spec_jax.planning.compiled import compile_prefill, compile_round, devices_for
 from spec_jax.planning.hlo import by_kind
 from spec_jax.planning.pair import Pair
@@ -33,23 +33,24 @@ FEATURES = SamplingFeatures.of([GREEDY])
 DEPTHS = 6, 2
 """Layers of target and draft that are compiled; 6 are a period of Gemma 3."""
 
-QWEN3 = TransformerConfig(
+QWEN3 = TransformerConfig.of(
     vocab_size=151936, embed_size=5120, num_layers=64, num_heads=64, num_kv_heads=8, head_dim=128,
     mlp_size=25600, max_position=40960, rope_theta=1e6, norm_eps=1e-6, qk_norm="head",
 )  # fmt: skip
 QWEN3_SMALL = dataclasses.replace(
-    QWEN3, embed_size=1024, num_layers=28, num_heads=16, mlp_size=3072, tied_head=True
+    QWEN3.resized(28), embed_size=1024, num_heads=16, mlp_size=3072, tied_head=True
 )
-GEMMA3 = TransformerConfig(
+GEMMA3_LAYERS = {"rope_theta": 1e6, "local_rope_theta": 1e4, "global_every": 6}
+GEMMA3 = TransformerConfig.of(
     vocab_size=262208, embed_size=5376, num_layers=62, num_heads=32, num_kv_heads=16, head_dim=128,
-    mlp_size=21504, max_position=131072, rope_theta=1e6, local_rope_theta=1e4, rope_factor=8.0,
+    mlp_size=21504, max_position=131072, rope_factor=8.0, sliding_window=1024,
     norm_eps=1e-6, activation="gelu_tanh", qk_norm="head", post_norms=True, tied_head=True,
-    embedding_scale=5376**0.5, query_pre_attn_scalar=168.0, sliding_window=1024, global_every=6,
+    embedding_scale=5376**0.5, query_pre_attn_scalar=168.0, **GEMMA3_LAYERS,
 )  # fmt: skip
 GEMMA3_SMALL = dataclasses.replace(
-    GEMMA3, embed_size=1152, num_layers=26, num_heads=4, num_kv_heads=1, head_dim=256,
-    mlp_size=6912, embedding_scale=1152**0.5, query_pre_attn_scalar=256.0, sliding_window=512,
-    rope_factor=1.0,
+    GEMMA3, embed_size=1152, num_heads=4, num_kv_heads=1, head_dim=256,
+    mlp_size=6912, embedding_scale=1152**0.5, query_pre_attn_scalar=256.0,
+    layers=layer_stack(26, sliding_window=512, **GEMMA3_LAYERS),
 )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def whole_and_cut(target, draft, layout):
     """The pair as it is, to know what it holds, and the one that is compiled."""
     draft = draft or derived_draft(target, layout)
     few = [
-        Shape(shape.name, dataclasses.replace(shape.config, num_layers=layers))
+        Shape(shape.name, shape.config.resized(layers))
         for shape, layers in zip((target, draft), DEPTHS, strict=True)
     ]
     whole = Pair.of((target, draft), layout, "bfloat16")

@@ -26,7 +26,7 @@ from spec_jax.sharding import Layout
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH, CONTEXT, LOOKAHEAD = 8, 32768, 4
-LLAMA_70B = TransformerConfig(
+LLAMA_70B = TransformerConfig.of(
     vocab_size=128256,
     embed_size=8192,
     num_layers=80,

@@ -89,7 +89,7 @@ def take_turns(engines, requests, repeats):
 def small_random(model):
     """A drafter of the target's vocabulary that has learnt nothing."""
     config = dataclasses.replace(
-        model.config, num_layers=2, embed_size=192, num_heads=3, num_kv_heads=3, mlp_size=512
+        model.config.resized(2), embed_size=192, num_heads=3, num_kv_heads=3, mlp_size=512
     )
     return Model.random(config, seed=1, dtype=model.dtype)
 

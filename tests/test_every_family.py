@@ -1,6 +1,5 @@
 """Models of every kind decode the same with and without speculation, on one device and on four."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,10 @@ from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
 from tests.checkpoints.tiny import CONFIG, write_tokenizer
 from tests.often import often
+from tests.reshaped import reshaped
 
 ROOT = Path(__file__).parents[1]
-BASE = TransformerConfig(
+BASE = TransformerConfig.of(
     vocab_size=CONFIG["vocab_size"] - CONFIG["vocab_size"] % 4,
     embed_size=32,
     num_layers=2,
@@ -75,7 +75,8 @@ SHAPES = {
     "opt": LEARNED | {"activation": "relu"},
     "qwen3_moe": {
         "qk_norm": "head",
-        "experts": Experts(count=8, per_token=3, size=20, normed=False, dense_layers=(1,)),
+        "experts": Experts(count=8, per_token=3, size=20, normed=False),
+        "dense_layers": (1,),
     },
     "smollm3": {"unrotated_every": 2, "rope_theta": 2e6},
 }
@@ -98,7 +99,7 @@ def model(request, tmp_path_factory):
     """The directory of a random model, whose biases and norms matter too, and what it says."""
     path = tmp_path_factory.mktemp("model")
     random = np.random.default_rng(0)
-    made = Model.random(dataclasses.replace(BASE, **SHAPES[request.param]))
+    made = Model.random(reshaped(BASE, **SHAPES[request.param]))
     vectors = {
         name: weight + 0.3 * random.standard_normal(weight.shape).astype(np.float32)
         for name, weight in made.weights.items()

@@ -32,8 +32,10 @@ from spec_jax.errors import CheckpointError, ConfigError, SpecJaxError, extra, r
 from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import (
     Experts,
+    LayerConfig,
     LongRopeScaling,
     RopeScaling,
+    RotaryConfig,
     TransformerConfig,
     YarnScaling,
 )
@@ -43,7 +45,9 @@ from spec_jax.text.chat_template import ChatTemplate
 from spec_jax.text.tokenizer import Tokenizer
 
 MANIFEST = "spec_jax.json"
-_VERSION = 2
+_VERSION = 3
+_READABLE = (2, 3)
+"""Version 2 described layers by rules."""
 _READ_AT_ONCE = 1 << 30
 """Bytes of weights that are read or written together."""
 _CHUNK = 4 << 20
@@ -162,7 +166,7 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
       CheckpointError: it is damaged, or written by another version of spec-jax.
     """
     manifest = read_json(path / MANIFEST)
-    if manifest.get("version") != _VERSION:
+    if manifest.get("version") not in _READABLE:
         raise CheckpointError(
             f"{path / MANIFEST} is of version {manifest.get('version')!r}; this spec-jax reads "
             f"{_VERSION}. Update spec-jax, or convert the model again."
@@ -176,18 +180,36 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
 def _shape(fields: dict[str, Any]) -> TransformerConfig:
     """The inverse of `dataclasses.asdict` and JSON."""
     shape = _tuples(fields)
-    if scaling := shape["rope_scaling"]:
-        (kind,) = (
-            kind
-            for kind in (RopeScaling, YarnScaling, LongRopeScaling)
-            if {field.name for field in dataclasses.fields(kind)} == set(scaling)
-        )
-        shape["rope_scaling"] = kind(**_tuples(scaling))
-    if experts := shape.get("experts"):
-        shape["experts"] = Experts(**_tuples(experts))
+    experts = dict(shape.get("experts") or {})
+    dense_layers = experts.pop("dense_layers", ())
+    if experts:
+        shape["experts"] = Experts(**experts)
     if encoder := shape.get("encoder"):
         shape["encoder"] = _shape(encoder)
-    return TransformerConfig(**shape)
+    if "layers" not in shape:
+        shape["rope_scaling"] = _scaling(shape["rope_scaling"])
+        return TransformerConfig.of(**shape, dense_layers=dense_layers)
+    layers: dict[str, LayerConfig] = {}
+    for each in shape["layers"]:
+        key = json.dumps(each)
+        if key not in layers:
+            rotary = each["rotary"] and RotaryConfig(
+                **{**each["rotary"], "scaling": _scaling(each["rotary"]["scaling"])}
+            )
+            layers[key] = LayerConfig(**{**each, "rotary": rotary})
+    stack = tuple(layers[json.dumps(each)] for each in shape["layers"])
+    return TransformerConfig(**{**shape, "layers": stack})
+
+
+def _scaling(fields: dict[str, Any] | None) -> RopeScaling | YarnScaling | LongRopeScaling | None:
+    if not fields:
+        return None
+    (kind,) = (
+        kind
+        for kind in (RopeScaling, YarnScaling, LongRopeScaling)
+        if {field.name for field in dataclasses.fields(kind)} == set(fields)
+    )
+    return kind(**_tuples(fields))
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Recipes: TOML files with the source of a model, or only its shape."""
 
 import dataclasses
+import inspect
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from spec_jax.config import Positive, Table, Text
 from spec_jax.errors import CheckpointError
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import TransformerConfig, layer_stack
 
 _SOURCES = ("path", "hub", "pypi")
 _OF_A_WHEEL = ("pypi", "sha256", "file")
@@ -64,13 +65,20 @@ class _Source(Table):
     beside: Annotated[tuple[Text, ...], _SEVERAL] = ()
 
 
-# Scaling extends contexts, which random weights do not need.
-_SHAPE: dict[str, Any] = {
+_FIELDS: dict[str, Any] = {
     field.name: (field.type, ... if field.default is dataclasses.MISSING else field.default)
     for field in dataclasses.fields(TransformerConfig)
-    if field.name != "rope_scaling"
+    if field.name != "layers"
 }
-_Shape = pydantic.create_model("_Shape", __base__=Table, **_SHAPE)
+# Scaling extends contexts, which random weights do not need.
+_RULES: dict[str, Any] = {
+    name: (rule.annotation, ... if rule.default is rule.empty else rule.default)
+    for name, rule in inspect.signature(layer_stack).parameters.items()
+    if name not in ("rope_scaling", "is_sparse")
+}
+_Shape = pydantic.create_model(
+    "_Shape", __base__=Table, **(_FIELDS | _RULES | {"encoder": ("_Shape | None", None)})
+)
 
 
 class _File(Table):
@@ -170,4 +178,11 @@ def _of_shape(found: _File) -> dict[str, Any]:
         raise CheckpointError(
             f"{key} belongs to weights, but [shape] asks for random ones; give one or the other."
         )
-    return {"shape": TransformerConfig(**dict(found.shape or {}))}
+    return {"shape": _config_of(found.shape)}
+
+
+def _config_of(shape: Any) -> TransformerConfig:
+    options = dict(shape)
+    if options["encoder"] is not None:
+        options["encoder"] = _config_of(options["encoder"])
+    return TransformerConfig.of(**options)

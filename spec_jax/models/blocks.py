@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from spec_jax.models.attention import Pattern, Scores, attend, attention, remember
 from spec_jax.models.cache import LayerCache
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.models.experts import SparseMlp
 from spec_jax.models.layers import ACTIVATIONS, Linear, Norm, alibi_slopes, project, rotate
 from spec_jax.sharding import Placement
@@ -162,10 +162,10 @@ class Block(nnx.Module):
     def __init__(
         self,
         config: TransformerConfig,
+        layer: LayerConfig,
         *,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
-        is_sparse: bool = False,
     ):
         self.parallel_residual = config.parallel_residual
         self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
@@ -182,7 +182,7 @@ class Block(nnx.Module):
         self.cross_norm = norm(has_source)
         self.cross = Attention(config, dtype=dtype, rngs=rngs) if has_source else None
         self.mlp_norm = norm(config.pre_norms and not config.shared_norm)
-        self.mlp = (SparseMlp if is_sparse else Mlp)(config, dtype=dtype, rngs=rngs)
+        self.mlp = (SparseMlp if layer.mlp == "experts" else Mlp)(config, dtype=dtype, rngs=rngs)
         self.mlp_post_norm = norm(config.post_norms)
 
     def __call__(

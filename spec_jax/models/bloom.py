@@ -18,7 +18,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     require(config, "apply_residual_connection_post_layernorm", False, default=False)
     embed_size = integer({"hidden_size": config.get("n_embed"), **config}, "hidden_size")
     num_heads = integer({"n_head": config.get("num_attention_heads"), **config}, "n_head")
-    return TransformerConfig(
+    return TransformerConfig.of(
         vocab_size=integer(config, "vocab_size"),
         embed_size=embed_size,
         num_layers=integer({"n_layer": config.get("num_hidden_layers"), **config}, "n_layer"),
@@ -75,7 +75,7 @@ _QKV = "transformer.h.{}.self_attention.query_key_value"
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `bloom`."""
     shape = gguf_shape(metadata, tensors, "bloom", norm="layer")
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape
         | {
             "activation": "gelu_tanh",

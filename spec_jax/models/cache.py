@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int8, Shaped
 
 from spec_jax.kernels import precision_of
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.sharding import Placement
 from spec_jax.sharding.pytree import pytree, static
 
@@ -193,8 +193,8 @@ class KVCache:
           placement: how the model lies on devices.
         """
 
-        def layer(number: int) -> LayerCache:
-            slots = slots_of_layer(config, number, capacity, headroom)
+        def state(layer: LayerConfig) -> LayerCache:
+            slots = slots_of_layer(layer, capacity, headroom)
             shape = (batch, config.num_kv_heads, slots, config.head_dim)
             axes = ("batch", "kv_heads", "length", None)
 
@@ -208,7 +208,7 @@ class KVCache:
             return LayerCache(zeros(), zeros(), ring=slots < capacity)
 
         return cls(
-            layers=tuple(layer(number) for number in range(config.num_layers)),
+            layers=tuple(map(state, config.layers)),
             lengths=placement.pin(jnp.zeros((batch,), jnp.int32), "batch"),
         )
 
@@ -232,14 +232,11 @@ class KVCache:
         return dataclasses.replace(self, lengths=lengths)
 
 
-def slots_of_layer(
-    config: TransformerConfig, number: int, capacity: int, headroom: int | None
-) -> int:
+def slots_of_layer(layer: LayerConfig, capacity: int, headroom: int | None) -> int:
     """KV slots of a row in one layer; arguments as for `KVCache.zeros`."""
-    window = config.sliding_window
-    if headroom is None or window is None or not config.is_local(number):
+    if headroom is None or layer.window is None:
         return capacity
-    return min(capacity, -(-(window + headroom) // RING_MULTIPLE) * RING_MULTIPLE)
+    return min(capacity, -(-(layer.window + headroom) // RING_MULTIPLE) * RING_MULTIPLE)
 
 
 def _write(

@@ -25,7 +25,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `CodeGenForCausalLM`."""
     embed_size, num_heads = integer(config, "n_embd"), integer(config, "n_head")
     head_dim = embed_size // num_heads
-    return TransformerConfig(
+    return TransformerConfig.of(
         vocab_size=integer(config, "vocab_size"),
         embed_size=embed_size,
         num_layers=integer(config, "n_layer"),
@@ -59,7 +59,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "n_inner": config.mlp_size,
         "n_positions": config.max_position,
         "n_ctx": config.max_position,
-        "rotary_dim": config.rotary_size,
+        "rotary_dim": config.rotated.size(config.head_dim),
         "layer_norm_epsilon": config.norm_eps,
         "activation_function": activation_to_hf(config),
         "tie_word_embeddings": config.tied_head,
@@ -76,7 +76,9 @@ def _fused(which: int, *, rotated: bool) -> Part:
         found = np.arange(total(config)).reshape(_SHARDS, 3, -1)[:, which].ravel()
         if not rotated:
             return found
-        return found[halves(config.num_heads, config.head_dim, config.rotary_size)]
+        return found[
+            halves(config.num_heads, config.head_dim, config.rotated.size(config.head_dim))
+        ]
 
     return Part("transformer.h.{}.attn.qkv_proj", rows, total)
 

@@ -1,8 +1,10 @@
 """The shape of a model, as orthogonal choices: a family is a translation table into this."""
 
+import dataclasses
+import inspect
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from spec_jax.errors import CheckpointError
 
@@ -75,23 +77,17 @@ class Experts:
       size: hidden width of an expert.
       normed: the weights of a token's experts are divided by their sum; otherwise they are its
         probabilities among all experts.
-      dense_layers: layers, counted from 0, that have a dense MLP of `mlp_size` all the same.
     """
 
     count: int
     per_token: int
     size: int
     normed: bool = True
-    dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("count", "per_token", "size"):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= _MOST["mlp_size"]:
-                raise CheckpointError(
-                    f"model config: experts.{name} is {value!r}; expected an int >= 1 and <= "
-                    f"{_MOST['mlp_size']}."
-                )
+            _check_size(f"experts.{name}", value, _MAX_SIZES["mlp_size"])
         if self.per_token > self.count:
             raise CheckpointError(
                 f"model config: a token chooses {self.per_token} of {self.count} experts; it can "
@@ -99,7 +95,7 @@ class Experts:
             )
 
 
-_MOST = {
+_MAX_SIZES = {
     "vocab_size": 2**24,
     "embed_size": 2**18,
     "num_layers": 2**11,
@@ -114,13 +110,163 @@ _MOST = {
 }
 """Far more than any model has: what a damaged file declares must not be allocated."""
 _SCALES = (
-    *("rope_factor", "rope_theta", "local_rope_theta", "query_pre_attn_scalar"),
-    *("embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap"),
+    *("query_pre_attn_scalar", "embedding_scale", "residual_scale", "logit_scale"),
+    *("score_cap", "logit_cap"),
 )
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_size(name: str, value: object, maximum: int | None = None) -> None:
+    maximum = _MAX_SIZES[name] if maximum is None else maximum
+    if type(value) is not int or not 1 <= value <= maximum:
+        raise CheckpointError(
+            f"model config: {name} is {value!r}; expected an int >= 1 and <= {maximum}."
+        )
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not (_is_number(value) and value > 0):  # type: ignore[operator]
+        raise CheckpointError(f"model config: {name} is {value!r}; expected a number > 0.")
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """Rotary positions of a layer.
+
+    Attributes:
+      theta: base of the frequencies.
+      fraction: the leading part of each head that is rotated.
+      factor: positions are divided by it before the rotation (linear scaling).
+      scaling: long-context scaling of the frequencies.
+    """
+
+    theta: float = 10000.0
+    fraction: float = 1.0
+    factor: float = 1.0
+    scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("theta", "fraction", "factor"):
+            _check_positive(f"rope_{name}", getattr(self, name))
+        for name, value in vars(self.scaling).items() if self.scaling else ():
+            if not isinstance(value, bool | tuple):
+                _check_positive(f"rope_scaling.{name}", value)
+
+    def size(self, head_dim: int) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(head_dim * self.fraction)
+
+    def check(self, head_dim: int) -> None:
+        """Raises CheckpointError if heads of this width cannot be rotated so."""
+        size = self.size(head_dim)
+        if size % 2:
+            raise CheckpointError(
+                f"model config: {size} rotated dimensions per head; expected an even number."
+            )
+        if isinstance(self.scaling, LongRopeScaling):
+            for name in ("short", "long"):
+                divisors = getattr(self.scaling, name)
+                if 2 * len(divisors) != size or not all(each > 0 for each in divisors):
+                    raise CheckpointError(
+                        f"model config: LongRoPE's {name} factors are {divisors!r}; expected "
+                        f"{size // 2} numbers > 0."
+                    )
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One layer of the stack: what tells it apart from others of the same model.
+
+    Attributes:
+      kind: what mixes the tokens, a name of `mixers.MIXERS`.
+      window: the latest positions that a token sees, its own included; None for all.
+      rotary: how queries and keys are rotated; None if they are not.
+      mlp: one dense MLP, or the sparse ones of `TransformerConfig.experts`.
+    """
+
+    kind: str = "attention"
+    window: int | None = None
+    rotary: RotaryConfig | None = RotaryConfig()
+    mlp: Literal["dense", "experts"] = "dense"
+
+
+def layer_stack(
+    num_layers: int,
+    *,
+    rope_theta: float = 10000.0,
+    rope_fraction: float = 1.0,
+    rope_factor: float = 1.0,
+    rope_scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None,
+    sliding_window: int | None = None,
+    global_every: int | None = None,
+    local_rope_theta: float | None = None,
+    unrotated_every: int | None = None,
+    is_sparse: bool = False,
+    dense_layers: tuple[int, ...] = (),
+) -> tuple[LayerConfig, ...]:
+    """The layers of a model that is described as configuration files do: by rules of repetition.
+
+    Args:
+      num_layers: layers.
+      rope_theta: as in `RotaryConfig`, of all layers, or of the global ones.
+      rope_fraction: likewise; 0 if no layer rotates.
+      rope_factor: likewise.
+      rope_scaling: likewise.
+      sliding_window: positions that local layers see; None if all layers are global.
+      global_every: with a window, every n-th layer is global; None if all are local.
+      local_rope_theta: with a window, the rotary base of the local layers, whose positions are then
+        not scaled; None if they rotate as the global layers do.
+      unrotated_every: every n-th layer does not rotate; None if all do.
+      is_sparse: MLPs are sparse.
+      dense_layers: with `is_sparse`, the layers, counted from 0, whose MLP is dense.
+    """
+    _check_size("num_layers", num_layers)
+    for name, value in (
+        ("sliding_window", sliding_window),
+        ("global_every", global_every),
+        ("unrotated_every", unrotated_every),
+    ):
+        if value is not None:
+            _check_size(name, value)
+    for name, value in (("global_every", global_every), ("local_rope_theta", local_rope_theta)):
+        if value is not None and sliding_window is None:
+            raise CheckpointError(
+                f"model config: {name} is {value!r}, but without a sliding_window no layer is "
+                "local; give both or neither."
+            )
+    if not _is_number(rope_fraction) or rope_fraction < 0:
+        raise CheckpointError(
+            f"model config: rope_fraction is {rope_fraction!r}; expected a number >= 0."
+        )
+    wide = local = None
+    if rope_fraction:
+        wide = local = RotaryConfig(rope_theta, rope_fraction, rope_factor, rope_scaling)
+        if local_rope_theta is not None:
+            _check_positive("local_rope_theta", local_rope_theta)
+            local = RotaryConfig(local_rope_theta, rope_fraction)
+
+    def is_nth(layer: int, every: int | None) -> bool:
+        return every is not None and (layer + 1) % every == 0
+
+    def layer(number: int) -> LayerConfig:
+        is_local = sliding_window is not None and not is_nth(number, global_every)
+        rotary = None if is_nth(number, unrotated_every) else local if is_local else wide
+        return LayerConfig(
+            window=sliding_window if is_local else None,
+            rotary=rotary,
+            mlp="experts" if is_sparse and number not in dense_layers else "dense",
+        )
+
+    kinds: dict[LayerConfig, LayerConfig] = {}
+    layers = (layer(number) for number in range(num_layers))
+    return tuple(kinds.setdefault(each, each) for each in layers)
+
+
+LAYER_OPTIONS = tuple(inspect.signature(layer_stack).parameters)
+"""What `TransformerConfig.of` hands to `layer_stack`."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +276,7 @@ class TransformerConfig:
     Attributes:
       vocab_size: rows of the embedding table, padding rows included.
       embed_size: width of the residual stream.
-      num_layers: blocks.
+      layers: each layer of the stack; `of` makes them from rules.
       num_heads: query heads.
       num_kv_heads: key and value heads; divides `num_heads` (GQA).
       head_dim: width of one head.
@@ -141,23 +287,12 @@ class TransformerConfig:
       pre_norms: attention and MLP read normed inputs; OLMo 2 norms only what they give out.
       activation: of the MLP.
       gated_mlp: `down(act(gate(x)) * up(x))` rather than `down(act(up(x)))`.
-      rope_theta: base of the rotary embedding.
       learned_positions: a table of positions is added to the embedding.
-      rope_fraction: the leading part of each head that is rotated; 0 for learned positions.
-      rope_factor: positions are divided by it before the rotation (linear scaling).
-      rope_scaling: long-context scaling of the rotary frequencies.
-      sliding_window: local layers see this many latest positions, a token's own included; None
-        if all layers are global and see the whole context.
-      global_every: with a window, every `global_every`-th layer is global; None if all are local.
-      local_rope_theta: with a window, the rotary base of the local layers, without scaling; None if
-        they use the same as the global layers.
-      unrotated_every: every n-th layer does not rotate, so that it knows no positions; None if all
-        layers rotate.
       qkv_bias: biases on query, key and value projections.
       key_bias: with them, also on that of the keys, which Whisper's lacks.
       output_bias: bias on the attention's output projection.
       mlp_bias: biases in the MLP.
-      experts: the sparse MLPs, which are gated and without biases; None if all are dense.
+      experts: the sparse MLPs, which are gated and without biases, of the layers that have them.
       qk_norm: an RMS norm over each query and key `head`, or over the whole `projection`, before
         the rotation.
       query_pre_attn_scalar: scores are divided by its square root; `head_dim` by default.
@@ -186,7 +321,7 @@ class TransformerConfig:
 
     vocab_size: int
     embed_size: int
-    num_layers: int
+    layers: tuple[LayerConfig, ...]
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -198,14 +333,6 @@ class TransformerConfig:
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     gated_mlp: bool = True
     learned_positions: bool = False
-    rope_theta: float = 10000.0
-    rope_fraction: float = 1.0
-    rope_factor: float = 1.0
-    rope_scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None
-    sliding_window: int | None = None
-    global_every: int | None = None
-    local_rope_theta: float | None = None
-    unrotated_every: int | None = None
     qkv_bias: bool = False
     key_bias: bool = True
     output_bias: bool = False
@@ -232,29 +359,16 @@ class TransformerConfig:
     mel_bins: int = 0
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is None and name in ("sliding_window", "global_every", "unrotated_every"):
-                continue
-            if type(value) is not int or not 1 <= value <= most:
-                raise CheckpointError(
-                    f"model config: {name} is {value!r}; expected an int >= 1 and <= {most}."
-                )
+        sizes = ("vocab_size", "embed_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+        for name in (*sizes, "mlp_size", "max_position"):
+            _check_size(name, getattr(self, name))
         for name in _SCALES:
-            value = getattr(self, name)
-            if value is not None and not (_is_number(value) and value > 0):
-                raise CheckpointError(f"model config: {name} is {value!r}; expected a number > 0.")
-        for name in ("norm_eps", "rope_fraction", "alibi_scale"):
+            if (value := getattr(self, name)) is not None:
+                _check_positive(name, value)
+        for name in ("norm_eps", "alibi_scale"):
             value = getattr(self, name)
             if not _is_number(value) or value < 0:
                 raise CheckpointError(f"model config: {name} is {value!r}; expected a number >= 0.")
-        for name in ("global_every", "local_rope_theta"):
-            value = getattr(self, name)
-            if value is not None and self.sliding_window is None:
-                raise CheckpointError(
-                    f"model config: {name} is {value!r}, but without a sliding_window no layer is "
-                    "local; give both or neither."
-                )
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"model config: {self.num_kv_heads} KV heads do not divide {self.num_heads} "
@@ -265,26 +379,63 @@ class TransformerConfig:
                 "model config: experts are gated and have no biases, but mlp_bias is "
                 f"{self.mlp_bias} and gated_mlp {self.gated_mlp}."
             )
-        if self.rotary_size % 2:
-            raise CheckpointError(
-                f"model config: {self.rotary_size} rotated dimensions per head; expected an "
-                "even number."
-            )
-        if self.rope_scaling is not None:
-            for name, value in vars(self.rope_scaling).items():
-                single = not isinstance(value, bool | tuple)
-                if single and not (_is_number(value) and value > 0):
-                    raise CheckpointError(
-                        f"model config: rope_scaling.{name} is {value!r}; expected a number > 0."
-                    )
-        if isinstance(self.rope_scaling, LongRopeScaling):
-            for name in ("short", "long"):
-                divisors = getattr(self.rope_scaling, name)
-                if 2 * len(divisors) != self.rotary_size or not all(each > 0 for each in divisors):
-                    raise CheckpointError(
-                        f"model config: LongRoPE's {name} factors are {divisors!r}; expected "
-                        f"{self.rotary_size // 2} numbers > 0."
-                    )
+        for layer in self.kinds:
+            if layer.rotary is not None:
+                layer.rotary.check(self.head_dim)
+            if layer.mlp == "experts" and self.experts is None:
+                raise CheckpointError("model config: a layer has experts, but the model has none.")
+
+    def __hash__(self) -> int:
+        # Of a few fields: programs are looked up by it at every call.
+        sizes = self.vocab_size, self.embed_size, self.num_heads, self.head_dim, self.mlp_size
+        return hash((*sizes, len(self.layers)))
+
+    @classmethod
+    def of(cls, **options: Any) -> "TransformerConfig":
+        """A config whose layers are given by the rules of `layer_stack`.
+
+        Args:
+          **options: the fields except `layers`, and the arguments of `layer_stack`.
+        """
+        rules = {name: options.pop(name) for name in LAYER_OPTIONS if name in options}
+        is_sparse = options.get("experts") is not None
+        return cls(**options, layers=layer_stack(**rules, is_sparse=is_sparse))
+
+    def resized(self, num_layers: int) -> "TransformerConfig":
+        """The same model with another number of layers, which repeat in the same order."""
+        copies = -(-num_layers // self.num_layers)
+        return dataclasses.replace(self, layers=(self.layers * copies)[:num_layers])
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the stack."""
+        return len(self.layers)
+
+    @property
+    def kinds(self) -> tuple[LayerConfig, ...]:
+        """The different layers, in the order of their first."""
+        return tuple(dict.fromkeys(self.layers))
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The window of local layers; None if all layers see the whole context."""
+        return next((layer.window for layer in self.kinds if layer.window), None)
+
+    @property
+    def rotary(self) -> RotaryConfig | None:
+        """How the layers rotate, or the global layers where local ones differ."""
+        rotated = sorted((each for each in self.kinds if each.rotary), key=lambda x: bool(x.window))
+        return rotated[0].rotary if rotated else None
+
+    @property
+    def rotated(self) -> RotaryConfig:
+        """`rotary` of a model whose layers rotate, as files with rotary positions name it."""
+        return self.rotary or RotaryConfig()
+
+    @property
+    def has_dense_mlp(self) -> bool:
+        """Whether any layer has a dense MLP."""
+        return any(layer.mlp == "dense" for layer in self.kinds)
 
     @property
     def axis_sizes(self) -> dict[str, int]:
@@ -297,27 +448,8 @@ class TransformerConfig:
             "mlp": self.mlp_size,
         }
         if self.experts is not None:
-            dense = self.mlp_size if len(self.experts.dense_layers) else 0
+            dense = self.mlp_size if self.has_dense_mlp else 0
             own |= {"mlp": math.gcd(self.experts.size, dense), "experts": self.experts.count}
         # A layout shards both stacks alike.
         others = own if self.encoder is None else self.encoder.axis_sizes
         return {axis: math.gcd(size, others.get(axis, size)) for axis, size in own.items()}
-
-    def is_sparse(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, has experts."""
-        return self.experts is not None and layer not in self.experts.dense_layers
-
-    def is_local(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, sees only the sliding window."""
-        if self.sliding_window is None:
-            return False
-        return self.global_every is None or (layer + 1) % self.global_every > 0
-
-    def is_rotated(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, rotates its queries and keys."""
-        return self.unrotated_every is None or (layer + 1) % self.unrotated_every > 0
-
-    @property
-    def rotary_size(self) -> int:
-        """Dimensions of each head that are rotated."""
-        return int(self.head_dim * self.rope_fraction)

@@ -33,7 +33,7 @@ class Encoder(nnx.Module):
         self.positions = positions_of(config, dtype, rngs)
         self.relative = relative_bias_of(config, False, dtype, rngs)
         self.blocks = nnx.List(
-            [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
+            [Block(config, layer, dtype=dtype, rngs=rngs) for layer in config.layers]
         )
         self.final_norm = Norm(
             config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype

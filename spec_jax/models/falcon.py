@@ -35,7 +35,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     alibi, rope = bool(get(config, "alibi", False)), hf_rope(config)
     if alibi:
         rope["rope_fraction"] = 0.0
-    return TransformerConfig(
+    return TransformerConfig.of(
         vocab_size=integer(config, "vocab_size"),
         embed_size=embed_size,
         num_layers=integer(config, "num_hidden_layers"),
@@ -116,7 +116,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     # Some files count as many key/value heads as config.json of Falcon 7B, which has but one.
     if rows := tensors.shapes.get("blk.0.attn_qkv.weight", ())[:1]:
         shape["num_kv_heads"] = (rows[0] // shape["head_dim"] - shape["num_heads"]) // 2
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         activation="gelu",
         gated_mlp=False,

@@ -29,7 +29,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     # Old files say hidden_act, "gelu", and mean the approximation all the same.
     named = {"hidden_activation": get(config, "hidden_activation", "gelu_pytorch_tanh")}
     shape["activation"] = hf_activation(named, "gelu_pytorch_tanh", key="hidden_activation")
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape, **hf_rope(config), embedding_scale=math.sqrt(shape["embed_size"])
     )
 
@@ -49,7 +49,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `gemma`."""
     shape = gguf_shape(metadata, tensors, "gemma")
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape, activation="gelu_tanh", embedding_scale=math.sqrt(shape["embed_size"])
     )
 

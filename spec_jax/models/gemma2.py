@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from spec_jax.models import gemma
-from spec_jax.models.config import TransformerConfig
+from spec_jax.models.config import TransformerConfig, layer_stack
 from spec_jax.models.family import Config, Family, TensorStore, integer, number, require
 from spec_jax.models.gemma import GGUF_NORMS, HF_NORMS, global_every
 from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, gguf_shape
+from spec_jax.models.hf_rope import hf_rope
 from spec_jax.models.llama import HF_WEIGHTS
 
 _GLOBAL_EVERY = 2
@@ -28,8 +29,12 @@ def config_from_hf(config: Config) -> TransformerConfig:
         shape,
         post_norms=True,
         query_pre_attn_scalar=number(config, "query_pre_attn_scalar", 256.0),
-        sliding_window=integer(config, "sliding_window", 4096),
-        global_every=global_every(config, shape.num_layers, _GLOBAL_EVERY),
+        layers=layer_stack(
+            shape.num_layers,
+            **hf_rope(config),
+            sliding_window=integer(config, "sliding_window", 4096),
+            global_every=global_every(config, shape.num_layers, _GLOBAL_EVERY),
+        ),
         score_cap=cap("attn_logit_softcapping", _SCORE_CAP),
         logit_cap=cap("final_logit_softcapping", _LOGIT_CAP),
     )
@@ -44,8 +49,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "query_pre_attn_scalar": int(config.query_pre_attn_scalar or config.head_dim),
         "sliding_window": config.sliding_window,
         "layer_types": [
-            "sliding_attention" if config.is_local(i) else "full_attention"
-            for i in range(config.num_layers)
+            "sliding_attention" if layer.window else "full_attention" for layer in config.layers
         ],
         "attn_logit_softcapping": config.score_cap,
         "final_logit_softcapping": config.logit_cap,
@@ -62,7 +66,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     # Only the 27B model scales its scores by something else than its head's width.
     widest = shape["num_layers"] == _LAYERS_OF_27B
     scalar = shape["embed_size"] // shape["num_heads"] if widest else shape["head_dim"]
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         activation="gelu_tanh",
         embedding_scale=shape["embed_size"] ** 0.5,

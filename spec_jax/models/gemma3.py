@@ -36,7 +36,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     require(config, "use_bidirectional_attention", False, default=False)
     shape = hf_shape({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": None})
     shape["activation"] = hf_activation(config, "gelu_pytorch_tanh", key="hidden_activation")
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         **_hf_rope(config),
         **_ALWAYS,
@@ -50,7 +50,8 @@ def config_from_hf(config: Config) -> TransformerConfig:
 def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
     """The config.json of a `Gemma3ForCausalLM` of this shape."""
     of_global = rope_to_hf(config)["rope_parameters"]
-    of_local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+    local = next((layer.rotary for layer in config.kinds if layer.window), None)
+    of_local = {"rope_type": "default", "rope_theta": local and local.theta}
     shape = shape_to_hf(config)
     return {
         "architectures": ["Gemma3ForCausalLM"],
@@ -60,8 +61,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "query_pre_attn_scalar": int(config.query_pre_attn_scalar or config.head_dim),
         "sliding_window": config.sliding_window,
         "layer_types": [
-            "sliding_attention" if config.is_local(i) else "full_attention"
-            for i in range(config.num_layers)
+            "sliding_attention" if layer.window else "full_attention" for layer in config.layers
         ],
         "rope_parameters": {"full_attention": of_global, "sliding_attention": of_local},
     }
@@ -97,7 +97,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     # Only the 27B model scales its scores by something else than its head's width.
     widest = shape["num_layers"] == _LAYERS_OF_27B
     scalar = shape["embed_size"] // shape["num_heads"] if widest else shape["head_dim"]
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         **_ALWAYS,
         embedding_scale=math.sqrt(shape["embed_size"]),

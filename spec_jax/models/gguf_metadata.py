@@ -150,7 +150,7 @@ PAIRED_QK: WeightTable = {
 def _rope(
     metadata: Config, tensors: TensorStore, architecture: str, head_dim: int, partial: bool
 ) -> dict[str, Any]:
-    """`rope_theta`, `rope_fraction`, `rope_factor` and `rope_scaling` of `TransformerConfig`."""
+    """`rope_theta`, `rope_fraction`, `rope_factor` and `rope_scaling` of `layer_stack`."""
     rope = f"{architecture}.rope"
     theta = number(metadata, f"{rope}.freq_base", 10000.0)
     rotated = integer(metadata, f"{rope}.dimension_count", head_dim)

@@ -26,7 +26,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `GPT2LMHeadModel`."""
     require(config, "scale_attn_by_inverse_layer_idx", False, default=False)
     require(config, "add_cross_attention", False, default=False)
-    return TransformerConfig(**hf_shape(config), tied_head=hf_tied(config))
+    return TransformerConfig.of(**hf_shape(config), tied_head=hf_tied(config))
 
 
 def hf_shape(config: Config) -> dict[str, Any]:
@@ -99,7 +99,7 @@ HF_WEIGHTS: WeightTable = {
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `gpt2`."""
-    return TransformerConfig(**gguf_shape_of(metadata, tensors, "gpt2"))
+    return TransformerConfig.of(**gguf_shape_of(metadata, tensors, "gpt2"))
 
 
 def gguf_shape_of(metadata: Config, tensors: TensorStore, architecture: str) -> dict[str, Any]:

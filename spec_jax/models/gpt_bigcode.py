@@ -20,7 +20,7 @@ from spec_jax.models.gpt2 import (
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `GPTBigCodeForCausalLM`."""
     shape = hf_shape({"activation_function": "gelu_pytorch_tanh", **config})
-    found = TransformerConfig(**shape, tied_head=hf_tied(config))
+    found = TransformerConfig.of(**shape, tied_head=hf_tied(config))
     return dataclasses.replace(found, num_kv_heads=1) if get(config, "multi_query", True) else found
 
 
@@ -52,7 +52,7 @@ def _fused(which: int) -> Part:
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `starcoder`."""
-    return TransformerConfig(**gguf_shape_of(metadata, tensors, "starcoder"))
+    return TransformerConfig.of(**gguf_shape_of(metadata, tensors, "starcoder"))
 
 
 FAMILY = Family(

@@ -29,7 +29,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
         theta=number(config, "rotary_emb_base", 10000.0),
         fraction=number(config, "rotary_pct", 0.25),
     )
-    return TransformerConfig(
+    return TransformerConfig.of(
         vocab_size=integer(config, "vocab_size"),
         embed_size=embed_size,
         num_layers=integer(config, "num_hidden_layers"),
@@ -67,9 +67,9 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "attention_bias": config.qkv_bias,
         "use_parallel_residual": config.parallel_residual,
         "tie_word_embeddings": config.tied_head,
-        "rotary_pct": config.rope_fraction,
-        "partial_rotary_factor": config.rope_fraction,
-        "rotary_emb_base": config.rope_theta,
+        "rotary_pct": config.rotated.fraction,
+        "partial_rotary_factor": config.rotated.fraction,
+        "rotary_emb_base": config.rotated.theta,
         **rope_to_hf(config),
     }
 
@@ -90,7 +90,7 @@ def _fused(which: int) -> Part:
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `gptneox`."""
     shape = gguf_shape(metadata, tensors, "gptneox", norm="layer", partial=True)
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         activation="gelu",
         gated_mlp=False,

@@ -12,7 +12,7 @@ from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `GraniteForCausalLM`."""
     bias = bool(get(config, "attention_bias", False))
-    return TransformerConfig(
+    return TransformerConfig.of(
         **hf_shape(config),
         **hf_rope(config),
         qkv_bias=bias,
@@ -47,7 +47,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     require(metadata, "granite.rope.scaling.finetuned", True, default=True)
     shape = gguf_shape(metadata, tensors, "granite")
     scale = number(metadata, "granite.attention.scale", shape["head_dim"] ** -0.5)
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         query_pre_attn_scalar=scale**-2,
         embedding_scale=number(metadata, "granite.embedding_scale", 1.0),

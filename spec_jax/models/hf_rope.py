@@ -16,8 +16,9 @@ from spec_jax.models.family import Config, get, integer, number
 
 def rope_to_hf(config: TransformerConfig) -> dict[str, Any]:
     """Rotary settings as `hf_rope` reads them."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    scaling = config.rope_scaling
+    rotary = config.rotated
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
+    scaling = rotary.scaling
     if isinstance(scaling, YarnScaling):
         rope |= {
             "rope_type": "yarn",
@@ -44,9 +45,9 @@ def rope_to_hf(config: TransformerConfig) -> dict[str, Any]:
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position,
         }
-    elif config.rope_factor != 1.0:
-        rope |= {"rope_type": "linear", "factor": config.rope_factor}
-    return {"rope_theta": config.rope_theta, "rope_parameters": rope}
+    elif rotary.factor != 1.0:
+        rope |= {"rope_type": "linear", "factor": rotary.factor}
+    return {"rope_theta": rotary.theta, "rope_parameters": rope}
 
 
 ORIGINAL = "original_max_position_embeddings"
@@ -69,7 +70,7 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
       fraction: the rotated part of each head if the config names none.
 
     Returns:
-      `rope_theta`, `rope_fraction`, `rope_factor` and `rope_scaling` of `TransformerConfig`.
+      `rope_theta`, `rope_fraction`, `rope_factor` and `rope_scaling` of `layer_stack`.
 
     Raises:
       CheckpointError: the positions are scaled in a way that is not supported.

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from spec_jax.kernels import columns, products
 from spec_jax.models.config import (
     LongRopeScaling,
-    RopeScaling,
+    RotaryConfig,
     TransformerConfig,
     YarnScaling,
 )
@@ -189,20 +189,14 @@ def relative_buckets(buckets: int, distance: int, *, causal: bool) -> tuple[int,
     return tuple((first + np.where(behind < exact, behind, large)).tolist())
 
 
-def rope_frequencies(
-    rotary_size: int,
-    theta: float,
-    factor: float,
-    scaling: RopeScaling | YarnScaling | LongRopeScaling | None,
-    context: int,
-) -> Float[Array, " half"]:
+def rope_frequencies(rotary: RotaryConfig, head_dim: int, context: int) -> Float[Array, " half"]:
     """Rotary frequencies in radians per position (Su et al. 2021, arXiv 2104.09864).
 
-    `factor` divides all of them; `scaling` stretches long wavelengths as Llama 3.1, YaRN or
-    LongRoPE does, the last by the longest context.
+    `context` is the longest one, which LongRoPE's scaling depends on.
     """
+    rotary_size, theta, scaling = rotary.size(head_dim), rotary.theta, rotary.scaling
     exponents = jnp.arange(0, rotary_size, 2, dtype=jnp.float32) / rotary_size
-    frequencies = 1.0 / (theta**exponents) / factor
+    frequencies = 1.0 / (theta**exponents) / rotary.factor
     if scaling is None:
         return frequencies
     if isinstance(scaling, LongRopeScaling):

@@ -42,7 +42,7 @@ HF_WEIGHTS: WeightTable = {
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `LlamaForCausalLM`."""
     attention_bias = bool(get(config, "attention_bias", False))
-    return TransformerConfig(
+    return TransformerConfig.of(
         **hf_shape(config),
         **hf_rope(config),
         qkv_bias=attention_bias,
@@ -103,7 +103,7 @@ def shape_to_hf(config: TransformerConfig) -> dict[str, Any]:
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `llama`; Mixtral has experts."""
     shape = gguf_shape(metadata, tensors, "llama")
-    return TransformerConfig(**shape, experts=gguf_experts(metadata, "llama", shape))
+    return TransformerConfig.of(**shape, experts=gguf_experts(metadata, "llama", shape))
 
 
 FAMILY = Family(

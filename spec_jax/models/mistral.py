@@ -12,7 +12,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `MistralForCausalLM`."""
     shape = hf_shape(config)
     named = {"sliding_window": 4096, **config}  # absent is the first version's window
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         **hf_rope(config),
         sliding_window=window(named, "sliding_window", shape["max_position"]),

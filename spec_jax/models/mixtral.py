@@ -12,7 +12,7 @@ from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `MixtralForCausalLM`."""
     shape = hf_shape({"rms_norm_eps": 1e-5, **config})
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         **hf_rope(config, theta=1e6),
         sliding_window=window(config, "sliding_window", shape["max_position"]),

@@ -19,7 +19,7 @@ from spec_jax.models.attention import Pattern
 from spec_jax.models.blocks import Block
 from spec_jax.models.cache import Encoded, KVCache
 from spec_jax.models.compiling import CompilerOptions, compiler_options
-from spec_jax.models.config import LongRopeScaling, TransformerConfig
+from spec_jax.models.config import LayerConfig, LongRopeScaling, TransformerConfig
 from spec_jax.models.output import TargetOutput
 from spec_jax.models.source import Source
 from spec_jax.models.streaming import resident
@@ -65,8 +65,9 @@ class Model:
         One block of each kind is traced and repeated, since tracing takes time that grows with the
         square of the layers: seconds for eighty.
         """
-        encoder = config.encoder and dataclasses.replace(config.encoder, num_layers=1)
-        one = dataclasses.replace(config, num_layers=1, encoder=encoder)
+        one = dataclasses.replace(
+            config.resized(1), encoder=config.encoder and config.encoder.resized(1)
+        )
         module = nnx.eval_shape(lambda: Transformer(one, dtype=dtype, rngs=nnx.Rngs(0)))
         for part, shape in ((module, config), (module.encoder, config.encoder)):
             if part is not None and shape is not None:
@@ -139,7 +140,7 @@ class Model:
 
     def within(self, context: int) -> "Model":
         """The same model for contexts of at most so many tokens, which LongRoPE depends on."""
-        if not isinstance(self.config.rope_scaling, LongRopeScaling):
+        if not isinstance(self.config.rotated.scaling, LongRopeScaling):
             return self
         context = min(context, self.config.max_position)
         config = dataclasses.replace(self.config, max_position=context)
@@ -373,12 +374,11 @@ class Model:
 
 
 def _abstract_blocks(config: TransformerConfig, dtype: DTypeLike) -> list[Block]:
-    def made(is_sparse: bool) -> Block:
-        return Block(config, dtype=dtype, rngs=nnx.Rngs(0), is_sparse=is_sparse)
+    def made(layer: LayerConfig) -> Block:
+        return Block(config, layer, dtype=dtype, rngs=nnx.Rngs(0))
 
-    kinds = [config.is_sparse(i) for i in range(config.num_layers)]
-    shapes = {kind: nnx.eval_shape(functools.partial(made, kind)) for kind in set(kinds)}
-    return [nnx.clone(shapes[kind]) for kind in kinds]
+    shapes = {layer: nnx.eval_shape(functools.partial(made, layer)) for layer in config.kinds}
+    return [nnx.clone(shapes[layer]) for layer in config.layers]
 
 
 def param_sharding(placement: Placement, name: str, param: nnx.Variable) -> NamedSharding | None:

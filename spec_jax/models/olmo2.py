@@ -14,7 +14,7 @@ from spec_jax.models.qwen2 import gguf_full_shape
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of an `Olmo2ForCausalLM`."""
     bias = bool(get(config, "attention_bias", False))
-    return TransformerConfig(
+    return TransformerConfig.of(
         **hf_shape({"rms_norm_eps": 1e-5, **config}),
         **hf_rope(config),
         qkv_bias=bias,
@@ -45,7 +45,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     OLMo 3 is of the same architecture, and has windows in some layers.
     """
     shape = gguf_full_shape(metadata, tensors, "olmo2")
-    return TransformerConfig(**shape, qk_norm="projection", pre_norms=False, post_norms=True)
+    return TransformerConfig.of(**shape, qk_norm="projection", pre_norms=False, post_norms=True)
 
 
 FAMILY = Family(

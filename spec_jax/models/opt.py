@@ -19,7 +19,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     require(config, "_remove_final_layer_norm", False, default=False)
     embed_size, num_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     require(config, "word_embed_proj_dim", embed_size, default=embed_size)
-    return TransformerConfig(
+    return TransformerConfig.of(
         vocab_size=integer(config, "vocab_size"),
         embed_size=embed_size,
         num_layers=integer(config, "num_hidden_layers"),

@@ -15,7 +15,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     config = _with_its_rope(config)
     own = {name: value for name, value in config.items() if name != "partial_rotary_factor"}
     shape = hf_shape({"rms_norm_eps": 1e-5, **own})
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         **hf_rope(config),
         sliding_window=window(config, "sliding_window", shape["max_position"]),
@@ -38,11 +38,11 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "model_type": "phi3",
         **shape_to_hf(config),
         **rope_to_hf(config),
-        "partial_rotary_factor": config.rope_fraction,
+        "partial_rotary_factor": config.rotated.fraction,
         "sliding_window": config.sliding_window,
         "pad_token_id": None,
         "original_max_position_embeddings": getattr(
-            config.rope_scaling, "original_max_position", config.max_position
+            config.rotated.scaling, "original_max_position", config.max_position
         ),
     }
 
@@ -57,7 +57,7 @@ def _mlp_sizes(config: TransformerConfig) -> tuple[int, int]:
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `phi3`."""
-    return TransformerConfig(**gguf_shape(metadata, tensors, "phi3", partial=True))
+    return TransformerConfig.of(**gguf_shape(metadata, tensors, "phi3", partial=True))
 
 
 FAMILY = Family(

@@ -13,7 +13,7 @@ from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `Qwen2ForCausalLM`."""
     refuse_sliding_window(config)
-    return TransformerConfig(**hf_shape(config), **hf_rope(config), qkv_bias=True)
+    return TransformerConfig.of(**hf_shape(config), **hf_rope(config), qkv_bias=True)
 
 
 def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     """Translates the metadata of a GGUF file of architecture `qwen2`."""
     shape = gguf_full_shape(metadata, tensors, "qwen2")
     shape["qkv_bias"] = True
-    return TransformerConfig(**shape)
+    return TransformerConfig.of(**shape)
 
 
 def gguf_full_shape(metadata: Config, tensors: TensorStore, architecture: str) -> dict[str, Any]:

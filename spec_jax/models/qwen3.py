@@ -16,7 +16,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     refuse_sliding_window(config)
     bias = bool(get(config, "attention_bias", False))
     shape = hf_shape({"head_dim": 128, **config})
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape, **hf_rope(config), qk_norm="head", qkv_bias=bias, output_bias=bias
     )
 
@@ -34,7 +34,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `qwen3`."""
-    return TransformerConfig(**gguf_full_shape(metadata, tensors, "qwen3"), qk_norm="head")
+    return TransformerConfig.of(**gguf_full_shape(metadata, tensors, "qwen3"), qk_norm="head")
 
 
 HF_WEIGHTS: WeightTable = {

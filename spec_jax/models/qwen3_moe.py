@@ -20,7 +20,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     shape = hf_shape(config)
     # transformers 5 has Mixtral's name for what checkpoints call num_experts.
     named = {"num_experts": config.get("num_local_experts"), **config}
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         **hf_rope(config),
         qk_norm="head",
@@ -31,8 +31,8 @@ def config_from_hf(config: Config) -> TransformerConfig:
             per_token=integer(config, "num_experts_per_tok", 8),
             size=integer(config, "moe_intermediate_size", 768),
             normed=bool(get(config, "norm_topk_prob", False)),
-            dense_layers=_dense_layers(config, shape["num_layers"]),
         ),
+        dense_layers=_dense_layers(config, shape["num_layers"]),
     )
 
 
@@ -60,7 +60,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "moe_intermediate_size": experts.size,
         "norm_topk_prob": experts.normed,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": list(experts.dense_layers),
+        "mlp_only_layers": [i for i, layer in enumerate(config.layers) if layer.mlp == "dense"],
     }
 
 
@@ -68,7 +68,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
     """Translates the metadata of a GGUF file of architecture `qwen3moe`; no layer is dense."""
     shape = gguf_full_shape(metadata, tensors, "qwen3moe")
     experts = gguf_experts(metadata, "qwen3moe", shape)
-    return TransformerConfig(**shape, qk_norm="head", experts=experts)
+    return TransformerConfig.of(**shape, qk_norm="head", experts=experts)
 
 
 _EXPERT = "model.layers.{}.mlp.experts.{}"

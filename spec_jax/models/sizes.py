@@ -60,10 +60,11 @@ class WideShallow:
         def narrowed(size: int, multiple: int) -> int:
             return multiple * max(1, round(size * heads / target.num_heads / multiple))
 
+        layers = target.resized(max(1, round(target.num_layers * self.depth_ratio))).layers
         return dataclasses.replace(
             target,
             embed_size=narrowed(target.embed_size, 1),
-            num_layers=max(1, round(target.num_layers * self.depth_ratio)),
+            layers=tuple(dataclasses.replace(layer, mlp="dense") for layer in layers),
             num_heads=heads,
             num_kv_heads=target.num_kv_heads if grouped else heads,
             mlp_size=narrowed(mlp_size, self.num_shards),

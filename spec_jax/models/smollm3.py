@@ -16,7 +16,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     refuse_sliding_window(config)
     bias = bool(get(config, "attention_bias", False))
     shape = hf_shape({"tie_word_embeddings": True, **config})
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape,
         **hf_rope(config, theta=2e6),
         qkv_bias=bias,
@@ -51,13 +51,13 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "attention_bias": config.qkv_bias,
         "pad_token_id": None,
         "mlp_bias": config.mlp_bias,
-        "no_rope_layers": [int(config.is_rotated(i)) for i in range(config.num_layers)],
+        "no_rope_layers": [int(layer.rotary is not None) for layer in config.layers],
     }
 
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `smollm3`."""
-    return TransformerConfig(**gguf_shape(metadata, tensors, "smollm3"), unrotated_every=4)
+    return TransformerConfig.of(**gguf_shape(metadata, tensors, "smollm3"), unrotated_every=4)
 
 
 FAMILY = Family(

@@ -15,7 +15,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     require(config, "qk_layernorm", False, default=False)
     parallel = bool(get(config, "use_parallel_residual", False))
     own = {name: value for name, value in config.items() if name != "partial_rotary_factor"}
-    return TransformerConfig(
+    return TransformerConfig.of(
         **hf_shape(own)
         | {
             "norm": "layer",
@@ -38,7 +38,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
         "layer_norm_eps": config.norm_eps,
         "use_qkv_bias": config.qkv_bias,
         "use_parallel_residual": config.parallel_residual,
-        "partial_rotary_factor": config.rope_fraction,
+        "partial_rotary_factor": config.rotated.fraction,
     }
 
 
@@ -51,7 +51,7 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
         )
     shape = gguf_shape(metadata, tensors, "stablelm", norm="layer", partial=True)
     parallel = "blk.0.ffn_norm.weight" not in tensors.shapes
-    return TransformerConfig(**shape, parallel_residual=parallel, shared_norm=parallel)
+    return TransformerConfig.of(**shape, parallel_residual=parallel, shared_norm=parallel)
 
 
 FAMILY = Family(

@@ -22,7 +22,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `Starcoder2ForCausalLM`."""
     bias = bool(get(config, "use_bias", True))
     shape = hf_shape({"hidden_act": "gelu_pytorch_tanh", **config})
-    return TransformerConfig(
+    return TransformerConfig.of(
         **shape
         | {
             "norm": "layer",
@@ -55,7 +55,7 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `starcoder2`."""
     shape = gguf_shape(metadata, tensors, "starcoder2", norm="layer")
-    return TransformerConfig(**shape | {"activation": "gelu_tanh", "gated_mlp": False})
+    return TransformerConfig.of(**shape | {"activation": "gelu_tanh", "gated_mlp": False})
 
 
 FAMILY = Family(

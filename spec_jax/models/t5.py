@@ -32,7 +32,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
         )
     tied = bool(get(config, "tie_word_embeddings", True))
     embed_size, num_heads = integer(config, "d_model"), integer(config, "num_heads")
-    encoder = TransformerConfig(
+    encoder = TransformerConfig.of(
         vocab_size=integer(config, "vocab_size"),
         embed_size=embed_size,
         num_layers=integer(config, "num_layers"),

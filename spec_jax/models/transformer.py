@@ -14,7 +14,13 @@ from spec_jax.kernels import products
 from spec_jax.models.attention import Pattern
 from spec_jax.models.blocks import Block, Call, scores_of
 from spec_jax.models.cache import Encoded, KVCache, LayerCache
-from spec_jax.models.config import LongRopeScaling, TransformerConfig, YarnScaling
+from spec_jax.models.config import (
+    LayerConfig,
+    LongRopeScaling,
+    RotaryConfig,
+    TransformerConfig,
+    YarnScaling,
+)
 from spec_jax.models.control import traced_once
 from spec_jax.models.encoder import Encoder
 from spec_jax.models.layers import (
@@ -46,10 +52,7 @@ class Transformer(nnx.Module):
         self.positions = positions_of(config, dtype, rngs)
         self.relative = relative_bias_of(config, True, dtype, rngs)
         self.blocks = nnx.List(
-            [
-                Block(config, dtype=dtype, rngs=rngs, is_sparse=config.is_sparse(i))
-                for i in range(config.num_layers)
-            ]
+            [Block(config, layer, dtype=dtype, rngs=rngs) for layer in config.layers]
         )
         self.final_norm = Norm(
             config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype
@@ -130,36 +133,35 @@ class Transformer(nnx.Module):
         """
         config = self.config
         scores = scores_of(config)
-        rotation = _rotation(config, pattern.positions)
         bias = None if self.relative is None else self.relative()
-        call = Call(pattern, rotation, scores, bias, placement, backend)
-        local = dataclasses.replace(
-            call,
-            rotation=_rotation(config, pattern.positions, local=True),
-            scores=dataclasses.replace(scores, window=config.sliding_window),
-        )
+        rotations = {
+            rotary: _rotation(rotary, config, pattern.positions)
+            for rotary in dict.fromkeys(layer.rotary for layer in config.kinds)
+        }
+
+        def call_of(layer: LayerConfig) -> Call:
+            windowed = dataclasses.replace(scores, window=layer.window)
+            return Call(pattern, rotations[layer.rotary], windowed, bias, placement, backend)
+
+        calls = {layer: call_of(layer) for layer in config.kinds}
         if first == 0 and self.positions is not None:
             x = x + self.positions(pattern.positions)
-        x = call.residual(x)
+        x = calls[config.layers[0]].residual(x)
         layers, encoded, across = list(cache.layers), cache.encoded, None
         if encoded is not None:
             seen = Pattern(pattern.positions, encoded.lengths, encoded.lengths, causal=False)
             across = Call(seen, None, scores, None, placement, backend)
 
-        def run_kind(graphdef, is_local, is_rotated, weights, x, layer, remembered):
-            own = local if is_local else call
-            if not is_rotated:
-                own = dataclasses.replace(own, rotation=None)
+        def run_kind(graphdef, kind, weights, x, layer, remembered):
             source = (remembered, across) if remembered and across else None
-            return nnx.merge(graphdef, weights)(x, layer, own, source)
+            return nnx.merge(graphdef, weights)(x, layer, calls[kind], source)
 
         # Otherwise tracing a deep model is most of what a start takes.
-        run_kind = traced_once(run_kind, 0, 1, 2)
+        run_kind = traced_once(run_kind, 0, 1)
 
         def run(at: int, graphdef: Any, weights: Any, x: Array, layer: LayerCache):
-            i = first + at
-            kind = config.is_local(i), config.is_rotated(i)
-            return run_kind(graphdef, *kind, weights, x, layer, encoded and encoded.layers[i])
+            i, remembered = first + at, encoded and encoded.layers[first + at]
+            return run_kind(graphdef, config.layers[i], weights, x, layer, remembered)
 
         some = slice(first, last)
         # Where it is false nothing that a block gives out matters.
@@ -187,22 +189,15 @@ class Transformer(nnx.Module):
 
 
 def _rotation(
-    config: TransformerConfig, positions: Int[Array, "batch tokens"], *, local: bool = False
+    rotary: RotaryConfig | None, config: TransformerConfig, positions: Int[Array, "batch tokens"]
 ) -> Float[Array, "2 batch tokens half"] | None:
     """Cosines and sines by which layers of a kind rotate heads at these positions."""
-    if config.rotary_size == 0:
+    if rotary is None or rotary.size(config.head_dim) == 0:
         return None
-    amplitude, factor, scaling, theta = (
-        1.0,
-        config.rope_factor,
-        config.rope_scaling,
-        config.rope_theta,
-    )
-    if local and config.local_rope_theta is not None:
-        factor, scaling, theta = 1.0, None, config.local_rope_theta
-    if isinstance(scaling, YarnScaling | LongRopeScaling):
-        amplitude = scaling.amplitude
-    frequencies = rope_frequencies(config.rotary_size, theta, factor, scaling, config.max_position)
+    amplitude = 1.0
+    if isinstance(rotary.scaling, YarnScaling | LongRopeScaling):
+        amplitude = rotary.scaling.amplitude
+    frequencies = rope_frequencies(rotary, config.head_dim, config.max_position)
     angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
     # Otherwise XLA computes them anew for each head of each layer.
     return jax.lax.optimization_barrier(amplitude * jnp.stack([jnp.cos(angles), jnp.sin(angles)]))

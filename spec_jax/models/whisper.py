@@ -25,7 +25,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     stacks = {}
     for name, positions in (("encoder", "source"), ("decoder", "target")):
         num_heads = integer(config, f"{name}_attention_heads")
-        stacks[name] = TransformerConfig(
+        stacks[name] = TransformerConfig.of(
             vocab_size=integer(config, "vocab_size"),
             embed_size=embed_size,
             num_layers=integer(config, f"{name}_layers"),

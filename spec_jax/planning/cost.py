@@ -156,15 +156,14 @@ class Weights:
     @functools.cached_property
     def sparse_layers(self) -> int:
         """Layers with experts."""
-        return sum(map(self.config.is_sparse, range(self.config.num_layers)))
+        return sum(layer.mlp == "experts" for layer in self.config.layers)
 
     def cache(self, batch: int, capacity: int, headroom: int, dtype: DTypeLike) -> Cache:
         """Its key/value cache; arguments like `KVCache.zeros`."""
         config, heads = self.config, self.config.num_kv_heads // self.shards("kv_heads")
-        layers = range(config.num_layers)
         return Cache(
             batch // self.shards("batch"),
-            tuple(slots_of_layer(config, number, capacity, headroom) for number in layers),
+            tuple(slots_of_layer(layer, capacity, headroom) for layer in config.layers),
             2 * heads * config.head_dim * jnp.dtype(dtype).itemsize,
         )
 

@@ -36,7 +36,7 @@ def tiny_model(
       encoder_layers: blocks of an encoder, which reads tokens; the decoder starts from token 0.
     """
     heads = embed_size // 8
-    config = TransformerConfig(
+    config = TransformerConfig.of(
         vocab_size=vocab_size,
         embed_size=embed_size,
         num_layers=num_layers,
@@ -47,7 +47,7 @@ def tiny_model(
         max_position=max_position,
     )
     if encoder_layers:
-        encoder = dataclasses.replace(config, num_layers=encoder_layers)
+        encoder = config.resized(encoder_layers)
         config = dataclasses.replace(config, encoder=encoder, decoder_start=(0,))
     model = Model.random(config, seed=seed)
     # The residual stream starts at unit size, so that attention and MLP matter.
@@ -82,7 +82,7 @@ def tiny_checkpoint(seed: int = 0, *, vocab_size: int = 16, **sizes: int) -> Che
 
 def first_layers(model: Model, count: int) -> Model:
     """The model cut down to its first blocks: a draft that shares all its weights and is wrong."""
-    config = dataclasses.replace(model.config, num_layers=count)
+    config = model.config.resized(count)
     shape = nnx.eval_shape(lambda: Transformer(config, dtype=model.dtype, rngs=nnx.Rngs(0)))
     graphdef, abstract = nnx.split(shape)
     leaves = dict(jax.tree_util.tree_flatten_with_path(model.params)[0])

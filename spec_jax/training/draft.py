@@ -81,11 +81,12 @@ def chosen_layers(target: TransformerConfig, config: TrainingConfig) -> tuple[in
 
 def _with_layers(target: TransformerConfig, layers: tuple[int, ...]) -> TransformerConfig:
     """The shape of some of the target's layers."""
-    experts = target.experts
-    if experts is not None:
-        dense = tuple(i for i, layer in enumerate(layers) if layer in experts.dense_layers)
-        experts = dataclasses.replace(experts, dense_layers=dense)
-    return dataclasses.replace(target, num_layers=len(layers), experts=experts)
+    by_position = target.resized(len(layers)).layers
+    stack = tuple(
+        dataclasses.replace(layer, mlp=target.layers[source].mlp)
+        for layer, source in zip(by_position, layers, strict=True)
+    )
+    return dataclasses.replace(target, layers=stack)
 
 
 def trained_names(model: Model, config: TrainingConfig) -> list[str]:

@@ -26,8 +26,9 @@ from spec_jax.models.registry import FAMILIES
 from tests.checkpoints.llama_cpp import ARCHITECTURES, convert
 from tests.checkpoints.tiny import CONFIG, write_tokenizer
 from tests.often import often
+from tests.reshaped import reshaped
 
-BASE = TransformerConfig(
+BASE = TransformerConfig.of(
     vocab_size=CONFIG["vocab_size"],
     embed_size=32,
     num_layers=2,
@@ -126,7 +127,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def write_directory(name, path):
     """A random model of the family, whose biases and norms matter too."""
     random = np.random.default_rng(0)
-    model = Model.random(dataclasses.replace(BASE, **SHAPES[name]))
+    model = Model.random(reshaped(BASE, **SHAPES[name]))
     vectors = {
         name: weight + 0.25 * random.standard_normal(weight.shape).astype(np.float32)
         for name, weight in model.weights.items()

@@ -178,7 +178,7 @@ def test_gguf_with_llama3_positions(tmp_path):
             divisors.append(1 / ((1 - smooth) / factor + smooth))
     tensors = llama_tensors(config) | {"rope_freqs.weight": np.array(divisors, np.float32)}
     model = checkpoints.load(write_gguf(tmp_path / "tiny.gguf", config, tensors)).model
-    assert model.config.rope_scaling == RopeScaling(factor, low, high, original)
+    assert model.config.rotated.scaling == RopeScaling(factor, low, high, original)
 
 
 def test_tied_head_may_be_stored_all_the_same(tmp_path):

@@ -35,7 +35,7 @@ def test_a_recipe_may_give_a_shape(tmp_path):
     tail = '[published]\nms_per_token = 2\nlayout = "cpu-1"\nsource = "us"'
     path = write(tmp_path, tail=tail, gated_mlp=False, norm="layer", rope_theta=500000)
     recipe = Recipe.read(path)
-    assert recipe.shape is not None and recipe.shape.rope_theta == 500000
+    assert recipe.shape is not None and recipe.shape.rotated.theta == 500000
     assert (recipe.shape.num_layers, recipe.shape.gated_mlp) == (2, False)
     assert recipe.published == Published(ms_per_token=2.0, layout="cpu-1", source="us")
     shape = read_shape(path)
@@ -46,8 +46,10 @@ def test_a_recipe_may_give_a_shape(tmp_path):
 def test_a_shape_may_have_windows(tmp_path):
     own = {"sliding_window": 16, "global_every": 2, "query_pre_attn_scalar": 8}
     shape = Recipe.read(write(tmp_path, **own, local_rope_theta=500)).shape
-    assert shape is not None and (shape.sliding_window, shape.global_every) == (16, 2)
-    for value, expected in ((shape.query_pre_attn_scalar, 8.0), (shape.local_rope_theta, 500.0)):
+    assert shape is not None
+    assert [layer.window for layer in shape.layers] == [16, None]
+    local_theta = shape.layers[0].rotary.theta
+    for value, expected in ((shape.query_pre_attn_scalar, 8.0), (local_theta, 500.0)):
         assert value == expected and isinstance(value, float)
 
 

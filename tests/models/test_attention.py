@@ -15,7 +15,7 @@ from spec_jax.sharding import Placement
 from tests.models.backends import EACH_BACKEND
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
-SHAPE = TransformerConfig(
+SHAPE = TransformerConfig.of(
     vocab_size=4,
     embed_size=8,
     num_layers=1,

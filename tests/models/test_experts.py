@@ -16,7 +16,7 @@ from tests import quick
 from tests.often import often
 from tests.planning.program_text import elements_read
 
-CONFIG = TransformerConfig(
+CONFIG = TransformerConfig.of(
     vocab_size=64,
     embed_size=32,
     num_layers=3,
@@ -25,7 +25,8 @@ CONFIG = TransformerConfig(
     head_dim=8,
     mlp_size=64,
     max_position=128,
-    experts=Experts(count=8, per_token=2, size=96, dense_layers=(1,)),
+    experts=Experts(count=8, per_token=2, size=96),
+    dense_layers=(1,),
 )
 MODEL = Model.random(CONFIG)
 TOKENS = np.random.default_rng(0).integers(0, 64, (8, 9)).astype(np.int32)
@@ -109,9 +110,7 @@ def test_a_neighbour_that_is_not_a_number_does_not_matter():
     assert np.isnan(found[[5, 7]]).all()
 
 
-BIG = dataclasses.replace(
-    CONFIG, embed_size=160, experts=Experts(count=32, per_token=3, size=136, dense_layers=(1,))
-)
+BIG = dataclasses.replace(CONFIG, embed_size=160, experts=Experts(count=32, per_token=3, size=136))
 
 
 @pytest.mark.parametrize("tokens", often([1, 4, 8], [4]))

@@ -1,6 +1,5 @@
 """Every family's translation of configs, and what it refuses to misread."""
 
-import dataclasses
 import math
 import re
 from pathlib import Path
@@ -22,9 +21,10 @@ from spec_jax.models import (
     smollm3,
     stablelm,
 )
-from spec_jax.models.config import LongRopeScaling, RopeScaling
+from spec_jax.models.config import LongRopeScaling, RopeScaling, RotaryConfig
 from spec_jax.models.family import Part
 from spec_jax.models.registry import FAMILIES, family_of_gguf, family_of_hf
+from tests.reshaped import reshaped
 
 LLAMA = {
     "model_type": "llama",
@@ -86,7 +86,7 @@ def test_defaults_of_an_old_config():
     config = llama.config_from_hf(LLAMA)
     assert (config.num_kv_heads, config.head_dim) == (4, 8)
     assert (config.norm_eps, config.activation, config.tied_head) == (1e-6, "silu", False)
-    assert (config.rope_theta, config.rope_fraction, config.rope_scaling) == (10000.0, 1.0, None)
+    assert {layer.rotary for layer in config.layers} == {RotaryConfig(10000.0, 1.0, 1.0, None)}
     assert (
         not (config.qkv_bias or config.output_bias or config.mlp_bias) and config.qk_norm == "none"
     )
@@ -99,10 +99,10 @@ def test_both_spellings_of_rotary_settings():
     oldest = dict(old, rope_scaling=dict(LLAMA3_SCALING, type="llama3"))
     del oldest["rope_scaling"]["rope_type"]
     for config in map(llama.config_from_hf, (new, old, oldest)):
-        assert (config.rope_theta, config.rope_scaling) == (5e5, expected)
+        assert (config.rotated.theta, config.rotated.scaling) == (5e5, expected)
     plain = dict(LLAMA, rope_theta=5e5, rope_scaling=None)
-    assert llama.config_from_hf(plain).rope_theta == 5e5
-    assert llama.config_from_hf(plain).rope_scaling is None
+    assert llama.config_from_hf(plain).rotated.theta == 5e5
+    assert llama.config_from_hf(plain).rotated.scaling is None
 
 
 def test_null_means_absent():
@@ -116,8 +116,8 @@ def test_what_sets_the_families_apart():
     assert mistral.config_from_hf(dict(LLAMA, sliding_window=4096)) == mistral_config
     assert mistral.config_from_hf(LLAMA) == mistral_config  # the first version's 4096
     windowed = mistral.config_from_hf(dict(LLAMA, sliding_window=1024))
-    assert windowed == dataclasses.replace(mistral_config, sliding_window=1024)
-    assert all(windowed.is_local(i) for i in range(2))
+    assert windowed == reshaped(mistral_config, sliding_window=1024)
+    assert [layer.window for layer in windowed.layers] == [1024, 1024]
     config = qwen2.config_from_hf(dict(LLAMA, use_sliding_window=False, sliding_window=8))
     assert config.qkv_bias and not config.output_bias
     config = qwen3.config_from_hf(LLAMA)
@@ -129,7 +129,7 @@ def test_what_sets_the_families_apart():
 def test_positions_may_all_be_scaled():
     for rope in ({"rope_scaling": LINEAR}, {"rope_parameters": LINEAR | {"rope_theta": 1e4}}):
         config = llama.config_from_hf(LLAMA | rope)
-        assert config == dataclasses.replace(llama.config_from_hf(LLAMA), rope_factor=8.0)
+        assert config == reshaped(llama.config_from_hf(LLAMA), rope_factor=8.0)
 
 
 def test_gemma3_of_transformers_4_and_5():
@@ -142,11 +142,14 @@ def test_gemma3_of_transformers_4_and_5():
     old = {"sliding_window_pattern": 2, "rope_theta": 5e5, "rope_local_base_freq": 500.0}
     config = gemma3.config_from_hf(new)
     assert config == gemma3.config_from_hf(LLAMA | GEMMA | old | {"rope_scaling": LINEAR})
-    assert (config.rope_theta, config.rope_factor, config.local_rope_theta) == (5e5, 8.0, 500.0)
+    rotary = {bool(layer.window): layer.rotary for layer in config.layers}
+    assert rotary == {False: RotaryConfig(5e5, factor=8.0), True: RotaryConfig(500.0)}
     assert (config.head_dim, config.query_pre_attn_scalar) == (16, 24.0)
     assert config.qk_norm == "head" and config.post_norms and config.tied_head
     assert config.embedding_scale == 32**0.5
-    assert [config.is_local(i) for i in range(4)] == [True, False, True, False]
+    assert [bool(layer.window) for layer in config.layers] == [True, False]
+    longer = gemma3.config_from_hf(LLAMA | GEMMA | old | {"num_hidden_layers": 4})
+    assert [bool(layer.window) for layer in longer.layers] == [True, False, True, False]
 
 
 def test_defaults_of_gemma3():
@@ -156,11 +159,13 @@ def test_defaults_of_gemma3():
         256.0,
         "gelu_tanh",
     )
-    assert (config.sliding_window, config.global_every) == (4096, 6)
-    assert (config.rope_theta, config.local_rope_theta, config.rope_factor) == (1e6, 1e4, 1.0)
-    assert [i for i in range(18) if not config.is_local(i)] == [5, 11, 17]
+    config = gemma3.config_from_hf(LLAMA | {"num_hidden_layers": 18})
+    assert config.sliding_window == 4096
+    rotary = {bool(layer.window): layer.rotary for layer in config.layers}
+    assert rotary == {False: RotaryConfig(1e6), True: RotaryConfig(1e4)}
+    assert [i for i, layer in enumerate(config.layers) if not layer.window] == [5, 11, 17]
     only_local = gemma3.config_from_hf(LLAMA | {"layer_types": ["sliding_attention"] * 2})
-    assert only_local.is_local(0) and only_local.is_local(1)
+    assert all(layer.window for layer in only_local.layers)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +199,9 @@ def test_gpt_neox():
     config = gpt_neox.config_from_hf(LLAMA)
     assert (config.norm, config.gated_mlp, config.activation) == ("layer", False, "gelu")
     assert config.parallel_residual and config.mlp_bias and config.qkv_bias and config.output_bias
-    assert (config.rope_fraction, config.rotary_size) == (0.25, 2)
+    assert (config.rotated.fraction, config.rotated.size(config.head_dim)) == (0.25, 2)
     old = gpt_neox.config_from_hf(dict(LLAMA, rotary_pct=0.5, rotary_emb_base=500))
-    assert (old.rope_fraction, old.rope_theta) == (0.5, 500.0)
+    assert (old.rotated.fraction, old.rotated.theta) == (0.5, 500.0)
     rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
     assert gpt_neox.config_from_hf(dict(LLAMA, rope_parameters=rope)) == old
 
@@ -212,7 +217,7 @@ LONGROPE = {
 def test_longrope_as_phi3_has_it():
     own = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
     scaling = {**LONGROPE, "original_max_position_embeddings": 4}
-    found = phi3.config_from_hf(LLAMA | own | {"rope_parameters": scaling}).rope_scaling
+    found = phi3.config_from_hf(LLAMA | own | {"rope_parameters": scaling}).rotated.scaling
     assert found == LongRopeScaling(
         short=(1.0, 1.5, 2.0, 2.5),
         long=(2.0, 3.0, 4.0, 5.0),
@@ -223,9 +228,9 @@ def test_longrope_as_phi3_has_it():
     for older in ("su", "yarn"):
         names = {"type": older} | {key: LONGROPE[key] for key in ("short_factor", "long_factor")}
         old = phi3.config_from_hf(LLAMA | own | {"rope_scaling": names, "rope_theta": 500.0})
-        assert old.rope_scaling == found and old.rope_theta == 500.0
+        assert old.rotated.scaling == found and old.rotated.theta == 500.0
     louder = phi3.config_from_hf(LLAMA | own | {"rope_parameters": scaling | {"factor": 1.0}})
-    assert louder.rope_scaling.amplitude == 1.0
+    assert louder.rotated.scaling.amplitude == 1.0
 
 
 def test_dynamic_scaling_begins_past_the_context():
@@ -309,8 +314,11 @@ def test_gguf_of_gemma3():
         "gemma3.rope.scaling.factor": 8.0,
     }
     config = family.config_from_gguf(metadata, Gguf())
-    assert (config.global_every, config.rope_factor) == (2, 8.0)
-    assert (config.rope_theta, config.local_rope_theta) == (5e5, 500.0)
+    assert [bool(layer.window) for layer in config.layers] == [True, False]
+    assert [layer.rotary for layer in config.layers] == [
+        RotaryConfig(500.0),
+        RotaryConfig(5e5, factor=8.0),
+    ]
     of_27b = family.config_from_gguf(metadata | {"gemma3.block_count": 62}, Gguf())
     assert of_27b.query_pre_attn_scalar == 32 / 4  # width over heads
     with pytest.raises(CheckpointError, match="softcapping"):
@@ -324,7 +332,7 @@ def test_windows_and_scaling_in_gguf():
         plain
     )
     windowed = llama.config_from_gguf(metadata | {"llama.attention.sliding_window": 64}, Gguf())
-    assert windowed == dataclasses.replace(plain, sliding_window=64)
+    assert windowed == reshaped(plain, sliding_window=64)
     with pytest.raises(CheckpointError, match=r"rope\.scaling\.type = 'su'; supported: none, lin"):
         llama.config_from_gguf(metadata | {"llama.rope.scaling.type": "su"}, Gguf())
     for kind in ("linear", "yarn"):
@@ -360,9 +368,10 @@ def test_registry():
 
 
 def test_layers_without_positions_are_at_regular_intervals():
-    assert smollm3.config_from_hf(LLAMA).unrotated_every == 4
-    every = smollm3.config_from_hf(LLAMA | {"no_rope_layers": [1, 0]})
-    assert [every.is_rotated(i) for i in range(4)] == [True, False, True, False]
+    four = smollm3.config_from_hf(LLAMA | {"num_hidden_layers": 4})
+    assert [bool(layer.rotary) for layer in four.layers] == [True, True, True, False]
+    every = smollm3.config_from_hf(LLAMA | {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]})
+    assert [bool(layer.rotary) for layer in every.layers] == [True, False, True, False]
     with pytest.raises(CheckpointError, match=r"no_rope_layers = \[0, 1\]; supported: one for"):
         smollm3.config_from_hf(LLAMA | {"no_rope_layers": [0, 1]})
 

@@ -10,13 +10,14 @@ from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
 from spec_jax.testing import tiny_model
 from tests import quick
+from tests.reshaped import reshaped
 
 WINDOW, BLOCK = 5, 32
 
 
 def with_windows(model: Model) -> Model:
     """The same weights; every other layer sees a window."""
-    config = dataclasses.replace(model.config, sliding_window=WINDOW, global_every=2)
+    config = reshaped(model.config, sliding_window=WINDOW, global_every=2)
     return dataclasses.replace(Model.abstract(config, dtype=model.dtype), params=model.params)
 
 

@@ -12,11 +12,12 @@ from spec_jax.models.cache import RING_MULTIPLE, KVCache
 from spec_jax.models.config import TransformerConfig
 from tests.models.backends import EACH_BACKEND
 from tests.often import often
+from tests.reshaped import reshaped
 
 # Together they fill a ring to its last slot.
 WINDOW, HEADROOM = 11, RING_MULTIPLE - 11
 ROWS, HEADS, KV_HEADS, HEAD_DIM = 3, 2, 1, 4
-SHAPE = TransformerConfig(
+SHAPE = TransformerConfig.of(
     vocab_size=4,
     embed_size=8,
     num_layers=1,
@@ -36,7 +37,7 @@ PATHS = [[0, 1, 3], [0, 2]]
 
 def test_only_layers_with_a_window_get_rings_and_only_where_they_are_smaller():
     def slots(headroom, capacity, **changes):
-        shape = TransformerConfig(**{**vars(SHAPE), "num_layers": 2, **changes})
+        shape = reshaped(SHAPE, **{"num_layers": 2, "sliding_window": WINDOW} | changes)
         cache = KVCache.zeros(shape, 1, capacity, dtype=jnp.float32, headroom=headroom)
         return [(layer.slots, layer.ring) for layer in cache.layers]
 

@@ -16,7 +16,7 @@ from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 from tests.harness import make_engine, request, run
 from tests.often import often
 
-SHAPE = TransformerConfig(
+SHAPE = TransformerConfig.of(
     vocab_size=4,
     embed_size=8,
     num_layers=1,

@@ -13,8 +13,9 @@ from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.sizes import WideShallow, parameter_count
 from spec_jax.models.transformer import Transformer
+from tests.reshaped import reshaped
 
-TINY = TransformerConfig(
+TINY = TransformerConfig.of(
     vocab_size=40,
     embed_size=24,
     num_layers=3,
@@ -24,7 +25,7 @@ TINY = TransformerConfig(
     mlp_size=20,
     max_position=64,
 )
-CHINCHILLA = TransformerConfig(
+CHINCHILLA = TransformerConfig.of(
     vocab_size=32000,
     embed_size=8192,
     num_layers=80,
@@ -42,21 +43,21 @@ VARIANTS = (
     {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     {"qk_norm": "head"},
     {"norm": "layer", "parallel_residual": True, "activation": "gelu"},
-    {"experts": Experts(count=4, per_token=2, size=10, dense_layers=(1,))},
+    {"experts": Experts(count=4, per_token=2, size=10), "dense_layers": (1,)},
     {"post_norms": True, "embedding_scale": 4.0, "sliding_window": 8, "global_every": 2},
 )
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_parameters_are_those_of_a_real_model(variant):
-    config = dataclasses.replace(TINY, **variant)
+    config = reshaped(TINY, **variant)
     leaves = jax.tree.leaves(Model.random(config).params)
     assert parameter_count(config) == sum(leaf.size for leaf in leaves)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_repeated_block_is_the_module_itself(variant):
-    config = dataclasses.replace(TINY, **variant)
+    config = reshaped(TINY, **variant)
     traced = nnx.eval_shape(lambda: Transformer(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(traced)
     model = Model.abstract(config, dtype=jnp.bfloat16)

@@ -19,9 +19,11 @@ from spec_jax.models.model import Model
 from spec_jax.models.source import Source
 from spec_jax.sharding import HOST_MEMORY, Layout
 from tests.often import often
+from tests.reshaped import reshaped
 
 LAYERS = 4
-CONFIG = TransformerConfig(
+WINDOWS = {"sliding_window": 3, "global_every": 2}
+CONFIG = TransformerConfig.of(
     vocab_size=32,
     embed_size=64,
     num_layers=LAYERS,
@@ -31,8 +33,7 @@ CONFIG = TransformerConfig(
     mlp_size=128,
     max_position=64,
     qkv_bias=True,
-    sliding_window=3,
-    global_every=2,
+    **WINDOWS,
 )
 MODEL = Model.random(CONFIG)
 WORDS = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 5)), jnp.int32)
@@ -77,7 +78,7 @@ def test_a_streamed_call_is_the_same_to_the_last_bit(devices, first):
 
 @pytest.mark.parametrize("layers", often([1, 2, 3], [1]))
 def test_few_layers(layers):
-    model = Model.random(dataclasses.replace(CONFIG, num_layers=layers))
+    model = Model.random(CONFIG.resized(layers))
     found, expected = (jax.jit(call)(each, WORDS)[0] for each in (streamed(model), model))
     np.testing.assert_array_equal(found, expected)
 
@@ -155,8 +156,10 @@ def test_quantized_weights(bits, devices):
 @pytest.mark.slow
 def test_experts_among_dense_blocks():
     """All of a block's experts are copied; a buffer that the block before cannot leave is new."""
-    experts = Experts(count=4, per_token=2, size=64, dense_layers=(1, 2))
-    model = Model.random(dataclasses.replace(CONFIG, num_layers=5, experts=experts))
+    experts = Experts(count=4, per_token=2, size=64)
+    model = Model.random(
+        reshaped(CONFIG, **WINDOWS, num_layers=5, experts=experts, dense_layers=(1, 2))
+    )
     found = streamed(model, 2)
     assert "blocks.3.mlp.expert_down.weight" in in_host_memory(found)
     mine, theirs = (jax.jit(call)(each, WORDS)[0] for each in (found, on_devices(model, 2)))
@@ -164,7 +167,7 @@ def test_experts_among_dense_blocks():
 
 
 def test_what_an_encoder_gave_out_is_not_read_again():
-    encoder = dataclasses.replace(CONFIG, sliding_window=None, global_every=None, num_layers=2)
+    encoder = reshaped(CONFIG, num_layers=2)
     model = Model.random(dataclasses.replace(CONFIG, encoder=encoder))
     source = Source(WORDS[:, ::-1], jnp.asarray([5, 3], jnp.int32))
 

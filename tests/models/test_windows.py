@@ -9,13 +9,14 @@ import pytest
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from tests.harness import make_engine, request, run
+from tests.reshaped import reshaped
 
 WINDOW = 5
 
 
 def changed(model: Model, **changes) -> Model:
     """The same weights, applied in another way."""
-    config = dataclasses.replace(model.config, **changes)
+    config = reshaped(model.config, **changes)
     shape = Model.abstract(config, dtype=model.dtype)
     return dataclasses.replace(shape, params=model.params)
 

@@ -1,13 +1,12 @@
 """Models that the tests of plans share: small, and of more than one depth."""
 
-import dataclasses
-
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.models.config import TransformerConfig
 from spec_jax.sharding import Layout
+from tests.reshaped import reshaped
 
 VOCAB = 2560
-TARGET = TransformerConfig(
+TARGET = TransformerConfig.of(
     vocab_size=VOCAB,
     embed_size=256,
     num_layers=2,
@@ -20,7 +19,7 @@ TARGET = TransformerConfig(
 
 
 def shape(**changes) -> Shape:
-    return Shape("tiny", dataclasses.replace(TARGET, **changes))
+    return Shape("tiny", reshaped(TARGET, **changes))
 
 
 def shape_for(layout: Layout, **changes) -> Shape:

@@ -100,13 +100,13 @@ def test_a_chunk_of_a_prompt_reads_what_it_sees_and_no_head():
         assert chunk.cache_bytes == whole.cache_bytes
 
 
-SPARSE = Experts(count=16, per_token=2, size=128, dense_layers=(1,))
+SPARSE = {"experts": Experts(count=16, per_token=2, size=128), "dense_layers": (1,)}
 
 
 def test_only_the_chosen_experts_are_read():
     """By the experts' hidden width, of which every chip has an eighth."""
     stack, matrix = 16 * 3 * EMBED * 128 // 8, 3 * EMBED * 128 // 8
-    one, three, all_of_them = (call(tokens, experts=SPARSE) for tokens in (1, 3, 20))
+    one, three, all_of_them = (call(tokens, **SPARSE) for tokens in (1, 3, 20))
     dense = call(1, num_layers=1).weight_bytes
     attention = 2 * 4 * EMBED * WIDTH // 8
     norms, router = 2 * 2 * EMBED, 2 * EMBED * 16
@@ -126,7 +126,7 @@ def test_experts_that_are_cut_apart():
     def found(**rules: str) -> Call:
         target = tuple((name, Rule((axis,))) for name, axis in rules.items())
         layout = Layout("mine", mesh, "tpu", target=target)
-        config = shape(experts=SPARSE).config
+        config = shape(**SPARSE).config
         placement = layout.place("target", config.axis_sizes, stand_ins(layout))
         model = abstract_model(config, jnp.bfloat16, "none", placement)
         return called(model, 1, batch=4)

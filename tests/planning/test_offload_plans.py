@@ -120,7 +120,7 @@ def test_published_times_of_an_offloaded_target():
     """The projection is a floor of the times, and speed-ups are the tokens that a call keeps."""
     target, draft, _ = opt_66b()
     config = dataclasses.replace(
-        target.config, embed_size=7168, num_layers=48, num_heads=56, num_kv_heads=56, mlp_size=28672
+        target.config.resized(48), embed_size=7168, num_heads=56, num_kv_heads=56, mlp_size=28672
     )
     chip = Chip("RTX 3090", 24 * 2**30, 936e9, 71e12, 1e9, host=32e9)  # PCIe 4.0 x16
     layout = dataclasses.replace(Layout.tensor_parallel(1), platform="gpu", chip=chip)

@@ -136,7 +136,7 @@ def test_temporaries_are_about_as_estimated(batch):
     layout, shapes = Layout.read(SHARDING / "tpu-v4-16.toml"), []
     for name, layers in (("70b", 4), ("draft-4b", 2)):
         found = read_shape(CHECKPOINTS / f"chinchilla-{name}.toml")
-        config = dataclasses.replace(found.config, num_layers=layers)
+        config = found.config.resized(layers)
         shapes.append(dataclasses.replace(found, config=config))
     pair = Pair.of((shapes[0], shapes[1]), layout, "bfloat16", devices=devices_for(layout))
     job = pair.job(batch, 2048, 4, SamplingFeatures())
@@ -187,7 +187,7 @@ def of_chinchillas_size() -> tuple[Model, DraftModel]:
     devices, models = devices_for(layout), []
     for role, name, layers in (("target", "70b", 4), ("draft", "draft-4b", 2)):
         config = read_shape(CHECKPOINTS / f"chinchilla-{name}.toml").config
-        config = dataclasses.replace(config, num_layers=layers, max_position=LONG)
+        config = dataclasses.replace(config.resized(layers), max_position=LONG)
         placement = layout.place(role, config.axis_sizes, devices)
         models.append(Model.abstract(config, dtype=jnp.bfloat16, placement=placement))
     return models[0], DraftModel(models[1], 4)
@@ -209,7 +209,7 @@ def test_quantized_weights_are_not_written_out(tokens):
     """They are widened where they are multiplied: a chip's part of one would take 64 MiB."""
     layout = Layout.read(SHARDING / "tpu-v6e-8.toml")
     config = read_shape(CHECKPOINTS / "chinchilla-70b.toml").config
-    config = dataclasses.replace(config, num_layers=2)
+    config = config.resized(2)
     placement = layout.place("target", config.axis_sizes, devices_for(layout))
     bytes_held, temporaries = {}, {}
     for quantization in ("none", "int8", "int4"):

@@ -1,6 +1,5 @@
 """Offloaded targets compiled for TPU slices, on a machine without a TPU."""
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +42,7 @@ def model(role: str, layers: int, offload: str = "none", quantization: str = "no
     layout, devices = slice_of_chips()
     name = {"target": "70b", "draft": "draft-4b"}[role]
     config = read_shape(ROOT / "checkpoints" / f"chinchilla-{name}.toml").config
-    config = dataclasses.replace(config, num_layers=layers)
+    config = config.resized(layers)
     placement = layout.place(role, config.axis_sizes, devices)
     return abstract_model(
         config, "bfloat16", quantization, offloaded(placement, config, offload, 0)

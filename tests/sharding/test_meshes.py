@@ -33,7 +33,7 @@ VOCAB = 64
 
 
 def config(layers: int, kv_heads: int, heads: int = 8) -> TransformerConfig:
-    return TransformerConfig(
+    return TransformerConfig.of(
         vocab_size=VOCAB,
         embed_size=64,
         num_layers=layers,

@@ -20,10 +20,11 @@ from spec_jax.training.distil import (
     update,
 )
 from spec_jax.training.draft import untrained_draft
+from tests.reshaped import reshaped
 
-EXPERTS = Experts(count=6, per_token=2, size=24, dense_layers=(1, 2))
+EXPERTS = Experts(count=6, per_token=2, size=24)
 TARGET = Model.random(
-    dataclasses.replace(tiny_model().config, num_layers=4, experts=EXPERTS), seed=1
+    reshaped(tiny_model().config, num_layers=4, experts=EXPERTS, dense_layers=(1, 2)), seed=1
 )
 
 
@@ -33,7 +34,8 @@ TARGET = Model.random(
 def test_layers_keep_their_kinds(layers, dense):
     config = TrainingConfig(layers=len(layers), from_layers=layers)
     draft = untrained_draft(TARGET, config, None, TARGET.placement)
-    assert draft.config.experts.dense_layers == dense
+    kinds = [layer.mlp for layer in draft.config.layers]
+    assert tuple(i for i, kind in enumerate(kinds) if kind == "dense") == dense
     for i, layer in enumerate(layers):
         for name, weight in draft.weights.items():
             if name.startswith(f"blocks.{i}."):
@@ -44,7 +46,8 @@ def test_layers_keep_their_kinds(layers, dense):
 def test_a_narrower_draft_has_narrower_experts():
     config = TrainingConfig(layers=2, width=16, embedding="own")
     draft = untrained_draft(TARGET, config, None, TARGET.placement)
-    assert draft.config.experts == dataclasses.replace(EXPERTS, size=12, dense_layers=())
+    assert draft.config.experts == dataclasses.replace(EXPERTS, size=12)
+    assert [layer.mlp for layer in draft.config.layers] == ["experts", "experts"]
     assert draft.weights["blocks.0.mlp.expert_up.weight"].shape == (6, 16, 12)
 
 

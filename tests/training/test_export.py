@@ -1,6 +1,5 @@
 """Drafts on disk: with the target's weights left out, whole, and read back."""
 
-import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from spec_jax.training.draft import untrained_draft
 from spec_jax.training.export import Provenance, export
 from spec_jax.training.run import TrainedDraft
 from tests.checkpoints import tiny
+from tests.reshaped import reshaped
 
 OUTPUTS = np.arange(0, 200, 2)
 PROVENANCE = Provenance("tiny", "spec-jax train-draft ...", "nothing", "Apache-2.0")
@@ -47,7 +47,7 @@ SHAPES = {
 
 
 def shape(**changes) -> TransformerConfig:
-    base = TransformerConfig(
+    base = TransformerConfig.of(
         vocab_size=len(tiny.TOKENS),
         embed_size=16,
         num_layers=3,
@@ -57,7 +57,7 @@ def shape(**changes) -> TransformerConfig:
         mlp_size=24,
         max_position=128,
     )
-    return dataclasses.replace(base, **changes)
+    return reshaped(base, **changes)
 
 
 @pytest.mark.parametrize("name", SHAPES)
