@@ -17,15 +17,16 @@ from spec_jax.config import (
     check_path,
 )
 from spec_jax.config.unsupported import NOT_OF_CALLS, NOT_OF_LLM, explaining_unknown
-from spec_jax.engine.calls import Calls, Turns
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
+from spec_jax.engine.dispatcher import Device, Dispatcher, Entry
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.intake import Intake, Prompt, as_list, match_params
 from spec_jax.engine.loading import Loader, layout_of
 from spec_jax.engine.methods import make_draft_length_policy, make_drafting
 from spec_jax.engine.progress import Bar
 from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.scheduler import Scheduler
 from spec_jax.engine.transcription import Sound, Transcriber
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
@@ -38,10 +39,10 @@ Message = Mapping[str, str]
 class LLM:
     """A target model, decoded with or without speculation.
 
-    Several threads may call it, and its siblings (`with_speculation`): `generate` and `chat` wait
-    for each other; a `stream` holds the device only while its next chunk is made, so that other
-    calls continue in between, in the same thread too. If several processes decode together, only
-    one thread of each may call it, because their calls must have the same order.
+    Several threads may call it: the requests of all calls, open streams included, are decoded
+    together in one running batch. Its siblings (`with_speculation`) have batches that take turns
+    with it, step by step. If several processes decode together, only one thread of each may call
+    it, because their calls must have the same order; closing a stream is a call, too.
 
     Compiled programs are kept for later processes, 2 GiB at most, in $SPEC_JAX_CACHE/xla or
     ~/.cache/spec-jax/xla, unless JAX has a compilation cache of its own.
@@ -147,7 +148,7 @@ class LLM:
         self.max_model_len = max_model_len or context
         within = checkpoint.model.within(self.max_model_len)
         self._intake = Intake(checkpoint, self.max_model_len, seed)
-        self._turns = Turns()
+        self._device = Device()
         self._draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
         self._speculate(speculation, drafter, 8 if max_num_seqs is None else max_num_seqs)
@@ -176,17 +177,17 @@ class LLM:
     @property
     def engine(self) -> Engine:
         """What decodes its requests."""
-        return self._calls.engine
+        return self._scheduler.engine
 
     @property
     def max_num_seqs(self) -> int:
         """Most requests decoded at once; it may be set between calls."""
-        return self._calls.max_num_seqs
+        return self._scheduler.max_num_seqs
 
     @max_num_seqs.setter
     def max_num_seqs(self, most: int) -> None:
         check_integer("max_num_seqs", most, 1)
-        self._calls = dataclasses.replace(self._calls, max_num_seqs=most)
+        self._scheduler.max_num_seqs = most
 
     def with_speculation(
         self,
@@ -233,21 +234,47 @@ class LLM:
             on_progress=self._loader.on_progress,
         )
         loader = self._loader
-        self._calls = Calls(
-            engine,
-            self._intake,
-            self.tokenizer,
-            max_num_seqs,
-            self._turns,
-            drafting.learn or (lambda request, token_ids: None),
-            facts={
-                "its models": (self._target, self._checkpoint.model.config, self.dtype),
-                "its offload": (loader.offload, loader.resident_layers),
-                "its speculation": config,
-                "its drafter": fingerprint(config, drafting.drafter),
-                "its layout": self.layout,
-            },
+        self._intake.verification = config.verification
+        self._scheduler = Scheduler(engine, max_num_seqs, self.tokenizer, drafting.learn)
+        self._dispatcher = Dispatcher(self._scheduler, self._device)
+        self._consensus = {
+            "its models": (self._target, self._checkpoint.model.config, self.dtype),
+            "its offload": (loader.offload, loader.resident_layers),
+            "its speculation": config,
+            "its drafter": fingerprint(config, drafting.drafter),
+            "its layout": self.layout,
+        }
+
+    def _complete(
+        self,
+        prompts: Sequence[Prompt | Start],
+        params: Sequence[SamplingParams],
+        use_tqdm: Bar = False,
+    ) -> list[RequestOutput]:
+        entries = self._entries(prompts, params, streaming=False)
+        return self._dispatcher.outputs(entries, [each.n for each in params], use_tqdm)
+
+    def _entries(
+        self,
+        prompts: Sequence[Prompt | Start],
+        params: Sequence[SamplingParams],
+        *,
+        streaming: bool,
+    ) -> list[Entry]:
+        """The requests, after a check that all processes will decode the same ones."""
+        entries = self._intake.entries(prompts, params)
+        requests = [request for request, _ in entries]
+        distributed.agree(
+            self._consensus
+            | {
+                "its limits": (self.max_model_len, self.max_num_seqs, streaming),
+                "its prompts": [each.prompt_token_ids for each in requests],
+                "its sources": [each.source_digest for each in requests],
+                "its sampling parameters": params,
+                "its seeds": [each.key.tolist() for each in requests],
+            }
         )
+        return entries
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests that come without any; see `generation_config`."""
@@ -282,7 +309,7 @@ class LLM:
         """
         several = as_list(prompts)
         params = match_params(sampling_params, len(several), self._default_params)
-        return self._calls.generate(several, params, use_tqdm)
+        return self._complete(several, params, use_tqdm)
 
     @explaining_unknown(NOT_OF_CALLS)
     def stream(
@@ -299,7 +326,8 @@ class LLM:
         """
         several = as_list(prompts)
         params = match_params(sampling_params, len(several), self._default_params)
-        return self._calls.stream(several, params)
+        entries = self._entries(several, params, streaming=True)
+        return self._dispatcher.chunks(entries, streaming=True)
 
     def encode_chat(
         self,
@@ -423,13 +451,12 @@ class LLM:
         if speech is None:
             raise ConfigError(f"{self.name} reads no speech; use a model such as Whisper.")
         params = sampling_params or SamplingParams(max_tokens=config.max_position)
-        transcriber = Transcriber(config, speech, self.tokenizer, self._calls.generate)
-        with self._turns.lock:
-            return transcriber.run(sounds, language, task, timestamps, params)
+        transcriber = Transcriber(config, speech, self.tokenizer, self._complete)
+        return transcriber.run(sounds, language, task, timestamps, params)
 
     def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int = 0) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
 
         `index` names it in messages; errors are those of `generate`.
         """
-        return self._calls.request(prompt, sampling, index)
+        return self._intake.request(prompt, sampling, index)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "error", "abort"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class CompletionOutput:
       token_ids: the completion's tokens, the stop token or the token that completed a stop
         string included.
       finish_reason: `stop` (end-of-sequence, stop token or stop string), `length` (max_tokens or
-        the context's edge) or `error` (see `error`).
+        the context's edge), `error` (see `error`) or `abort` (cancelled before it was complete).
       stop_reason: the stop string or the stop token that ended it; None for an end-of-sequence
         token, or if something else did.
       metrics: speculation and timing.

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
-from spec_jax.engine import programs, scheduler
+from spec_jax.engine import programs
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.programs import Compiler
 from spec_jax.errors import GenerationError
@@ -69,7 +69,7 @@ def test_64_prompts_say_what_each_says_alone_and_nothing_is_traced_on_the_way(ll
     assert [streamed[i].token_ids for i in range(64)] == ids(outputs)
 
 
-@pytest.mark.parametrize("rounds", ["ROUNDS_PER_CALL", "ROUNDS_PER_CHUNK"])
+@pytest.mark.parametrize("rounds", ["ROUNDS_PER_STEP", "ROUNDS_PER_CHUNK"])
 def test_a_slot_is_refilled_in_the_round_in_which_its_row_finishes(plain, monkeypatch, rounds):
     joined = []
 
@@ -83,7 +83,7 @@ def test_a_slot_is_refilled_in_the_round_in_which_its_row_finishes(plain, monkey
     params = [SamplingParams(max_tokens=each, ignore_eos=True) for each in lengths]
     llm = plain.with_speculation(SpeculativeConfig())
     monkeypatch.setattr(llm, "max_num_seqs", 2)
-    if rounds == "ROUNDS_PER_CALL":
+    if rounds == "ROUNDS_PER_STEP":
         outputs = llm.generate([PROMPTS[0]] * 5, params)
     else:
         outputs = [c.output for c in llm.stream([PROMPTS[0]] * 5, params) if c.output is not None]
@@ -230,11 +230,11 @@ def test_threads_queue_and_streams_of_one_thread_go_on_beside_each_other(plain):
 def test_an_abandoned_stream_frees_its_rows(plain, how, monkeypatch):
     made = []
 
-    def opened(self, *args, __init__=scheduler.Scheduler.__init__):
-        __init__(self, *args)
-        made.append(weakref.ref(self._batch))
+    def insert(batch, requests, insert=Batch.insert):
+        made.append(weakref.ref(batch))
+        return insert(batch, requests)
 
-    monkeypatch.setattr(scheduler.Scheduler, "__init__", opened)
+    monkeypatch.setattr(Batch, "insert", insert)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     stream = plain.stream(PROMPTS * 2, params)
     next(stream)

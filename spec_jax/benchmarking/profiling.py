@@ -15,7 +15,7 @@ from spec_jax.benchmarking.traces import CONTAINERS, divide, read
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request
-from spec_jax.engine.scheduler import ROUNDS_PER_CALL
+from spec_jax.engine.scheduler import ROUNDS_PER_STEP
 from spec_jax.errors import BenchmarkError
 
 OTHER, HOST = "other", "host"
@@ -185,8 +185,8 @@ def _decode(engine: Engine, requests: Sequence[Request], rounds: int) -> Batch:
         with jax.profiler.TraceAnnotation("prefill"):
             batch = engine.start(requests)
         while batch.running and rounds > 0:
-            batch.advance(min(rounds, ROUNDS_PER_CALL))
-            rounds -= ROUNDS_PER_CALL
+            batch.advance(min(rounds, ROUNDS_PER_STEP))
+            rounds -= ROUNDS_PER_STEP
     return batch
 
 

@@ -19,7 +19,8 @@ from spec_jax.engine.programs import Compiler
 from spec_jax.engine.requests import PADDING, Request
 from spec_jax.engine.rounds import Rounds
 from spec_jax.engine.rows import DeviceRows, RowPrograms
-from spec_jax.engine.view import View
+from spec_jax.engine.view import Seconds, View
+from spec_jax.sampling.parameters import SamplingFeatures
 
 TOKENS_AT_ONCE = 256
 """Tokens that an accelerator reads in about the time of one, because it reads its weights once.
@@ -41,15 +42,6 @@ def rows_read_together(platform: str, shape: BatchShape, shards: int) -> int:
     return min(shape.batch, max(1, TOKENS_AT_ONCE // shape.block) * shards)
 
 
-@dataclasses.dataclass(frozen=True)
-class Seconds:
-    """Wall time of prefill, of rounds, and of compilation, which neither of them includes."""
-
-    prefill: float = 0.0
-    decode: float = 0.0
-    compile: float = 0.0
-
-
 class Batch:
     """A batch being decoded, and the host's latest copy of it.
 
@@ -59,8 +51,8 @@ class Batch:
     Args:
       programs: make rows and move them.
       shape: of the batch; it may `grow`.
-      together: rows whose prompts are read by one call, a multiple of the shards; by default as
-        many as pays while other rows decode.
+      together: rows whose prompts are read by one call, a multiple of the shards; by
+        default, and after the first ones, as many as pays while other rows decode.
       host: makes what drafts on the host, if the method does.
       profiler: measures what an adaptive policy's rounds cost.
       on_draft: called with each round's draft before it is verified; rounds are then run in two
@@ -170,9 +162,10 @@ class Batch:
                 self._enter(group, requests)
             share = (self.seconds.prefill - before) / len(taken)
             for slot in taken:
-                self._began[slot] = dataclasses.replace(self.seconds, prefill=share)
+                self._began[slot] = self.seconds._replace(prefill=share)
                 if len(requests[slot].prompt_token_ids) < requests[slot].max_length:
                     self._running.add(slot)
+        self._together = None  # later ones enter beside rows that decode
 
     def _enter(self, group: Sequence[int | None], requests: Mapping[int, Request]) -> None:
         """Reads the prompts of one call, and puts the rows into their slots."""
@@ -276,6 +269,13 @@ class Batch:
             self.state = jax.block_until_ready(state)
         self._end([slot for slot in sorted(self._running) if self.view.finish[slot] != RUNNING])
 
+    def use(self, features: SamplingFeatures) -> None:
+        """Decodes from now on with these steps of sampling, which all running rows need."""
+        self.shape = dataclasses.replace(self.shape, features=features)
+        if self._rows is not None:
+            self._rows = self._rows.with_features(features)
+            self._rows_shape = dataclasses.replace(self._rows_shape, features=features)
+
     def compile_rounds(self) -> None:
         """Has its rounds compiled by a compiler whose programs run nothing."""
         self._rounds.decode(self.state, 1)
@@ -326,6 +326,4 @@ class Batch:
         yield
         taken, compiled = time.perf_counter() - begin, compiler.seconds - compiled
         parts = {name: getattr(self.seconds, name) + taken - compiled}
-        self.seconds = dataclasses.replace(
-            self.seconds, compile=self.seconds.compile + compiled, **parts
-        )
+        self.seconds = self.seconds._replace(compile=self.seconds.compile + compiled, **parts)

@@ -63,6 +63,10 @@ class Engine:
         """The number of shards of a batch's rows."""
         return self.target.placement.num_shards("batch")
 
+    def num_rows(self, least: int) -> int:
+        """The smallest number of rows of a batch that is at least `least`."""
+        return -(-power_of_two(least) // self.shards) * self.shards
+
     def plan(self, requests: Sequence[Request], rows: int | None = None) -> BatchShape:
         """The smallest shape that holds the requests, `rows` of them at a time; all by default."""
         drafter, shards, target = self.drafter, self.shards, self.target
@@ -70,7 +74,7 @@ class Engine:
         # One throw-away KV slot beside a single bfloat16 row (see Model.score).
         longest = max(request.max_length for request in requests) + reserve + 1
         context = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
-        batch = -(-power_of_two(rows or len(requests)) // shards) * shards
+        batch = self.num_rows(rows or len(requests))
         prompt = max(len(request.prompt_token_ids) for request in requests)
         embed_size = target.config.embed_size
         block = prompt_block(target.platform, prompt, batch // shards, embed_size)
@@ -84,7 +88,7 @@ class Engine:
             block=prompt_block(target.platform, prompt, 1, embed_size),
             stops=stops,
             bad_words=bad_words,
-            features=self._features(requests),
+            features=self.features(requests),
             logprobs=self._logprobs(requests),
             prompt_logprobs=any(
                 request.sampling.prompt_logprobs is not None for request in requests
@@ -102,7 +106,8 @@ class Engine:
             return True
         return not type(drafter).__module__.startswith("spec_jax.")
 
-    def _features(self, requests: Sequence[Request]) -> SamplingFeatures:
+    def features(self, requests: Sequence[Request]) -> SamplingFeatures:
+        """The steps of sampling that any of the requests needs."""
         features = SamplingFeatures.of(
             [request.sampling for request in requests],
             [request.bad_words for request in requests],

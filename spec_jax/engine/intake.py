@@ -1,6 +1,7 @@
 """From prompts and parameters to requests: everything that a user can get wrong is found here."""
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import FIT_CONTEXT, SamplingParams, StructuredOutputsParams
 from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.sequence import Origin
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.text.grammar import GrammarCompiler
 
@@ -32,6 +34,26 @@ class Intake:
         self._max_model_len, self._seed, self._unseeded = max_model_len, seed, 0
         self._counting = threading.Lock()
         self._grammars = GrammarCompiler(checkpoint.tokenizer, self._config.vocab_size)
+        self._request_ids = itertools.count()  # shared by copies
+        self.verification = "token"
+        """The rule that accepts drafted tokens; `greedy` is exact at temperature 0 only."""
+
+    def entries(
+        self, prompts: Sequence[Prompt | Start], params: Sequence[SamplingParams]
+    ) -> list[tuple[Request, Origin]]:
+        """The requests of a call, one for each completion, and where they come from.
+
+        Raises:
+          RequestError, ConfigError: see `request`.
+        """
+        entries = []
+        for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+            text, bare = text_of(i, prompt)
+            request_id = str(next(self._request_ids))
+            for sample, each in enumerate(completions_of(sampling)):
+                origin = Origin(request_id, text, i, sample)
+                entries.append((self.request(bare, each, i), origin))
+        return entries
 
     def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
@@ -45,6 +67,11 @@ class Intake:
           RequestError: the prompt is empty, too long, or not of the target's kind.
           ConfigError: a parameter does not fit the target.
         """
+        if self.verification == "greedy" and sampling.temperature > 0:
+            raise ConfigError(
+                f"verification 'greedy' is exact at temperature 0 only, but prompt {index} asks "
+                f"for temperature {sampling.temperature}; use verification 'token'."
+            )
         _, bare = text_of(index, prompt)
         given = bare if isinstance(bare, Start) else self._truncated(index, bare, sampling)
         start = given if isinstance(given, Start) else Start.of(self._config, given)

@@ -1,6 +1,7 @@
 """Requests, and the arrays that a batch of them is padded to."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,11 @@ class Request:
         if self.source is not None and self.source.ndim == 1:
             return self.source.tolist()
         return self.prompt_token_ids
+
+    @property
+    def source_digest(self) -> str | None:
+        """A checksum of what the encoder reads, by which processes compare it."""
+        return None if self.source is None else hashlib.sha256(self.source.tobytes()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

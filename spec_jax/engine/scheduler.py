@@ -1,109 +1,258 @@
-"""Continuous batching: a slot is given to the next request as soon as its row has finished.
+"""Continuous batching: requests enter one running batch and leave it, a step at a time.
 
 Everything is decided from the requests and from what the device has decoded, never from the time,
 so that all processes of a run decide alike.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
 
+from spec_jax.config import check_integer
 from spec_jax.decoding.state import RUNNING
-from spec_jax.engine.detokenization import Row
+from spec_jax.engine.batch import Batch
+from spec_jax.engine.batch_shape import NO_FEATURES, BatchShape
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request
+from spec_jax.engine.sequence import Origin, Sequence
+from spec_jax.engine.view import Seconds
 from spec_jax.outputs import StreamChunk
+from spec_jax.text.tokenizer import Tokenizer
 
-ROUNDS_PER_CALL = 64
+ROUNDS_PER_STEP = 64
 """Rounds between host exchanges when nobody waits for the text."""
 ROUNDS_PER_CHUNK = 4
 """Rounds between host exchanges when streaming, or when the host looks for stop strings."""
+FEATURE_STEPS = 64
+"""Steps after which the rounds leave out steps of sampling that no running row needs."""
+
+NO_ORIGIN = Origin()
+
+Learn = Callable[[Request, list[int]], None]
+"""Told each request's tokens once it has finished, failed and cancelled ones left out."""
 
 
 class Scheduler:
-    """Decodes requests in turn, as many at once as there are slots.
+    """Decodes requests in one running batch, in the order in which they are added.
 
-    All shapes are those that the largest of the requests needs, so that any of them fits any slot
-    and nothing is compiled on the way.
+    `add` and `cancel` may be called at any time, by any thread; `step` by one thread at a time.
+
+    The batch starts with the smallest shape that holds the requests that wait, and grows when later
+    ones need more. An empty batch is dropped.
 
     Args:
-      engine: what decodes them.
-      rows: the host's side of each request, in the order in which they are taken.
-      slots: most requests decoded at once.
-      rounds: most rounds of a step.
-      learn: told each request's tokens once it has finished, failed ones left out.
+      engine: what decodes.
+      max_num_seqs: most requests decoded at once.
+      tokenizer: the target's; None if nobody reads the text.
+      learn: told the tokens of finished requests.
     """
 
     def __init__(
         self,
         engine: Engine,
-        rows: Sequence[Row],
-        slots: int,
-        rounds: int,
-        learn: Callable[[Request, Sequence[int]], None],
+        max_num_seqs: int,
+        tokenizer: Tokenizer | None = None,
+        learn: Learn | None = None,
     ):
-        self._waiting, self._rounds, self._learn = deque(rows), rounds, learn
-        self._running: dict[int, Row] = {}
-        self._finished: list[Row] = []
-        self._batch = engine.open([row.request for row in rows], slots)
-        self._slots = self._batch.slots(slots)
+        check_integer("max_num_seqs", max_num_seqs, 1)
+        self.engine, self.max_num_seqs = engine, max_num_seqs
+        self._tokenizer, self._learn = tokenizer, learn
+        self._numbers = itertools.count()
+        self._streaming: set[int] = set()
+        self._arrived: collections.deque[Sequence] = collections.deque()
+        self._cancelled: collections.deque[int] = collections.deque()
+        self._seconds_before: dict[int, float] = {}
+        self._chunks: list[tuple[int, StreamChunk]] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._waiting: collections.deque[Sequence] = collections.deque()
+        self._running: dict[int, Sequence] = {}
+        self._finished: list[Sequence] = []
+        self._batch: Batch | None = None
+        self._room: BatchShape | None = None
+        """The shape that all requests need which were added since the batch was opened."""
+        self._steps_unused = 0
+
+    def add(self, request: Request, origin: Origin = NO_ORIGIN, *, streaming: bool = False) -> int:
+        """Queues a request; returns its id.
+
+        Args:
+          request: what to decode.
+          origin: where it comes from, for its result.
+          streaming: whether somebody waits for the text as it comes.
+        """
+        number = next(self._numbers)
+        if streaming:
+            self._streaming.add(number)
+        self._seconds_before[number] = self.engine.compile_seconds
+        self._arrived.append(Sequence(number, request, origin, self._tokenizer))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Ends a request at the begin of the next step, whose results have its `abort`."""
+        self._cancelled.append(number)
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
-        return bool(self._waiting or self._running)
+        """Whether `step` has anything to do or to return."""
+        queues = (self._arrived, self._cancelled, self._waiting, self._running, self._chunks)
+        return any(map(bool, queues))
 
-    def step(self) -> list[StreamChunk]:
-        """Fills free slots, decodes on, and returns what is new.
+    @property
+    def num_running(self) -> int:
+        """Requests in the running batch."""
+        return len(self._running)
 
-        While requests wait, a step ends with the round in which a row finishes.
+    @property
+    def batch(self) -> Batch | None:
+        """The running batch; None while no request runs."""
+        return self._batch
+
+    def step(self) -> list[tuple[int, StreamChunk]]:
+        """Fills free slots, decodes some rounds, and returns what is new, with its request's id.
+
+        The last chunk of a request has its output. While requests wait, a step ends with the round
+        in which a row finishes.
         """
-        self._fill()
-        rounds, min_running = self._rounds, 1
-        if any(row.request.sampling.stop for row in self._running.values()):
-            rounds = min(rounds, ROUNDS_PER_CHUNK)
-        if self._waiting:
-            min_running = len(self._running)
-        self._batch.advance(rounds, min_running)
-        chunks = list(self._collect())
-        if not self.busy:
-            self._learn_finished()
+        self.settle()
+        self._admit()
+        if self._running:
+            assert self._batch is not None
+            self._drop_features()
+            min_running = len(self._running) if self._waiting else 1
+            self._batch.advance(self._max_rounds(), min_running)
+            self._collect()
+        self._close_if_empty()
+        chunks, self._chunks = self._chunks, []
         return chunks
 
-    def _fill(self) -> None:
-        free = [slot for slot in self._slots if slot not in self._running]
+    def settle(self) -> None:
+        """Queues what was added and ends what was cancelled; decodes nothing."""
+        while self._arrived:
+            sequence = self._arrived.popleft()
+            self._waiting.append(sequence)
+            if self._room is not None:
+                self._room |= self.engine.plan([sequence.request])
+        numbers = set(self._cancelled)
+        self._cancelled.clear()
+        if not numbers:
+            return
+        for sequence in [each for each in self._waiting if each.number in numbers]:
+            self._waiting.remove(sequence)
+            self._emit(sequence, sequence.abort())
+        slots = [slot for slot, each in self._running.items() if each.number in numbers]
+        for slot in slots:
+            sequence = self._running.pop(slot)
+            self._emit(sequence, sequence.abort(), slot)
+        if slots:
+            assert self._batch is not None
+            self._batch.stop(slots)
+        self._close_if_empty()
+
+    def reset(self) -> None:
+        """Forgets all requests, after a failure of the device."""
+        self._arrived.clear()
+        self._cancelled.clear()
+        self._streaming.clear()
+        self._seconds_before.clear()
+        self._chunks.clear()
+        self._forget()
+
+    def _close_if_empty(self) -> None:
+        if self._running or self._waiting:
+            return
+        self._learn_finished()
+        self._batch = self._room = None
+
+    def _admit(self) -> None:
+        """Lets waiting requests enter free slots; the batch grows if they need more of them."""
+        if not self._waiting or len(self._running) >= self.max_num_seqs:
+            return
+        self._learn_finished()
+        rows = min(len(self._waiting) + len(self._running), self.max_num_seqs)
+        if self._batch is None or self._room is None:
+            self._batch = self.engine.open([each.request for each in self._waiting], rows)
+            self._room = self._batch.shape
+        self._grow(self._batch, rows)
+        slots = self._batch.slots(self.max_num_seqs)
+        free = [slot for slot in slots if slot not in self._running]
         entering = {slot: self._waiting.popleft() for slot in free[: len(self._waiting)]}
         if entering:
-            self._learn_finished()
-            self._batch.insert({slot: row.request for slot, row in entering.items()})
             self._running.update(entering)
+            self._batch.insert({slot: each.request for slot, each in entering.items()})
 
-    def _learn_finished(self) -> None:
-        """Before others join, and by rows: the rounds of a step then do not decide the order."""
-        for row in sorted(self._finished, key=_place):
-            self._learn(row.request, row.token_ids)
-        self._finished.clear()
+    def _grow(self, batch: Batch, rows: int) -> None:
+        """Gives the batch the room that all its requests need, `rows` of them at a time."""
+        assert self._room is not None
+        shape = self._room | batch.shape
+        if rows > batch.shape.batch:
+            shape = dataclasses.replace(shape, batch=self.engine.num_rows(rows))
+        if shape != batch.shape:
+            moved = batch.grow(shape)
+            self._running = {moved[slot]: each for slot, each in self._running.items()}
+        self._room = shape
 
-    def _collect(self) -> Iterator[StreamChunk]:
-        """Hands each row its new tokens, and ends those whose stop string came up."""
-        view, cut = self._batch.view, []
-        for slot, row in sorted(self._running.items(), key=lambda item: _place(item[1])):
-            known = len(row.request.prompt_token_ids) + len(row.token_ids)
-            new = view.tokens[slot, known : view.lengths[slot]].tolist()
-            text, new = row.take(new, int(view.finish[slot]))
-            if row.finish_reason is None:
-                if new:
-                    yield StreamChunk(row.index, text, tuple(new), sample=row.sample)
+    def _drop_features(self) -> None:
+        """Leaves out steps of sampling that no row has needed for some time."""
+        assert self._batch is not None and self._room is not None
+        if self._batch.shape.features == NO_FEATURES:
+            return
+        needed = self.engine.features([each.request for each in self._running.values()])
+        unused = needed != self._batch.shape.features
+        self._steps_unused = self._steps_unused + 1 if unused else 0
+        if self._steps_unused >= FEATURE_STEPS:
+            self._steps_unused = 0
+            waiting = self.engine.features([each.request for each in self._waiting])
+            self._room = dataclasses.replace(self._room, features=needed | waiting)
+            self._batch.use(needed)
+
+    def _max_rounds(self) -> int:
+        sequences = self._running.values()
+        if any(each.number in self._streaming or each.request.sampling.stop for each in sequences):
+            return ROUNDS_PER_CHUNK
+        return ROUNDS_PER_STEP
+
+    def _collect(self) -> None:
+        """Hands each sequence its new tokens, and ends those whose stop string came up."""
+        assert self._batch is not None
+        view, stopped = self._batch.view, []
+        for slot, sequence in _by_number(self._running.items()):
+            begin = len(sequence.request.prompt_token_ids) + len(sequence.token_ids)
+            token_ids = view.tokens[slot, begin : view.lengths[slot]].tolist()
+            chunk = sequence.append(token_ids, int(view.finish[slot]))
+            if sequence.finish_reason is None:
+                if chunk.token_ids:
+                    self._chunks.append((sequence.number, chunk))
                 continue
             if view.finish[slot] == RUNNING:
-                cut.append(slot)
+                stopped.append(slot)
             del self._running[slot]
-            if row.finish_reason != "error":
-                self._finished.append(row)
-            output = row.output(slot, self._batch)
-            yield StreamChunk(row.index, text, tuple(new), output, row.sample)
-        if cut:
-            self._batch.stop(cut)
+            if sequence.finish_reason != "error":
+                self._finished.append(sequence)
+            self._emit(sequence, chunk, slot)
+        if stopped:
+            self._batch.stop(stopped)
+
+    def _emit(self, sequence: Sequence, chunk: StreamChunk, slot: int | None = None) -> None:
+        """Completes a sequence's last chunk."""
+        number, batch = sequence.number, self._batch
+        seconds, view = Seconds(), None
+        if batch is not None and slot is not None:
+            seconds, view = batch.seconds_of(slot), batch.view
+        self._streaming.discard(number)
+        compiled = self.engine.compile_seconds - self._seconds_before.pop(number)
+        output = sequence.output(slot, view, seconds._replace(compile=compiled))
+        self._chunks.append((number, dataclasses.replace(chunk, output=output)))
+
+    def _learn_finished(self) -> None:
+        """Before others enter, and in their order: the rounds of a step then do not decide it."""
+        if self._learn is not None:
+            for sequence in sorted(self._finished, key=lambda each: each.number):
+                self._learn(sequence.request, sequence.token_ids)
+        self._finished.clear()
 
 
-def _place(row: Row) -> tuple[int, int]:
-    return row.index, row.sample
+def _by_number(items: Iterable[tuple[int, Sequence]]) -> list[tuple[int, Sequence]]:
+    return sorted(items, key=lambda item: item[1].number)

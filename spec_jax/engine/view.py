@@ -1,12 +1,29 @@
-"""The host's copy of a batch."""
+"""The host's copy of a batch, and what it took."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.state import Counters
+
+
+class Work(NamedTuple):
+    """The totals of one request's rounds; as in `Counters`."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    accepted_per_position: tuple[int, ...]
+
+
+class Seconds(NamedTuple):
+    """Wall time of prefill, of rounds, and of compilation, which neither of them includes."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    compile: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +44,7 @@ class View:
     counters: Counters
     logprobs: Logprobs | None
 
-    def work(self, slot: int) -> "Work":
+    def work(self, slot: int) -> Work:
         """The totals of a row's rounds."""
         counters: Any = self.counters
         return Work(
@@ -37,7 +54,7 @@ class View:
             accepted_per_position=tuple(counters.accepted_per_position[slot].tolist()),
         )
 
-    def work_until(self, slot: int, begin: int, end: int) -> "Work":
+    def work_until(self, slot: int, begin: int, end: int) -> Work:
         """The totals of a row's rounds if token `end - 1` was a stop that only the host knew.
 
         They are counted as for a stop token on the device: without rounds after it and without
@@ -55,13 +72,3 @@ class View:
         drafted[-1] = min(drafted[-1], seen[-1])
         per_position = (np.arange(lookahead)[None] < kept[:, None]).sum(0)
         return Work(len(seen), int(drafted.sum()), int(kept.sum()), tuple(per_position.tolist()))
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """The totals of one request's rounds; as in `Counters`."""
-
-    rounds: int
-    drafted: int
-    accepted: int
-    accepted_per_position: tuple[int, ...]

@@ -238,11 +238,11 @@ BUGS = {
         ["tests/text/test_grammar.py", "-k", "tree"],
     ),
     "no text is held back for a stop string": PlantedBug(
-        "engine/detokenization.py",
-        "Row._show",
+        "engine/detokenizer.py",
+        "Detokenizer.take",
         "range(1, len(S))",
         "range(len(S), len(S))",
-        ["tests/engine/test_detokenization.py"],
+        ["tests/engine/test_detokenizer.py"],
     ),
     "the branch that a tree keeps is taken from beyond a ring": PlantedBug(
         "models/cache.py",

@@ -5,8 +5,8 @@ import pytest
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.state import LENGTH, RUNNING
-from spec_jax.engine.detokenization import Row
 from spec_jax.engine.requests import Request
+from spec_jax.engine.sequence import Origin, Sequence
 from spec_jax.text.tokenizer import StreamDecoder
 
 
@@ -35,11 +35,11 @@ class Letters(StreamDecoder):
 def test_text_that_may_become_a_stop_string_is_held_back_and_no_longer(text, shown):
     params = SamplingParams(stop=("END", "never"))
     prompt = Request([1], params, np.zeros((2,), np.uint32), (), max_length=99)
-    row = Row(0, 0, "0", None, prompt, Letters())
+    sequence = Sequence(0, prompt, Origin(), Letters())
     seen = []
     for i, letter in enumerate(text):
-        if row.finish_reason is None:
+        if sequence.finish_reason is None:
             last = i == len(text) - 1
-            seen.append(row.take([ord(letter)], LENGTH if last else RUNNING)[0])
+            seen.append(sequence.append([ord(letter)], LENGTH if last else RUNNING).text)
     assert seen == shown
-    assert row.finish_reason == ("stop" if "END" in text else "length")
+    assert sequence.finish_reason == ("stop" if "END" in text else "length")

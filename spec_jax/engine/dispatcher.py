@@ -1,0 +1,179 @@
+"""Hands the chunks of a running batch to the callers that wait for them.
+
+No thread runs in the background: whoever waits for a chunk runs the next step, unless another
+caller of the same batch is running it.
+"""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator
+
+from spec_jax.engine.progress import Bar, progress_bar
+from spec_jax.engine.requests import Request
+from spec_jax.engine.scheduler import Scheduler
+from spec_jax.engine.sequence import Origin
+from spec_jax.errors import GenerationError
+from spec_jax.outputs import RequestOutput, StreamChunk
+
+Entry = tuple[Request, Origin]
+"""A request, and where it comes from."""
+
+
+class Device:
+    """Whose step comes next, among the batches that share a device.
+
+    Attributes:
+      changed: notified after each step; its lock guards everything that callers share.
+      queue: dispatchers in the order of their steps; the first one steps.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.queue: collections.deque[Dispatcher] = collections.deque()
+
+
+@dataclasses.dataclass(eq=False)
+class Mailbox:
+    """What one caller waits for.
+
+    Attributes:
+      open: the ids of its requests that have not finished.
+      chunks: what it has not taken yet.
+      error: why it gets no more.
+    """
+
+    open: set[int] = dataclasses.field(default_factory=set)
+    chunks: collections.deque[StreamChunk] = dataclasses.field(default_factory=collections.deque)
+    error: Exception | None = None
+
+
+class Dispatcher:
+    """All callers and threads of one running batch.
+
+    Args:
+      scheduler: of the batch.
+      device: shared with the other batches of a target.
+    """
+
+    def __init__(self, scheduler: Scheduler, device: Device):
+        self.scheduler, self._device = scheduler, device
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._is_stepping = False
+
+    def chunks(self, entries: Iterable[Entry], *, streaming: bool) -> Iterator[StreamChunk]:
+        """Decodes requests, from the first chunk that is asked for on.
+
+        Closing or dropping the iterator cancels those that have not finished.
+        """
+        mailbox = Mailbox()
+        with self._device.changed:
+            for request, origin in entries:
+                number = self.scheduler.add(request, origin, streaming=streaming)
+                mailbox.open.add(number)
+                self._mailboxes[number] = mailbox
+        try:
+            while (chunk := self._next(mailbox)) is not None:
+                yield chunk
+        finally:
+            self._cancel(mailbox)
+
+    def outputs(
+        self, entries: Iterable[Entry], counts: list[int], use_tqdm: Bar = False
+    ) -> list[RequestOutput]:
+        """The result of each prompt, in order.
+
+        Args:
+          entries: the requests of all prompts.
+          counts: completions of each prompt.
+          use_tqdm: see `LLM.generate`.
+
+        Raises:
+          GenerationError: decoding failed; its `outputs` are the results of the prompts that were
+            complete.
+        """
+        completed: list[list[RequestOutput]] = [[] for _ in counts]
+        try:
+            with progress_bar(use_tqdm, sum(counts)) as advance:
+                for chunk in self.chunks(entries, streaming=False):
+                    if chunk.output is not None:
+                        completed[chunk.index].append(chunk.output)
+                        advance()
+        except Exception as error:
+            outputs = [
+                RequestOutput.joined(parts) if len(parts) == count else None
+                for parts, count in zip(completed, counts, strict=True)
+            ]
+            num_done = sum(output is not None for output in outputs)
+            raise GenerationError(
+                f"decoding failed after {num_done} of {len(outputs)} prompts, whose results are "
+                f"this error's `outputs`: {error}",
+                outputs,
+            ) from error
+        return [RequestOutput.joined(parts) for parts in completed]
+
+    def _next(self, mailbox: Mailbox) -> StreamChunk | None:
+        """The caller's next chunk, for which steps are run if nobody else runs one."""
+        with self._device.changed:
+            while not mailbox.chunks:
+                if mailbox.error is not None:
+                    raise mailbox.error
+                if not mailbox.open:
+                    return None
+                if self._is_stepping:
+                    self._device.changed.wait()
+                else:
+                    self._step()
+            return mailbox.chunks.popleft()
+
+    def _step(self) -> None:
+        """Waits for the device, runs a step without the lock, and delivers its chunks."""
+        changed, queue = self._device.changed, self._device.queue
+        self._is_stepping = True
+        queue.append(self)
+        try:
+            while queue[0] is not self:
+                changed.wait()
+            changed.release()
+            try:
+                chunks = self.scheduler.step()
+            except BaseException as error:
+                changed.acquire()
+                self._fail(error)
+                raise
+            changed.acquire()
+            for number, chunk in chunks:
+                self._deliver(number, chunk)
+        finally:
+            queue.remove(self)
+            self._is_stepping = False
+            changed.notify_all()
+
+    def _deliver(self, number: int, chunk: StreamChunk) -> None:
+        mailbox = self._mailboxes.get(number)
+        if mailbox is None:
+            return  # nobody waits for it any more
+        mailbox.chunks.append(chunk)
+        if chunk.output is not None:
+            del self._mailboxes[number]
+            mailbox.open.discard(number)
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends all requests: the batch's buffers are lost."""
+        self.scheduler.reset()
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"another caller of the same batch was interrupted: {error!r}")
+        for mailbox in self._mailboxes.values():
+            mailbox.error = error
+            mailbox.open.clear()
+        self._mailboxes.clear()
+
+    def _cancel(self, mailbox: Mailbox) -> None:
+        """Cancels what a caller no longer waits for; memory is freed at once if nobody steps."""
+        with self._device.changed:
+            for number in mailbox.open:
+                self.scheduler.cancel(number)
+                del self._mailboxes[number]
+            if mailbox.open and not self._is_stepping:
+                self.scheduler.settle()
+            mailbox.open.clear()
