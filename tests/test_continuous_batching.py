@@ -10,7 +10,8 @@ import jax
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
-from spec_jax.engine import programs
+from spec_jax.decoding.state import RUNNING
+from spec_jax.engine import programs, scheduler
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.programs import Compiler
 from spec_jax.errors import GenerationError
@@ -286,3 +287,89 @@ def test_dropped_programs_give_their_memory_maps_back(plain):
     compiler.clear()
     assert before < full < 1
     assert programs.maps_taken() < full - (full - before) / 2
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """Every batch that decoded, with its running rows, in the order of its steps."""
+    steps = []
+
+    def advance(batch, *args, advance=Batch.advance):
+        steps.append((batch, int((batch.view.finish == RUNNING).sum())))
+        return advance(batch, *args)
+
+    monkeypatch.setattr(Batch, "advance", advance)
+    return steps
+
+
+def test_two_threads_with_two_streams_each_share_one_batch(plain, batches):
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    expected = plain.generate(PROMPTS[0], params)[0].token_ids
+    batches.clear()
+    together, texts = threading.Barrier(2), []
+
+    def read():
+        streams = [plain.stream(PROMPTS[0], params) for _ in range(2)]
+        pieces = [next(streams[0]).token_ids]
+        together.wait()  # both threads have a stream in the batch
+        pieces += [(), *(chunk.token_ids for chunk in streams[0])]
+        texts.append(sum(pieces, ()))
+        texts.append(sum((chunk.token_ids for chunk in streams[1]), ()))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    assert texts == [expected] * 4
+    assert max(rows for _, rows in batches) >= 2
+    # Rounds are shared: two texts at a time take the steps of little more than one.
+    alone = -(-len(expected) // scheduler.ROUNDS_PER_CHUNK)
+    assert len(batches) < 4 * alone
+
+
+def test_streams_of_one_thread_decode_in_one_batch(plain, batches):
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    streams = [plain.stream(PROMPTS[0], params) for _ in range(4)]
+    texts = [[] for _ in streams]
+    while any([iter_one(each, text) for each, text in zip(streams, texts, strict=True)]):
+        pass
+    assert len({batch for batch, _ in batches}) == 1
+    assert max(rows for _, rows in batches) == 4
+    assert len({tuple(text) for text in texts}) == 1 and len(texts[0]) == 24
+
+
+def iter_one(stream, text):
+    chunk = next(stream, None)
+    if chunk is not None:
+        text.extend(chunk.token_ids)
+    return chunk is not None
+
+
+def test_a_stream_that_nobody_reads_stalls_no_other_caller(plain, batches):
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    paused = plain.stream(PROMPTS[0], params)
+    first = next(paused)
+    (output,) = plain.generate(PROMPTS[1], params)
+    assert len(output.token_ids) == 40
+    assert len({batch for batch, _ in batches}) == 1  # the paused stream went on beside it
+    steps = len(batches)
+    chunks = [first, *paused]
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 40
+    assert len(batches) - steps <= 1  # its text had been decoded
+
+
+def test_a_sibling_takes_turns(plain, llm_of):
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    other = llm_of("prompt_lookup")
+    expected = ids(plain.generate(PROMPTS[:1], params))[0]
+    stream, results = plain.stream(PROMPTS[0], params), []
+    next(stream)
+    thread = threading.Thread(
+        target=lambda: results.append(ids(other.generate(PROMPTS[0], params)))
+    )
+    thread.start()
+    rest = list(stream)
+    thread.join(timeout=120)
+    assert results == [[expected]] and rest[-1].output.token_ids == expected
