@@ -103,7 +103,7 @@ class Adaptive(DraftLengthPolicy):
     def insert(
         self, state: AdaptiveState, slots: Int[Array, "shards inserted"], rows: AdaptiveState
     ) -> AdaptiveState:
-        """Statistics of drafts come from the rows; the costs of rounds stay those of the batch."""
+        """Statistics of drafts come from the rows; the batch keeps its costs of rounds."""
         names = ("accepted", "judged", "idle", "patience")
         old, new = ({name: getattr(each, name) for name in names} for each in (state, rows))
         return dataclasses.replace(state, **insert_rows(old, slots, new))

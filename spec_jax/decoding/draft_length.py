@@ -29,7 +29,7 @@ class DraftOutcome:
 
     @classmethod
     def of(cls, draft: Draft, path: Array, drafted: Array, accepted: Array) -> "DraftOutcome":
-        """Reads the confidence along the draft that was kept; `path` as of `Draft.path`."""
+        """Reads the confidence along the draft that was kept; see `Draft.path`."""
         if draft.confidence is None:
             return cls(drafted, accepted, None)
         return cls(drafted, accepted, jnp.take_along_axis(draft.confidence, path, axis=1))
@@ -65,9 +65,9 @@ class DraftLengthPolicy:
         return state
 
     def insert(self, state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> Any:
-        """Puts rows into slots of a running state; `slots` as for `insert_rows`.
+        """Puts rows into slots of a running state; for `slots` see `insert_rows`.
 
-        State that rows share, such as measured costs, stays that of the running state.
+        What rows share, such as measured costs, is left as it is.
         """
         return insert_rows(state, slots, rows)
 

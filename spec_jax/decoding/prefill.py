@@ -80,7 +80,7 @@ def start(
 def prefill(
     target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool = False
 ) -> DecodeState:
-    """Reads the prompts to their ends; arguments as for `prefill_step`."""
+    """Reads the prompts to their ends; see `prefill_step` for the arguments."""
 
     def read(_: Array, state: DecodeState) -> DecodeState:
         return prefill_step(target, drafter, state, block, prompt_logprobs)
@@ -202,7 +202,7 @@ def insert(
     Args:
       policy: the batch's draft-length policy.
       state: of the same capacity as the rows.
-      slots: the slot that each row takes, as for `insert_rows`.
+      slots: the slot that each row takes, see `insert_rows`.
       rows: the rows.
     """
     draft_length = policy.insert(state.draft_length, slots, rows.draft_length)

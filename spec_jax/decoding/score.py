@@ -50,7 +50,7 @@ class Scored(NamedTuple):
     def along(
         self, draft: Draft, path: Int[Array, "batch lookahead"], lengths: Int[Array, " batch"]
     ) -> "Scored":
-        """Logits, features and cache of one draft of each row alone; `path` as of `Draft.path`."""
+        """Logits, features and cache of one draft of each row alone; see `Draft.path`."""
         if draft.num_drafts == 1:
             return self
         scored = jnp.pad(path + 1, ((0, 0), (1, 0)))
@@ -84,8 +84,8 @@ def score(
       draft: their draft tokens.
       sampling: their sampling parameters.
       scoring: how the target is called (static). `block`: once over all tokens side by side.
-        `prefix_batch`: once over the K + 1 prefixes of the draft as a batch, each in KV slots of
-        its own after the cached text that all share (called "stairs" in IVUS 2024).
+        `prefix_batch`: once over the K + 1 prefixes of the draft as a batch, each in separate
+        KV slots after the cached text that all share (called "stairs" in IVUS 2024).
       allowed: packed sets of the tokens that a grammar allows at each position.
       feature_layers: the features to return, see `TargetOutput` (static).
     """

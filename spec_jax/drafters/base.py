@@ -156,7 +156,7 @@ class PromptBlock:
 
     Attributes:
       tokens: the rows' prompts.
-      lengths: tokens of each prompt. Its last token is no part of any block.
+      lengths: tokens of each prompt. No block holds the last one.
       begin: where each row's block begins.
       num_tokens: how many tokens the row's block has, 0 if it was read to its end before.
       features: the target's features at these tokens, as `Drafter.feature_layers` asks; the first

@@ -72,8 +72,8 @@ class DraftModel(Drafter):
         """K tokens, each drawn from the draft's own processed distribution."""
         tokens = self._readable(context.tokens)
         if not context.fixed_length:
-            wanted = jnp.where(context.limits > 0, context.lengths - 2, 0)
-            state = catch_up(self.model, tokens, wanted, state)
+            end = jnp.where(context.limits > 0, context.lengths - 2, 0)
+            state = catch_up(self.model, tokens, end, state)
         return draft_on(
             self.model,
             tokens,
@@ -193,15 +193,17 @@ def _latest_of_drafts(
     num_drafts: int,
     num_tokens: Int[Array, " batch"],
 ) -> Pattern:
-    """The drafts' latest tokens: each sees the text and the tokens of its own draft."""
+    """The drafts' latest tokens: each sees the text and the draft that it is part of."""
     drafted = jnp.arange(lookahead * num_drafts, dtype=jnp.int32)
     draft = jnp.arange(num_drafts, dtype=jnp.int32)
-    own = (drafted < step * num_drafts)[None] & (drafted[None] % num_drafts == draft[:, None])
+    same_draft = (drafted < step * num_drafts)[None] & (
+        drafted[None] % num_drafts == draft[:, None]
+    )
     return Pattern(
         positions=jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), num_drafts)),
         start=lengths + (step - 1) * num_drafts,
         text=lengths,
-        among=own,
+        among=same_draft,
         depths=drafted // num_drafts,
         num_tokens=num_tokens,
     )
@@ -210,11 +212,11 @@ def _latest_of_drafts(
 def catch_up(
     model: Model,
     tokens: Int[Array, "batch length"],
-    wanted: Int[Array, " batch"],
+    end: Int[Array, " batch"],
     cache: KVCache,
 ) -> KVCache:
     """Reads known tokens until each row's cache holds at least `wanted` of them."""
-    return prefill(model, tokens, wanted, cache, min(CATCH_UP, tokens.shape[1]))
+    return prefill(model, tokens, end, cache, min(CATCH_UP, tokens.shape[1]))
 
 
 def over_vocabulary(
@@ -224,11 +226,11 @@ def over_vocabulary(
 
     Without `columns` both models share their ids; padding rows of an embedding have no meaning.
     """
-    own = logits.shape[-1]
+    size = logits.shape[-1]
     if columns is not None:
         shared = (columns >= 0).reshape((1,) * (logits.ndim - 1) + (-1,))
         return jnp.where(shared, jnp.take(logits, jnp.maximum(columns, 0), axis=-1), -jnp.inf)
-    if own >= vocab:
+    if size >= vocab:
         return logits[..., :vocab]
-    missing = [(0, 0)] * (logits.ndim - 1) + [(0, vocab - own)]
+    missing = [(0, 0)] * (logits.ndim - 1) + [(0, vocab - size)]
     return jnp.pad(logits, missing, constant_values=-jnp.inf)

@@ -46,8 +46,8 @@ class PromptLookup(Drafter):
             tokens, lengths = jnp.concatenate([state, tokens], axis=1), lengths + state.shape[1]
         tokens, lengths = jax.vmap(self._look_up)(tokens, lengths)
         if state is not None:  # nothing is copied across the end of the source
-            known = (tokens >= 0).reshape(len(tokens), -1, self.num_drafts).any(-1)
-            leading = jnp.cumprod(known.astype(jnp.int32), axis=1).sum(-1, dtype=jnp.int32)
+            has_token = (tokens >= 0).reshape(len(tokens), -1, self.num_drafts).any(-1)
+            leading = jnp.cumprod(has_token.astype(jnp.int32), axis=1).sum(-1, dtype=jnp.int32)
             lengths = jnp.minimum(lengths, leading)
         return Draft(tokens=tokens, probs=None, lengths=lengths, num_drafts=self.num_drafts), state
 
@@ -60,11 +60,11 @@ class PromptLookup(Drafter):
         steps = jnp.arange(self.lookahead, dtype=jnp.int32)
         several, longest = [], jnp.int32(0)
         for _ in range(self.num_drafts):
-            draft, found = continuation(tokens, length, matched, self.lookahead)
-            draft = jnp.where(steps < found, draft, -1)
+            draft, length_of_draft = continuation(tokens, length, matched, self.lookahead)
+            draft = jnp.where(steps < length_of_draft, draft, -1)
             matched = jnp.where(copies_at(tokens, length, draft), 0, matched)
             several.append(draft)
-            longest = jnp.maximum(longest, found)
+            longest = jnp.maximum(longest, length_of_draft)
         return jnp.stack(several, axis=1).reshape(-1), longest
 
 
@@ -94,9 +94,9 @@ def continuation(
     """The tokens after the leftmost longest match, and how many of them are known."""
     # argmax takes the first, so the leftmost position of the longest match.
     start = argmax(matched)
-    found = jnp.where(matched.max() > 0, jnp.minimum(lookahead, length - start), 0)
+    length_of_draft = jnp.where(matched.max() > 0, jnp.minimum(lookahead, length - start), 0)
     padded = jnp.pad(tokens, (0, lookahead))
-    return jax.lax.dynamic_slice_in_dim(padded, start, lookahead), found
+    return jax.lax.dynamic_slice_in_dim(padded, start, lookahead), length_of_draft
 
 
 def copies_at(

@@ -46,7 +46,7 @@ class SuffixLookup(Drafter):
     max_ngram: int = static(default=16)
 
     def init(self, prompt: DrafterPrompt) -> PastText:
-        """The state is what `SuffixIndex.arrays` gave for the requests; it never changes."""
+        """The arrays that `SuffixIndex.arrays` made for the requests; they never change."""
         if prompt.inputs is None:
             raise ValueError("a drafter that searches past outputs needs their suffix arrays")
         return PastText(*prompt.inputs)
@@ -68,11 +68,13 @@ class SuffixLookup(Drafter):
     ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
         matched = match_lengths(tokens, length, self.max_ngram)
         matched = jnp.where(matched >= SHORTEST, matched, 0)
-        own, own_found = continuation(tokens, length, matched, self.lookahead)
+        from_row, num_from_row = continuation(tokens, length, matched, self.lookahead)
         size, low, high = longest_match(tokens, length, text, order, count, self.max_ngram)
-        past, past_found = likeliest(text, order, low, high, size, self.lookahead)
+        from_past, num_from_past = likeliest(text, order, low, high, size, self.lookahead)
         longer = size > matched.max()
-        return jnp.where(longer, past, own), jnp.where(longer, past_found, own_found)
+        return jnp.where(longer, from_past, from_row), jnp.where(
+            longer, num_from_past, num_from_row
+        )
 
 
 def longest_match(
@@ -95,23 +97,23 @@ def longest_match(
     # The lower bound is the n-gram followed by the smallest token, which leaves out occurrences at
     # the end of an output; the upper bound is the n-gram followed by more than any token.
     following = jnp.array([0, jnp.iinfo(jnp.int32).max], jnp.int32)[:, None, None]
-    wanted = jnp.where(inside[None], ngrams[None], following)
+    bound_tokens = jnp.where(inside[None], ngrams[None], following)
 
     def halve(_, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = (low + high) // 2
         at = order[jnp.minimum(middle, len(order) - 1)][..., None] + steps[None, None]
         here = text[jnp.minimum(at, len(text) - 1)]
-        differs = (here != wanted) & compared[None]
+        differs = (here != bound_tokens) & compared[None]
         first = differs & (jnp.cumsum(differs, axis=-1, dtype=jnp.int32) == 1)
-        below = (first & (here < wanted)).any(-1) & (low < high)
+        below = (first & (here < bound_tokens)).any(-1) & (low < high)
         return jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
 
     bounds = jnp.zeros((2, len(sizes)), jnp.int32), jnp.full((2, len(sizes)), count)
     (low, high), _ = jax.lax.fori_loop(0, len(order).bit_length(), halve, bounds)
-    found = jnp.where((high > low) & (sizes <= length), sizes, 0)
-    best = argmax(found)
-    return found[best], low[best], high[best]
+    matched_sizes = jnp.where((high > low) & (sizes <= length), sizes, 0)
+    best = argmax(matched_sizes)
+    return matched_sizes[best], low[best], high[best]
 
 
 def likeliest(
@@ -141,5 +143,5 @@ def likeliest(
     there = index < occurrences
     agreement = jnp.where(there[None], common, 0).sum(-1, dtype=jnp.int32)
     best = argmax(jnp.where(there, agreement, -1))
-    found = jnp.where(size > 0, inside[best].sum(dtype=jnp.int32), 0)
-    return jnp.maximum(texts[best], 0), found
+    num_tokens = jnp.where(size > 0, inside[best].sum(dtype=jnp.int32), 0)
+    return jnp.maximum(texts[best], 0), num_tokens

@@ -81,10 +81,10 @@ class UniversalVocabulary(Drafter):
         return self._checked(OwnText(tokens, lengths, jnp.zeros(lengths.shape, bool), cache))
 
     def prefill(self, state: OwnText, block: PromptBlock) -> OwnText:
-        """Reads as many of its own tokens, and all that are left when the prompt ends."""
-        known = jnp.maximum(state.lengths - 1, 0)
+        """Reads a block of the drafter's tokens, and all that are left when the prompt ends."""
+        last_read = jnp.maximum(state.lengths - 1, 0)
         ends = block.end >= block.lengths - 1
-        end = jnp.where(ends, known, jnp.minimum(known, state.cache.lengths + block.size))
+        end = jnp.where(ends, last_read, jnp.minimum(last_read, state.cache.lengths + block.size))
         cache = prefill(self.model, state.tokens, end, state.cache, block.size)
         return dataclasses.replace(state, cache=cache)
 
@@ -102,8 +102,8 @@ class UniversalVocabulary(Drafter):
     def propose(self, state: OwnText, context: Context) -> tuple[Draft, OwnText]:
         """K tokens, each drawn from the drafter's processed distribution over shared tokens."""
         limits = jnp.where(state.full, 0, context.limits)
-        wanted = jnp.where(limits > 0, state.lengths - 2, 0)
-        cache = catch_up(self.model, state.tokens, wanted, state.cache)
+        end = jnp.where(limits > 0, state.lengths - 2, 0)
+        cache = catch_up(self.model, state.tokens, end, state.cache)
         draft, cache = draft_on(
             self.model,
             state.tokens,
@@ -123,11 +123,11 @@ class UniversalVocabulary(Drafter):
         last = jnp.take_along_axis(committed.tokens, committed.lengths[:, None] - 1, axis=1)[:, 0]
         spelt = jnp.where(emitted > 0, self.spelling_lengths[last], 0)
 
-        def row(own, own_length, tokens, before, accepted, last):
+        def row(drafter_ids, drafter_length, tokens, before, accepted, last):
             drafted = jax.lax.dynamic_slice_in_dim(tokens, before, self.lookahead)
             new = jnp.pad(self.to_drafter[drafted], (0, self.spelling.shape[1]))
             new = jax.lax.dynamic_update_slice_in_dim(new, self.spelling[last], accepted, axis=0)
-            return jax.lax.dynamic_update_slice_in_dim(own, new, own_length, axis=0)
+            return jax.lax.dynamic_update_slice_in_dim(drafter_ids, new, drafter_length, axis=0)
 
         tokens = jax.vmap(row)(
             state.tokens, state.lengths, committed.tokens, committed.before, accepted, last

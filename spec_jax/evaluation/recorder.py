@@ -24,7 +24,11 @@ class Drafted(NamedTuple):
 
 def drafted(draft: Draft, size: int) -> Drafted:
     """The host's copy of the first rows' drafts."""
-    tokens, probs, lengths = distributed.to_host((draft.tokens, draft.probs, draft.lengths))
+    parts = (draft.tokens, draft.probs, draft.lengths, draft.is_certain)
+    tokens, probs, lengths, is_certain = distributed.to_host(parts)
+    if probs is not None and is_certain is not None:
+        one_hot = tokens[..., None] == np.arange(probs.shape[-1])
+        probs = np.where(is_certain[..., None], one_hot, probs).astype(probs.dtype)
     probs = None if probs is None else probs[:size]
     return Drafted(tokens[:size], probs, lengths[:size], draft.num_drafts)
 

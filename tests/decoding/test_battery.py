@@ -4,7 +4,7 @@ What a combination must show depends on its setting and its rows:
 
 - greedy, `one` row or `three`: the reference decoder's tokens, exactly.
 - sampled, `one`: what one request says is a sample of the target's joint distribution. Thousands of
-  rows of their own seeds stand for it, and chi-square tests of its first tokens against the
+  rows with different seeds stand for it, and chi-square tests of its first tokens against the
   exact probabilities fail a correct program once in a million.
 - sampled, `three`: a row says the same in another place and among other neighbours.
 

@@ -86,7 +86,7 @@ def test_sampled_tokens_have_the_targets_joint_distribution():
 
 
 def test_a_draft_may_share_the_targets_encoder():
-    """A decoder of its own for the same encoder drafts the same from either's output."""
+    """Another decoder for the same encoder drafts the same from either's output."""
     draft = tiny_model(1, num_layers=1, encoder_layers=2)
     draft = draft.with_weights({name: TARGET.weights[name] for name in draft.weights})
     requests = [request([0], GREEDY, source=each) for each in SOURCES]

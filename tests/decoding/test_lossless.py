@@ -49,7 +49,7 @@ def emitted_joint(p, q, stops, *, rule="token", deterministic=False, certain=Non
 
     Args:
       p: p[c] is [V**c, V]: the target after each context of c tokens, c = 0..K.
-      q: likewise the draft's, c = 0..K - 1.
+      q: q[c] is the draft's, c = 0..K - 1.
       stops: stops[c] is bool [V**c]: the drafter stops drafting at these contexts, so a draft's
         length may depend on its own tokens.
       rule: the verification rule.

@@ -1,4 +1,4 @@
-"""However the target is called, a place's distribution is that of its own text."""
+"""However the target is called, a position has the distribution of the text before it."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The seam for features: what a drafter gets with each kept token is what the target computes."""
+"""The seam for features: at each kept token a drafter gets what the target computes there."""
 
 import dataclasses
 import functools

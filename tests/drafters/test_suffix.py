@@ -120,7 +120,7 @@ def kept(outputs):
 def test_ragged_batches_of_two_tenants_agree_with_plain_python(
     lookahead, max_ngram, rows, ours, theirs
 ):
-    """Each draft is what its own tenant's outputs alone say."""
+    """Each draft copies the outputs of its tenant alone."""
     index = index_of(ours=ours, theirs=theirs)
     namespaces = ["ours", "theirs", "theirs", "ours"]
     stored = {"ours": kept(ours), "theirs": kept(theirs)}
@@ -168,7 +168,7 @@ def test_worked_examples(known, outputs, expected):
 
 
 def test_a_continuation_that_most_share_for_longer_is_preferred():
-    """Each begins with a token of its own more often, but further on only one is agreed upon."""
+    """Each begins with a different token more often, but further on only one is agreed upon."""
     outputs = [[1, 2, 3, 0], [1, 2, 3, 1], [1, 2, 3, 2], [1, 2, 4, 5, 5], [1, 2, 4, 5, 5]]
     assert drafts([[1, 2]], index_of(ours=outputs), ["ours"], 3, 4) == [[4, 5, 5]]
     assert drafts([[1, 2]], index_of(ours=outputs), ["ours"], 1, 4) == [[3]]
