@@ -171,7 +171,7 @@ def test_the_command(directories, tmp_path, capsys):
     captured = capsys.readouterr()
     assert "real-time factor" in captured.out + captured.err
     assert main(["transcribe", *target]) == 2
-    assert "no sound given" in capsys.readouterr().err
+    assert "no sounds given" in capsys.readouterr().err
 
 
 def output(*ids):

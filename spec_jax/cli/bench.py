@@ -13,7 +13,7 @@ from spec_jax.benchmarking.summary import Measured, Spread, summarize
 from spec_jax.benchmarking.systems import Runner, grid, prepare
 from spec_jax.cli.interrupts import INTERRUPTED, acknowledge
 from spec_jax.cli.loading import connect
-from spec_jax.cli.screen import Screen, minutes_left
+from spec_jax.cli.screen import Screen, minutes_left, plain_table
 from spec_jax.cli.tool_options import BenchOptions
 from spec_jax.llm import LLM
 
@@ -138,10 +138,8 @@ def show(screen: Screen, results: Results) -> None:
 
 
 def _table(measured: Sequence[Measured]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("system")
-    for name in ("tokens/s", "speed-up", "a call", "kept", "first, ms", "token, ms", "loop"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = ("tokens/s", "speed-up", "a call", "kept", "first, ms", "token, ms", "loop")
+    table = plain_table(["system"], numbers)
     for each in measured:
         rate, efficiency = each.acceptance_rate, each.loop_efficiency
         table.add_row(

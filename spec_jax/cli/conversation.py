@@ -1,13 +1,12 @@
 """The messages of a conversation, and the file that they are saved to."""
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spec_jax.cli.prompts import checked
 from spec_jax.errors import RequestError
+from spec_jax.files import replace_text
 
 Message = dict[str, str]
 Encode = Callable[[Sequence[Message]], Sequence[int]]
@@ -69,7 +68,7 @@ class Conversation:
             raise RequestError(f"{name} exists and is not of this conversation; name another file.")
         content = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
         try:
-            _replace(path, content.encode())
+            replace_text(path, content)
         except OSError as error:
             raise RequestError(
                 f"cannot write {name}: {error.strerror}; the conversation continues."
@@ -80,24 +79,3 @@ class Conversation:
 
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all."""
-    number, beside = tempfile.mkstemp(prefix=f".{path.name[:64]}-", dir=path.parent)
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(beside, 0o666 & ~_umask())
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

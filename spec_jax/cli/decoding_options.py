@@ -142,12 +142,13 @@ class AuditOptions(PromptOptions, SpeculationOptions):
         ),
     ] = NoDraftConfig()
     sampling: Annotated[
-        SamplingParams | None,
+        SamplingParams,
         Group(only=DISTRIBUTION, defaults={"temperature": str(AUDIT_TEMPERATURE)}),
-    ] = None
+    ] = SamplingParams()
     """Without these there are two settings: temperature 1, and temperature 0.7 with top-p 0.9 and a
     repetition penalty of 1.2. With any of them there is one, with these defaults; at temperature 0
     only the greedy checks run."""
+    has_sampling: Annotated[bool, Flag(hidden=True)] = False
     samples: AtLeast1 | None = None
     """Rows sampled for each setting; more find smaller deviations (default: 4096, or 512 for a
     model of ten million parameters or more)."""
@@ -164,6 +165,7 @@ class AuditOptions(PromptOptions, SpeculationOptions):
     def complete(cls, values: dict[str, Any]) -> None:
         """Fills in the audit's defaults."""
         if "sampling" in values:
+            values["has_sampling"] = True
             values["sampling"].setdefault("temperature", AUDIT_TEMPERATURE)
 
     def __post_init__(self) -> None:
@@ -176,7 +178,7 @@ class AuditOptions(PromptOptions, SpeculationOptions):
     @property
     def settings(self) -> dict[str, SamplingParams] | None:
         """Name -> how to sample; None for the default settings."""
-        if self.sampling is None:
+        if not self.has_sampling:
             return None
         return {"as given": self.sampling} if self.sampling.temperature else {}
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from spec_jax import distributed
 from spec_jax.cli.decoding_options import EvaluateOptions
 from spec_jax.cli.loading import job_summary, load
-from spec_jax.cli.screen import Screen
+from spec_jax.cli.screen import Screen, plain_table
 from spec_jax.config import SamplingParams
 from spec_jax.evaluation.parity import DIFFERENT, NO_DIFFERENCE, NOT_TESTED, Estimate, Parity
 from spec_jax.evaluation.quality import Quality, evaluate
@@ -82,10 +82,7 @@ def _told(name: str, value: object) -> bool:
 
 def _table(options: EvaluateOptions, quality: Quality) -> Table:
     parity = quality.parity
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in (parity.scale.name, "95 % interval", "tokens/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table([""], (parity.scale.name, "95 % interval", "tokens/s"))
     table.add_row("plain", *_row(parity.plain), f"{quality.plain.tokens_per_second:.1f}")
     speed = f"{quality.speculative.tokens_per_second:.1f}"
     table.add_row(options.speculative.method, *_row(parity.speculative), speed)

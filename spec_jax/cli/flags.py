@@ -89,8 +89,8 @@ def parse(command: str, options: type[T], arguments: Sequence[str]) -> T:
         if option.default is dataclasses.MISSING and not values.get(option.name):
             remedy = option.flag.remedy or f"give --{_flag_name(option)}"
             raise ConfigError(f"no {option.name.replace('_', ' ')} given; {remedy}.")
-    if hasattr(options, "complete"):
-        options.complete(values)
+    complete: Callable[[dict[str, Any]], None] = getattr(options, "complete", lambda values: None)
+    complete(values)
     for option in _options(options):
         if (nested := _nested(option)) and not option.group.of and option.name in values:
             values[option.name] = nested(**values[option.name])
@@ -194,8 +194,9 @@ def _options(config: type) -> list[_Option]:
     for name, owner in owners.items():
         annotation = annotations_of(owner)[name]
         (field,) = (each for each in dataclasses.fields(owner) if each.name == name)
-        is_set = field.default_factory is not dataclasses.MISSING
-        default = field.default_factory() if is_set else field.default
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
         kind, is_sequence = _kind(annotation)
         marks = _marks(annotation)
         flag = next((each for each in marks if isinstance(each, Flag)), Flag())

@@ -107,11 +107,10 @@ class SpeculationOptions(ModelOptions):
     sampling: SamplingParams = SamplingParams()
 
     def __post_init__(self) -> None:
-        sampling = self.sampling or SamplingParams()
-        if self.speculative.verification == "greedy" and sampling.temperature > 0:
+        if self.speculative.verification == "greedy" and self.sampling.temperature > 0:
             raise ConfigError(
                 "verification 'greedy' is exact at temperature 0 only, but temperature is "
-                f"{sampling.temperature}; use verification 'token'."
+                f"{self.sampling.temperature}; use verification 'token'."
             )
 
 

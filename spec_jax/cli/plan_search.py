@@ -4,7 +4,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spec_jax.cli.screen import visible
+from spec_jax.cli.screen import plain_table, visible
 from spec_jax.planning import Candidate, Search
 
 COLUMNS = (
@@ -54,9 +54,7 @@ def write_best(results: Search, file: str) -> str:
 
 
 def _table(results: Search, quantization: str, context: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
+    table = plain_table([], [name.replace(" ", "\n") for name in COLUMNS], padding=1)
     for best, current in zip(results.best, results.given, strict=True):
         if (best.quantization, best.context) == (quantization, context):
             for each in [best] if current.rank == best.rank else [best, current]:

@@ -10,7 +10,7 @@ from spec_jax import distributed
 from spec_jax.benchmarking.profiling import COSTLY, Profile, profile
 from spec_jax.cli.decoding_options import ProfileOptions
 from spec_jax.cli.loading import job_summary, load
-from spec_jax.cli.screen import Screen
+from spec_jax.cli.screen import Screen, plain_table
 from spec_jax.engine.requests import Request
 from spec_jax.llm import LLM, Prompt
 
@@ -73,10 +73,7 @@ class _Requests:
 
 
 def _table(times: Profile) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("region, its most expensive ops", overflow="fold")
-    for name in ("ms", "ms a round", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table(["region, its most expensive ops"], ("ms", "ms a round", "share"))
     for region in times.regions:
         a_round = times.milliseconds_per_round(region)
         table.add_row(

@@ -4,6 +4,7 @@ from spec_jax.benchmarking import results
 from spec_jax.benchmarking.html_report import draw, render
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.tool_options import ReportOptions
+from spec_jax.files import replace_text
 
 
 def run(options: ReportOptions) -> int:
@@ -17,9 +18,7 @@ def run(options: ReportOptions) -> int:
         files = {
             name: results.read(path) for name, path in zip(names, options.results, strict=True)
         }
-        part = options.output.with_suffix(".part")
-        part.write_text(render(files), encoding="utf-8")
-        part.replace(options.output)
+        replace_text(options.output, render(files))
         screen.note(f"the report is {options.output}")
         if options.png is not None:
             count = 0

@@ -5,11 +5,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from spec_jax.cli.interrupts import postponed
@@ -41,6 +43,22 @@ def minutes_left(seconds: float | None) -> str:
         return ""
     minutes, rest = divmod(round(seconds), 60)
     return f", {minutes}:{rest:02d} left"
+
+
+def plain_table(labels: Sequence[str], numbers: Sequence[str], *, padding: int = 2) -> Table:
+    """A table without lines.
+
+    Args:
+      labels: headings of columns of text.
+      numbers: headings of columns of numbers, which are never broken.
+      padding: spaces between columns.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, padding, 0, 0))
+    for label in labels:
+        table.add_column(label, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table
 
 
 class _Console(Console):

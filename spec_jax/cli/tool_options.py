@@ -351,7 +351,7 @@ class CompileOptions(ShapeOptions):
     """Prompts of one call."""
     max_num_seqs: AtLeast1 = 8
     """Most prompts decoded as one batch."""
-    output: Annotated[Path | None, Flag(name="out", metavar="DIR")] = None
+    output: Annotated[Path, Flag(name="out", metavar="DIR")] = Path()
     """The folder of the programs (default: $JAX_COMPILATION_CACHE_DIR)."""
 
     @classmethod
