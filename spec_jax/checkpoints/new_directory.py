@@ -19,8 +19,8 @@ from spec_jax.errors import CheckpointError
 def new_directory(path: Path) -> Iterator[Path]:
     """A directory to write into, which takes its name if nothing fails; all processes call it.
 
-    It lies beside `path` until then, as `path` with `.partial` added. What a killed process left
-    there is removed by the next one.
+    Until then it lies beside `path` under the name `path` with `.partial` added. The next process
+    removes the remains of a killed one.
 
     Args:
       path: a directory that does not exist yet, or is empty.
@@ -46,7 +46,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuses to write where something is.
+    """Refuses a path that is taken.
 
     Raises:
       CheckpointError: the path exists and is not an empty directory.
@@ -56,7 +56,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def _claim(path: Path, partial: Path, held: list[int]) -> None:
-    """Makes the directory and locks it, which adds its descriptor to those that are held."""
+    """Makes the directory and locks it; appends its descriptor to `held`."""
     refuse_existing(path)
     partial.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -64,7 +64,7 @@ def _claim(path: Path, partial: Path, held: list[int]) -> None:
         _lock(descriptor, path)
         # Another process may have given the directory its final name in between.
         if not partial.exists() or not os.path.samestat(os.fstat(descriptor), partial.stat()):
-            raise CheckpointError(f"{path} was written meanwhile; nothing is overwritten.")
+            raise CheckpointError(f"{path} was written in the meantime; nothing is overwritten.")
     except BaseException:
         os.close(descriptor)
         raise
@@ -82,11 +82,11 @@ def _lock(descriptor: int, path: Path) -> None:
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            raise  # some shared storage knows no locks
+            raise  # some shared storage has no locks
 
 
 def _remove(partial: Path) -> None:
-    """Removes what was written; Orbax's threads may still write for a moment after an error."""
+    """Removes the directory; Orbax's threads may still write for a moment after an error."""
     last_try = time.monotonic() + 5
     missing = 0
     while missing < 5 and time.monotonic() < last_try:
@@ -96,7 +96,7 @@ def _remove(partial: Path) -> None:
 
 
 def _publish(path: Path, partial: Path) -> None:
-    """Gives the directory its name once all of it is on the disk."""
+    """Gives the directory its name once its contents are on the disk."""
     for folder, _, files in os.walk(partial):
         for name in (*(os.path.join(folder, file) for file in files), folder):
             descriptor = os.open(name, os.O_RDONLY)

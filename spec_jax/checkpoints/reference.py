@@ -24,7 +24,7 @@ def recipe_names() -> list[str]:
 
 
 def _with_weights() -> list[str]:
-    """Those of them that are models and not only shapes, which are for plans and timing."""
+    """The recipes with weights; the others are shapes for plans and timing."""
     return [name for name in recipe_names() if not Recipe.read(path_of(name)).shape]
 
 
@@ -48,7 +48,7 @@ def locate(
       reference: a directory, a .gguf file, a recipe (.toml), the name of a recipe that comes with
         spec-jax, `gs://` or `s3://` with a bucket and a folder, or a hub id `org/name[@revision]`.
       progress: called with a line of text before a download.
-      config_only: of a hub repository or a bucket, fetch config.json alone.
+      config_only: fetch only config.json of a hub repository or a bucket.
 
     Returns:
       The model's name, and its directory or .gguf file; of a recipe that gives only a shape,
@@ -111,10 +111,10 @@ def _refuse_missing_path(text: str, path: Path) -> None:
     if looks_like_hub_id and not nearest.startswith(" Did"):
         return
     hint = " or a hub id org/name[@revision]" if not looks_like_hub_id else ""
-    known = f", one of those that come with spec-jax ({', '.join(_with_weights())})"
+    recipes = f" or the name of one ({', '.join(_with_weights())})"
     raise CheckpointError(
         f"{text} does not exist.{nearest} A model is a Hugging Face directory, a .gguf file, a "
-        f"recipe (.toml){known}{hint}."
+        f"recipe (.toml){recipes}{hint}."
     )
 
 

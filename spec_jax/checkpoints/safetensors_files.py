@@ -27,7 +27,7 @@ class SafetensorsFiles:
     """All tensors of a directory's safetensors files; parts of them can be read separately.
 
     Attributes:
-      path: the directory, which `fetch_from_bucket` may have made of a bucket's.
+      path: the directory; `fetch_from_bucket` makes one for a folder of a bucket.
       shapes: shape of every tensor; matrices are [out, in].
 
     Raises:
@@ -98,7 +98,7 @@ class SafetensorsFiles:
         return file.read(name, part)
 
     def read_quantized(self, name: str) -> None:
-        """No matrix: quantized safetensors files are not supported."""
+        """None: quantized safetensors files are not supported."""
 
 
 class _LocalFile:
@@ -110,7 +110,7 @@ class _LocalFile:
         self.shapes: dict[str, tuple[int, ...]] = {}
         try:
             with safe_open(path, framework="numpy") as handle:
-                for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
+                for name in handle.keys():  # noqa: SIM118 (a handle is not a mapping)
                     tensor = handle.get_slice(name)
                     self.shapes[name] = tuple(tensor.get_shape())
                     self._dtypes[name] = tensor.get_dtype()
@@ -118,7 +118,7 @@ class _LocalFile:
             raise damaged(path, str(error)) from None
 
     def dtype(self, name: str) -> str:
-        """How a tensor is stored, in the format's words."""
+        """How a tensor is stored, as the format names it."""
         return self._dtypes[name]
 
     def read(self, name: str, part: Slices) -> np.ndarray:

@@ -18,13 +18,13 @@ from spec_jax.checkpoints.bucket import StoredFile
 from spec_jax.errors import CheckpointError
 from spec_jax.models.family import Slices
 
-_LARGEST_HEADER = 100_000_000
-"""As the safetensors library has it."""
-_MOST_AXES = 8
-_FIRST = 1 << 20
-"""Bytes that are read first, in which most headers end."""
-_SMALL = 1 << 20
-"""Bytes up to which tensors are read together, since each would take a round trip."""
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors library."""
+_MAX_AXES = 8
+_FIRST_BYTES = 1 << 20
+"""Read first; most headers are shorter."""
+_MAX_SMALL_BYTES = 1 << 20
+"""Of tensors that are read together, since each would take a round trip."""
 
 _NUMPY = {
     "F64": np.dtype(np.float64),
@@ -60,33 +60,33 @@ class RangedFile:
             raise _damaged(file, f"its tensors would take {max(ends)} bytes, it has {file.size}")
 
     def dtype(self, name: str) -> str:
-        """How a tensor is stored, in the format's words."""
+        """How a tensor is stored, as the format names it."""
         return self._header[name]["dtype"]
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
-        """A tensor or a part of it; whole lines are read, of which a part may be kept.
+        """A tensor or a part of it; complete lines are read.
 
         Raises:
           CheckpointError: the store fails, or the file was changed.
         """
-        whole, dtype = self.shapes[name], _NUMPY[self.dtype(name)]
-        if not whole or math.prod(whole) * dtype.itemsize <= _SMALL:
-            return np.frombuffer(self.small[name], dtype).reshape(whole)[part]
-        *outer, width = whole
+        shape, dtype = self.shapes[name], _NUMPY[self.dtype(name)]
+        if not shape or math.prod(shape) * dtype.itemsize <= _MAX_SMALL_BYTES:
+            return np.frombuffer(self.small[name], dtype).reshape(shape)[part]
+        *outer, width = shape
         rows, columns = part[: len(outer)], (part[len(outer) :] or (slice(None),))[0]
         lines = np.arange(math.prod(outer)).reshape(outer)[rows]
-        found = np.empty((lines.size, len(range(width)[columns])), dtype)
+        array = np.empty((lines.size, len(range(width)[columns])), dtype)
         start = self._start + self._header[name]["data_offsets"][0]
         size = width * dtype.itemsize
 
         def fetch(block: tuple[int, int, int]) -> None:
             to, first, count = block
-            read = self._file.read(start + first * size, start + (first + count) * size)
-            found[to : to + count] = np.frombuffer(read, dtype).reshape(count, width)[:, columns]
+            data = self._file.read(start + first * size, start + (first + count) * size)
+            array[to : to + count] = np.frombuffer(data, dtype).reshape(count, width)[:, columns]
 
         with ThreadPoolExecutor(bucket.AT_ONCE) as pool:
             list(pool.map(fetch, _blocks(lines.ravel(), max(1, bucket.BLOCK // size))))
-        return found.reshape(*lines.shape, found.shape[1])
+        return array.reshape(*lines.shape, array.shape[1])
 
     @cached_property
     def small(self) -> dict[str, bytes]:
@@ -94,7 +94,7 @@ class RangedFile:
         places = {
             name: each["data_offsets"]
             for name, each in self._header.items()
-            if each["data_offsets"][1] - each["data_offsets"][0] <= _SMALL
+            if each["data_offsets"][1] - each["data_offsets"][0] <= _MAX_SMALL_BYTES
         }
 
         def fetch(place: list[int]) -> bytes:
@@ -105,19 +105,19 @@ class RangedFile:
             return dict(zip(places, pool.map(fetch, places.values()), strict=True))
 
 
-def _blocks(lines: np.ndarray, longest: int) -> Iterator[tuple[int, int, int]]:
+def _blocks(lines: np.ndarray, max_lines: int) -> Iterator[tuple[int, int, int]]:
     """Runs of neighbouring lines: where they go, the first one, and how many."""
     breaks = np.flatnonzero(np.diff(lines) != 1) + 1
     for run in np.split(np.arange(lines.size), breaks):
-        for at in range(0, run.size, longest):
-            yield int(run[at]), int(lines[run[at]]), min(longest, run.size - at)
+        for at in range(0, run.size, max_lines):
+            yield int(run[at]), int(lines[run[at]]), min(max_lines, run.size - at)
 
 
 def _header_of(file: StoredFile) -> tuple[dict, int]:
     """The header, and where the tensors begin."""
-    first = file.read(0, min(_FIRST, file.size)) if file.size else b""
+    first = file.read(0, min(_FIRST_BYTES, file.size)) if file.size else b""
     length = int.from_bytes(first[:8], "little")
-    if len(first) < 8 or length > min(_LARGEST_HEADER, file.size - 8):
+    if len(first) < 8 or length > min(_MAX_HEADER_BYTES, file.size - 8):
         raise _damaged(file, f"its header would take {length} bytes")
     if length + 8 > len(first):
         first += file.read(len(first), length + 8)
@@ -132,15 +132,15 @@ def _header_of(file: StoredFile) -> tuple[dict, int]:
 
 
 def _checked(entry: dict) -> tuple[int, ...]:
-    """The shape in a tensor's entry, which must be what its bytes hold."""
+    """The shape in a tensor's entry, which must agree with its bytes."""
     shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
     numbers = (*shape, start, stop)
     sizes = all(type(each) is int and each >= 0 for each in numbers)
-    if not sizes or start > stop or len(shape) > _MOST_AXES:
-        raise ValueError(f"{numbers} are no sizes")
+    if not sizes or start > stop or len(shape) > _MAX_AXES:
+        raise ValueError(f"{numbers} are not valid sizes")
     dtype = _NUMPY.get(entry["dtype"])
     if dtype is not None and math.prod(shape) * dtype.itemsize != stop - start:
-        raise ValueError(f"{stop - start} bytes are no {entry['dtype']} of shape {shape}")
+        raise ValueError(f"{stop - start} bytes are not {entry['dtype']} of shape {shape}")
     return shape
 
 

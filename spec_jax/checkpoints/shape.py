@@ -20,7 +20,7 @@ from spec_jax.models.whisper import config_from_hf
 
 @dataclass(frozen=True)
 class Shape:
-    """A model as a plan sees it.
+    """A model's shape, for plans.
 
     Attributes:
       name: its name in messages.
@@ -40,8 +40,8 @@ def read_shape(
 
     Args:
       reference: a Hugging Face directory, of which config.json suffices, a directory that
-        `save` wrote, a .gguf file, a recipe (.toml) or its name, a folder of a bucket or a hub id
-        `org/name[@revision]`; of the last two only config.json is fetched.
+        `convert` wrote, a .gguf file, a recipe (.toml) or its name, a folder of a bucket or a hub
+        id `org/name[@revision]`; of the last two only config.json is fetched.
       on_progress: called with a line of text before each step that takes time.
 
     Raises:
@@ -76,7 +76,7 @@ def hf_shape(path: Path) -> tuple[Family, TransformerConfig]:
 
 
 def gguf_shape(file: GgufFile) -> tuple[Family, TransformerConfig]:
-    """The family and shape of a GGUF file; same errors."""
+    """The family and shape of a GGUF file; raises the same errors."""
     with making_sense(file.path):
         family = family_of_gguf(file.metadata.get("general.architecture"))
         assert family.config_from_gguf  # it has an architecture's name

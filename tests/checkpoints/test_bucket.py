@@ -90,7 +90,7 @@ def test_only_config_json_is_read_for_a_shape(uploaded, folder):
 def test_devices_share_what_is_read_and_rows_of_others_stay(store, tmp_path, monkeypatch):
     shape = CONFIG | {"vocab_size": 272}
     upload(store, write_directory(tmp_path / "tiny", shape, llama_tensors(shape)))
-    monkeypatch.setattr(safetensors_ranges, "_SMALL", 0)
+    monkeypatch.setattr(safetensors_ranges, "_MAX_SMALL_BYTES", 0)
     layout = Layout.tensor_parallel(8)
 
     def place(config):
@@ -196,7 +196,7 @@ def test_every_part_is_numpys(shape, dtype, ends, block):
     file = Memory(save({"a": array[:0], "x": array, "z": array[..., :0]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bucket, "BLOCK", block)
-        patch.setattr(safetensors_ranges, "_SMALL", 8)
+        patch.setattr(safetensors_ranges, "_MAX_SMALL_BYTES", 8)
         found = RangedFile(file)
         assert found.shapes["x"] == tuple(shape)
         np.testing.assert_array_equal(found.read("x", part), array[part])

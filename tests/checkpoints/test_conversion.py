@@ -144,7 +144,7 @@ def test_blocks_of_a_gguf_file_are_kept(tmp_path):
     [
         ({"format": "gguf"}, "format is 'gguf'; choose one of orbax, safetensors"),
         ({"format": "safetensors", "quantization": "int4"}, "use format orbax, or quantization"),
-        ({"quantization": "gguf"}, "tiny is no .gguf file"),
+        ({"quantization": "gguf"}, "tiny is not a .gguf file"),
         ({"dtype": "float64"}, "dtype is 'float64'"),
     ],
 )

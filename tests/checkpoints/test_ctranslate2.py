@@ -80,7 +80,7 @@ EIGHT = {LINEAR: np.ones((2, 3), np.int8)}
         (packed({"decoder/a": np.ones((0, 3), np.float16)}), "takes 0 bytes"),
         (packed({"decoder/pre_norm": np.array(0, np.int8)}), "decoder/pre_norm is 0"),
         (packed({"decoder/activation": np.array(1, np.int8)}), "decoder/activation is 1"),
-        (packed({LINEAR: np.ones((2, 3), np.int16)}), "is kept as int16; convert the model"),
+        (packed({LINEAR: np.ones((2, 3), np.int16)}), "is stored as int16; convert the model"),
         (packed(EIGHT), "has no scale for each of its rows"),
         (packed(EIGHT | {SCALE: np.ones(5, np.float32)}), "has no scale for each of its rows"),
         (packed(EIGHT | {SCALE: np.zeros(2, np.float32)}), "are not all positive numbers"),

@@ -83,7 +83,7 @@ def test_a_pipe_in_place_of_a_file(name, tmp_path):
     path = write_directory(tmp_path / "tiny")
     (path / name).unlink()
     os.mkfifo(path / name)
-    with pytest.raises(CheckpointError, match="is no file but a pipe, a socket or a device"):
+    with pytest.raises(CheckpointError, match="is not a file but a pipe, a socket or a device"):
         checkpoints.load(path)
 
 
@@ -92,7 +92,7 @@ def test_a_pipe_or_a_device_in_place_of_a_model(tmp_path):
     (tmp_path / "zero.gguf").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe.toml")
     for name in ("pipe.gguf", "zero.gguf", "pipe.toml"):
-        with pytest.raises(CheckpointError, match="is no file but a pipe"):
+        with pytest.raises(CheckpointError, match="is not a file but a pipe"):
             checkpoints.load(tmp_path / name)
 
 
