@@ -22,7 +22,7 @@ import soundfile
 
 from benchmarks.methods import show, spread
 from spec_jax import LLM, SpeculativeConfig
-from spec_jax.audio.wave import RATE, read_sound
+from spec_jax.audio.wave import RATE, read_audio
 from spec_jax.checkpoints.reference import locate
 
 ENGLISH = [
@@ -90,7 +90,7 @@ def speak(folder):
     for number, text in enumerate(ENGLISH):
         raw, file = folder / "raw.wav", folder / f"{number:02d}.wav"
         subprocess.run(["espeak-ng", "-v", "en-us", "-s", "150", "-w", raw, text], check=True)
-        soundfile.write(file, read_sound(raw), RATE, subtype="PCM_16")
+        soundfile.write(file, read_audio(raw), RATE, subtype="PCM_16")
         files.append(str(file))
     return files
 
@@ -166,7 +166,7 @@ def measure(reference, methods, files, folder, args):
     if rival:
         rival.stdin.close()
         rival.wait()
-    heard = sum(len(read_sound(file)) for file in files) / RATE
+    heard = sum(len(read_audio(file)) for file in files) / RATE
     print(f"\n{reference}: {len(files)} utterances, {heard:.0f} s, one at a time\n")
     show(
         "system", "real-time factor", "drafted tokens kept", "tokens per call", "plain's, B = 1, 4"

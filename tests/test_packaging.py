@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from spec_jax.audio.wave import read_sound
+from spec_jax.audio.wave import read_audio
 from spec_jax.errors import ConfigError
 from tests.checkpoints.tiny import write_directory
 
@@ -139,4 +139,4 @@ def test_without_any_extra_a_directory_is_completed(tmp_path):
 def test_sound_without_the_extra_that_reads_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(ConfigError, match=re.escape('pip install "spec-jax[speech]"')):
-        read_sound("no.wav")
+        read_audio("no.wav")

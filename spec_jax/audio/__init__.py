@@ -1,1 +1,1 @@
-"""Sound: files, and the spectra that models of speech read."""
+"""Audio files, and the spectra that speech models read."""

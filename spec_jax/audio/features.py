@@ -11,7 +11,7 @@ WINDOW, HOP = 400, 160
 """Samples of a frame, and from one frame to the next: 25 and 10 milliseconds."""
 FRAMES_PER_SECOND = RATE // HOP
 _AT_ONCE = 4096
-"""Frames: long sounds take little more memory than their spectra."""
+"""Frames at a time: long recordings take little more memory than their spectra."""
 
 
 def log_mel(samples: Float[np.ndarray, " samples"], bins: int) -> Float[np.ndarray, "frames bins"]:

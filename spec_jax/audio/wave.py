@@ -1,4 +1,4 @@
-"""Sound files, as mono samples at the rate that models of speech expect."""
+"""Audio files as mono samples at the rate that speech models expect."""
 
 import math
 import os
@@ -11,22 +11,22 @@ from spec_jax.errors import RequestError, extra
 
 RATE = 16_000
 """Samples a second."""
-MOST_SECONDS = 24 * 3600
-LEAST_RATE, MOST_RATE = 4_000, 384_000
-"""Of files. A header that says less or more would ask for any amount of memory."""
+MAX_SECONDS = 24 * 3600
+MIN_RATE, MAX_RATE = 4_000, 384_000
+"""Of files; with other rates a header could ask for any amount of memory."""
 _AT_ONCE = 1 << 14
-"""Frames: the channels of no more are in memory at a time."""
+"""Frames whose channels are in memory at a time."""
 
 
-def read_sound(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
-    """The samples of a sound file in [-1, 1]: channels averaged, resampled to `RATE`.
+def read_audio(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
+    """The samples of an audio file in [-1, 1]: channels averaged, resampled to `RATE`.
 
     Args:
       path: a file that libsndfile reads, such as WAV, FLAC, OGG or MP3.
 
     Raises:
       RequestError: it is missing, damaged, of another kind, longer than a day, or of a rate that
-        is not between `LEAST_RATE` and `MOST_RATE`.
+        is not between `MIN_RATE` and `MAX_RATE`.
     """
     with extra("speech"):
         import soundfile
@@ -34,24 +34,24 @@ def read_sound(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
 
     file = Path(path).expanduser()
     if not file.is_file():
-        raise RequestError(f"{file} is no sound file: there is no such file.")
+        raise RequestError(f"{file} is not an audio file: there is no such file.")
     try:
-        with soundfile.SoundFile(file) as sound:
-            rate, frames = sound.samplerate, sound.frames
-            if not LEAST_RATE <= rate <= MOST_RATE:
+        with soundfile.SoundFile(file) as audio:
+            rate, frames = audio.samplerate, audio.frames
+            if not MIN_RATE <= rate <= MAX_RATE:
                 raise RequestError(
-                    f"{file} has {rate} samples a second; give {LEAST_RATE} to {MOST_RATE}."
+                    f"{file} has {rate} samples a second; give {MIN_RATE} to {MAX_RATE}."
                 )
-            if not 0 < frames <= MOST_SECONDS * rate:
+            if not 0 < frames <= MAX_SECONDS * rate:
                 raise RequestError(
                     f"{file} lasts {frames / rate:.0f} s; give between one sample and a day."
                 )
-            blocks = sound.blocks(_AT_ONCE, dtype="float32", always_2d=True)
+            blocks = audio.blocks(_AT_ONCE, dtype="float32", always_2d=True)
             samples = np.concatenate([block.mean(1) for block in blocks])
     except RequestError:
         raise
     except (soundfile.SoundFileError, OSError, ValueError) as error:
-        raise RequestError(f"{file} cannot be read as sound ({error}).") from None
+        raise RequestError(f"{file} cannot be read as audio ({error}).") from None
     if rate != RATE:
         common = math.gcd(rate, RATE)
         samples = resample_poly(samples, RATE // common, rate // common).astype(np.float32)
@@ -59,21 +59,21 @@ def read_sound(path: str | os.PathLike[str]) -> Float[np.ndarray, " samples"]:
 
 
 def check_samples(samples: np.ndarray, name: str) -> Float[np.ndarray, " samples"]:
-    """The samples in float32, if they are some finite floating-point numbers.
+    """The samples in float32, if they are finite floating-point numbers.
 
     Raises:
-      RequestError: they are not; `name` stands for them in the message.
+      RequestError: they are not; `name` is their name in the message.
     """
     if not np.issubdtype(samples.dtype, np.floating):
         raise RequestError(
             f"{name} is an array of {samples.dtype}; give floating-point samples in [-1, 1], such "
-            "as those of 16-bit integers divided by 32768."
+            "as 16-bit integers divided by 32768."
         )
-    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-        found = samples.astype(np.float32)
-    if found.ndim != 1 or not found.size or not np.isfinite(found).all():
+    with np.errstate(over="ignore"):  # values that float32 cannot hold are refused below
+        floats = samples.astype(np.float32)
+    if floats.ndim != 1 or not floats.size or not np.isfinite(floats).all():
         raise RequestError(
-            f"{name} is an array of shape {found.shape}; give the finite samples of one channel at "
-            f"{RATE} Hz."
+            f"{name} is an array of shape {floats.shape}; give the finite samples of one channel "
+            f"at {RATE} Hz."
         )
-    return found
+    return floats

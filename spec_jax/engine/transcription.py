@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from spec_jax.audio.features import FRAMES_PER_SECOND, HOP, log_mel
-from spec_jax.audio.wave import RATE, check_samples, read_sound
+from spec_jax.audio.wave import RATE, check_samples, read_audio
 from spec_jax.config import SamplingParams
 from spec_jax.engine.requests import Start
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
@@ -195,7 +195,7 @@ def _samples(number: int, sound: object) -> Float[np.ndarray, " samples"]:
     if isinstance(sound, np.ndarray):
         return check_samples(sound, f"sound {number}")
     if isinstance(sound, str | os.PathLike):
-        return read_sound(sound)
+        return read_audio(sound)
     raise RequestError(
         f"sound {number} is {sound!r:.80}; give a path, or a NumPy array of samples at {RATE} Hz."
     )

@@ -1,14 +1,12 @@
-"""Chat templates, which come with checkpoints and are programs, rendered within limits."""
+"""Chat templates, which are programs that come with checkpoints, rendered within limits."""
 
 import atexit
 import contextlib
 import json
 import os
-import selectors
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from spec_jax.errors import RequestError
 
 SECONDS = 3.0
-"""The longest that a template may take."""
+"""The time limit of a template."""
 _SECONDS_TO_START = 120.0
 _WORKER = Path(__file__).with_name("template_worker.py")
 
@@ -26,12 +24,12 @@ _WORKER = Path(__file__).with_name("template_worker.py")
 class ChatTemplate:
     """A Jinja template that turns messages into a prompt.
 
-    It is run in the sandbox of transformers, and in a process of its own that limits its time,
-    memory and output, since a sandbox limits none of them.
+    It runs in the sandbox of transformers, and in a separate process that limits its time, memory
+    and output, since a sandbox limits none of them.
 
     Attributes:
       source: the template.
-      special_tokens: `bos_token`, `eos_token` and the like, which templates write out.
+      special_tokens: `bos_token`, `eos_token` and the like, which templates insert.
     """
 
     source: str
@@ -78,7 +76,7 @@ class ChatTemplate:
 
 
 class _Renderer:
-    """The process that renders; it is started when it is needed, and again if it was killed."""
+    """The process that renders; it is started on demand, and again after it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,23 +88,19 @@ class _Renderer:
         try:
             line = json.dumps(question).encode() + b"\n"
         except (RecursionError, TypeError, ValueError) as error:
-            raise RequestError(
-                f"messages should be such that JSON can hold them: {error}."
-            ) from None
+            raise RequestError(f"messages must be values that JSON can hold: {error}.") from None
         with self._lock:
             process = self._started()
+            answer = b""
             try:
-                assert process.stdin
-                process.stdin.write(line)
-                process.stdin.flush()
-                answer = self._line(process, SECONDS)
-            except OSError:
-                answer = b""
-            if answer is None or not answer.endswith(b"\n"):
-                self.stop()
-                if answer is None:
-                    return {"failed": f"took more than {SECONDS:g} seconds"}
-                return {"failed": "made the process that renders it fail"}
+                answer = self._answer(process, line, SECONDS)
+            finally:
+                if answer is None or not answer.endswith(b"\n"):
+                    self.stop()
+        if answer is None:
+            return {"failed": f"took more than {SECONDS:g} seconds"}
+        if not answer.endswith(b"\n"):
+            return {"failed": "made the process that renders it fail"}
         return json.loads(answer)
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -122,28 +116,35 @@ class _Renderer:
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
             )
-            if self._line(self.process, _SECONDS_TO_START) != b"ready\n":
+            if self._answer(self.process, b"", _SECONDS_TO_START) != b"ready\n":
                 self.stop()
                 raise RequestError(
                     f"chat templates cannot be rendered: {sys.executable} {_WORKER} does not start."
                 )
         return self.process
 
-    def _line(self, process: "subprocess.Popen[bytes]", seconds: float) -> bytes | None:
-        """The next line of output; less if the process ended, and None if it takes too long."""
-        assert process.stdout
-        descriptor, end, found = process.stdout.fileno(), time.monotonic() + seconds, b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            parts: list[bytes] = []
-            while not found.endswith(b"\n"):
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    return None
-                found = os.read(descriptor, 1 << 16)
-                if not found:
-                    break
-                parts.append(found)
-        return b"".join(parts)
+    def _answer(
+        self, process: "subprocess.Popen[bytes]", line: bytes, seconds: float
+    ) -> bytes | None:
+        """The line that answers a line; incomplete if the process ends, None if it is late."""
+        assert process.stdin and process.stdout
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        answer = b""
+        try:
+            with contextlib.suppress(OSError):  # it has ended
+                process.stdin.write(line)
+                process.stdin.flush()
+                answer = process.stdout.readline()
+        finally:
+            timer.cancel()
+        return None if is_late.is_set() else answer
 
     def stop(self) -> None:
         """Ends the process."""
@@ -153,7 +154,7 @@ class _Renderer:
         process.kill()
         for pipe in (process.stdin, process.stdout):
             assert pipe
-            with contextlib.suppress(OSError):  # what was not yet written
+            with contextlib.suppress(OSError):  # the rest of a line
                 pipe.close()
         process.wait()
 

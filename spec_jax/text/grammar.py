@@ -1,4 +1,4 @@
-"""Grammars: which tokens may come next, so that a request's output has the form that is asked for.
+"""Grammars: the tokens that may come next, so that a request's output has the requested form.
 
 A grammar lives on the host, one per row. Everything here is a function of the request and of its
 tokens alone, so every process of a run computes the same masks. The parsing is llguidance's.
@@ -19,10 +19,10 @@ from spec_jax.config import StructuredOutputsParams
 from spec_jax.errors import ConfigError
 from spec_jax.text.tokenizer import Tokenizer
 
-_SHOWN = 200
+_MAX_QUOTE = 200
 """Characters of a grammar that an error quotes."""
-_MEANS_SOMETHING = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
-"""What a regular expression does not take literally; to escape more means something else."""
+_METACHARACTERS = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
+"""Characters with a meaning in regular expressions; escaping others would give them one."""
 
 
 class GrammarCompiler:
@@ -51,23 +51,23 @@ class GrammarCompiler:
                 "out."
             ) from error
 
-    def compile(self, wanted: StructuredOutputsParams, stop_token_ids: Sequence[int]) -> "Grammar":
+    def compile(self, params: StructuredOutputsParams, stop_token_ids: Sequence[int]) -> "Grammar":
         """A request's grammar before its first token.
 
         Args:
-          wanted: what the output must be.
-          stop_token_ids: what ends the request, end-of-sequence tokens included.
+          params: the form of the output.
+          stop_token_ids: tokens that end the request, end-of-sequence tokens included.
 
         Raises:
           ConfigError: the grammar is malformed, uses a feature that llguidance does not support,
             or matches nothing; or the model's tokenizer has no bytes for its tokens.
         """
-        text = str(getattr(wanted, wanted.kind))
-        shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-        begin = f"{wanted.kind} is {shown}, which"
+        text = str(getattr(params, params.kind))
+        shown = repr(text if len(text) <= _MAX_QUOTE else f"{text[:_MAX_QUOTE]}...")
+        begin = f"{params.kind} is {shown}, which"
         try:
-            source = _source(wanted)
-        except Exception as error:  # llguidance has no type of its own for what is not GBNF
+            source = _source(params)
+        except Exception as error:  # llguidance has no error class for malformed GBNF
             raise ConfigError(f"{begin} does not compile: {error}.") from error
         tokens, end = self.tokens
         grammar = Grammar(tokens, source, stop_token_ids, end, self.vocab_size)
@@ -78,17 +78,17 @@ class GrammarCompiler:
         return grammar
 
 
-def _source(wanted: StructuredOutputsParams) -> str:
+def _source(params: StructuredOutputsParams) -> str:
     """A grammar in llguidance's own form."""
-    if wanted.json is not None:
-        return LLMatcher.grammar_from_json_schema(str(wanted.json))
-    if wanted.regex is not None:
-        return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice is not None:
-        texts = (_MEANS_SOMETHING.sub(r"\\\g<0>", text) for text in wanted.choice)
+    if params.json is not None:
+        return LLMatcher.grammar_from_json_schema(str(params.json))
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    if params.choice is not None:
+        texts = (_METACHARACTERS.sub(r"\\\g<0>", text) for text in params.choice)
         return LLMatcher.grammar_from_regex("|".join(texts))
-    if wanted.grammar is not None:
-        return LLMatcher.grammar_from_lark(any_to_lark(wanted.grammar))
+    if params.grammar is not None:
+        return LLMatcher.grammar_from_lark(any_to_lark(params.grammar))
     return LLMatcher.grammar_from_json_schema('{"type": "object"}')
 
 
@@ -101,13 +101,13 @@ class Grammar:
     Args:
       tokens: the model's tokens.
       source: the grammar in llguidance's own form.
-      stop_token_ids: what ends the request.
+      stop_token_ids: tokens that end the request.
       end: the token that llguidance ends texts with.
       vocab_size: rows of the model's embedding.
       limits: bounds of the work of the parser, as `LLParserLimits` names them.
 
     Attributes:
-      error: why no token is allowed any more, although the output is not complete.
+      error: the reason why no token is allowed although the output is not complete.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class Grammar:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output so far is whole, so that it may end here."""
+        """Whether the output so far is complete, so that it may end here."""
         return self._matcher.is_accepting()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the output is whole and nothing but a stop token may follow."""
+        """Whether the output is complete and only a stop token may follow."""
         return self._stopped or (self._matcher.is_accepting() and self._matcher.is_stopped())
 
     def advance(self, generated: Sequence[int]) -> None:
@@ -166,7 +166,7 @@ class Grammar:
         a stop token, cannot be reached and allows nothing.
 
         Args:
-          draft: tokens proposed after those of `advance`; -1 is none.
+          draft: tokens proposed after the tokens of `advance`; -1 for none.
           ancestors: which draft tokens each position follows; all earlier ones if None.
         """
         masks = np.zeros((len(draft) + 1, len(self._stops)), np.uint32)
@@ -198,7 +198,7 @@ class Grammar:
         """The tokens allowed after a path through the draft, and the parser that found them."""
         mask = self._mask(state)
         if state.is_error():
-            # Copies share a bound on the parser's work, and drafts must not use up a row's part.
+            # Copies share a limit of the parser's work, which drafts must not use up.
             state = self._parse([*self._read, *path])
             mask = self._mask(state)
         return state, mask
@@ -230,11 +230,11 @@ def stack_masks(
     """The masks of a batch.
 
     Args:
-      grammars: each row's; a row without one is allowed every token.
+      grammars: each row's; None allows every token.
       drafts: each row's draft tokens, fewer than `positions`.
       positions: query positions of each row; those past its draft's end allow nothing.
       vocab_size: rows of the model's embedding.
-      ancestors: as for `Grammar.masks`.
+      ancestors: see `Grammar.masks`.
     """
     words = -(-vocab_size // 32)
     masks = np.full((len(grammars), positions, words), 0xFFFFFFFF, np.uint32)

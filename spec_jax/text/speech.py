@@ -1,4 +1,4 @@
-"""The special tokens of models of speech, as Whisper has them (arXiv 2212.04356, section 2.3)."""
+"""The special tokens of speech models, as in Whisper (arXiv 2212.04356, section 2.3)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,22 @@ from spec_jax.text.tokenizer import Tokenizer
 SECONDS_PER_TIMESTAMP = 0.02
 TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY = 51864
-"""Ids of models of English alone; multilingual ones have at least one more."""
+"""Ids of English-only models; multilingual ones have at least one more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeechTokens:
-    """Token ids that say what is wanted and when something was said.
+    """Token ids of tasks, languages and times.
 
     Attributes:
       start: begins every text.
       end: ends it; all ids below are text.
-      tasks: `transcribe` and `translate` (into English); empty for models of English alone.
-      languages: by their codes, such as `de`; empty for models of English alone.
-      no_timestamps: asks for text alone.
+      tasks: `transcribe` and `translate` (into English); empty for English-only models.
+      languages: by their codes, such as `de`; empty for English-only models.
+      no_timestamps: asks for text without timestamps.
       first_timestamp: 0.00 seconds; each further id is 0.02 seconds more.
-      suppressed: what is never said: symbols and special tokens.
-      suppressed_first: what is not said first.
+      suppressed: tokens that are never generated: symbols and special tokens.
+      suppressed_first: tokens that are not generated first.
     """
 
     start: int
@@ -48,22 +48,22 @@ class SpeechTokens:
         """Finds them among the special tokens of a tokenizer, for a model of `vocab_size` ids.
 
         Raises:
-          CheckpointError: one that every model of speech has is missing.
+          CheckpointError: a token that every speech model has is missing.
         """
         ids = {token: i for i, token in tokenizer.added_tokens.items()}
         needed = ("startoftranscript", "endoftext", "notimestamps", *TASKS)
         missing = [each for each in needed if f"<|{each}|>" not in ids]
         if missing:
             raise CheckpointError(
-                f"the tokenizer of {name} has no token <|{missing[0]}|>, which a model of speech "
+                f"the tokenizer of {name} has no token <|{missing[0]}|>, which a speech model "
                 "needs; use the tokenizer.json that belongs to it."
             )
         start, translate = ids["<|startoftranscript|>"], ids["<|translate|>"]
         # Languages stand between the start and the tasks.
         codes = {token.strip("<|>"): i for token, i in ids.items() if start < i < translate}
         codes = {code: i for code, i in codes.items() if code not in TASKS}
-        # Models of English alone have these tokens, too, but were never shown them. As OpenAI's
-        # Whisper does, they are told by their size.
+        # English-only models have these tokens, too, but were not trained on them. As in OpenAI's
+        # Whisper, they are recognised by their size.
         multilingual = vocab_size > _ENGLISH_ONLY
         no_timestamps = ids["<|notimestamps|>"]
         return cls(
@@ -78,7 +78,7 @@ class SpeechTokens:
         )
 
     def check(self, language: str | None, task: str) -> None:
-        """Checks a language, or None for the one that is spoken, and a task.
+        """Checks a language, or None to detect it, and a task.
 
         Raises:
           ConfigError: the model does not know them.
@@ -95,7 +95,7 @@ class SpeechTokens:
             )
 
     def prompt(self, language: str, task: str, timestamps: bool) -> list[int]:
-        """What the decoder starts from; language and task are known ones."""
+        """The decoder's first tokens, for a language and a task that `check` accepts."""
         ids = [self.start]
         if self.languages:
             ids += [self.languages[language], self.tasks[task]]

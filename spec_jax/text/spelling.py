@@ -18,7 +18,7 @@ import tokenizers
 from spec_jax.text.tokenizer import Tokenizer
 
 _CHUNK = re.compile("[\x00-\xff]+|[^\x00-\xff]", re.DOTALL)
-# What "surrogateescape" makes of bytes that are not UTF-8.
+# "surrogateescape" turns bytes that are not UTF-8 into these.
 _BROKEN = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 # A pattern that matches at a text's start or end alone.
 _ANCHORED = re.compile(r"^(\^|\\A)|(\$|\\[zZ])$")
@@ -60,7 +60,7 @@ class Spelt:
         return Spelt(self.ids[count:], self.starts[count:], self.ends[count:])
 
     def replace(self, count: int, others: "Spelt") -> None:
-        """Keeps the first tokens and replaces the rest."""
+        """Keeps the first tokens and replaces the others."""
         self.ids[count:] = others.ids
         self.starts[count:] = others.starts
         self.ends[count:] = others.ends
@@ -86,7 +86,7 @@ class Speller:
         self._tokenizer = tokenizer
         self._specials = specials
         self._literals = literals
-        self._symbols = {own: special_symbol(target) for target, own in specials.items()}
+        self._symbols = {i: special_symbol(target) for target, i in specials.items()}
         self._inside = _plain_copy(tokenizer, at_start=False)
 
     @cached_property
@@ -97,10 +97,10 @@ class Speller:
     def first_ids(self) -> list[int]:
         """The tokens that the tokenizer puts before every text, such as a first token."""
         bare = self._tokenizer.encode("a", add_special_tokens=False)
-        whole = self._tokenizer.encode("a")
-        places = range(len(whole) - len(bare) + 1)
-        start = next((i for i in places if whole[i : i + len(bare)] == bare), 0)
-        return whole[:start]
+        complete = self._tokenizer.encode("a")
+        places = range(len(complete) - len(bare) + 1)
+        start = next((i for i in places if complete[i : i + len(bare)] == bare), 0)
+        return complete[:start]
 
     @cached_property
     def strips_first_space(self) -> bool:
@@ -111,12 +111,12 @@ class Speller:
 
     @cached_property
     def _table(self) -> list[str | None]:
-        own = self._tokenizer.bytes_of_tokens
-        read = (None if spelt is None else spelt.decode("latin-1") for spelt in own)
-        return [self._symbols.get(i, symbols) for i, symbols in enumerate(read)]
+        table = self._tokenizer.bytes_of_tokens
+        decoded = (None if spelt is None else spelt.decode("latin-1") for spelt in table)
+        return [self._symbols.get(i, symbols) for i, symbols in enumerate(decoded)]
 
     def symbols(self, token_id: int) -> str | None:
-        """What a token stands for; None for a special token that the target has no match for."""
+        """The symbols of a token; None for a special token without a counterpart in the target."""
         return self._table[token_id] if 0 <= token_id < len(self._table) else None
 
     def spell(self, symbols: str, offset: int = 0, *, at_start: bool = False) -> Spelt:
@@ -156,8 +156,8 @@ class Speller:
             try:
                 texts[i] = piece.decode()
             except UnicodeDecodeError:
-                found = self.spell(piece.decode("latin-1"))
-                spelt[i] = found.ids if found.ends and self._covers(found.ids, piece) else []
+                ids = self.spell(piece.decode("latin-1")).ids
+                spelt[i] = ids if ids and self._covers(ids, piece) else []
         encodings = self._inside.encode_batch_fast(list(texts.values()), add_special_tokens=False)
         table = self._tokenizer.bytes_of_tokens
         for i, encoding in zip(texts, encodings, strict=True):
@@ -166,9 +166,9 @@ class Speller:
         return spelt
 
     def _special_ids(self, target_id: int) -> list[int]:
-        own = self._specials.get(target_id)
-        if own is not None:
-            return [own]
+        drafter_id = self._specials.get(target_id)
+        if drafter_id is not None:
+            return [drafter_id]
         literal = self._literals.get(target_id, "")
         return self._inside.encode(literal, add_special_tokens=False).ids
 
@@ -219,7 +219,7 @@ class Speller:
 
 
 def _plain_copy(tokenizer: Tokenizer, *, at_start: bool) -> tokenizers.Tokenizer:
-    """The backend without what it adds to a text; it reads names of special tokens as text."""
+    """The backend, which adds nothing to a text and reads names of special tokens as text."""
     described = json.loads(tokenizer.to_json())
     described["post_processor"] = None
     if not at_start:
@@ -231,7 +231,7 @@ def _plain_copy(tokenizer: Tokenizer, *, at_start: bool) -> tokenizers.Tokenizer
 
 
 def _inside_a_text(step: Any) -> Any:
-    """A serialised normalizer or pre-tokenizer without what it does at a text's start and end."""
+    """A serialised normalizer or pre-tokenizer without its steps at a text's start and end."""
     match step:
         case {"type": "Prepend" | "Strip"}:
             return None
@@ -243,6 +243,6 @@ def _inside_a_text(step: Any) -> Any:
             return step | {"add_prefix_space": False}
         case {"type": "Sequence"}:
             name = "normalizers" if "normalizers" in step else "pretokenizers"
-            kept = [_inside_a_text(part) for part in step[name]]
-            return step | {name: [part for part in kept if part is not None]}
+            parts = [_inside_a_text(part) for part in step[name]]
+            return step | {name: [part for part in parts if part is not None]}
     return step

@@ -1,4 +1,4 @@
-"""What every token of a vocabulary stands for in a text, as bytes."""
+"""The bytes of every token of a vocabulary in a text."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def components(node: Any) -> Iterator[dict[str, Any]]:
 def token_bytes_table(
     backend: tokenizers.Tokenizer, tokens: Sequence[str | None]
 ) -> list[bytes | None]:
-    """What each token adds to the middle of a text, according to the backend's decoder.
+    """The bytes that each token adds to the middle of a text, according to the backend's decoder.
 
     Args:
       backend: the tokenizer.

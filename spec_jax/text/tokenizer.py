@@ -62,7 +62,7 @@ class Tokenizer:
         return frozenset(i for i, token in added.items() if token.special)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what turns text into ids, and back, as a tokenizer.json."""
+        """Writes a tokenizer.json, which turns text into ids and back."""
         self.backend.save(os.fspath(path))
 
     @property
@@ -79,7 +79,7 @@ class Tokenizer:
         return {i: token.content for i, token in sorted(added.items())}
 
     def to_json(self) -> str:
-        """What turns text into ids, and back, as a tokenizer.json has it."""
+        """The tokenizer.json, which turns text into ids and back."""
         return self.backend.to_str()
 
     @property
@@ -89,7 +89,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text has at least so many fewer tokens."""
+        """Characters of the longest token: a text has at least its length divided by this many."""
         return max((len(token) for token in self._tokens if token), default=1)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -97,7 +97,7 @@ class Tokenizer:
 
         Args:
           text: any text; the names of special tokens in it become those tokens.
-          add_special_tokens: add what the model expects around a text, such as a first token.
+          add_special_tokens: add the tokens that the model expects around a text.
 
         Raises:
           RequestError: it is not a `str`, or holds half of a surrogate pair, or the tokenizer
@@ -110,7 +110,7 @@ class Tokenizer:
             raise RequestError(
                 f"a prompt must be text that UTF-8 can express, not {text!r}."
             ) from None
-        except Exception as error:  # the library has no type of its own
+        except Exception as error:  # the library has no error class
             raise RequestError(
                 f"the model's tokenizer fails on a text of {len(text)} characters: {error}"
             ) from error
@@ -136,7 +136,7 @@ class Tokenizer:
 
     @cached_property
     def bytes_of_tokens(self) -> list[bytes | None]:
-        """What every token stands for in a text, by its id.
+        """The bytes of every token in a text, by its id.
 
         None for ids without text: special tokens, the unknown token and unused ids. A word's first
         token keeps its leading space, which decoders strip at a text's start.
@@ -144,7 +144,7 @@ class Tokenizer:
         return token_bytes_table(self.backend, self._tokens)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What one token stands for in a text, as `bytes_of_tokens`; None for a padding row."""
+        """One entry of `bytes_of_tokens`; None for a padding row."""
         table = self.bytes_of_tokens
         return table[token_id] if 0 <= token_id < len(table) else None
 
@@ -161,7 +161,7 @@ class Tokenizer:
 
         Args:
           messages: each has a `role` and its text as `content`.
-          add_generation_prompt: whether it ends with what begins the assistant's message.
+          add_generation_prompt: whether it ends with the beginning of the assistant's message.
           continue_final_message: whether the last message is left open, to be continued.
 
         Raises:
@@ -222,7 +222,7 @@ class StreamDecoder(abc.ABC):
 
     @abc.abstractmethod
     def flush(self) -> str:
-        """Ends the stream and returns what was held back."""
+        """Ends the stream and returns the remaining text."""
 
 
 class _ByteLevelStream(StreamDecoder):
@@ -245,7 +245,7 @@ class _ByteLevelStream(StreamDecoder):
 
 
 class _WindowStream(StreamDecoder):
-    """For other vocabularies: decodes a short window, and returns what the new tokens add.
+    """For other vocabularies: decodes a short window, and returns the text of the new tokens.
 
     The window starts before the new tokens, because decoders strip the space at a text's start.
     """
@@ -254,28 +254,28 @@ class _WindowStream(StreamDecoder):
         self._tokenizer = tokenizer
         self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
         self._window: list[int] = []
-        self._given = 0  # tokens of the window whose text has been returned
+        self._returned = 0  # tokens of the window whose text has been returned
 
     def push(self, ids: Sequence[int]) -> str:
-        known = self._tokenizer.backend.id_to_token
-        self._window += [i for i in ids if i not in self._skipped and known(i) is not None]
+        token_of = self._tokenizer.backend.id_to_token
+        self._window += [i for i in ids if i not in self._skipped and token_of(i) is not None]
         # A run of byte tokens reads as text if all of it is UTF-8, so the next byte can change it.
         if not self._window or BYTE_TOKEN.fullmatch(self._tokenizer.token(self._window[-1])):
             return ""
-        return self._give(hold_incomplete=True)
+        return self._new_text(hold_incomplete=True)
 
     def flush(self) -> str:
-        return self._give(hold_incomplete=False)
+        return self._new_text(hold_incomplete=False)
 
-    def _give(self, *, hold_incomplete: bool) -> str:
+    def _new_text(self, *, hold_incomplete: bool) -> str:
         text = self._decode(self._window)
         if hold_incomplete and text.endswith("\ufffd"):
             return ""
-        new = text[len(self._decode(self._window[: self._given])) :]
+        new = text[len(self._decode(self._window[: self._returned])) :]
         # One token before the new ones keeps their space from being stripped; two if it is a space.
         tails = (self._window[-count:] for count in (1, 2))
         self._window = next((tail for tail in tails if self._decode(tail)), self._window)
-        self._given = len(self._window)
+        self._returned = len(self._window)
         return new
 
     def _decode(self, ids: list[int]) -> str:

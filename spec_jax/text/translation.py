@@ -41,8 +41,8 @@ class Revision:
     """How the drafter's tokens changed.
 
     Attributes:
-      kept: how many of its first tokens are unchanged; a cache is rolled back to these.
-      ids: the tokens that now follow them.
+      kept: the number of first tokens that are unchanged; a cache is rolled back to them.
+      ids: the tokens that now follow.
     """
 
     kept: int
@@ -68,7 +68,7 @@ class TextTranslator:
         self._bos = [bos] if self.target.strips_first_space and bos is not None else []
 
     def row(self) -> "RowTranslation":
-        """The translation of one text, with nothing known of it yet."""
+        """The translation of one text, empty at first."""
         return RowTranslation(self)
 
     def encode_prompt(self, target_ids: Sequence[int]) -> list[int]:
@@ -133,26 +133,25 @@ class RowTranslation:
         Returns:
           How the drafter's tokens changed, including those that it drafted last.
         """
-        known, length, spelt = len(self._pieces), self.length, self._spelt
+        num_known, length, spelt = len(self._pieces), self.length, self._spelt
         drafted, count = self._drafted, len(spelt.ids)
         self._learn(target_ids if self._begun else self._translator.without_first_ids(target_ids))
         self._take_agreeing_drafts(length)
         self._drafted = []
 
-        start = self._window_start(known)
+        start = self._window_start(num_known)
         again = self._translator.drafter.spell(self._since(start), start, at_start=start == 0)
-        kept = bisect_left(spelt.starts, start)
-        had = [*spelt.ids[kept:count], *drafted]
-        window = spelt.after(kept)
-        i, j, same = longest_diagonal(window, again)
-        spelt.replace(kept + i + same, again.after(j + same))
+        first_id = bisect_left(spelt.starts, start)
+        old_ids = [*spelt.ids[first_id:count], *drafted]
+        i, j, same = longest_diagonal(spelt.after(first_id), again)
+        spelt.replace(first_id + i + same, again.after(j + same))
 
         if not self._begun:
             self._begun = True
             first = self._translator.drafter.first_ids
             self._first = [] if spelt.ids[: len(first)] == first else first
             return Revision(0, self.drafter_ids)
-        kept += _agreeing(had, spelt.ids[kept:])
+        kept = first_id + _agreeing(old_ids, spelt.ids[first_id:])
         return Revision(len(self._first) + kept, spelt.ids[kept:])
 
     def propose(self, drafted_ids: Sequence[int]) -> list[int]:
@@ -222,13 +221,13 @@ class RowTranslation:
             self._spelt.add([i], [offset + len(piece)], offset)
             offset += len(piece)
 
-    def _window_start(self, known: int) -> int:
+    def _window_start(self, num_known: int) -> int:
         """Where to tokenize again from: a drafter's token that starts before the last known tokens.
 
         If that is within a character, the drafter's tokens are bytes there, as before.
         """
         starts, ends = self._spelt.starts, self._spelt.ends
-        offset = self._start_of(known - LOOK_BEHIND)
+        offset = self._start_of(num_known - LOOK_BEHIND)
         token = bisect_right(starts, offset) - 1
         return starts[token] if token >= 0 and starts[token] < offset < ends[token] else offset
 

@@ -27,7 +27,7 @@ from spec_jax.text.token_bytes import BYTE_TOKEN
 from spec_jax.text.tokenizer import Tokenizer
 
 MAX_SPELLING = 16
-"""Most drafter tokens for one target token; of a longer spelling (runs of spaces) the last ones."""
+"""Drafter tokens for one target token at most; longer spellings (runs of spaces) lose the first."""
 
 # A token without text is identified by its name; a byte token may repeat a letter's token.
 _Kind = Literal["text", "byte", "special"]
@@ -99,10 +99,10 @@ class VocabularyMap:
             if kind != "special" and i not in pairs and other is not None and other not in taken:
                 pairs[i] = other
                 taken.add(other)
-        for i, own in special_counterparts(target, drafter).items():
-            if i < target_vocab_size and own < drafter_vocab_size and own not in taken:
-                pairs[i] = own
-                taken.add(own)
+        for i, other in special_counterparts(target, drafter).items():
+            if i < target_vocab_size and other < drafter_vocab_size and other not in taken:
+                pairs[i] = other
+                taken.add(other)
 
         to_drafter = np.full(target_vocab_size, -1, np.int32)
         to_drafter[list(pairs)] = list(pairs.values())
@@ -124,7 +124,7 @@ class VocabularyMap:
           target_vocab_size: rows of the target's embedding.
 
         Raises:
-          VocabularyMismatchError: an id is no row of the target's embedding, or occurs twice.
+          VocabularyMismatchError: an id is not a row of the target's embedding, or occurs twice.
         """
         ids = np.asarray(target_ids)
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
@@ -142,11 +142,12 @@ class VocabularyMap:
         if counts.max() > 1:
             raise VocabularyMismatchError(
                 f"{counts.max()} of the draft's outputs stand for the target's token "
-                f"{values[counts.argmax()]}; give each output a token of its own."
+                f"{values[counts.argmax()]}; give each output another token."
             )
         to_target = ids.astype(np.int32)
-        own = np.arange(target_vocab_size, dtype=np.int32)
-        return cls(_inverse(to_target, target_vocab_size), to_target, own[:, None], own * 0 + 1)
+        spelling = np.arange(target_vocab_size, dtype=np.int32)[:, None]
+        lengths = np.ones(target_vocab_size, np.int32)
+        return cls(_inverse(to_target, target_vocab_size), to_target, spelling, lengths)
 
 
 def special_counterparts(target: Tokenizer, drafter: Tokenizer) -> dict[int, int]:
@@ -163,7 +164,7 @@ def special_counterparts(target: Tokenizer, drafter: Tokenizer) -> dict[int, int
 
 
 def _ids_of_keys(tokenizer: Tokenizer, vocab_size: int) -> dict[tuple[_Kind, bytes], int]:
-    """What a token stands for -> the first such id."""
+    """The kind and bytes of a token -> the first such id."""
     keys: dict[tuple[_Kind, bytes], int] = {}
     specials = tokenizer.special_tokens
     for i, spelt in enumerate(tokenizer.bytes_of_tokens[:vocab_size]):
@@ -181,7 +182,7 @@ def _spellings(
     to_drafter: Int32[np.ndarray, " target_vocab"],
     drafter_vocab_size: int,
 ) -> list[list[int]]:
-    spelt: list[list[int]] = [[own] if own >= 0 else [] for own in to_drafter.tolist()]
+    spelt: list[list[int]] = [[i] if i >= 0 else [] for i in to_drafter.tolist()]
     table = [*target.bytes_of_tokens[: len(spelt)]]
     for i, name in target.special_tokens.items():
         if i < len(table):
@@ -189,13 +190,13 @@ def _spellings(
     open_ids = [i for i, piece in enumerate(table) if piece and not spelt[i]]
     pieces = [table[i] or b"" for i in open_ids]
     for i, ids in zip(open_ids, Speller(drafter, {}, {}).spell_all(pieces), strict=True):
-        if all(own < drafter_vocab_size for own in ids):
+        if all(each < drafter_vocab_size for each in ids):
             spelt[i] = ids[-MAX_SPELLING:]
     return spelt
 
 
 def _inverse(ids: Int32[np.ndarray, " from"], size: int) -> Int32[np.ndarray, " to"]:
     inverse = np.full(size, -1, np.int32)
-    known = np.flatnonzero(ids >= 0)
-    inverse[ids[known]] = known
+    places = np.flatnonzero(ids >= 0)
+    inverse[ids[places]] = places
     return inverse

@@ -9,7 +9,7 @@ import transformers
 
 from spec_jax.audio import features, wave
 from spec_jax.audio.features import HOP, log_mel
-from spec_jax.audio.wave import RATE, check_samples, read_sound
+from spec_jax.audio.wave import RATE, check_samples, read_audio
 from spec_jax.errors import RequestError
 
 SECONDS = 30
@@ -74,7 +74,7 @@ def test_files_become_mono_at_16_kilohertz(tmp_path, rate):
     at = np.arange(int(seconds * rate)) / rate
     left, right = np.sin(2 * np.pi * 440 * at), np.sin(2 * np.pi * 1000 * at)
     soundfile.write(file, np.stack([left, right], 1) * 0.5, rate)
-    found = read_sound(file)
+    found = read_audio(file)
     assert abs(len(found) - seconds * RATE) <= 1 and found.dtype == np.float32
     at = np.arange(len(found)) / RATE
     expected = 0.25 * (np.sin(2 * np.pi * 440 * at) + np.sin(2 * np.pi * 1000 * at))
@@ -84,23 +84,23 @@ def test_files_become_mono_at_16_kilohertz(tmp_path, rate):
 def test_files_that_hold_no_sound(tmp_path):
     file = tmp_path / "sound.wav"
     with pytest.raises(RequestError, match="there is no such file"):
-        read_sound(file)
+        read_audio(file)
     file.write_bytes(b"RIFF, but nothing more")
-    with pytest.raises(RequestError, match="cannot be read as sound"):
-        read_sound(file)
+    with pytest.raises(RequestError, match="cannot be read as audio"):
+        read_audio(file)
     soundfile.write(file, np.zeros(0), RATE)
     with pytest.raises(RequestError, match=f"^{file} lasts 0 s"):
-        read_sound(file)
+        read_audio(file)
     with pytest.raises(RequestError, match="no such file"):
-        read_sound(tmp_path)
+        read_audio(tmp_path)
 
 
 def test_a_long_file_is_read_in_pieces(tmp_path, monkeypatch):
     file, samples = tmp_path / "sound.wav", SOUNDS["noise"](5000)
     soundfile.write(file, np.stack([samples, samples * 0.5], 1), RATE)
-    whole = read_sound(file)
+    whole = read_audio(file)
     monkeypatch.setattr(wave, "_AT_ONCE", 999)
-    np.testing.assert_array_equal(read_sound(file), whole)
+    np.testing.assert_array_equal(read_audio(file), whole)
     assert len(whole) == 5000
 
 
@@ -114,7 +114,7 @@ def test_rates_that_no_sound_has(tmp_path, rate):
     assert content.count(said) == 1
     file.write_bytes(content.replace(said, np.array([rate], "<u4").tobytes()))
     with pytest.raises(RequestError, match=rf"^{file} has {rate} samples a second; give 4000"):
-        read_sound(file)
+        read_audio(file)
 
 
 def test_mutants_of_a_file_are_read_or_refused(tmp_path):
@@ -128,7 +128,7 @@ def test_mutants_of_a_file_are_read_or_refused(tmp_path):
             mutant[random.integers(44)] = random.choice([0, 1, 255, random.integers(256)])
         file.write_bytes(mutant)
         with contextlib.suppress(RequestError):
-            read += bool(len(read_sound(file)))
+            read += bool(len(read_audio(file)))
     assert 0 < read < 1000
 
 

@@ -97,7 +97,7 @@ def test_damage_is_named(tmp_path, content, said):
 
 def test_a_count_is_refused_before_its_entries_are_kept(tmp_path):
     many = packed({f"decoder/{i}": np.ones(1, np.float16) for i in range(20_000)})
-    with pytest.raises(CheckpointError, match="20000 entries are declared; the most are 16384"):
+    with pytest.raises(CheckpointError, match="20000 entries are declared; at most 16384 are read"):
         Ctranslate2Directory(write(tmp_path / "model", many))
 
 
@@ -147,7 +147,7 @@ def test_a_missing_tokenizer(directory, tmp_path):
     with pytest.raises(CheckpointError, match=r"tokenizer.json is missing; copy it"):
         checkpoints.load(path)
     shutil.copy(directory / "config.json", path / "tokenizer.json")
-    with pytest.raises(CheckpointError, match="it is no tokenizer"):
+    with pytest.raises(CheckpointError, match="it is not a tokenizer"):
         checkpoints.load(path)
 
 

@@ -96,14 +96,14 @@ def test_a_pipe_or_a_device_in_place_of_a_model(tmp_path):
             checkpoints.load(tmp_path / name)
 
 
-def test_whole_numbers_are_no_weights(tmp_path):
+def test_integers_are_not_weights(tmp_path):
     file = write_gguf(tmp_path / "tiny.gguf")
     data = file.read_bytes()
     name = b"output_norm.weight"
     at = data.index(name) + len(name) + 4 + 8  # dimensions, and the only one
     assert data[at : at + 4] == bytes(4)  # float32
     file.write_bytes(data[:at] + (26).to_bytes(4, "little") + data[at + 4 :])
-    with pytest.raises(CheckpointError, match=r"holds whole numbers \(I32\)"):
+    with pytest.raises(CheckpointError, match=r"holds integers \(I32\)"):
         checkpoints.load(file)
 
 
