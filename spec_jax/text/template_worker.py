@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _limit_memory() -> None:
-    """Limits the memory beyond that of the libraries, where the system can."""
+    """Limits the memory on top of the libraries', where the system can."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()

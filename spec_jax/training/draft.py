@@ -100,7 +100,7 @@ def _resized(target: TransformerConfig, width: int) -> TransformerConfig:
     heads, rest = divmod(width * target.num_heads, target.embed_size)
     if rest or not heads:
         raise ConfigError(
-            f"width is {width}, which gives no whole number of the target's heads of "
+            f"width is {width}, which is not an integer number of the target's heads of "
             f"{target.head_dim}; give a multiple of {target.embed_size // target.num_heads}."
         )
     kv_heads = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)

@@ -26,12 +26,12 @@ DRAFT, WHOLE, RECIPE = "draft", "draft-whole", "draft.toml"
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """Where a draft comes from, for its card.
+    """The origin of a draft, for its card.
 
     Attributes:
       target: the target's name.
       command: the command that trained it.
-      data: what it was trained on.
+      data: a description of its training data.
       license: the weights' SPDX expression.
     """
 
@@ -58,17 +58,19 @@ def export(
       path: the run's directory.
       trained: the draft.
       target: the target that it was trained for.
-      config: how it was trained.
-      provenance: for the card.
+      config: its training.
+      provenance: its origin, for the card.
       dtype: the dtype of the written weights.
     """
     model, shared = trained.model, config.embedding == "shared"
     borrowed = tuple(name for name in model.weights if shared and name.startswith(BORROWED))
     write_draft(path / DRAFT, model, target, dtype, outputs=trained.outputs, borrowed=borrowed)
     if shared:
-        own = {name: weight for name, weight in model.weights.items() if name not in borrowed}
-        whole = untrained_draft(target.model, config, None, model.placement).with_weights(own)
-        write_model(path / WHOLE, whole, dtype)
+        trained_weights = {
+            name: weight for name, weight in model.weights.items() if name not in borrowed
+        }
+        complete = untrained_draft(target.model, config, None, model.placement)
+        write_model(path / WHOLE, complete.with_weights(trained_weights), dtype)
         write_tokenizer(path / WHOLE, target.tokenizer)
     if jax.process_index() == 0:
         replace_text(path / DRAFT / "README.md", card(trained, config, provenance))
@@ -92,7 +94,7 @@ def check_recipe(provenance: Provenance) -> None:
 
 
 def _write_recipe(path: Path, provenance: Provenance) -> None:
-    # A recipe's name is plainer than that of a directory may be.
+    # A recipe's name has fewer characters to choose from than a directory's.
     name = unicodedata.normalize("NFKD", provenance.target).encode("ascii", "ignore").decode()
     name = re.sub(r"[^\w.-]+", "-", name).strip("-._")
     recipe = {
@@ -107,7 +109,7 @@ def _write_recipe(path: Path, provenance: Provenance) -> None:
 def card(trained: TrainedDraft, config: TrainingConfig, provenance: Provenance) -> str:
     """The model card."""
     proposes = "all tokens" if trained.outputs is None else f"{len(trained.outputs)} tokens"
-    own = sum(
+    num_parameters = sum(
         weight.size
         for name, weight in trained.model.weights.items()
         if config.embedding == "own" or not name.startswith(BORROWED)
@@ -123,7 +125,7 @@ It drafts for {provenance.target}, which lends it {lends}, in speculative decodi
 | | |
 | --- | --- |
 | layers | {config.layers} |
-| own parameters | {own / 1e6:.1f} million |
+| own parameters | {num_parameters / 1e6:.1f} million |
 | proposes | {proposes} |
 | learnt from | {trained.num_tokens / 1e6:.2f} million tokens: {provenance.data} |
 | objective | {config.objective} |

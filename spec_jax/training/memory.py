@@ -25,16 +25,16 @@ def check_fits(
     Args:
       model: the model that is already on the devices.
       what: the operation, for the message.
-      name: the setting on which it depends how much memory that takes.
-      value: the setting.
-      smaller: other values of it, of which each needs less than the one before.
-      bytes_needed: of a value, the bytes needed on each device beside what lies there. It may
-        compile, and the compiler may refuse for want of memory.
+      name: the setting that determines the memory it takes.
+      value: the value of the setting.
+      smaller: other values, each of which needs less memory than the one before.
+      bytes_needed: returns the further bytes that a value needs on each device. It may compile,
+        and the compiler may refuse for lack of memory.
 
     Raises:
       ConfigError: it does not fit.
     """
-    room = free_memory(jax.tree.leaves(model)[0].sharding.addressable_devices)
+    free = free_memory(jax.tree.leaves(model)[0].sharding.addressable_devices)
 
     def needed(value: int) -> int | float:
         try:
@@ -45,11 +45,11 @@ def check_fits(
             here = float("inf")
         return max(distributed.gather(here))
 
-    wanted = needed(value)
-    if wanted <= room:
+    size = needed(value)
+    if size <= free:
         return
-    fitting = next((each for each in smaller if needed(each) <= room), None)
-    taken = "more" if wanted == float("inf") else f"{wanted / GIB:.2f} GiB"
+    fitting = next((each for each in smaller if needed(each) <= free), None)
+    taken = "more" if size == float("inf") else f"{size / GIB:.2f} GiB"
     remedy = (
         "no value of it would fit; take a smaller draft or target, dtype bfloat16, or a layout "
         "of more devices"
@@ -58,5 +58,5 @@ def check_fits(
     )
     raise ConfigError(
         f"{name} is {value}, with which {what} takes {taken} of memory on each device, but "
-        f"{room / GIB:.2f} GiB are free; {remedy}."
+        f"{free / GIB:.2f} GiB are free; {remedy}."
     )

@@ -142,7 +142,7 @@ class RunStore:
         """What remains on the disk after an error, for messages."""
         if self.latest is None:
             return f"the data made so far is kept in {self.path}."
-        return f"that of step {self.latest} is intact in {self.path}."
+        return f"the checkpoint of step {self.latest} is intact in {self.path}."
 
     def save(self, step: int, state: TrainState, acceptance: Mapping[str, float]) -> None:
         """Writes a checkpoint, and drops those that are neither the latest nor the best.

@@ -1,4 +1,4 @@
-"""Sound files and Whisper's spectra."""
+"""Audio files and Whisper's spectra."""
 
 import contextlib
 

@@ -1,6 +1,6 @@
 """GGUF files of Hugging Face directories, as llama.cpp's converter makes them.
 
-Names are those of the `gguf` package's own tables. What the converter does to tensors beside that
+Names are from the `gguf` package's own tables. What the converter does to tensors beside that
 is written down here once more: https://github.com/ggml-org/llama.cpp/tree/master/conversion.
 """
 

@@ -1,4 +1,4 @@
-"""Directories that `convert` writes: both ways, in few bits, in little memory, or not at all."""
+"""Directories that `convert` writes: both ways, quantized, in little memory, or not at all."""
 
 import contextlib
 import json

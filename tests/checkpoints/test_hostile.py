@@ -178,7 +178,7 @@ def test_a_panic_of_the_tokenizers_library_is_an_error(tmp_path, monkeypatch):
 
 
 def test_a_tokenizer_may_have_more_tokens_than_the_embedding(tmp_path):
-    """As that of Gemma 3; such a token is refused where a prompt has it."""
+    """Like Gemma 3's; such a token is refused where a prompt has it."""
     path = write_directory(tmp_path / "tiny")
     backend = byte_tokenizer()
     backend.add_special_tokens([f"<more{i}>" for i in range(9)])

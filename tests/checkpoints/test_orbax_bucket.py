@@ -35,7 +35,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["none", "int8", "int4"])
 def folder(request, source):
-    """What one device wrote, in many or in few bits."""
+    """What one device wrote, plain or quantized."""
     path = source.parent / request.param / "orbax"
     path.parent.mkdir()
     checkpoints.convert(source, path, quantization=request.param)

@@ -1,4 +1,4 @@
-"""Masks allow exactly what the grammar goes on with, and looking ahead leaves no trace."""
+"""Masks allow exactly what the grammar continues with, and looking ahead leaves no trace."""
 
 import re
 from collections.abc import Sequence
