@@ -472,7 +472,7 @@ def test_a_dead_process_always_ends_the_other(together, model, victim):
     ("variables", "message"),
     [
         ({"JAX_NUM_PROCESSES": "3"}, "is for 2 processes, and JAX_NUM_PROCESSES is 3"),
-        ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'; give a whole number"),
+        ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'; give an integer"),
         ({}, "set JAX_COORDINATOR_ADDRESS to host:port of process 0"),
     ],
 )

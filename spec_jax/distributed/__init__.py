@@ -1,4 +1,4 @@
-"""Several processes as one: start-up, and agreement on what they are about to do.
+"""Several processes as one: start-up, and checks that they agree.
 
 Every process runs the same program on the same inputs. JAX finds its peers on TPU pods, under
 SLURM and on Kubernetes; elsewhere the variables JAX_COORDINATOR_ADDRESS (host:port of process 0),
@@ -32,42 +32,42 @@ from spec_jax.sharding import Layout
 T = TypeVar("T")
 
 JOIN_SECONDS = 60
-"""The longest wait for other processes; SPEC_JAX_JOIN_SECONDS, if it is set, comes first."""
+"""The longest wait for other processes; SPEC_JAX_JOIN_SECONDS overrides it."""
 
 HEARTBEAT_SECONDS = 60
-"""After this long JAX aborts a process whose peers give no sign of life; `Watch` ends it sooner."""
+"""The time after which JAX aborts a process with silent peers; `Watch` ends it sooner."""
 
 SHUTDOWN_SECONDS = 10
-"""The longest wait of a process that has ended for the others to end."""
+"""The longest wait of a finished process for the others."""
 
 _PACKAGES = (
     *("spec-jax", "jax", "jaxlib", "flax", "numpy"),
-    *("jinja2", "llguidance", "tokenizers", "transformers"),  # which decide on a host
+    *("jinja2", "llguidance", "tokenizers", "transformers"),  # whose results hosts decide by
 )
-_SHOWN = 224
-"""Bytes of a fact that travel besides its checksum."""
-_PASSED_ON = {
+_MAX_FACT = 224
+"""Bytes of a fact that are sent besides its checksum."""
+_SHARED_ERRORS = {
     kind.__name__: kind
     for kind in (BenchmarkError, ConfigError, CheckpointError, TrainingError, OSError)
 }
-"""Errors of process 0 that are those of the whole run."""
+"""Errors of process 0 that end the run in all processes."""
 
 
 def start(layout: Layout) -> None:
-    """Makes JAX's devices those of a layout: its platform, its processes, emulated devices.
+    """Makes JAX use a layout's platform, processes and emulated devices.
 
-    Call it before anything else uses JAX's devices. Once they are there it only compares.
+    Call it before anything else uses JAX's devices; later it only compares.
 
     Raises:
       ConfigError: the processes are fewer or more than the layout's, or cannot be found.
     """
     if layout.platform == "cpu":
         _emulate(layout)
-    given = _number("JAX_NUM_PROCESSES")
-    if given not in (None, layout.processes):
+    num_processes = _number("JAX_NUM_PROCESSES")
+    if num_processes not in (None, layout.processes):
         raise ConfigError(
             f"layout {layout.name} is for {layout.processes} processes, and JAX_NUM_PROCESSES is "
-            f"{given}; start as many as the layout says."
+            f"{num_processes}; start as many as the layout says."
         )
     if layout.processes > 1 and not jax.distributed.is_initialized():
         _join(layout)
@@ -92,7 +92,7 @@ def _join(layout: Layout) -> None:
     seconds = _number("SPEC_JAX_JOIN_SECONDS") or JOIN_SECONDS
     if address is not None and number is not None and number < layout.processes:
         call_roll(address, number, layout.processes, seconds)
-    # It would hold SIGTERM back, for a program that asks it whether there was one.
+    # It would hold SIGTERM back, for programs that poll for it.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -124,7 +124,7 @@ def _join(layout: Layout) -> None:
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable)
     if text is not None and not text.isdecimal():
-        raise ConfigError(f"{variable} is {text!r}; give a whole number.")
+        raise ConfigError(f"{variable} is {text!r}; give an integer.")
     return None if text is None else int(text)
 
 
@@ -136,7 +136,7 @@ def process() -> tuple[int, int]:
 
 
 def gather(value: T) -> list[T]:
-    """What JSON can hold, of every process, in the order of their numbers; all call it together."""
+    """The values of all processes, which JSON can hold, in order; all call it together."""
     if process()[1] == 1:
         return [value]
     data = json.dumps(value).encode()
@@ -148,17 +148,17 @@ def gather(value: T) -> list[T]:
 
 
 def from_first(act: Callable[[], T]) -> T:
-    """Lets process 0 act alone, and waits; all call it together.
+    """Lets process 0 act for all; all call it together.
 
     Args:
-      act: what depends on the host, such as on its disk. It returns what JSON can hold.
+      act: depends on the host, for example on its disk. Its result must be valid JSON.
 
     Returns:
-      What it returned in process 0.
+      The result of process 0.
 
     Raises:
-      ConfigError, CheckpointError, TrainingError, OSError: in every process, if it raised that in
-        process 0.
+      ConfigError, CheckpointError, TrainingError, OSError: in every process, if process 0 raised
+        it.
     """
     number, count = process()
     if count == 1:
@@ -168,22 +168,22 @@ def from_first(act: Callable[[], T]) -> T:
     if number == 0:
         try:
             value = act()
-        except tuple(_PASSED_ON.values()) as error:
-            kind = next(name for name, each in _PASSED_ON.items() if isinstance(error, each))
+        except tuple(_SHARED_ERRORS.values()) as error:
+            kind = next(name for name, each in _SHARED_ERRORS.items() if isinstance(error, each))
             failure = error
     value, kind, message = gather((value, kind, str(failure)))[0]
     if kind is not None:
-        raise failure or _PASSED_ON[kind](message)
+        raise failure or _SHARED_ERRORS[kind](message)
     return value
 
 
 def agree(facts: Mapping[str, object]) -> None:
-    """Checks that all processes are about to do the same; what differs would make them hang.
+    """Checks that all processes are about to do the same; otherwise they would hang.
 
-    Versions are compared besides the facts.
+    Package versions are compared, too.
 
     Args:
-      facts: what to compare by its `repr`, under names to call it in messages.
+      facts: values to compare by their `repr`, by their names in messages.
 
     Raises:
       DisagreementError: in every process, if one differs; it names process and fact.
@@ -192,11 +192,11 @@ def agree(facts: Mapping[str, object]) -> None:
         return
     texts = {f"the version of {name}": importlib.metadata.version(name) for name in _PACKAGES}
     texts |= {name: repr(value) for name, value in facts.items()}
-    mine = np.stack([_row(text) for text in texts.values()])
-    everyone = np.asarray(multihost_utils.process_allgather(mine))
-    for name, column in zip(texts, everyone.swapaxes(0, 1), strict=True):
+    local_rows = np.stack([_row(text) for text in texts.values()])
+    all_rows = np.asarray(multihost_utils.process_allgather(local_rows))
+    for name, column in zip(texts, all_rows.swapaxes(0, 1), strict=True):
         rows = [row.tobytes() for row in column]
-        # Most of them are right; where there is no majority, the first is.
+        # The majority is right; without one, the first process.
         right = max(rows, key=rows.count)
         for number, row in enumerate(rows):
             if row != right:
@@ -209,20 +209,20 @@ def agree(facts: Mapping[str, object]) -> None:
 
 
 def to_host(tree: Any) -> Any:
-    """NumPy copies of arrays; every process gets all of each, wherever its parts lie."""
+    """NumPy copies of arrays; every process gets all parts of each."""
 
-    def whole(array: jax.Array) -> np.ndarray:
+    def gathered(array: jax.Array) -> np.ndarray:
         if array.is_fully_addressable or array.is_fully_replicated:
             return np.asarray(array)
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
-    return jax.tree.map(whole, tree)
+    return jax.tree.map(gathered, tree)
 
 
 def _row(text: str) -> np.ndarray:
-    """A fact's checksum and beginning, in as many bytes for every fact."""
+    """A fact's checksum and beginning, of the same size for every fact."""
     data = text.encode(errors="backslashreplace")
-    row = hashlib.sha256(data).digest() + data[:_SHOWN].ljust(_SHOWN, b"\0")
+    row = hashlib.sha256(data).digest() + data[:_MAX_FACT].ljust(_MAX_FACT, b"\0")
     return np.frombuffer(row, np.uint8)
 
 

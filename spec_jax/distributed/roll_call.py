@@ -1,4 +1,4 @@
-"""Who is there, before JAX's processes join: JAX waits for all of them, and cannot say for whom."""
+"""Waits for all processes before JAX does, which would abort without naming the missing ones."""
 
 import contextlib
 import os
@@ -9,92 +9,95 @@ from spec_jax.errors import ConfigError
 
 _HELLO = b"spec-jax"
 _HERE = b"here"
-_LONGEST = 1 << 12
+_MAX_LINE = 1 << 12
 """Bytes of a message."""
-_AT_ONCE = 2.0
-"""Seconds in which a process that has connected says who it is."""
+_SECONDS_TO_SPEAK = 2.0
+"""The time for a process that has connected to send its number."""
 
 
 def call_roll(address: str, number: int, count: int, seconds: float) -> None:
     """Waits until all processes of a run are there.
 
-    Process 0 listens at the address that it will listen at for JAX, and the others report to it.
+    Process 0 listens at the address where JAX will listen, and the others report to it.
 
     Args:
       address: host:port of process 0.
       number: this process.
-      count: how many there should be.
-      seconds: the longest wait.
+      count: the number of processes.
+      seconds: the time limit.
 
     Raises:
-      ConfigError: in every process that is there: some are missing, or two have one number.
+      ConfigError: in every process: some are missing, or two have the same number.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         raise ConfigError(f"JAX_COORDINATOR_ADDRESS is {address!r}; give host:port of process 0.")
     end = time.monotonic() + seconds
     if number == 0:
-        _listen(address, int(port), count, seconds, end)
+        problem = _listen(address, int(port), count, seconds, end)
     else:
-        _report(host.strip("[]"), int(port), number, count, seconds, end)
+        problem = _report(host.strip("[]"), int(port), number, count, seconds, end)
+    if problem:
+        raise ConfigError(
+            f"{problem}. Start all processes of a run, each with the same JAX_COORDINATOR_ADDRESS "
+            "and JAX_NUM_PROCESSES and its own JAX_PROCESS_ID, and see what the missing ones say; "
+            "SPEC_JAX_JOIN_SECONDS is the time to wait."
+        )
 
 
-def _listen(address: str, port: int, count: int, seconds: float, end: float) -> None:
-    there: set[int] = set()
+def _listen(address: str, port: int, count: int, seconds: float, end: float) -> str:
+    """Waits for the reports and answers them; returns the problem, if there is one."""
+    missing = set(range(1, count))
     peers: list[socket.socket] = []
     problem = ""
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         try:
-            server = opened.enter_context(_server(port))
+            server = stack.enter_context(_server(port))
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"process 0 cannot listen at {address}: {error}; choose another port in "
                 "JAX_COORDINATOR_ADDRESS, for all processes."
             ) from None
-        while len(there) < count - 1 and not problem and (left := end - time.monotonic()) > 0:
+        while missing and not problem and (left := end - time.monotonic()) > 0:
             server.settimeout(left)
             try:
-                peer = opened.enter_context(server.accept()[0])
-                peer.settimeout(_AT_ONCE)
-                name, its_number, its_count = _line(peer).split()
-                number = int(its_number)
-            except (OSError, ValueError):  # not one of ours, or gone
+                peer = stack.enter_context(server.accept()[0])
+                peer.settimeout(_SECONDS_TO_SPEAK)
+                hello, peer_number, peer_count = _line(peer).split()
+                number = int(peer_number)
+            except (OSError, ValueError):  # a stranger, or gone
                 continue
-            if name != _HELLO:
+            if hello != _HELLO:
                 continue
             peers.append(peer)
-            if its_count != b"%d" % count or not 0 < number < count:
-                problem = f"process {number} of {its_count.decode()} reports to a run of {count}"
-            elif number in there:
+            if peer_count != b"%d" % count or not 0 < number < count:
+                problem = f"process {number} of {peer_count.decode()} reports to a run of {count}"
+            elif number not in missing:
                 problem = f"two processes have the number {number}"
-            there.add(number)
-        missing = [str(each) for each in range(1, count) if each not in there]
+            missing.discard(number)
         if missing and not problem:
             several = "processes" if len(missing) > 1 else "process"
-            problem = f"{several} {', '.join(missing)} of {count} did not join within {seconds:g} s"
+            numbers = ", ".join(map(str, sorted(missing)))
+            problem = f"{several} {numbers} of {count} did not join within {seconds:g} s"
         for peer in peers:
             with contextlib.suppress(OSError):
                 peer.sendall((problem.encode() or _HERE) + b"\n")
-    if problem:
-        raise _absent(problem)
+    return problem
 
 
-def _report(host: str, port: int, number: int, count: int, seconds: float, end: float) -> None:
-    answer = b""
-    while not answer and (left := end - time.monotonic()) > 0:
-        try:
-            with socket.create_connection((host, port), timeout=left) as server:
-                server.sendall(b"%s %d %d\n" % (_HELLO, number, count))
-                server.settimeout(max(0.0, end - time.monotonic()) + _AT_ONCE)
-                answer = _line(server)
-        except OSError:  # it does not listen yet
-            pass
-        if not answer:
-            time.sleep(min(0.2, max(0.0, end - time.monotonic())))
-    if not answer:
-        raise _absent(f"process 0 did not answer at {host}:{port} within {seconds:g} s")
-    if answer != _HERE:
-        raise _absent(answer.decode(errors="replace"))
+def _report(host: str, port: int, number: int, count: int, seconds: float, end: float) -> str:
+    """Reports to process 0 until it answers; returns the problem, if there is one."""
+    while (left := end - time.monotonic()) > 0:
+        with (
+            contextlib.suppress(OSError),  # it does not listen yet
+            socket.create_connection((host, port), timeout=left) as server,
+        ):
+            server.sendall(b"%s %d %d\n" % (_HELLO, number, count))
+            server.settimeout(max(0.0, end - time.monotonic()) + _SECONDS_TO_SPEAK)
+            if answer := _line(server):
+                return "" if answer == _HERE else answer.decode(errors="replace")
+        time.sleep(min(0.2, max(0.0, end - time.monotonic())))
+    return f"process 0 did not answer at {host}:{port} within {seconds:g} s"
 
 
 def _server(port: int) -> socket.socket:
@@ -110,19 +113,11 @@ def _server(port: int) -> socket.socket:
 
 
 def _line(peer: socket.socket) -> bytes:
-    """The first line that a peer sends; less if it stops before."""
-    found = b""
-    while not found.endswith(b"\n") and len(found) < _LONGEST:
-        part = peer.recv(_LONGEST)
+    """The first line from a peer; empty if it ends before."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _MAX_LINE:
+        part = peer.recv(_MAX_LINE)
         if not part:
             return b""
-        found += part
-    return found.strip()
-
-
-def _absent(problem: str) -> ConfigError:
-    return ConfigError(
-        f"{problem}. Start all processes of a run, each with the same JAX_COORDINATOR_ADDRESS and "
-        "JAX_NUM_PROCESSES and its own JAX_PROCESS_ID, and see what the missing ones say; "
-        "SPEC_JAX_JOIN_SECONDS is the time to wait."
-    )
+        line += part
+    return line.strip()
