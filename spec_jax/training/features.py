@@ -49,7 +49,7 @@ class FeatureRecorder(Drafter):
         return NoDraft(self.lookahead).propose(None, context)[0], state
 
     def commit(self, state: Features, committed: Committed) -> Features:
-        """Adds the features of a round; only those of kept tokens count."""
+        """Adds the features of a round; only kept tokens count."""
         assert committed.features is not None
         features = committed.features[:, :, 0].astype(state.dtype)
         return write_rows(state, features, committed.before - 1)
