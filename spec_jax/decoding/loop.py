@@ -210,7 +210,7 @@ def commit(
         tokens=tokens,
         lengths=lengths,
         finish=finish.astype(jnp.int32),
-        cache=scored.cache.with_lengths(lengths - 1),
+        cache=scored.cache.commit(lengths - 1),
         drafter=drafter.commit(state.drafter, committed),
         draft_length=policy.update(state.draft_length, outcome),
         counters=state.counters.add(running, counted, accepted, emitted, state.lengths, width),

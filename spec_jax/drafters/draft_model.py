@@ -94,7 +94,7 @@ class DraftModel(Drafter):
             )
             num_read = jnp.maximum(state.lengths - committed.before, 0)
             state = state.gather(sources, committed.before, num_read)
-        return state.with_lengths(jnp.minimum(state.lengths, committed.lengths - 1))
+        return state.commit(jnp.minimum(state.lengths, committed.lengths - 1))
 
 
 def empty_cache(

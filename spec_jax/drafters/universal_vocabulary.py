@@ -135,5 +135,5 @@ class UniversalVocabulary(Drafter):
         lengths = state.lengths + accepted + spelt
         # The KV slot after the accepted tokens holds a refused token.
         valid = jnp.minimum(state.cache.lengths, state.lengths + accepted)
-        cache = state.cache.with_lengths(jnp.minimum(lengths - 1, valid))
+        cache = state.cache.commit(jnp.minimum(lengths - 1, valid))
         return self._checked(OwnText(tokens, lengths, state.full, cache))

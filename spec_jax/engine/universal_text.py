@@ -21,6 +21,7 @@ from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.programs import Compiler, shardings
 from spec_jax.engine.requests import Request
 from spec_jax.engine.rows import grown_rows
+from spec_jax.errors import ConfigError
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
@@ -197,7 +198,13 @@ def _begin(
     model: Model, tokens: Int[Array, "batch length"], lengths: Int[Array, " batch"], block: int
 ) -> KVCache:
     # Without headroom, so no rings: a text that is read again may differ from any position on.
-    return prefill(model, tokens, lengths - 1, model.new_cache(*tokens.shape), block)
+    cache = model.new_cache(*tokens.shape)
+    if not cache.can_truncate:
+        raise ConfigError(
+            "universal_text reads a drafter's text again from any token on, but the draft model "
+            "has layers whose state cannot be rolled back that far. Use universal_vocabulary."
+        )
+    return prefill(model, tokens, lengths - 1, cache, block)
 
 
 def _draft(

@@ -1,128 +1,19 @@
-"""Attention, MLP and their norms: a layer of the stack."""
+"""Mixer, MLP and their norms: a layer of the stack."""
 
-import dataclasses
-from collections.abc import Sequence
+from typing import Any
 
-import jax
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from spec_jax.models.attention import Pattern, Scores, attend, attention, remember
 from spec_jax.models.cache import LayerCache
 from spec_jax.models.config import LayerConfig, TransformerConfig
+from spec_jax.models.context import Call
 from spec_jax.models.experts import SparseMlp
-from spec_jax.models.layers import ACTIVATIONS, Linear, Norm, alibi_slopes, project, rotate
+from spec_jax.models.layers import ACTIVATIONS, Linear, Norm, project
+from spec_jax.models.mixers import MIXERS
+from spec_jax.models.self_attention import Attention
 from spec_jax.sharding import Placement
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What layers of one kind share in a forward call: positions and what the tokens see."""
-
-    pattern: Pattern
-    rotation: Float[Array, "2 batch tokens half"] | None
-    scores: Scores
-    bias: Float[Array, "heads distances"] | None
-    placement: Placement
-    backend: str | None
-
-    def pin(self, x: Array, *axes: str | None) -> Array:
-        return self.placement.pin(x, *axes)
-
-    def heads(self, projected: Array, head_dim: int, axis: str) -> Array:
-        """A projection as [batch, tokens, heads, head_dim]."""
-        if self.placement.platform == "tpu":
-            # XLA:TPU would merge the reshape into the product and then copy every weight, before a
-            # loop, into the layout of the merged product.
-            projected = jax.lax.optimization_barrier(projected)
-        shape = (*projected.shape[:2], -1, head_dim)
-        return self.pin(projected.reshape(shape), "batch", None, axis, None)
-
-    def residual(self, x: Array) -> Array:
-        """The residual stream, replicated; otherwise the partitioner adds reductions to norms."""
-        return self.pin(x, "batch", None, "embed")
-
-
-class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions over a cache."""
-
-    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.head_dim = head_dim = config.head_dim
-        width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
-
-        def linear(in_size: int, out_size: int, axes: tuple[str, str], bias: bool) -> Linear:
-            return Linear(in_size, out_size, axes=axes, bias=bias, dtype=dtype, rngs=rngs)
-
-        self.query = linear(config.embed_size, width, ("embed", "heads"), config.qkv_bias)
-        key_bias = config.qkv_bias and config.key_bias
-        self.key = linear(config.embed_size, kv_width, ("embed", "kv_heads"), key_bias)
-        self.value = linear(config.embed_size, kv_width, ("embed", "kv_heads"), config.qkv_bias)
-        self.output = linear(width, config.embed_size, ("heads", "embed"), config.output_bias)
-
-        def norm(heads: int) -> Norm | None:
-            if config.qk_norm == "none":
-                return None
-            size = head_dim if config.qk_norm == "head" else heads * head_dim
-            return Norm(size, kind="rms", eps=config.norm_eps, dtype=dtype)
-
-        self.normed = config.qk_norm
-        self.query_norm, self.key_norm = norm(config.num_heads), norm(config.num_kv_heads)
-
-    def __call__(
-        self, x: Float[Array, "batch tokens embed"], cache: LayerCache | None, call: Call
-    ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
-        projected = project(x, (self.query, self.key, self.value))
-        norms = self.query_norm, self.key_norm, None
-        if self.normed == "projection":
-            projected = _normed(norms, projected)
-        axes = ("heads", "kv_heads", "kv_heads")
-        heads = [
-            call.heads(each, self.head_dim, axis)
-            for each, axis in zip(projected, axes, strict=True)
-        ]
-        q, k, v = _normed(norms, heads) if self.normed == "head" else heads
-        if call.rotation is not None:
-            q, k = rotate(q, call.rotation), rotate(k, call.rotation)
-        out, cache = attention(
-            q,
-            k,
-            v,
-            cache,
-            call.pattern,
-            call.scores,
-            call.bias,
-            backend=call.backend,
-            placement=call.placement,
-        )
-        return call.residual(self.output(out.reshape(*x.shape[:2], -1), call.placement)), cache
-
-    def remember(self, hidden: Float[Array, "batch source embed"], call: Call) -> LayerCache:
-        """The keys and values of an encoder's output."""
-        keys, values = (
-            call.heads(each, self.head_dim, "kv_heads")
-            for each in project(hidden, (self.key, self.value))
-        )
-        return remember(keys, values, None, placement=call.placement)
-
-    def look(
-        self, x: Float[Array, "batch tokens embed"], source: LayerCache, call: Call
-    ) -> Float[Array, "batch tokens embed"]:
-        """Attention to what `remember` made."""
-        queries = call.heads(self.query(x), self.head_dim, "heads")
-        out = attend(
-            queries,
-            source,
-            call.pattern,
-            call.scores,
-            backend=call.backend,
-            placement=call.placement,
-        )
-        return call.residual(self.output(out.reshape(*x.shape[:2], -1), call.placement))
-
-
-def _normed(norms: Sequence[Norm | None], each: Sequence[Array]) -> list[Array]:
-    return [x if norm is None else norm(x) for norm, x in zip(norms, each, strict=True)]
 
 
 class Mlp(nnx.Module):
@@ -156,7 +47,8 @@ class Block(nnx.Module):
     """Norm, attention, norm, MLP; in sequence, or both reading the block's input.
 
     A decoder's block with an encoder attends to the encoder's output between the two. The caller
-    decides what a layer sees, so that all blocks of a model are alike but for their MLPs.
+    decides what a layer sees, so that all blocks of one kind are alike. The mixer of any kind is
+    named `attention`.
     """
 
     def __init__(
@@ -176,11 +68,11 @@ class Block(nnx.Module):
             return Norm(config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype)
 
         self.attention_norm = norm(config.pre_norms)
-        self.attention = Attention(config, dtype=dtype, rngs=rngs)
+        self.attention = MIXERS[layer.kind](config, layer, dtype=dtype, rngs=rngs)
         self.attention_post_norm = norm(config.post_norms)
         has_source = config.encoder is not None
         self.cross_norm = norm(has_source)
-        self.cross = Attention(config, dtype=dtype, rngs=rngs) if has_source else None
+        self.cross = Attention(config, layer, dtype=dtype, rngs=rngs) if has_source else None
         self.mlp_norm = norm(config.pre_norms and not config.shared_norm)
         self.mlp = (SparseMlp if layer.mlp == "experts" else Mlp)(config, dtype=dtype, rngs=rngs)
         self.mlp_post_norm = norm(config.post_norms)
@@ -188,10 +80,10 @@ class Block(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "batch tokens embed"],
-        cache: LayerCache | None,
+        cache: Any,
         call: Call,
         source: tuple[LayerCache, Call] | None = None,
-    ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
+    ) -> tuple[Float[Array, "batch tokens embed"], Any]:
         def added(norm: Norm | None, out: Array) -> Array:
             return (out if norm is None else norm(out)) * self.residual_scale
 
@@ -207,12 +99,3 @@ class Block(nnx.Module):
             mlp_input = self.mlp_norm(mlp_input)
         out = call.residual(self.mlp(mlp_input, call.placement))
         return x + attended + added(self.mlp_post_norm, out), cache
-
-
-def scores_of(config: TransformerConfig) -> Scores:
-    """What a model's layers do to the products of queries and keys."""
-    return Scores(
-        query_scalar=float(config.query_pre_attn_scalar or config.head_dim),
-        cap=config.score_cap,
-        slopes=alibi_slopes(config.num_heads, config.alibi_scale),
-    )

@@ -1,6 +1,7 @@
-"""The key/value cache: a plain pytree, passed in and returned, rolled back by setting a length."""
+"""The layers' states: plain pytrees, passed in and returned; setting a length rolls them back."""
 
 import dataclasses
+from typing import Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,62 @@ from spec_jax.sharding.pytree import pytree, static
 
 RING_MULTIPLE = 64
 """Rings are rounded up to it, so that blocks of keys divide them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StateSize:
+    """The size of the states of a batch.
+
+    Attributes:
+      batch: rows.
+      capacity: tokens that a row has room for.
+      dtype: of the state's arrays; `int8` keeps keys and values as `Rounded`.
+      headroom: most tokens ever written past the next query, including padding and tokens that are
+        refused later. If given, states keep no more tokens than that needs; otherwise all.
+      placement: how the model lies on devices.
+    """
+
+    batch: int
+    capacity: int
+    dtype: DTypeLike
+    headroom: int | None = None
+    placement: Placement = Placement.single_device()
+
+
+class LayerState(Protocol):
+    """The state of one layer for all rows, after the tokens that the layer has read: a pytree.
+
+    A layer writes the tokens of a call from the cache's `lengths` on, and only the first
+    `num_tokens` of each row. Lengths then move forwards and backwards: a later call starts at any
+    index from the last `commit` on, and its tokens replace what was written there. Scoring must
+    not advance a state that cannot be rolled back: it writes its inputs beside the state (a tape),
+    and `commit` folds the accepted ones into it.
+
+    The state of a row whose call starts at index 0 is empty, whatever was written before. Every
+    array has one entry a row along its first axis, so that rows are inserted and copied like those
+    of any other array. What the layer writes depends on its kind and is not part of the protocol.
+    """
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether a row may be cut to any length, further back than the last commit too."""
+        ...
+
+    def commit(self, lengths: Int[Array, " batch"]) -> Self:
+        """The state, told that no later call starts before these indices."""
+        ...
+
+    def gather(
+        self,
+        sources: Int[Array, "batch moved"],
+        to: Int[Array, " batch"],
+        num_tokens: Int[Array, " batch"] | None = None,
+    ) -> Self:
+        """Moves the first `num_tokens` of the tokens at indices `sources` side by side to `to`.
+
+        Only kinds that read trees of drafts are asked to, see `mixers.Mixer`.
+        """
+        ...
 
 
 @pytree
@@ -48,7 +105,11 @@ Kept = Float[Array, "batch kv_heads slots head_dim"] | Rounded
 
 @pytree
 class LayerCache:
-    """Keys and values of one layer.
+    """Keys and values of one layer, in full, in a ring, or in 8 bits: a `LayerState`.
+
+    Rollback needs nothing but a length, since no query reads an index at or past it. So writing a
+    token twice, or past a row's length, is harmless. That is a property of keys and values; nothing
+    outside of this class may rely on it.
 
     A token's index counts the tokens written before it in its row. A full layer keeps index i in
     slot i. A ring keeps it in slot i modulo the number of slots, which suffices for a layer that
@@ -64,6 +125,32 @@ class LayerCache:
     keys: Kept
     values: Kept
     ring: bool = static(default=False)
+
+    @classmethod
+    def zeros(cls, config: TransformerConfig, layer: LayerConfig, size: StateSize) -> "LayerCache":
+        """Empty slots: a ring for a layer with a window, if it is smaller."""
+        slots = slots_of_layer(layer, size.capacity, size.headroom)
+        shape = (size.batch, config.num_kv_heads, slots, config.head_dim)
+        axes = ("batch", "kv_heads", "length", None)
+        pin = size.placement.pin
+
+        # Zeros, since empty arrays may hold NaN.
+        def zeros() -> Kept:
+            buffer = pin(jnp.zeros(shape, size.dtype), *axes)
+            if jnp.dtype(size.dtype) != jnp.int8:
+                return buffer
+            return Rounded(buffer, pin(jnp.zeros((*shape[:3], 1), jnp.float32), *axes))
+
+        return cls(zeros(), zeros(), ring=slots < size.capacity)
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether a row may be cut to any length: a ring has overwritten what is further back."""
+        return not self.ring
+
+    def commit(self, lengths: Int[Array, " batch"]) -> "LayerCache":
+        """The same: no query reads past its own index."""
+        return self
 
     @property
     def slots(self) -> int:
@@ -154,63 +241,21 @@ class Encoded:
 
 @pytree
 class KVCache:
-    """The KV cache of all rows: a `LayerCache` for each layer, and the rows' lengths.
+    """The states of all layers, and how many tokens of each row they count.
 
-    Slots at or past a row's length are never read, so rollback only sets `lengths`, and only the
-    loop's commit moves them. The layout [batch, kv_heads, slots, head_dim] lets XLA update rows at
-    different indices in place. Every array has one entry a row along its first axis.
+    Keys and values at or past a row's length are never read. Their layout, [batch, kv_heads, slots,
+    head_dim], lets XLA update rows at different indices in place. Every array has one entry a row
+    along its first axis.
 
     Attributes:
-      layers: one cache a layer.
+      layers: one state a layer, made by its mixer, see `mixers.new_cache`.
       lengths: valid tokens of each row.
       encoded: what the layers of an encoder-decoder attend to beside the text.
     """
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerState, ...]
     lengths: Int[Array, " batch"]
     encoded: Encoded | None = None
-
-    @classmethod
-    def zeros(
-        cls,
-        config: TransformerConfig,
-        batch: int,
-        capacity: int,
-        *,
-        dtype: DTypeLike,
-        headroom: int | None = None,
-        placement: Placement = Placement.single_device(),
-    ) -> "KVCache":
-        """An empty cache.
-
-        Args:
-          config: the model's shape.
-          batch: rows.
-          capacity: tokens that a row has room for.
-          dtype: of keys and values; `int8` keeps them as `Rounded`.
-          headroom: most tokens ever written past the next query, including padding and tokens that
-            are refused later. If given, layers with a window get rings; otherwise all are full.
-          placement: how the model lies on devices.
-        """
-
-        def state(layer: LayerConfig) -> LayerCache:
-            slots = slots_of_layer(layer, capacity, headroom)
-            shape = (batch, config.num_kv_heads, slots, config.head_dim)
-            axes = ("batch", "kv_heads", "length", None)
-
-            # Zeros, since empty arrays may hold NaN.
-            def zeros() -> Kept:
-                found = placement.pin(jnp.zeros(shape, dtype), *axes)
-                if jnp.dtype(dtype) != jnp.int8:
-                    return found
-                return Rounded(found, placement.pin(jnp.zeros((*shape[:3], 1), jnp.float32), *axes))
-
-            return LayerCache(zeros(), zeros(), ring=slots < capacity)
-
-        return cls(
-            layers=tuple(map(state, config.layers)),
-            lengths=placement.pin(jnp.zeros((batch,), jnp.int32), "batch"),
-        )
 
     def gather(
         self,
@@ -224,16 +269,21 @@ class KVCache:
 
     @property
     def can_truncate(self) -> bool:
-        """Whether a row may be cut to any length: a ring has overwritten what is further back."""
-        return not any(layer.ring for layer in self.layers)
+        """Whether a row may be cut to any length, further back than the last commit too."""
+        return all(layer.can_truncate for layer in self.layers)
 
     def with_lengths(self, lengths: Int[Array, " batch"]) -> "KVCache":
-        """The same arrays with other valid lengths: commit and rollback."""
+        """The same states with other lengths, which may be rolled back again."""
         return dataclasses.replace(self, lengths=lengths)
+
+    def commit(self, lengths: Int[Array, " batch"]) -> "KVCache":
+        """The states after this many tokens, of which none is taken back later."""
+        layers = tuple(layer.commit(lengths) for layer in self.layers)
+        return dataclasses.replace(self, layers=layers, lengths=lengths)
 
 
 def slots_of_layer(layer: LayerConfig, capacity: int, headroom: int | None) -> int:
-    """KV slots of a row in one layer; arguments as for `KVCache.zeros`."""
+    """KV slots of a row in one layer; arguments as for `StateSize`."""
     if headroom is None or layer.window is None:
         return capacity
     return min(capacity, -(-(layer.window + headroom) // RING_MULTIPLE) * RING_MULTIPLE)

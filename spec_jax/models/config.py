@@ -181,7 +181,8 @@ class LayerConfig:
     """One layer of the stack: what tells it apart from others of the same model.
 
     Attributes:
-      kind: what mixes the tokens, a name of `mixers.MIXERS`.
+      kind: what mixes the tokens, a name of `mixers.MIXERS`. A kind with options of its own has a
+        subclass.
       window: the latest positions that a token sees, its own included; None for all.
       rotary: how queries and keys are rotated; None if they are not.
       mlp: one dense MLP, or the sparse ones of `TransformerConfig.experts`.

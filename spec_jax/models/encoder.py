@@ -7,8 +7,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.models.attention import Pattern
-from spec_jax.models.blocks import Block, Call, scores_of
+from spec_jax.models.blocks import Block
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.context import Call, scores_of
 from spec_jax.models.layers import Linear, Norm, positions_of, relative_bias_of
 from spec_jax.sharding import Placement
 

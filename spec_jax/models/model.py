@@ -17,9 +17,10 @@ from jaxtyping import Array, Float, Int
 from spec_jax.kernels import PackedWeight, take_outputs
 from spec_jax.models.attention import Pattern
 from spec_jax.models.blocks import Block
-from spec_jax.models.cache import Encoded, KVCache
+from spec_jax.models.cache import Encoded, KVCache, StateSize
 from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import LayerConfig, LongRopeScaling, TransformerConfig
+from spec_jax.models.mixers import new_cache
 from spec_jax.models.output import TargetOutput
 from spec_jax.models.source import Source
 from spec_jax.models.streaming import resident
@@ -188,15 +189,9 @@ class Model:
         return jax.jit(function, compiler_options=self.compiler_options, **options)
 
     def new_cache(self, batch: int, capacity: int, headroom: int | None = None) -> KVCache:
-        """An empty cache of the model's shape and dtype; arguments as for `KVCache.zeros`."""
-        return KVCache.zeros(
-            self.config,
-            batch,
-            capacity,
-            dtype=jnp.int8 if self.rounds_cache else self._wide_dtype,
-            headroom=headroom,
-            placement=self.placement,
-        )
+        """An empty cache of the model's shape and dtype; arguments as for `StateSize`."""
+        dtype = jnp.int8 if self.rounds_cache else self._wide_dtype
+        return new_cache(self.config, StateSize(batch, capacity, dtype, headroom, self.placement))
 
     def encode(self, source: Source, *, shared: bool = False) -> tuple[Encoded, Source]:
         """What the decoder's layers see of a source, for a cache's `encoded`.

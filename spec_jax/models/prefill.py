@@ -49,7 +49,7 @@ def read_block(
     start = cache.lengths
     num_tokens = jnp.clip(end - start, 0, block)
     out = model.extend(take_tokens(tokens, start, block), cache, num_tokens, feature_layers)
-    return out._replace(cache=out.cache.with_lengths(start + num_tokens))
+    return out._replace(cache=out.cache.commit(start + num_tokens))
 
 
 def take_tokens(

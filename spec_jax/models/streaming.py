@@ -23,7 +23,12 @@ Buffer = dict[int, Array]
 """A block's matrices in device memory, by their place among its weights."""
 
 
-def run_blocks(
+def is_streamed(blocks: Sequence[nnx.Module]) -> bool:
+    """Whether any of the blocks has matrices in host memory."""
+    return any(_on_host(leaf) for block in blocks for leaf in jax.tree.leaves(nnx.state(block)))
+
+
+def run_streamed(
     blocks: Sequence[nnx.Module],
     x: Array,
     carries: Sequence[T],
@@ -33,7 +38,7 @@ def run_blocks(
     """Runs blocks one after another: `x, carries[i] = run(i, graphdef, weights, x, carries[i])`.
 
     Args:
-      blocks: their weights lie in device memory or, all or some, in host memory.
+      blocks: the matrices of all or some of them lie in host memory.
       x: the first block's input.
       carries: what else each block updates, in place: its cache.
       run: what a block does; `nnx.merge(graphdef, weights)` is the block.

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import products
 from spec_jax.models.attention import Pattern
-from spec_jax.models.blocks import Block, Call, scores_of
-from spec_jax.models.cache import Encoded, KVCache, LayerCache
+from spec_jax.models.blocks import Block
+from spec_jax.models.cache import Encoded, KVCache
 from spec_jax.models.config import (
     LayerConfig,
     LongRopeScaling,
@@ -21,6 +21,7 @@ from spec_jax.models.config import (
     TransformerConfig,
     YarnScaling,
 )
+from spec_jax.models.context import Call, scores_of
 from spec_jax.models.control import traced_once
 from spec_jax.models.encoder import Encoder
 from spec_jax.models.layers import (
@@ -31,7 +32,8 @@ from spec_jax.models.layers import (
     relative_bias_of,
     rope_frequencies,
 )
-from spec_jax.models.streaming import run_blocks
+from spec_jax.models.mixers import check_trees
+from spec_jax.models.streaming import is_streamed, run_streamed
 from spec_jax.sharding import Placement
 
 
@@ -132,6 +134,8 @@ class Transformer(nnx.Module):
           written but `lengths` unmoved: the loop's commit decides how many count.
         """
         config = self.config
+        if pattern.among is not None:
+            check_trees(config)
         scores = scores_of(config)
         bias = None if self.relative is None else self.relative()
         rotations = {
@@ -159,14 +163,21 @@ class Transformer(nnx.Module):
         # Otherwise tracing a deep model is most of what a start takes.
         run_kind = traced_once(run_kind, 0, 1)
 
-        def run(at: int, graphdef: Any, weights: Any, x: Array, layer: LayerCache):
+        def run(at: int, graphdef: Any, weights: Any, x: Array, layer: Any):
             i, remembered = first + at, encoded and encoded.layers[first + at]
             return run_kind(graphdef, config.layers[i], weights, x, layer, remembered)
 
         some = slice(first, last)
-        # Where it is false nothing that a block gives out matters.
-        true = jnp.isfinite(self.final_norm.weight[0])
-        stream, layers[some] = run_blocks(self.blocks[some], x, layers[some], run, true)
+        blocks = self.blocks[some]
+        if is_streamed(blocks):
+            # An opaque `True`. Where it is false no output of a block matters.
+            true = jnp.isfinite(self.final_norm.weight[0])
+            stream, layers[some] = run_streamed(blocks, x, layers[some], run, true)
+        else:
+            stream = [x]
+            for at, block in enumerate(blocks):
+                x, layers[first + at] = run(at, *nnx.split(block), x, layers[first + at])
+                stream.append(x)
         cache = dataclasses.replace(cache, layers=tuple(layers))
         if not feature_layers:
             return stream[-1], None, cache

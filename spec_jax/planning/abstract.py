@@ -22,8 +22,9 @@ from spec_jax.engine.batch_shape import BatchShape, prompt_block
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request
 from spec_jax.kernels import QuantizedWeight
-from spec_jax.models.cache import KVCache
+from spec_jax.models.cache import KVCache, StateSize
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.mixers import new_cache
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding import HOST_MEMORY, Layout, Placement
@@ -75,9 +76,9 @@ def parameters_per_chip(params: Any) -> int:
 def abstract_cache(
     model: Model, batch: int, capacity: int, dtype: DTypeLike, headroom: int | None = None
 ) -> KVCache:
-    """The abstract cache of a model, with its shardings; arguments like `KVCache.zeros`."""
+    """The abstract cache of a model, with its shardings; arguments like `StateSize`."""
     cache = jax.eval_shape(
-        lambda: KVCache.zeros(model.config, batch, capacity, dtype=dtype, headroom=headroom)
+        lambda: new_cache(model.config, StateSize(batch, capacity, dtype, headroom))
     )
     return jax.tree.map(lambda leaf: _placed(model, leaf), cache)
 

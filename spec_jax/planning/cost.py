@@ -159,7 +159,7 @@ class Weights:
         return sum(layer.mlp == "experts" for layer in self.config.layers)
 
     def cache(self, batch: int, capacity: int, headroom: int, dtype: DTypeLike) -> Cache:
-        """Its key/value cache; arguments like `KVCache.zeros`."""
+        """Its key/value cache; arguments like `StateSize`."""
         config, heads = self.config, self.config.num_kv_heads // self.shards("kv_heads")
         return Cache(
             batch // self.shards("batch"),

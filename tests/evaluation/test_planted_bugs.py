@@ -72,8 +72,8 @@ BUGS = {
     "stale cache entry read after rollback": PlantedBug(
         "decoding/loop.py",
         "commit",
-        "C.with_lengths(L)",
-        "C.with_lengths(C.lengths + width + 1)",
+        "C.commit(L)",
+        "C.commit(C.lengths + width + 1)",
         [LOOP, "-k", "targets_own and other-4"],
     ),
     "EOS inside a block ignored": PlantedBug(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from spec_jax.models.attention import Pattern, Scores, attention
-from spec_jax.models.cache import KVCache, LayerCache
+from spec_jax.models.cache import KVCache, LayerCache, StateSize
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.mixers import new_cache
 from spec_jax.sharding import Placement
 from tests.models.backends import EACH_BACKEND
 
@@ -156,7 +157,7 @@ def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(
         for n in (HEADS, KV_HEADS, KV_HEADS)
     )
     values = values.at[0, 1].set(jnp.nan)
-    cache = KVCache.zeros(SHAPE, 2, 512, dtype=jnp.float32)
+    cache = new_cache(SHAPE, StateSize(2, 512, jnp.float32))
     pattern = Pattern.following(cache, 3)
     call = jax.jit(functools.partial(attention, scores=Scores(float(HEAD_DIM)), backend=backend))
     out, _ = call(queries, keys, values, cache.layers[0], pattern)
@@ -169,7 +170,7 @@ def test_values_too_large_for_the_cache_reach_only_the_tokens_that_see_them(monk
     monkeypatch.setattr(Placement, "platform", "gpu")
     ones = jnp.ones((2, 3, KV_HEADS, HEAD_DIM))
     values = ones.at[0, 1].set(np.finfo(np.float32).max)  # infinity in bfloat16
-    cache = KVCache.zeros(SHAPE, 2, 512, dtype=jnp.bfloat16)
+    cache = new_cache(SHAPE, StateSize(2, 512, jnp.bfloat16))
     call = functools.partial(attention, scores=Scores(float(HEAD_DIM)), backend="dense")
     queries = jnp.ones((2, 3, HEADS, HEAD_DIM))
     out, _ = call(queries, ones, values, cache.layers[0], Pattern.following(cache, 3))

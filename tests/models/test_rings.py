@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from spec_jax.models.attention import Pattern, Scores, attention
-from spec_jax.models.cache import RING_MULTIPLE, KVCache
+from spec_jax.models.cache import RING_MULTIPLE, KVCache, StateSize
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.mixers import new_cache
 from tests.models.backends import EACH_BACKEND
 from tests.often import often
 from tests.reshaped import reshaped
@@ -38,7 +39,7 @@ PATHS = [[0, 1, 3], [0, 2]]
 def test_only_layers_with_a_window_get_rings_and_only_where_they_are_smaller():
     def slots(headroom, capacity, **changes):
         shape = reshaped(SHAPE, **{"num_layers": 2, "sliding_window": WINDOW} | changes)
-        cache = KVCache.zeros(shape, 1, capacity, dtype=jnp.float32, headroom=headroom)
+        cache = new_cache(shape, StateSize(1, capacity, jnp.float32, headroom))
         return [(layer.slots, layer.ring) for layer in cache.layers]
 
     ring, full = (RING_MULTIPLE, True), (CAPACITY, False)
@@ -72,7 +73,7 @@ class Rows:
 
     def __init__(self, rng, backend):
         self.rng = rng
-        self.cache = KVCache.zeros(SHAPE, ROWS, CAPACITY, dtype=jnp.float32, headroom=HEADROOM)
+        self.cache = new_cache(SHAPE, StateSize(ROWS, CAPACITY, jnp.float32, HEADROOM))
         self.texts = [[] for _ in range(ROWS)]
         self._attention = compiled(backend)
 

@@ -9,8 +9,9 @@ import pytest
 
 from spec_jax import LLM, ConfigError, SamplingParams, SpeculativeConfig
 from spec_jax.models.attention import Pattern, Scores, attention
-from spec_jax.models.cache import KVCache, Rounded
+from spec_jax.models.cache import Rounded, StateSize
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.mixers import new_cache
 from spec_jax.testing import tiny_model
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 from tests.harness import make_engine, request, run
@@ -54,7 +55,7 @@ def test_attention_reads_what_is_kept(backend, headroom):
     """Against float64 on the rounded keys and values, token by token over several blocks."""
     random, total = np.random.default_rng(1), 100
     q, k, v = random.normal(size=(3, total, 2, 16)).astype(np.float32)
-    cache = KVCache.zeros(SHAPE, 1, 256, dtype=jnp.int8, headroom=headroom)
+    cache = new_cache(SHAPE, StateSize(1, 256, jnp.int8, headroom))
     layer = cache.layers[0]
     assert layer.ring == (headroom is not None)
     step = jax.jit(

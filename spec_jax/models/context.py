@@ -1,0 +1,48 @@
+"""What layers share in a forward call."""
+
+import dataclasses
+
+import jax
+from jaxtyping import Array, Float
+
+from spec_jax.models.attention import Pattern, Scores
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.layers import alibi_slopes
+from spec_jax.sharding import Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What layers of one kind share in a forward call: positions and what the tokens see."""
+
+    pattern: Pattern
+    rotation: Float[Array, "2 batch tokens half"] | None
+    scores: Scores
+    bias: Float[Array, "heads distances"] | None
+    placement: Placement
+    backend: str | None
+
+    def pin(self, x: Array, *axes: str | None) -> Array:
+        return self.placement.pin(x, *axes)
+
+    def heads(self, projected: Array, head_dim: int, axis: str) -> Array:
+        """A projection as [batch, tokens, heads, head_dim]."""
+        if self.placement.platform == "tpu":
+            # XLA:TPU would merge the reshape into the product and then copy every weight, before a
+            # loop, into the layout of the merged product.
+            projected = jax.lax.optimization_barrier(projected)
+        shape = (*projected.shape[:2], -1, head_dim)
+        return self.pin(projected.reshape(shape), "batch", None, axis, None)
+
+    def residual(self, x: Array) -> Array:
+        """The residual stream, replicated; otherwise the partitioner adds reductions to norms."""
+        return self.pin(x, "batch", None, "embed")
+
+
+def scores_of(config: TransformerConfig) -> Scores:
+    """What a model's layers do to the products of queries and keys."""
+    return Scores(
+        query_scalar=float(config.query_pre_attn_scalar or config.head_dim),
+        cap=config.score_cap,
+        slopes=alibi_slopes(config.num_heads, config.alibi_scale),
+    )

@@ -1,0 +1,108 @@
+"""Attention as a layer: projections, norms and rotation around `attention`."""
+
+from collections.abc import Sequence
+
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from spec_jax.models.attention import attend, attention, remember
+from spec_jax.models.cache import LayerCache, StateSize
+from spec_jax.models.config import LayerConfig, TransformerConfig
+from spec_jax.models.context import Call
+from spec_jax.models.layers import Linear, Norm, project, rotate
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions over a cache."""
+
+    reads_trees = True
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer: LayerConfig,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        self.head_dim = head_dim = config.head_dim
+        width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
+
+        def linear(in_size: int, out_size: int, axes: tuple[str, str], bias: bool) -> Linear:
+            return Linear(in_size, out_size, axes=axes, bias=bias, dtype=dtype, rngs=rngs)
+
+        self.query = linear(config.embed_size, width, ("embed", "heads"), config.qkv_bias)
+        key_bias = config.qkv_bias and config.key_bias
+        self.key = linear(config.embed_size, kv_width, ("embed", "kv_heads"), key_bias)
+        self.value = linear(config.embed_size, kv_width, ("embed", "kv_heads"), config.qkv_bias)
+        self.output = linear(width, config.embed_size, ("heads", "embed"), config.output_bias)
+
+        def norm(heads: int) -> Norm | None:
+            if config.qk_norm == "none":
+                return None
+            size = head_dim if config.qk_norm == "head" else heads * head_dim
+            return Norm(size, kind="rms", eps=config.norm_eps, dtype=dtype)
+
+        self.normed = config.qk_norm
+        self.query_norm, self.key_norm = norm(config.num_heads), norm(config.num_kv_heads)
+
+    @staticmethod
+    def new_state(config: TransformerConfig, layer: LayerConfig, size: StateSize) -> LayerCache:
+        """Empty keys and values."""
+        return LayerCache.zeros(config, layer, size)
+
+    def __call__(
+        self, x: Float[Array, "batch tokens embed"], cache: LayerCache | None, call: Call
+    ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
+        projected = project(x, (self.query, self.key, self.value))
+        norms = self.query_norm, self.key_norm, None
+        if self.normed == "projection":
+            projected = _normed(norms, projected)
+        axes = ("heads", "kv_heads", "kv_heads")
+        heads = [
+            call.heads(each, self.head_dim, axis)
+            for each, axis in zip(projected, axes, strict=True)
+        ]
+        q, k, v = _normed(norms, heads) if self.normed == "head" else heads
+        if call.rotation is not None:
+            q, k = rotate(q, call.rotation), rotate(k, call.rotation)
+        out, cache = attention(
+            q,
+            k,
+            v,
+            cache,
+            call.pattern,
+            call.scores,
+            call.bias,
+            backend=call.backend,
+            placement=call.placement,
+        )
+        return call.residual(self.output(out.reshape(*x.shape[:2], -1), call.placement)), cache
+
+    def remember(self, hidden: Float[Array, "batch source embed"], call: Call) -> LayerCache:
+        """The keys and values of an encoder's output."""
+        keys, values = (
+            call.heads(each, self.head_dim, "kv_heads")
+            for each in project(hidden, (self.key, self.value))
+        )
+        return remember(keys, values, None, placement=call.placement)
+
+    def look(
+        self, x: Float[Array, "batch tokens embed"], source: LayerCache, call: Call
+    ) -> Float[Array, "batch tokens embed"]:
+        """Attention to what `remember` made."""
+        queries = call.heads(self.query(x), self.head_dim, "heads")
+        out = attend(
+            queries,
+            source,
+            call.pattern,
+            call.scores,
+            backend=call.backend,
+            placement=call.placement,
+        )
+        return call.residual(self.output(out.reshape(*x.shape[:2], -1), call.placement))
+
+
+def _normed(norms: Sequence[Norm | None], each: Sequence[Array]) -> list[Array]:
+    return [x if norm is None else norm(x) for norm, x in zip(norms, each, strict=True)]
