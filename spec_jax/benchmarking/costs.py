@@ -55,6 +55,7 @@ def greedy_steps(
             cache, tokens = carry
             if layers is None:
                 logits, _, cache = model.score(tokens, cache)
+                assert logits is not None
             else:
                 x, cache = model.begin(tokens, cache, layers)
                 logits = model.exit(x)

@@ -182,11 +182,6 @@ class BenchRun(Record):
         """Identifies the run in its file."""
         return (self.prompts, self.setting, self.batch_size, self.system, self.repeat)
 
-    def without_times(self) -> dict:
-        """Everything but the times, which change from run to run."""
-        times = {"first_token_seconds", "seconds", "decode_seconds"}
-        return self.model_dump(exclude={"seconds": True, "requests": {"__all__": times}})
-
 
 class Step(Record):
     """Seconds of a call of `target` or of a method's draft step, for each repeat.

@@ -18,7 +18,7 @@ def make_request(
     start: Start,
     params: SamplingParams,
     *,
-    key: Sequence[int] = (0, 0),
+    key: Sequence[int] | np.ndarray = (0, 0),
     stops: Sequence[int] = (),
 ) -> Request:
     """A request for the engine; it ends at `max_tokens` or a stop token."""

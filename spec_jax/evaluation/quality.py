@@ -68,7 +68,7 @@ class Quality:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        record = self.parity.as_dict() | {"differing_answers": self.differing}
+        record: dict[str, Any] = self.parity.as_dict() | {"differing_answers": self.differing}
         record["plain"] |= self.plain.as_dict()
         record["speculative"] |= self.speculative.as_dict()
         return record

@@ -66,10 +66,7 @@ def play(
         before = batch.view
         batch.advance(1)
         after = batch.view
-        gained = (
-            after.lengths - before.lengths,
-            after.counters.accepted - before.counters.accepted,
-        )
-        emitted, accepted = (each[:size] for each in gained)
-        rounds.append(Round(before.lengths[:size], emitted, accepted, drafts.pop()))
+        emitted = after.lengths - before.lengths
+        accepted = np.asarray(after.counters.accepted) - np.asarray(before.counters.accepted)
+        rounds.append(Round(before.lengths[:size], emitted[:size], accepted[:size], drafts.pop()))
     return batch.view.tokens[:size], rounds

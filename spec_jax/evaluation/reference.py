@@ -98,7 +98,9 @@ class ReferenceDecoder:
                 ids, length = jnp.asarray([list(source)], jnp.int32), len(source)
                 encoded, _ = model.encode(Source(ids, jnp.full((1,), length, jnp.int32)))
                 cache = dataclasses.replace(cache, encoded=encoded)
-            return model.score(tokens, cache)[0][0]
+            logits = model.score(tokens, cache).logits
+            assert logits is not None
+            return logits[0]
 
         self._all_logits = model.jit(all_logits)
 

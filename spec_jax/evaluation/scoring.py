@@ -14,6 +14,7 @@ from spec_jax.engine.batch_shape import MIN_BLOCK
 from spec_jax.engine.requests import Start, batch_of
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
+from spec_jax.models.output import TargetOutput
 from spec_jax.models.prefill import prefill
 from spec_jax.models.source import Source
 
@@ -60,7 +61,7 @@ class Scorer:
         cache = jax.tree.map(
             lambda leaf: jnp.repeat(leaf, self.rows // self._num_shards, axis=0), cache
         )
-        return model.score(tail, cache)[0]
+        return _logits(model.score(tail, cache))
 
 
 def step_by_step(
@@ -101,5 +102,10 @@ def _read(model: Model, tokens: Array, lengths: Array, source: Source | None) ->
 
 
 def _step(model: Model, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
-    logits, _, cache = model.score(tokens, cache)
-    return logits, cache.with_lengths(cache.lengths + tokens.shape[1])
+    output = model.score(tokens, cache)
+    return _logits(output), output.cache.with_lengths(cache.lengths + tokens.shape[1])
+
+
+def _logits(output: TargetOutput) -> Array:
+    assert output.logits is not None
+    return output.logits

@@ -8,6 +8,7 @@ chi-square distributed. For one context this is Pearson's test.
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -52,12 +53,13 @@ class Test:
         critical = float(stats.chi2.isf(alpha, self.freedom))
 
         def missing(noncentrality: float) -> float:
-            return POWER - stats.ncx2.sf(critical, self.freedom, noncentrality)
+            return POWER - float(stats.ncx2.sf(critical, self.freedom, noncentrality))
 
         high = 2 * critical
         while missing(high) > 0:
             high *= 2
-        return math.sqrt(optimize.brentq(missing, 0.0, high) / self.count)
+        noncentrality: Any = optimize.brentq(missing, 0.0, high)
+        return math.sqrt(noncentrality / self.count)
 
 
 class Tally:

@@ -220,7 +220,8 @@ class Call:
             placement = weights.placement
             gathered = set(placement.mesh_axes("experts")) & set(placement.mesh_axes("batch"))
             chosen = config.experts.per_token * rows
-            chosen *= math.prod(placement.mesh.shape[axis] for axis in gathered)
+            if placement.mesh is not None:
+                chosen *= math.prod(placement.mesh.shape[axis] for axis in gathered)
             # No chip reads more than its own experts, and none of them twice.
             read -= weights.stacks * max(0, here - chosen) // here
         slots = sum(each if seen is None else min(each, seen) for each in cache.slots)
