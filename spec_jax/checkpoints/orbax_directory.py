@@ -26,7 +26,7 @@ from spec_jax.checkpoints.bucket import weights_in
 from spec_jax.checkpoints.bucket_arrays import BucketArrays
 from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.packing import Packing
-from spec_jax.checkpoints.weights import StoredModel, to_rows
+from spec_jax.checkpoints.weights import StoredModel, StoredWeights, to_rows
 from spec_jax.config import AUTO
 from spec_jax.errors import CheckpointError, ConfigError, SpecJaxError, extra, raising_panics
 from spec_jax.kernels import Quantized, Weight
@@ -235,7 +235,7 @@ class _DiskArrays:
             return ocp.load(self._weights, leaves)
 
 
-class _OrbaxWeights:
+class _OrbaxWeights(StoredWeights):
     """The weights of a directory; each device reads its part of arrays that are not quantized."""
 
     def __init__(
@@ -246,8 +246,8 @@ class _OrbaxWeights:
         packing: Packing,
         placement: Placement,
     ):
-        self._arrays, self._packing, self._stored = arrays, packing, arrays.stored
-        self.leaves = Model.abstract(config, dtype=dtype, placement=placement).weights
+        super().__init__(Model.abstract(config, dtype=dtype, placement=placement).weights, packing)
+        self._arrays, self._stored = arrays, arrays.stored
         shapes = {
             name: tuple(each["values"].shape[:-2]) + tuple(each["values"].shape[:-3:-1])
             if isinstance(each, Mapping)
@@ -273,17 +273,16 @@ class _OrbaxWeights:
         packing = self._packing.of(name, self.leaves[name].shape)
         return bool(packing) or isinstance(self._stored[name], Mapping)
 
-    def read_rows(self, name: str) -> np.ndarray | Quantized:
-        """A complete weight in host memory, [out, in]."""
-        dtype, packing = self.leaves[name].dtype, self._packing.of(name, self.leaves[name].shape)
-        array = self._restore([name])[name]
-        if isinstance(array, Mapping):
-            bits = 4 if array["values"].dtype == np.uint8 else 8
-            rows = Quantized(array["values"], array["scales"], array.get("minima"), bits)
-            if packing.quantization != "none":
-                return rows
-            return packing.rounded(rows.dequantize(), dtype)
-        return packing.rounded(to_rows(array), dtype)
+    def _array(self, name: str) -> Any:
+        return self._restore([name])[name]
+
+    def _rows(self, name: str, packing: Packing) -> np.ndarray | Quantized:
+        array = self._array(name)
+        if not isinstance(array, Mapping):
+            return to_rows(array)
+        bits = 4 if array["values"].dtype == np.uint8 else 8
+        rows = Quantized(array["values"], array["scales"], array.get("minima"), bits)
+        return rows.dequantize() if packing.quantization == "none" else rows
 
     def _restore(self, names: Collection[str]) -> dict[str, Any]:
         """The stored arrays of these names on devices; quantized matrices in host memory."""

@@ -1,8 +1,8 @@
 """Fills a model with a checkpoint's tensors, one at a time, each device with its own part."""
 
+import abc
 import dataclasses
-from collections.abc import Collection, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Collection
 
 import jax
 import numpy as np
@@ -18,22 +18,40 @@ from spec_jax.sharding import Placement
 from spec_jax.text.tokenizer import Tokenizer
 
 
-@runtime_checkable
-class StoredWeights(Protocol):
-    """A model's weights in files, by spec-jax's names."""
+class StoredWeights(abc.ABC):
+    """A model's weights in files, by spec-jax's names.
 
-    @property
-    def leaves(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """Shape [in, out], dtype and sharding of every weight as a plain array."""
-        ...
+    Attributes:
+      leaves: shape [in, out], dtype and sharding of every weight as a plain array.
+    """
+
+    def __init__(self, leaves: dict[str, jax.ShapeDtypeStruct], packing: Packing):
+        self.leaves, self._packing = leaves, packing
 
     def read(self, names: Collection[str]) -> dict[str, Weight]:
         """Weights on their devices; each process reads the parts of its devices."""
-        ...
+        # The largest first: its temporary copy is freed before the other tensors take memory.
+        order = sorted(names, key=lambda name: -self.leaves[name].size)
+        return {name: self._read(name) for name in order}
+
+    def _read(self, name: str) -> Weight:
+        leaf = self.leaves[name]
+        packing = self._packing.of(name, leaf.shape)
+        return packing.pack(self.read_rows(name), leaf) if packing else self._array(name)
 
     def read_rows(self, name: str) -> np.ndarray | Quantized:
         """A complete weight in host memory, [out, in], plain or quantized."""
-        ...
+        leaf = self.leaves[name]
+        packing = self._packing.of(name, leaf.shape)
+        return packing.rounded(self._rows(name, packing), leaf.dtype)
+
+    @abc.abstractmethod
+    def _array(self, name: str) -> Weight:
+        """A weight as a plain array on its devices."""
+
+    @abc.abstractmethod
+    def _rows(self, name: str, packing: Packing) -> np.ndarray | Quantized:
+        """A complete weight in host memory, [out, in], before it is rounded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +80,7 @@ class StoredModel:
         return model.with_weights(self.weights.read(self.weights.leaves))
 
 
-class TensorWeights:
+class TensorWeights(StoredWeights):
     """Weights that a table finds among a checkpoint's tensors; every tensor must be used.
 
     A process reads only the parts of its devices, except for quantized and fused tensors, and it
@@ -97,14 +115,13 @@ class TensorWeights:
         packing: Packing | None = None,
     ):
         abstract = Model.abstract(config, dtype=dtype, placement=placement)
-        self.leaves = {
-            name: leaf for name, leaf in abstract.weights.items() if name not in borrowed
-        }
-        if outputs is not None and (head := self.leaves.get("head.weight")) is not None:
-            self.leaves["head.weight"] = head.update(shape=(head.shape[0], outputs))
-        self._config, self._tensors, self._packing = config, tensors, packing or Packing()
+        leaves = {name: leaf for name, leaf in abstract.weights.items() if name not in borrowed}
+        if outputs is not None and (head := leaves.get("head.weight")) is not None:
+            leaves["head.weight"] = head.update(shape=(head.shape[0], outputs))
+        super().__init__(leaves, packing or Packing())
+        self._config, self._tensors = config, tensors
         self._places = {
-            name: _Place(table, name, leaf.shape, config) for name, leaf in self.leaves.items()
+            name: _Place(table, name, leaf.shape, config) for name, leaf in leaves.items()
         }
         # A checkpoint with a tied head may carry a copy of it.
         entry = table["head"]
@@ -114,49 +131,26 @@ class TensorWeights:
         }
         _check_names(tensors, expected, skipped)
 
-    def read(self, names: Collection[str]) -> dict[str, Weight]:
-        """Weights on their devices."""
-        # The largest first: its temporary copy is freed before the other tensors take memory.
-        order = sorted(names, key=lambda name: -self.leaves[name].size)
-        return {name: self._read(name) for name in order}
+    def _array(self, name: str) -> Weight:
+        return self._places[name].load(self._tensors, self._config, self.leaves[name])
 
-    def _read(self, name: str) -> Weight:
-        leaf = self.leaves[name]
-        packing = self._packing.of(name, leaf.shape)
-        if packing:
-            return packing.pack(self.read_rows(name), leaf)
-        return self._places[name].load(self._tensors, self._config, leaf)
-
-    def read_rows(self, name: str) -> np.ndarray | Quantized:
-        """A complete weight in host memory, [out, in]."""
-        leaf = self.leaves[name]
-        packing = self._packing.of(name, leaf.shape)
-        rows = self._places[name].rows(self._tensors, self._config, packing)
-        return packing.rounded(rows, leaf.dtype)
+    def _rows(self, name: str, packing: Packing) -> np.ndarray | Quantized:
+        return self._places[name].rows(self._tensors, self._config, packing)
 
 
-class ArrayWeights:
+class ArrayWeights(StoredWeights):
     """Weights that are arrays already, of a model with random weights."""
 
     def __init__(self, model: Model, packing: Packing):
-        self._weights, self._packing = model.weights, packing
         abstract = Model.abstract(model.config, dtype=model.dtype, placement=model.placement)
-        self.leaves = abstract.weights
+        super().__init__(abstract.weights, packing)
+        self._weights = model.weights
 
-    def read(self, names: Collection[str]) -> dict[str, Weight]:
-        """Weights on their devices."""
-        return {name: self._read(name) for name in names}
+    def _array(self, name: str) -> Weight:
+        return self._weights[name]
 
-    def _read(self, name: str) -> Weight:
-        leaf = self.leaves[name]
-        packing = self._packing.of(name, leaf.shape)
-        return packing.pack(self.read_rows(name), leaf) if packing else self._weights[name]
-
-    def read_rows(self, name: str) -> np.ndarray | Quantized:
-        """A complete weight in host memory, [out, in]."""
-        leaf = self.leaves[name]
-        packing = self._packing.of(name, leaf.shape)
-        return packing.rounded(to_rows(self._weights[name]), leaf.dtype)
+    def _rows(self, name: str, packing: Packing) -> np.ndarray:
+        return to_rows(self._weights[name])
 
 
 def to_rows(weight: jax.Array) -> np.ndarray:

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import jax
 
@@ -25,24 +25,11 @@ _PLACE = "spec-jax/alive/"
 _LEFT = "left"
 
 
-@runtime_checkable
-class Board(Protocol):
-    """Where all processes write and read short texts: JAX's key-value store, in process 0."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Writes a text."""
-        ...
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """All keys with this prefix, and their texts."""
-        ...
-
-
 class Watch:
     """Shows the peers that this process is alive, and looks for their signs of life.
 
     Args:
-      board: where signs are written and read.
+      board: where all processes write and read signs: JAX's key-value store, in process 0.
       number: this process.
       count: the number of processes.
       end: called once, with a sentence, when a peer was silent for too long.
@@ -52,7 +39,7 @@ class Watch:
 
     def __init__(
         self,
-        board: Board,
+        board: Any,
         number: int,
         count: int,
         end: Callable[[str], None],
