@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 from spec_jax import checkpoints, distributed
 from spec_jax.config import (
     AUTO,
+    LoadingOptions,
     SamplingParams,
     SpeculativeConfig,
     cache_directory,
@@ -122,11 +123,13 @@ class LLM:
         self.layout = layout_of(layout, tensor_parallel_size, offload)
         self._loader = Loader(
             self.layout,
-            dtype,
-            AUTO if quantization is None else quantization,
-            kv_cache_dtype,
-            offload,
-            resident_layers,
+            LoadingOptions(
+                dtype=dtype,
+                quantization=AUTO if quantization is None else quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                offload=offload,
+                resident_layers=resident_layers,
+            ),
             on_progress,
         )
         if self.layout is not None:
@@ -209,7 +212,7 @@ class LLM:
     ) -> None:
         def load_draft() -> checkpoints.Checkpoint:
             assert config.draft is not None  # SpeculativeConfig has checked it
-            asked, found = self._loader.quantization, self.quantization
+            asked, found = self._loader.options.quantization, self.quantization
             quantization = config.draft_quantization or asked
             if config.draft == self._target and quantization in (asked, found):
                 return self._checkpoint
@@ -239,7 +242,7 @@ class LLM:
         self._dispatcher = Dispatcher(self._scheduler, self._device)
         self._consensus = {
             "its models": (self._target, self._checkpoint.model.config, self.dtype),
-            "its offload": (loader.offload, loader.resident_layers),
+            "its offload": (loader.options.offload, loader.options.resident_layers),
             "its speculation": config,
             "its drafter": fingerprint(config, drafting.drafter),
             "its layout": self.layout,

@@ -5,14 +5,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from spec_jax.cli.flags import Group
 from spec_jax.config import (
-    AtLeast0,
     AtLeast1,
     Flag,
-    KvCacheDtype,
-    LlmDtype,
+    LoadingOptions,
     NoDraftConfig,
-    Offload,
-    Quantization,
     SamplingParams,
     SpeculativeConfig,
     Text,
@@ -42,7 +38,7 @@ class Source(NamedTuple):
 
 
 @config_class
-class ModelOptions:
+class ModelOptions(LoadingOptions):
     """A target, and how it is held."""
 
     GROUP: ClassVar[str] = "model"
@@ -62,20 +58,8 @@ class ModelOptions:
     layout: LayoutFile | None = None
     """How models are sharded over several devices or processes: a layout file, or a name such as
     cpu-8 (default: one device)."""
-    dtype: LlmDtype = "auto"
-    """Dtype of weights and caches; auto is the machine's fastest that keeps what is stored."""
-    quantization: Quantization = "auto"
-    """How the target's matrices are kept: int8 and int4 round them, gguf keeps the blocks of a GGUF
-    file."""
-    kv_cache_dtype: KvCacheDtype = "auto"
-    """What caches hold: int8 keeps keys and values in 8 bits (default: auto, not rounded)."""
     max_model_len: AtLeast1 | None = None
     """Most tokens of prompt and completion together (default: the model's context)."""
-    offload: Offload = "none"
-    """Host keeps the target's layers in host memory and streams them in every call, for targets
-    that do not fit in the devices' memory."""
-    resident_layers: AtLeast0 = 0
-    """With --offload host, layers that stay on the devices: as many as fit."""
 
     @property
     def llm(self) -> dict[str, Any]:

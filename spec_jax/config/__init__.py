@@ -35,6 +35,7 @@ from spec_jax.config.fields import (
     option_names,
     to_tuple,
 )
+from spec_jax.config.loading import LoadingOptions
 from spec_jax.config.sampling import FIT_CONTEXT, MAX_LOGPROBS, SamplingParams
 from spec_jax.config.speculative import (
     CONFIDENCE_THRESHOLD,
@@ -86,6 +87,7 @@ __all__ = [
     "Flag",
     "KvCacheDtype",
     "LlmDtype",
+    "LoadingOptions",
     "Many",
     "NoDraftConfig",
     "NotNegative",

@@ -8,14 +8,7 @@ import jax
 
 from spec_jax import checkpoints
 from spec_jax.checkpoints.packing import Packing
-from spec_jax.config import (
-    KV_CACHE_DTYPES,
-    LLM_DTYPES,
-    OFFLOADS,
-    QUANTIZATIONS,
-    check_choice,
-    check_integer,
-)
+from spec_jax.config import LoadingOptions, check_integer
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.errors import ConfigError
 from spec_jax.kernels import native
@@ -25,38 +18,20 @@ from spec_jax.sharding import Layout, Placement
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """How target and draft are loaded; all as in `LLM`.
-
-    Raises:
-      ConfigError: a choice is unknown.
-    """
+    """Loads target and draft as the arguments of `LLM` say."""
 
     layout: Layout | None
-    dtype: str
-    quantization: str
-    kv_cache_dtype: str
-    offload: str
-    resident_layers: int
+    options: LoadingOptions
     on_progress: Callable[[str], None] | None
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("dtype", LLM_DTYPES),
-            ("quantization", QUANTIZATIONS),
-            ("kv_cache_dtype", KV_CACHE_DTYPES),
-            ("offload", OFFLOADS),
-        ):
-            check_choice(name, getattr(self, name), known)
-        check_integer("resident_layers", self.resident_layers, 0)
 
     def target(self, reference: str) -> checkpoints.Checkpoint:
         """Loads the target."""
-        offload = self.offload, self.resident_layers
+        offload = self.options.offload, self.options.resident_layers
 
         def place(config: TransformerConfig) -> Placement:
             return offloaded(self._place("target", config), config, *offload)
 
-        return self._load(reference, self.quantization, place)
+        return self._load(reference, self.options.quantization, place)
 
     def draft(
         self, reference: str, quantization: str, target: checkpoints.Checkpoint
@@ -83,13 +58,15 @@ class Loader:
         on_cpu = self.layout is None and jax.default_backend() == "cpu"
         checkpoint = checkpoints.load(
             reference,
-            dtype=self.dtype,
+            dtype=self.options.dtype,
             packing=Packing(quantization, native=on_cpu and native.available(self.on_progress)),
             place=place,
             target=target,
             on_progress=self.on_progress,
         )
-        model = dataclasses.replace(checkpoint.model, rounds_cache=self.kv_cache_dtype == "int8")
+        model = dataclasses.replace(
+            checkpoint.model, rounds_cache=self.options.kv_cache_dtype == "int8"
+        )
         return dataclasses.replace(checkpoint, model=model)
 
 

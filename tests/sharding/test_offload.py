@@ -92,7 +92,7 @@ def test_a_cpu_has_nowhere_to_offload_to(directories, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"offload": "disk"}, "offload is 'disk'; choose one of none, host"),
+        ({"offload": "disk"}, "offload is 'disk'. Known: host, none"),
         ({"resident_layers": 2}, "resident_layers is 2, but offload is 'none'"),
         (
             {"resident_layers": 5, "offload": "host", "layout": Layout.tensor_parallel(1)},
