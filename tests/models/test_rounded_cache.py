@@ -102,5 +102,5 @@ def test_the_option(tmp_path):
     lookup = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=3)
     found = llm.with_speculation(lookup).generate("abc", SamplingParams(max_tokens=20))
     assert found[0].token_ids == plain
-    with pytest.raises(ConfigError, match="kv_cache_dtype is 'int4'. Did you mean 'int8'"):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype is 'int4'\. Did you mean 'int8'"):
         LLM(model, kv_cache_dtype="int4")
