@@ -101,6 +101,7 @@ def score(
             tree_pattern(cache, draft.lookahead, draft.num_drafts) if draft.num_drafts > 1 else None
         )
         out = target.score(tokens, cache, pattern, feature_layers=layers)
+    assert out.logits is not None
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
     before = None
     if draft.num_drafts > 1:

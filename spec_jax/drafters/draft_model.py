@@ -165,19 +165,21 @@ def draft_on(
     def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
         if isinstance(i, int):
             missing = take_tokens(tokens, computed, 2)
-            logits, _, cache = model.score(missing, cache, num_tokens=num_missing)
+            out = model.score(missing, cache, num_tokens=num_missing)
+            assert out.logits is not None
             at = jnp.maximum(num_missing - 1, 0)[:, None, None]
-            logits = over_vocabulary(jnp.take_along_axis(logits, at, axis=1), vocab, columns)
-            return jnp.repeat(logits, num_drafts, axis=1), cache
+            logits = over_vocabulary(jnp.take_along_axis(out.logits, at, axis=1), vocab, columns)
+            return jnp.repeat(logits, num_drafts, axis=1), out.cache
         last = last if own_ids is None else own_ids[last]
         cache = cache.with_lengths(lengths + (i - 1) * num_drafts)
         num_tokens = jnp.where(drafting, num_drafts, 0)
         if num_drafts == 1:
-            logits, _, cache = model.score(last, cache, num_tokens=num_tokens)
+            out = model.score(last, cache, num_tokens=num_tokens)
         else:
             pattern = _latest_of_drafts(lengths, i, lookahead, num_drafts, num_tokens)
-            logits, _, cache = model.score(last, cache, pattern)
-        return over_vocabulary(logits, vocab, columns), cache
+            out = model.score(last, cache, pattern)
+        assert out.logits is not None
+        return over_vocabulary(out.logits, vocab, columns), out.cache
 
     draft, cache = autoregress(
         step, cache, context, lookahead=lookahead, num_drafts=num_drafts, placement=model.placement

@@ -19,17 +19,19 @@ class FeatureRecorder(Drafter):
 
     Attributes:
       target: the target.
+      feature_layers: the layer whose features are kept.
       lookahead: tokens of padding that a round scores, as in `NoDraft`.
     """
 
     target: Model
+    feature_layers: tuple[int, ...] = static()
     lookahead: int = static(default=0)
     fixed_length = True
 
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """The input of the final norm."""
-        return (self.target.config.num_layers,)
+    @classmethod
+    def of(cls, target: Model) -> "FeatureRecorder":
+        """The recorder of a target's input of the final norm."""
+        return cls(target, (target.config.num_layers,))
 
     def init(self, prompt: DrafterPrompt) -> Features:
         """Room for every token."""

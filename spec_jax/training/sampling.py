@@ -40,7 +40,7 @@ class RowSampler:
         self.llm, self.length = llm, length
         self._engine = Engine(
             llm.engine.target,
-            FeatureRecorder(llm.engine.target),
+            FeatureRecorder.of(llm.engine.target),
             Constant(0),
             max_model_len=llm.max_model_len,
         )
