@@ -118,7 +118,7 @@ def open_directory(
     path: Path,
     dtype: str,
     packing: Packing,
-    place: Callable[[TransformerConfig], Placement | None],
+    place: Callable[[TransformerConfig], Placement],
 ) -> StoredModel:
     """Opens a directory that `write_directory` wrote on any mesh.
 

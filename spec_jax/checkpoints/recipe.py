@@ -76,9 +76,8 @@ _RULES: dict[str, Any] = {
     for name, rule in inspect.signature(layer_stack).parameters.items()
     if name not in ("rope_scaling", "is_sparse")
 }
-_Shape = pydantic.create_model(
-    "_Shape", __base__=Table, **(_FIELDS | _RULES | {"encoder": ("_Shape | None", None)})
-)
+_ENCODER: dict[str, Any] = {"encoder": ("_Shape | None", None)}
+_Shape = pydantic.create_model("_Shape", __base__=Table, **(_FIELDS | _RULES | _ENCODER))
 
 
 class _RecipeFile(Table):

@@ -59,11 +59,12 @@ def read_sentencepiece(path: Path) -> Any:
 
 def _message_class() -> Any:
     """The class of the protocol buffer; a process can load one of the two modules only."""
+    module: Any  # generated code, whose classes no type checker knows
     try:
-        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+        from sentencepiece import sentencepiece_model_pb2 as module
     except Exception:  # not installed, made for a newer protobuf, or the other module is loaded
-        from transformers.utils.sentencepiece_model_pb2_new import ModelProto
-    return ModelProto
+        from transformers.utils import sentencepiece_model_pb2_new as module
+    return module.ModelProto
 
 
 def special_pieces(model: Any) -> dict[str, str]:
