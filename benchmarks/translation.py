@@ -33,7 +33,7 @@ from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.checkpoints.hf_writer import write_json, write_model
 from spec_jax.models import t5
 from spec_jax.models.model import Model
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 
 PAD, END = 0, 1
 NOUNS = {  # German, gender
@@ -139,7 +139,7 @@ def fit(config, tokenizer, steps, rows, rate, seed):
         own = model.with_weights(weights)
         own = Model(own.graphdef, own.params, own.config, attention="dense")
         cache = own.new_cache(*inputs.shape)
-        encoded, _ = own.encode(Source(sources, lengths))
+        encoded, _ = own.encode(EncoderInput(sources, lengths))
         cache = type(cache)(cache.layers, cache.lengths, encoded)
         logits = own.score(inputs, cache)[0]
         counted = (targets != PAD).astype(jnp.float32)

@@ -149,7 +149,7 @@ class LLM:
                 f"of {context} tokens; give at most {context}."
             )
         self.max_model_len = max_model_len or context
-        within = checkpoint.model.within(self.max_model_len)
+        within = checkpoint.model.with_max_length(self.max_model_len)
         self._intake = Intake(checkpoint, self.max_model_len, seed)
         self._device = Device()
         self._draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
@@ -218,7 +218,9 @@ class LLM:
                 return self._checkpoint
             if self._draft is None or self._draft[0] != (config.draft, quantization):
                 draft = self._loader.draft(config.draft, quantization, self._checkpoint)
-                draft = dataclasses.replace(draft, model=draft.model.within(self.max_model_len))
+                draft = dataclasses.replace(
+                    draft, model=draft.model.with_max_length(self.max_model_len)
+                )
                 self._draft = (config.draft, quantization), draft
             return self._draft[1]
 

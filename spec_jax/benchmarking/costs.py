@@ -57,8 +57,8 @@ def greedy_steps(
                 logits, _, cache = model.score(tokens, cache)
                 assert logits is not None
             else:
-                x, cache = model.begin(tokens, cache, layers)
-                logits = model.exit(x)
+                x, cache = model.run_first_layers(tokens, cache, layers)
+                logits = model.logits(x)
             cache = cache.with_lengths(cache.lengths + 1)
             return cache, largest(logits)
 

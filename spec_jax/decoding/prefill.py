@@ -17,7 +17,7 @@ from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
 from spec_jax.drafters.base import Drafter, DrafterPrompt, PromptBlock
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import blocks_left, read_block
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 from spec_jax.sharding.rows import broadcast_rows, insert_rows
 
 LOGITS_AT_ONCE = 32
@@ -36,7 +36,7 @@ def start(
     block: int,
     headroom: int | None = None,
     inputs: Any = None,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
     logprobs: int | None = None,
 ) -> DecodeState:
     """The state of rows of whose prompts nothing is read yet.
@@ -131,7 +131,7 @@ def _add(
         order = i * LOGITS_AT_ONCE + jnp.arange(LOGITS_AT_ONCE, dtype=jnp.int32)[None]
         places = begin[:, None] + order + 1
         token_ids = jnp.take_along_axis(tokens, jnp.minimum(places, length - 1), axis=1)
-        new = logprobs_of(target.exit(piece), token_ids, top)
+        new = logprobs_of(target.logits(piece), token_ids, top)
         places = jnp.where(order < num_tokens[:, None], places, length)
         write = jax.vmap(lambda row, new, at: row.at[at].set(new, mode="drop"))
         return jax.tree.map(lambda rows, new: write(rows, new, places), logprobs, new)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft
-from spec_jax.models.attention import Pattern
+from spec_jax.models.attention import AttentionMask
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.output import TargetOutput
@@ -93,14 +93,18 @@ def score(
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
     cache, layers = state.cache, tuple(feature_layers)
     if draft.partial is not None:
-        out = target.resume(draft.partial.hidden, cache, draft.partial.num_layers, layers)
+        out = target.run_remaining_layers(
+            draft.partial.hidden, cache, draft.partial.num_layers, layers
+        )
     elif scoring == "prefix_batch":
         out = _score_prefixes(target, tokens, cache, layers)
     else:
-        pattern = (
-            tree_pattern(cache, draft.lookahead, draft.num_drafts) if draft.num_drafts > 1 else None
+        mask = (
+            mask_of_drafts(cache, draft.lookahead, draft.num_drafts)
+            if draft.num_drafts > 1
+            else None
         )
-        out = target.score(tokens, cache, pattern, feature_layers=layers)
+        out = target.score(tokens, cache, mask, feature_layers=layers)
     assert out.logits is not None
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
     before = None
@@ -128,10 +132,10 @@ def _seen_in_tree(steps: int, num_drafts: int) -> Bool[np.ndarray, "positions po
     return same & (step[None] <= step[:, None])
 
 
-def tree_pattern(cache: KVCache, steps: int, num_drafts: int) -> Pattern:
+def mask_of_drafts(cache: KVCache, steps: int, num_drafts: int) -> AttentionMask:
     """Several drafts of each row, side by side: each sees the text and its own tokens."""
     depths = np.concatenate([[0], np.repeat(np.arange(1, steps + 1), num_drafts)])
-    return Pattern.branching(cache, depths, _seen_in_tree(steps, num_drafts))
+    return AttentionMask.branching(cache, depths, _seen_in_tree(steps, num_drafts))
 
 
 def _score_prefixes(
@@ -148,7 +152,7 @@ def _score_prefixes(
     depths = np.concatenate([np.arange(size) for size in sizes])
     seen = (prefix[:, None] == prefix[None]) & (depths[None] <= depths[:, None])
     ends = np.cumsum(list(sizes))[::-1] - 1
-    pattern = Pattern.branching(cache, depths, seen)
+    mask = AttentionMask.branching(cache, depths, seen)
     return target.score(
-        tokens[:, depths], cache, pattern, ends.tolist(), feature_layers=feature_layers
+        tokens[:, depths], cache, mask, ends.tolist(), feature_layers=feature_layers
     )

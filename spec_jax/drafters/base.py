@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.models.cache import KVCache
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding.pytree import pytree, static
 
@@ -146,7 +146,7 @@ class DrafterPrompt:
     tokens: Int[Array, "batch length"]
     lengths: Int[Array, " batch"]
     inputs: Any = None
-    source: Source | None = None
+    source: EncoderInput | None = None
     block: int = static(default=1)
 
 

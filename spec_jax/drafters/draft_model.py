@@ -14,7 +14,7 @@ from spec_jax.drafters.base import (
     DrafterPrompt,
     PromptBlock,
 )
-from spec_jax.models.attention import Pattern
+from spec_jax.models.attention import AttentionMask
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill, take_tokens
@@ -176,8 +176,8 @@ def draft_on(
         if num_drafts == 1:
             out = model.score(last, cache, num_tokens=num_tokens)
         else:
-            pattern = _latest_of_drafts(lengths, i, lookahead, num_drafts, num_tokens)
-            out = model.score(last, cache, pattern)
+            mask = _latest_of_drafts(lengths, i, lookahead, num_drafts, num_tokens)
+            out = model.score(last, cache, mask)
         assert out.logits is not None
         return over_vocabulary(out.logits, vocab, columns), out.cache
 
@@ -194,18 +194,18 @@ def _latest_of_drafts(
     lookahead: int,
     num_drafts: int,
     num_tokens: Int[Array, " batch"],
-) -> Pattern:
+) -> AttentionMask:
     """The drafts' latest tokens: each sees the text and the draft that it is part of."""
     drafted = jnp.arange(lookahead * num_drafts, dtype=jnp.int32)
     draft = jnp.arange(num_drafts, dtype=jnp.int32)
     same_draft = (drafted < step * num_drafts)[None] & (
         drafted[None] % num_drafts == draft[:, None]
     )
-    return Pattern(
+    return AttentionMask(
         positions=jnp.broadcast_to((lengths + step - 1)[:, None], (len(lengths), num_drafts)),
         start=lengths + (step - 1) * num_drafts,
-        text=lengths,
-        among=same_draft,
+        context_lengths=lengths,
+        tree_mask=same_draft,
         depths=drafted // num_drafts,
         num_tokens=num_tokens,
     )

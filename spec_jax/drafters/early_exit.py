@@ -42,12 +42,14 @@ class EarlyExit(Drafter):
 
         def read(carry: tuple[KVCache, Array], i: int | Array, token: Array):
             cache, hidden = carry
-            x, after = self.model.begin(token, cache.with_lengths(start + i), self.layers)
+            x, after = self.model.run_first_layers(
+                token, cache.with_lengths(start + i), self.layers
+            )
             return (after, jax.lax.dynamic_update_slice_in_dim(hidden, x, i, axis=1)), x
 
         def step(carry: tuple[KVCache, Array], i: int | Array, last: Array):
             carry, x = read(carry, i, last_known if isinstance(i, int) else last)
-            return self.model.exit(x), carry
+            return self.model.logits(x), carry
 
         start = cache.lengths
         draft, carry = autoregress(

@@ -10,7 +10,7 @@ import numpy as np
 from spec_jax.config import SamplingParams
 from spec_jax.engine.batch_shape import BatchShape, source_shape
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 from spec_jax.text.grammar import Grammar
 
 
@@ -81,7 +81,7 @@ class Start:
 
 def batch_of(
     sources: Sequence[np.ndarray | None], rows: int, shape: tuple[int, ...] | None = None
-) -> Source | None:
+) -> EncoderInput | None:
     """The sources of requests, padded to `shape` and to so many rows; None if there are none.
 
     A row without one has a single position.
@@ -96,7 +96,7 @@ def batch_of(
         if source is not None:
             values[row, : len(source)] = source
             lengths[row] = len(source) // (2 if frames else 1)
-    return Source(values, lengths)
+    return EncoderInput(values, lengths)
 
 
 PADDING = Request([0], SamplingParams(max_tokens=1), np.zeros((2,), np.uint32), (), max_length=1)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from spec_jax.config import SamplingParams
 from spec_jax.models.model import Model
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 
 
 def reference_probabilities(
@@ -96,7 +96,7 @@ class ReferenceDecoder:
             cache = model.new_cache(*tokens.shape)
             if source is not None:
                 ids, length = jnp.asarray([list(source)], jnp.int32), len(source)
-                encoded, _ = model.encode(Source(ids, jnp.full((1,), length, jnp.int32)))
+                encoded, _ = model.encode(EncoderInput(ids, jnp.full((1,), length, jnp.int32)))
                 cache = dataclasses.replace(cache, encoded=encoded)
             logits = model.score(tokens, cache).logits
             assert logits is not None

@@ -16,9 +16,9 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.output import TargetOutput
 from spec_jax.models.prefill import prefill
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 
-_Arrays = tuple[Any, Any, Source | None]
+_Arrays = tuple[Any, Any, EncoderInput | None]
 """A prompt's tokens, their count, and the source."""
 
 
@@ -94,7 +94,7 @@ def _padded(prompt: Start, room: int) -> _Arrays:
     return tokens, np.array([len(prompt)], np.int32), batch_of([prompt.source], 1)
 
 
-def _read(model: Model, tokens: Array, lengths: Array, source: Source | None) -> KVCache:
+def _read(model: Model, tokens: Array, lengths: Array, source: EncoderInput | None) -> KVCache:
     cache = model.new_cache(*tokens.shape)
     if source is not None:
         cache = dataclasses.replace(cache, encoded=model.encode(source)[0])

@@ -136,9 +136,9 @@ def attention(
     values: Float[Array, "batch kv_heads slots head_dim"],
     positions: Int[Array, "batch tokens"],
     start: Int[Array, " batch"],
-    text: Int[Array, " batch"],
-    among: Bool[Array, "tokens recent"] | None,
-    depths: Int[Array, " recent"] | None,
+    context_lengths: Int[Array, " batch"],
+    tree_mask: Bool[Array, "tokens num_recent"] | None,
+    depths: Int[Array, " num_recent"] | None,
     slopes: Float[Array, " heads"],
     *,
     cap: float | None,
@@ -151,18 +151,18 @@ def attention(
       queries: scaled, a head's after another's, each with a row for each token.
       keys: of the cache, with the new tokens.
       values: likewise.
-      positions: as in `models.attention.Pattern`, as the four that follow.
+      positions: as in `models.attention.AttentionMask`, as the four that follow.
       start: the index of each row's first new token.
-      text: tokens that all new tokens see.
-      among: which tokens after these each new token sees, or None.
+      context_lengths: tokens that all new tokens see.
+      tree_mask: which tokens after these each new token sees, or None.
       depths: how far those are from the text's end, or None.
-      slopes: as in `models.attention.Scores`, as the two that follow.
+      slopes: as in `models.attention.ScoreOptions`, as the two that follow.
       cap: likewise.
       window: likewise.
       ring: as in `models.cache.LayerCache`.
     """
-    if among is None or depths is None:
-        among = jnp.zeros((positions.shape[1], 0), bool)
+    if tree_mask is None or depths is None:
+        tree_mask = jnp.zeros((positions.shape[1], 0), bool)
         depths = jnp.zeros((0,), jnp.int32)
     call = _call(_ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32))
     return call(
@@ -171,8 +171,8 @@ def attention(
         values,
         positions,
         start,
-        text,
-        among,
+        context_lengths,
+        tree_mask,
         depths,
         slopes,
         cap=np.float32(cap or 0),

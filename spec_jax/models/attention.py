@@ -1,7 +1,7 @@
 """Attention over a cache: the one place where queries meet keys.
 
-`attention(queries, keys, values, cache, pattern) -> output, cache`: the cache writes itself, and
-the pattern says what each query sees. No mask of the size [batch, tokens, capacity] is passed in.
+`attention(queries, keys, values, cache, mask) -> output, cache`: the cache writes itself, and
+the mask says what each query sees, without an array of [batch, tokens, capacity].
 `attend` only reads: what an encoder wrote, or a sequence that attends to itself.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.kernels import native
-from spec_jax.models.cache import Kept, KVCache, LayerCache, Rounded
+from spec_jax.models.cache import Int8KV, KVBuffer, KVCache, LayerCache
 from spec_jax.sharding import Placement
 from spec_jax.sharding.pytree import pytree, static
 
@@ -28,7 +28,7 @@ LONG = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
+class ScoreOptions:
     """What becomes of the products of queries and keys before the softmax; static under jit.
 
     Attributes:
@@ -46,21 +46,21 @@ class Scores:
 
 
 @pytree
-class Pattern:
+class AttentionMask:
     """The positions of new tokens, and which tokens each of them sees.
 
     New tokens are written side by side from index `start` on, whatever their positions. Each sees
-    the text (all indices below `text`), and those of the `recent` tokens after it that `among`
+    the text (all indices below `context_lengths`), and the tokens after the text that `tree_mask`
     names. A window is counted in positions. Without `causal` each sees the text and nothing else,
     wherever it stands itself.
 
     Attributes:
       positions: of each new token in its text.
       start: the index of each row's first new token.
-      text: tokens of each row that all new tokens see; at most `start`.
-      among: which of the tokens from index `text` on each new token sees, itself included. None
-        if the new tokens follow one another, so that each sees all before it.
-      depths: distance of those tokens from the text's end; only with `among`.
+      context_lengths: tokens of each row that all new tokens see; at most `start`.
+      tree_mask: which of the tokens from index `context_lengths` on each new token sees, itself
+        included. None if the new tokens follow one another, so that each sees all before it.
+      depths: distance of those tokens from the text's end; only with `tree_mask`.
       num_tokens: how many of each row's new tokens are real; the others are padding, which is
         neither written nor seen. None if all are.
       causal: whether tokens are new ones that see what is before them; static.
@@ -68,14 +68,14 @@ class Pattern:
 
     positions: Int[Array, "batch tokens"]
     start: Int[Array, " batch"]
-    text: Int[Array, " batch"]
-    among: Bool[Array, "tokens recent"] | None = None
-    depths: Int[Array, " recent"] | None = None
+    context_lengths: Int[Array, " batch"]
+    tree_mask: Bool[Array, "tokens num_recent"] | None = None
+    depths: Int[Array, " num_recent"] | None = None
     num_tokens: Int[Array, " batch"] | None = None
     causal: bool = static(default=True)
 
     @classmethod
-    def whole(cls, lengths: Int[Array, " batch"], count: int) -> "Pattern":
+    def whole(cls, lengths: Int[Array, " batch"], count: int) -> "AttentionMask":
         """The first `count` positions; each sees all of the row's `lengths` tokens."""
         positions = jnp.arange(count, dtype=jnp.int32)[None]
         positions = jnp.broadcast_to(positions, (lengths.shape[0], count))
@@ -84,7 +84,7 @@ class Pattern:
     @classmethod
     def following(
         cls, cache: KVCache, count: int, num_tokens: Int[Array, " batch"] | None = None
-    ) -> "Pattern":
+    ) -> "AttentionMask":
         """`count` tokens that continue each row's text, of which the first `num_tokens` are real.
 
         Padding stands where the last real token does, and so sees only what was written.
@@ -100,17 +100,17 @@ class Pattern:
         cls,
         cache: KVCache,
         depths: Int[np.ndarray, " tokens"],
-        among: Bool[np.ndarray, "tokens tokens"],
-    ) -> "Pattern":
-        """Tokens `depths` positions after each row's text that see each other as in `among`."""
+        tree_mask: Bool[np.ndarray, "tokens tokens"],
+    ) -> "AttentionMask":
+        """Tokens `depths` positions after each row's text that see each other as in `tree_mask`."""
         offsets = jnp.asarray(depths, jnp.int32)
         positions = cache.lengths[:, None] + offsets[None]
-        return cls(positions, cache.lengths, cache.lengths, jnp.asarray(among), offsets)
+        return cls(positions, cache.lengths, cache.lengths, jnp.asarray(tree_mask), offsets)
 
     @property
     def end(self) -> Int[Array, " batch"]:
         """The index after the last token that any new one sees, in each row."""
-        return self.start + self.positions.shape[1] if self.causal else self.text
+        return self.start + self.positions.shape[1] if self.causal else self.context_lengths
 
     def seen(
         self, index: Int[Array, "rows slots"], window: int | None
@@ -121,18 +121,20 @@ class Pattern:
         """
         at, index = self.positions[:, :, None], index[:, None, :]
         if not self.causal:
-            seen, position = (index >= 0) & (index < self.text[:, None, None]), index
+            seen, position = (index >= 0) & (index < self.context_lengths[:, None, None]), index
             seen = jnp.broadcast_to(seen, (*at.shape[:2], index.shape[2]))
-        elif self.among is None or self.depths is None:
+        elif self.tree_mask is None or self.depths is None:
             seen, position = (index >= 0) & (index <= at), index
         else:
-            behind = index - self.text[:, None, None]
+            behind = index - self.context_lengths[:, None, None]
             recent = jnp.clip(behind, 0, self.depths.shape[0] - 1)
             # [tokens, batch, 1, slots]
-            related = self.among[:, recent][:, :, 0].swapaxes(0, 1)
+            related = self.tree_mask[:, recent][:, :, 0].swapaxes(0, 1)
             inside = (behind >= 0) & (behind < self.depths.shape[0])
             seen = ((index >= 0) & (behind < 0)) | (related & inside)
-            position = jnp.where(behind < 0, index, self.text[:, None, None] + self.depths[recent])
+            position = jnp.where(
+                behind < 0, index, self.context_lengths[:, None, None] + self.depths[recent]
+            )
         distance = at - position
         return (seen if window is None else seen & (distance < window)), distance
 
@@ -142,8 +144,8 @@ def attention(
     keys: Float[Array, "batch tokens kv_heads head_dim"],
     values: Float[Array, "batch tokens kv_heads head_dim"],
     cache: LayerCache | None,
-    pattern: Pattern,
-    scores: Scores,
+    mask: AttentionMask,
+    scores: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
     *,
     backend: str | None = None,
@@ -156,7 +158,7 @@ def attention(
       keys: likewise.
       values: likewise.
       cache: the layer's; None if the tokens are all that there is to see.
-      pattern: the positions of the new tokens and what they see.
+      mask: the positions of the new tokens and what they see.
       scores: what is done to the scores.
       bias: is added to the scores, see `attend`.
       backend: a name of `BACKENDS`; by default the one measured fastest, see `fastest`.
@@ -165,12 +167,12 @@ def attention(
     Returns:
       The weighted values, and the cache with the new tokens.
     """
-    cache = remember(keys, values, cache, pattern.start, placement, pattern.num_tokens)
-    out = attend(queries, cache, pattern, scores, bias, backend=backend, placement=placement)
+    cache = write_kv(keys, values, cache, mask.start, placement, mask.num_tokens)
+    out = attend(queries, cache, mask, scores, bias, backend=backend, placement=placement)
     return out, cache
 
 
-def remember(
+def write_kv(
     keys: Float[Array, "batch tokens kv_heads head_dim"],
     values: Float[Array, "batch tokens kv_heads head_dim"],
     cache: LayerCache | None,
@@ -185,7 +187,7 @@ def remember(
     # A NaN value would reach tokens that must not see it, because zero times NaN is NaN. A NaN key
     # has the same effect on exactly the tokens that see it.
     kept = values if cache is None else cache.values
-    stored = values if isinstance(kept, Rounded) else values.astype(kept.dtype)
+    stored = values if isinstance(kept, Int8KV) else values.astype(kept.dtype)
     broken = ~jnp.isfinite(stored).all(-1, keepdims=True)
     keys, values = jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0.0, values)
     if cache is None or start is None:
@@ -199,8 +201,8 @@ def remember(
 def attend(
     queries: Float[Array, "batch tokens heads head_dim"],
     cache: LayerCache,
-    pattern: Pattern,
-    scores: Scores,
+    mask: AttentionMask,
+    scores: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
     *,
     backend: str | None = None,
@@ -211,7 +213,7 @@ def attend(
     Arguments as for `attention`. `bias` [heads, 2 D + 1] is added to the scores by the distance
     from key to query, from -D on; what is further takes the first or the last (T5).
     """
-    is_plain = bias is None and not isinstance(cache.keys, Rounded)
+    is_plain = bias is None and not isinstance(cache.keys, Int8KV)
     platform = placement.platform
     if backend is None or (backend == "native" and not is_plain):
         backend = fastest(platform, queries.shape[1], cache.slots)
@@ -223,7 +225,7 @@ def attend(
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, group * tokens, head_dim)
     rows = rows / math.sqrt(scores.query_scalar)
-    out = BACKENDS[backend](rows, cache, pattern, scores, bias, silent=platform != "gpu")
+    out = BACKENDS[backend](rows, cache, mask, scores, bias, silent=platform != "gpu")
     out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, tokens, heads, head_dim)
 
@@ -245,25 +247,25 @@ def fastest(platform: str, tokens: int, slots: int) -> str:
 def _dense(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     cache: LayerCache,
-    pattern: Pattern,
-    how: Scores,
+    mask: AttentionMask,
+    options: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
     silent: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """The reference: all slots at once."""
     slots = jnp.arange(cache.slots, dtype=jnp.int32)
-    seen, distance = pattern.seen(cache.indices(slots, pattern.end), how.window)
+    seen, distance = mask.seen(cache.indices(slots, mask.end), options.window)
     keys, values = (_widened(each, seen, silent) for each in (cache.keys, cache.values))
-    scores = _scores(rows, keys, seen, distance, how, bias, cache.precision)
+    scores = _scores(rows, keys, seen, distance, options, bias, cache.precision)
     weights = jax.nn.softmax(scores, axis=-1)
-    return _mix(weights, values, cache.precision)
+    return _weighted_sum(weights, values, cache.precision)
 
 
 def _blocked(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     cache: LayerCache,
-    pattern: Pattern,
-    how: Scores,
+    mask: AttentionMask,
+    options: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
     silent: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
@@ -279,18 +281,18 @@ def _blocked(
         # A block of scores takes at most half of what the layer's keys take.
         most = min(most, cache.slots * head_dim // 2 // count)
     size = min(cache.slots, 1 << (max(MIN_KEY_BLOCK, most).bit_length() - 1))
-    end = pattern.end
+    end = mask.end
     used = jnp.minimum(end.max(), cache.slots)
     first = jnp.int32(0)
-    if how.window is not None and not cache.ring:
-        first = jnp.maximum(pattern.positions.min() - how.window + 1, 0) // size
+    if options.window is not None and not cache.ring:
+        first = jnp.maximum(mask.positions.min() - options.window + 1, 0) // size
 
     def read(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         best, total, out = carry
         # The last block may reach back into the one before it, whose slots count once.
         at = jnp.minimum(i * size, cache.slots - size)
         slots = at + jnp.arange(size, dtype=jnp.int32)
-        seen, distance = pattern.seen(cache.indices(slots, end), how.window)
+        seen, distance = mask.seen(cache.indices(slots, end), options.window)
         seen = seen & (slots >= i * size)[None, None]
 
         def block(each: Array) -> Array:
@@ -299,12 +301,12 @@ def _blocked(
         keys, values = (
             _widened(jax.tree.map(block, each), seen, silent) for each in (cache.keys, cache.values)
         )
-        scores = _scores(rows, keys, seen, distance, how, bias, cache.precision)
+        scores = _scores(rows, keys, seen, distance, options, bias, cache.precision)
         higher = jnp.maximum(best, scores.max(-1))
         # Before the first visible key, minus infinity must not be subtracted from itself.
         shift = jnp.where(higher == -jnp.inf, 0.0, higher)
         weights, faded = jnp.exp(scores - shift[..., None]), jnp.exp(best - shift)
-        added = _mix(weights, values, cache.precision)
+        added = _weighted_sum(weights, values, cache.precision)
         return higher, total * faded + weights.sum(-1), out * faded[..., None] + added
 
     zeros = jnp.zeros((batch, kv_heads, count), jnp.float32)
@@ -316,44 +318,44 @@ def _blocked(
 def _native(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     cache: LayerCache,
-    pattern: Pattern,
-    how: Scores,
+    mask: AttentionMask,
+    options: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
     silent: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """One call of native code on CPU."""
-    assert bias is None and (pattern.causal or not how.slopes)
+    assert bias is None and (mask.causal or not options.slopes)
     assert isinstance(cache.keys, jax.Array) and isinstance(cache.values, jax.Array)
-    positions = pattern.positions
-    if not pattern.causal:  # all stand where the text's last token does, and see what it sees
-        positions = jnp.broadcast_to(pattern.text[:, None] - 1, positions.shape)
+    positions = mask.positions
+    if not mask.causal:  # all stand where the text's last token does, and see what it sees
+        positions = jnp.broadcast_to(mask.context_lengths[:, None] - 1, positions.shape)
     return native.attention(
         rows,
         cache.keys,
         cache.values,
         positions,
-        pattern.start,
-        pattern.text,
-        pattern.among,
-        pattern.depths,
-        jnp.asarray(how.slopes, jnp.float32),
-        cap=how.cap,
-        window=how.window,
+        mask.start,
+        mask.context_lengths,
+        mask.tree_mask,
+        mask.depths,
+        jnp.asarray(options.slopes, jnp.float32),
+        cap=options.cap,
+        window=options.window,
         ring=cache.ring,
     )
 
 
 def _widened(
-    each: Kept, seen: Bool[Array, "batch tokens some"], silent: bool
+    each: KVBuffer, seen: Bool[Array, "batch tokens some"], silent: bool
 ) -> Float[Array, "batch kv_heads some head_dim"]:
     """Keys or values in float32, if `silent` with zeros in slots that no token sees.
 
-    The mask of the scores and `remember`, which writes no values that are not finite, suffice. But
+    The mask of the scores and `write_kv`, which writes no values that are not finite, suffice. But
     without the zeros XLA:CPU fuses the cache's update into the product and copies the whole buffer
     in every step of one row (tests/engine/test_engine.py); with them XLA:GPU writes the whole cache
     to memory in float32.
     """
-    wide = each.widened() if isinstance(each, Rounded) else each.astype(jnp.float32)
+    wide = each.widened() if isinstance(each, Int8KV) else each.astype(jnp.float32)
     return jnp.where(seen.any(axis=1)[:, None, :, None], wide, 0.0) if silent else wide
 
 
@@ -362,17 +364,17 @@ def _scores(
     keys: Float[Array, "batch kv_heads some head_dim"],
     seen: Bool[Array, "batch tokens some"],
     distance: Int[Array, "batch tokens some"],
-    how: Scores,
+    options: ScoreOptions,
     bias: Float[Array, "heads distances"] | None,
     precision: jax.lax.Precision | None,
 ) -> Float[Array, "batch kv_heads rows some"]:
     """Products of queries and keys, minus infinity where a token is not seen."""
     scores = jnp.einsum("bkrd,bksd->bkrs", rows, keys, precision=precision)
     group = rows.shape[2] // seen.shape[1]
-    if how.cap is not None:
-        scores = how.cap * jnp.tanh(scores / how.cap)
-    if how.slopes:
-        slopes = jnp.asarray(how.slopes, jnp.float32).reshape(1, -1, group, 1, 1)
+    if options.cap is not None:
+        scores = options.cap * jnp.tanh(scores / options.cap)
+    if options.slopes:
+        slopes = jnp.asarray(options.slopes, jnp.float32).reshape(1, -1, group, 1, 1)
         # A key that is not seen may stand anywhere; it must not become an infinity minus another.
         far = jnp.where(seen, distance, 0).astype(jnp.float32)[:, None, None]
         scores = scores - (slopes * far).reshape(scores.shape)
@@ -384,7 +386,7 @@ def _scores(
     return jnp.where(jnp.tile(seen, (1, group, 1))[:, None], scores, -jnp.inf)
 
 
-def _mix(
+def _weighted_sum(
     weights: Float[Array, "batch kv_heads rows some"],
     values: Float[Array, "batch kv_heads some head_dim"],
     precision: jax.lax.Precision | None,

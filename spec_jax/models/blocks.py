@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from spec_jax.models.cache import LayerCache
 from spec_jax.models.config import LayerConfig, TransformerConfig
-from spec_jax.models.context import Call
+from spec_jax.models.context import LayerContext
 from spec_jax.models.experts import SparseMlp
 from spec_jax.models.layers import ACTIVATIONS, Linear, Norm, project
 from spec_jax.models.mixers import MIXERS
@@ -81,21 +81,21 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "batch tokens embed"],
         cache: Any,
-        call: Call,
-        source: tuple[LayerCache, Call] | None = None,
+        context: LayerContext,
+        source: tuple[LayerCache, LayerContext] | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], Any]:
         def added(norm: Norm | None, out: Array) -> Array:
             return (out if norm is None else norm(out)) * self.residual_scale
 
         normed = x if self.attention_norm is None else self.attention_norm(x)
-        attended, cache = self.attention(normed, cache, call)
+        attended, cache = self.attention(normed, cache, context)
         attended = added(self.attention_post_norm, attended)
         if self.cross is not None and self.cross_norm is not None and source is not None:
-            attended = attended + self.cross.look(self.cross_norm(x + attended), *source)
+            attended = attended + self.cross.cross_attend(self.cross_norm(x + attended), *source)
         mlp_input = x if self.parallel_residual else x + attended
         if self.shared_norm:
             mlp_input = normed
         elif self.mlp_norm is not None:
             mlp_input = self.mlp_norm(mlp_input)
-        out = call.residual(self.mlp(mlp_input, call.placement))
+        out = context.residual(self.mlp(mlp_input, context.placement))
         return x + attended + added(self.mlp_post_norm, out), cache

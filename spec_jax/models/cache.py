@@ -24,7 +24,7 @@ class StateSize:
     Attributes:
       batch: rows.
       capacity: tokens that a row has room for.
-      dtype: of the state's arrays; `int8` keeps keys and values as `Rounded`.
+      dtype: of the state's arrays; `int8` keeps keys and values as `Int8KV`.
       headroom: most tokens ever written past the next query, including padding and tokens that are
         refused later. If given, states keep no more tokens than that needs; otherwise all.
       placement: how the model lies on devices.
@@ -74,7 +74,7 @@ class LayerState(Protocol):
 
 
 @pytree
-class Rounded:
+class Int8KV:
     """Keys or values in 8 bits, each head of each token with a scale of its own.
 
     What a token keeps depends on nothing but itself, so that scoring sees what decoding wrote.
@@ -84,7 +84,7 @@ class Rounded:
     scales: Float[Array, "batch kv_heads slots 1"]
 
     @classmethod
-    def of(cls, x: Float[Array, "batch kv_heads slots head_dim"]) -> "Rounded":
+    def of(cls, x: Float[Array, "batch kv_heads slots head_dim"]) -> "Int8KV":
         """The nearest of 255 steps; a NaN makes its whole head NaN."""
         scales = jnp.abs(x).max(-1, keepdims=True).astype(jnp.float32) / 127
         steps = jnp.round(x.astype(jnp.float32) / jnp.where(scales == 0, 1.0, scales))
@@ -100,7 +100,7 @@ class Rounded:
         return self.values.shape
 
 
-Kept = Float[Array, "batch kv_heads slots head_dim"] | Rounded
+KVBuffer = Float[Array, "batch kv_heads slots head_dim"] | Int8KV
 
 
 @pytree
@@ -122,8 +122,8 @@ class LayerCache:
       ring: whether indices wrap around; static.
     """
 
-    keys: Kept
-    values: Kept
+    keys: KVBuffer
+    values: KVBuffer
     ring: bool = static(default=False)
 
     @classmethod
@@ -135,11 +135,11 @@ class LayerCache:
         pin = size.placement.pin
 
         # Zeros, since empty arrays may hold NaN.
-        def zeros() -> Kept:
+        def zeros() -> KVBuffer:
             buffer = pin(jnp.zeros(shape, size.dtype), *axes)
             if jnp.dtype(size.dtype) != jnp.int8:
                 return buffer
-            return Rounded(buffer, pin(jnp.zeros((*shape[:3], 1), jnp.float32), *axes))
+            return Int8KV(buffer, pin(jnp.zeros((*shape[:3], 1), jnp.float32), *axes))
 
         return cls(zeros(), zeros(), ring=slots < size.capacity)
 
@@ -160,7 +160,7 @@ class LayerCache:
     @property
     def precision(self) -> jax.lax.Precision | None:
         """The precision to ask for in products with them."""
-        return None if isinstance(self.keys, Rounded) else precision_of(self.keys.dtype)
+        return None if isinstance(self.keys, Int8KV) else precision_of(self.keys.dtype)
 
     def write(
         self,
@@ -174,14 +174,14 @@ class LayerCache:
         Of each row only the first `num_tokens` are written, all by default. The caller leaves room
         in a full layer: tokens past its edge are lost.
         """
-        new: tuple[Kept, Kept] = keys.swapaxes(1, 2), values.swapaxes(1, 2)
-        if isinstance(self.keys, Rounded):
-            new = Rounded.of(new[0]), Rounded.of(new[1])
+        new: tuple[KVBuffer, KVBuffer] = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        if isinstance(self.keys, Int8KV):
+            new = Int8KV.of(new[0]), Int8KV.of(new[1])
         return self._write(new, start, num_tokens)
 
     def _write(
         self,
-        new: tuple[Kept, Kept],
+        new: tuple[KVBuffer, KVBuffer],
         start: Int[Array, " batch"],
         num_tokens: Int[Array, " batch"] | None = None,
     ) -> "LayerCache":
@@ -227,7 +227,7 @@ class LayerCache:
 
 
 @pytree
-class Encoded:
+class CrossAttentionCache:
     """An encoder's output as a decoder's layers see it: the same in every round of a row.
 
     Attributes:
@@ -255,7 +255,7 @@ class KVCache:
 
     layers: tuple[LayerState, ...]
     lengths: Int[Array, " batch"]
-    encoded: Encoded | None = None
+    encoded: CrossAttentionCache | None = None
 
     def gather(
         self,

@@ -5,19 +5,19 @@ import dataclasses
 import jax
 from jaxtyping import Array, Float
 
-from spec_jax.models.attention import Pattern, Scores
+from spec_jax.models.attention import AttentionMask, ScoreOptions
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import alibi_slopes
 from spec_jax.sharding import Placement
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class LayerContext:
     """What layers of one kind share in a forward call: positions and what the tokens see."""
 
-    pattern: Pattern
+    mask: AttentionMask
     rotation: Float[Array, "2 batch tokens half"] | None
-    scores: Scores
+    scores: ScoreOptions
     bias: Float[Array, "heads distances"] | None
     placement: Placement
     backend: str | None
@@ -39,9 +39,9 @@ class Call:
         return self.pin(x, "batch", None, "embed")
 
 
-def scores_of(config: TransformerConfig) -> Scores:
+def score_options(config: TransformerConfig) -> ScoreOptions:
     """What a model's layers do to the products of queries and keys."""
-    return Scores(
+    return ScoreOptions(
         query_scalar=float(config.query_pre_attn_scalar or config.head_dim),
         cap=config.score_cap,
         slopes=alibi_slopes(config.num_heads, config.alibi_scale),

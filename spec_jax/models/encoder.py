@@ -6,10 +6,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.models.attention import Pattern
+from spec_jax.models.attention import AttentionMask
 from spec_jax.models.blocks import Block
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.context import Call, scores_of
+from spec_jax.models.context import LayerContext, score_options
 from spec_jax.models.layers import Linear, Norm, positions_of, relative_bias_of
 from spec_jax.sharding import Placement
 
@@ -40,7 +40,9 @@ class Encoder(nnx.Module):
             config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype
         )
 
-    def read(self, frames: Float[Array, "batch frames bins"]) -> Float[Array, "batch half embed"]:
+    def embed_frames(
+        self, frames: Float[Array, "batch frames bins"]
+    ) -> Float[Array, "batch half embed"]:
         """Half as many positions as frames."""
         x = frames
         for layer, stride in ((self.first, 1), (self.second, 2)):
@@ -68,12 +70,12 @@ class Encoder(nnx.Module):
           backend: how attention is computed, see `attention`.
           placement: how the model lies on devices.
         """
-        pattern = Pattern.whole(lengths, x.shape[1])
+        mask = AttentionMask.whole(lengths, x.shape[1])
         bias = None if self.relative is None else self.relative()
-        call = Call(pattern, None, scores_of(self.config), bias, placement, backend)
+        context = LayerContext(mask, None, score_options(self.config), bias, placement, backend)
         if self.positions is not None:
-            x = x + self.positions(pattern.positions)
-        x = call.residual(x)
+            x = x + self.positions(mask.positions)
+        x = context.residual(x)
         for block in self.blocks:
-            x, _ = block(x, None, call)
+            x, _ = block(x, None, context)
         return self.final_norm(x)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from spec_jax.errors import ConfigError
 from spec_jax.models.cache import KVCache, LayerState, StateSize
 from spec_jax.models.config import LayerConfig, TransformerConfig
-from spec_jax.models.context import Call
+from spec_jax.models.context import LayerContext
 from spec_jax.models.self_attention import Attention
 
 
@@ -18,8 +18,8 @@ class Mixer(Protocol):
     """The part of a layer that mixes tokens: an NNX module over a `LayerState`.
 
     Attributes:
-      reads_trees: whether tokens may be branches of a tree (`Pattern.among`) instead of following
-        one another.
+      reads_trees: whether tokens may be branches of a tree, see `AttentionMask.tree_mask`, instead
+        of following one another.
     """
 
     reads_trees: ClassVar[bool]
@@ -39,7 +39,7 @@ class Mixer(Protocol):
         ...
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], state: Any, call: Call
+        self, x: Float[Array, "batch tokens embed"], state: Any, context: LayerContext
     ) -> tuple[Float[Array, "batch tokens embed"], Any]:
         """The output for the tokens of a call, and the state with them written."""
         ...

@@ -15,14 +15,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import PackedWeight, take_outputs
-from spec_jax.models.attention import Pattern
+from spec_jax.models.attention import AttentionMask
 from spec_jax.models.blocks import Block
-from spec_jax.models.cache import Encoded, KVCache, StateSize
+from spec_jax.models.cache import CrossAttentionCache, KVCache, StateSize
 from spec_jax.models.compiling import CompilerOptions, compiler_options
 from spec_jax.models.config import LayerConfig, LongRopeScaling, TransformerConfig
 from spec_jax.models.mixers import new_cache
 from spec_jax.models.output import TargetOutput
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 from spec_jax.models.streaming import resident
 from spec_jax.models.transformer import Transformer
 from spec_jax.sharding import HOST_MEMORY, Placement
@@ -139,7 +139,7 @@ class Model:
         wanted = {name: each for name, each in self.weights.items() if name.startswith(blocks)}
         return self.with_weights(self.jit(resident)(wanted))
 
-    def within(self, context: int) -> "Model":
+    def with_max_length(self, context: int) -> "Model":
         """The same model for contexts of at most so many tokens, which LongRoPE depends on."""
         if not isinstance(self.config.rotated.scaling, LongRopeScaling):
             return self
@@ -193,7 +193,9 @@ class Model:
         dtype = jnp.int8 if self.rounds_cache else self._wide_dtype
         return new_cache(self.config, StateSize(batch, capacity, dtype, headroom, self.placement))
 
-    def encode(self, source: Source, *, shared: bool = False) -> tuple[Encoded, Source]:
+    def encode(
+        self, source: EncoderInput, *, shared: bool = False
+    ) -> tuple[CrossAttentionCache, EncoderInput]:
         """What the decoder's layers see of a source, for a cache's `encoded`.
 
         Args:
@@ -209,12 +211,12 @@ class Model:
             hidden = module.encode(
                 jnp.asarray(source.values), lengths, backend=self._backend, placement=self.placement
             )
-        found = module.remember(hidden, lengths, placement=self.placement)
+        found = module.cross_attention_kv(hidden, lengths, placement=self.placement)
         layers = jax.tree.map(lambda each: each.astype(self._wide_dtype), found.layers)
         encoded = dataclasses.replace(found, layers=layers)
         return encoded, dataclasses.replace(source, hidden=hidden)
 
-    def extend(
+    def prefill(
         self,
         tokens: Int[Array, "batch tokens"],
         cache: KVCache,
@@ -228,7 +230,7 @@ class Model:
         module = self.module
         _, features, cache = self._run(
             module,
-            module.read(tokens),
+            module.embed_tokens(tokens),
             cache,
             num_tokens=num_tokens,
             feature_layers=tuple(feature_layers),
@@ -250,7 +252,7 @@ class Model:
         self,
         tokens: Int[Array, "batch tokens"],
         cache: KVCache,
-        pattern: Pattern | None = None,
+        mask: AttentionMask | None = None,
         at: Sequence[int] | None = None,
         num_tokens: Int[Array, " batch"] | None = None,
         feature_layers: Sequence[int] = (),
@@ -260,25 +262,25 @@ class Model:
         Args:
           tokens: token ids.
           cache: keys and values of everything before the tokens.
-          pattern: the tokens' positions and what they see; by default they continue the texts.
+          mask: the tokens' positions and what they see; by default they continue the texts.
           at: the tokens whose logits and features are wanted (static); all by default.
-          num_tokens: how many tokens of each row are real, without a `pattern`; padding after them
+          num_tokens: how many tokens of each row are real, without a `mask`; padding after them
             is not written. All by default.
           feature_layers: which features to return, see `TargetOutput` (static).
         """
         module = self.module
         x, features, cache = self._run(
             module,
-            module.read(tokens),
+            module.embed_tokens(tokens),
             cache,
-            pattern,
+            mask,
             num_tokens,
             feature_layers=tuple(feature_layers),
         )
         if at is not None:
             x = x[:, np.array(at)]
             features = None if features is None else features[:, np.array(at)]
-        return TargetOutput(self.exit(x), features, cache)
+        return TargetOutput(self.logits(x), features, cache)
 
     def with_outputs(self, ids: Sequence[int]) -> "Model":
         """The same model with a smaller head: its output j is the logit of token `ids[j]`.
@@ -294,36 +296,36 @@ class Model:
         shape = Model.abstract(config, dtype=self.dtype, placement=self.placement)
         return shape.with_weights({**self.weights, "head.weight": kept})
 
-    def begin(
+    def run_first_layers(
         self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
         """Runs new tokens through the first `layers` (static) blocks, and writes their caches."""
         module = self.module
-        x, _, cache = self._run(module, module.read(tokens), cache, last=layers)
+        x, _, cache = self._run(module, module.embed_tokens(tokens), cache, last=layers)
         return x, cache
 
-    def exit(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
+    def logits(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
         """Float32 logits of the hidden states of any layer, through the model's own head."""
         module = self.module
         padded = self._not_alone(x)
         logits = module.logits(module.final_norm(padded))
         return self.placement.pin(logits, "batch", None, "vocab")[:, : x.shape[1]]
 
-    def resume(
+    def run_remaining_layers(
         self,
         x: Float[Array, "batch tokens embed"],
         cache: KVCache,
         layers: int,
         feature_layers: Sequence[int] = (),
     ) -> TargetOutput:
-        """Logits of tokens that `begin` ran through the first `layers`; writes the other caches.
+        """Logits of tokens that `run_first_layers` has read; writes the caches of the other layers.
 
-        `cache.lengths` are the tokens' positions, unchanged since `begin`.
+        `cache.lengths` are the tokens' positions, unchanged since `run_first_layers`.
         """
         x, features, cache = self._run(
             self.module, x, cache, first=layers, feature_layers=tuple(feature_layers)
         )
-        return TargetOutput(self.exit(x), features, cache)
+        return TargetOutput(self.logits(x), features, cache)
 
     @property
     def _backend(self) -> str | None:
@@ -338,18 +340,18 @@ class Model:
         module: Transformer,
         x: Array,
         cache: KVCache,
-        pattern: Pattern | None = None,
+        mask: AttentionMask | None = None,
         num_tokens: Array | None = None,
         **layers: Any,
     ) -> tuple[Array, Array | None, KVCache]:
         count = x.shape[1]
-        if pattern is None:
+        if mask is None:
             x = self._not_alone(x)
             if num_tokens is None and x.shape[1] > count:
                 num_tokens = jnp.full((x.shape[0],), count, jnp.int32)
-            pattern = Pattern.following(cache, x.shape[1], num_tokens)
+            mask = AttentionMask.following(cache, x.shape[1], num_tokens)
         out, features, cache = module.run(
-            x, cache, pattern, backend=self._backend, placement=self.placement, **layers
+            x, cache, mask, backend=self._backend, placement=self.placement, **layers
         )
         return out[:, :count], None if features is None else features[:, :count], cache
 

@@ -48,7 +48,7 @@ def read_block(
     """Reads the next block of each row, as `prefill` does; the cache's lengths count it."""
     start = cache.lengths
     num_tokens = jnp.clip(end - start, 0, block)
-    out = model.extend(take_tokens(tokens, start, block), cache, num_tokens, feature_layers)
+    out = model.prefill(take_tokens(tokens, start, block), cache, num_tokens, feature_layers)
     return out._replace(cache=out.cache.commit(start + num_tokens))
 
 

@@ -6,10 +6,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from spec_jax.models.attention import attend, attention, remember
+from spec_jax.models.attention import attend, attention, write_kv
 from spec_jax.models.cache import LayerCache, StateSize
 from spec_jax.models.config import LayerConfig, TransformerConfig
-from spec_jax.models.context import Call
+from spec_jax.models.context import LayerContext
 from spec_jax.models.layers import Linear, Norm, project, rotate
 
 
@@ -53,7 +53,7 @@ class Attention(nnx.Module):
         return LayerCache.zeros(config, layer, size)
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], cache: LayerCache | None, call: Call
+        self, x: Float[Array, "batch tokens embed"], cache: LayerCache | None, context: LayerContext
     ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
         projected = project(x, (self.query, self.key, self.value))
         norms = self.query_norm, self.key_norm, None
@@ -61,47 +61,51 @@ class Attention(nnx.Module):
             projected = _normed(norms, projected)
         axes = ("heads", "kv_heads", "kv_heads")
         heads = [
-            call.heads(each, self.head_dim, axis)
+            context.heads(each, self.head_dim, axis)
             for each, axis in zip(projected, axes, strict=True)
         ]
         q, k, v = _normed(norms, heads) if self.normed == "head" else heads
-        if call.rotation is not None:
-            q, k = rotate(q, call.rotation), rotate(k, call.rotation)
+        if context.rotation is not None:
+            q, k = rotate(q, context.rotation), rotate(k, context.rotation)
         out, cache = attention(
             q,
             k,
             v,
             cache,
-            call.pattern,
-            call.scores,
-            call.bias,
-            backend=call.backend,
-            placement=call.placement,
+            context.mask,
+            context.scores,
+            context.bias,
+            backend=context.backend,
+            placement=context.placement,
         )
-        return call.residual(self.output(out.reshape(*x.shape[:2], -1), call.placement)), cache
+        return context.residual(
+            self.output(out.reshape(*x.shape[:2], -1), context.placement)
+        ), cache
 
-    def remember(self, hidden: Float[Array, "batch source embed"], call: Call) -> LayerCache:
+    def cross_attention_kv(
+        self, hidden: Float[Array, "batch source embed"], context: LayerContext
+    ) -> LayerCache:
         """The keys and values of an encoder's output."""
         keys, values = (
-            call.heads(each, self.head_dim, "kv_heads")
+            context.heads(each, self.head_dim, "kv_heads")
             for each in project(hidden, (self.key, self.value))
         )
-        return remember(keys, values, None, placement=call.placement)
+        return write_kv(keys, values, None, placement=context.placement)
 
-    def look(
-        self, x: Float[Array, "batch tokens embed"], source: LayerCache, call: Call
+    def cross_attend(
+        self, x: Float[Array, "batch tokens embed"], source: LayerCache, context: LayerContext
     ) -> Float[Array, "batch tokens embed"]:
-        """Attention to what `remember` made."""
-        queries = call.heads(self.query(x), self.head_dim, "heads")
+        """Attention to what `cross_attention_kv` made."""
+        queries = context.heads(self.query(x), self.head_dim, "heads")
         out = attend(
             queries,
             source,
-            call.pattern,
-            call.scores,
-            backend=call.backend,
-            placement=call.placement,
+            context.mask,
+            context.scores,
+            backend=context.backend,
+            placement=context.placement,
         )
-        return call.residual(self.output(out.reshape(*x.shape[:2], -1), call.placement))
+        return context.residual(self.output(out.reshape(*x.shape[:2], -1), context.placement))
 
 
 def _normed(norms: Sequence[Norm | None], each: Sequence[Array]) -> list[Array]:

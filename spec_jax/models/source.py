@@ -7,7 +7,7 @@ from spec_jax.sharding.pytree import pytree
 
 
 @pytree
-class Source:
+class EncoderInput:
     """What an encoder reads; padding follows each row.
 
     Attributes:

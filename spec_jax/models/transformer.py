@@ -11,9 +11,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import products
-from spec_jax.models.attention import Pattern
+from spec_jax.models.attention import AttentionMask
 from spec_jax.models.blocks import Block
-from spec_jax.models.cache import Encoded, KVCache
+from spec_jax.models.cache import CrossAttentionCache, KVCache
 from spec_jax.models.config import (
     LayerConfig,
     LongRopeScaling,
@@ -21,7 +21,7 @@ from spec_jax.models.config import (
     TransformerConfig,
     YarnScaling,
 )
-from spec_jax.models.context import Call, scores_of
+from spec_jax.models.context import LayerContext, score_options
 from spec_jax.models.control import traced_once
 from spec_jax.models.encoder import Encoder
 from spec_jax.models.layers import (
@@ -72,7 +72,9 @@ class Transformer(nnx.Module):
             )
         )
 
-    def read(self, tokens: Int[Array, "batch tokens"]) -> Float[Array, "batch tokens embed"]:
+    def embed_tokens(
+        self, tokens: Int[Array, "batch tokens"]
+    ) -> Float[Array, "batch tokens embed"]:
         """The residual stream of tokens before the first block."""
         x = self.embed(tokens) * self.config.embedding_scale
         return x if self.embedding_norm is None else self.embedding_norm(x)
@@ -87,27 +89,29 @@ class Transformer(nnx.Module):
     ) -> Float[Array, "batch positions embed"]:
         """The encoder's output of tokens or frames; arguments as of `Encoder`."""
         assert self.encoder is not None
-        x = self.encoder.read(source) if source.ndim == 3 else self.embed(source)
+        x = self.encoder.embed_frames(source) if source.ndim == 3 else self.embed(source)
         return self.encoder(x, lengths, backend=backend, placement=placement)
 
-    def remember(
+    def cross_attention_kv(
         self,
         hidden: Float[Array, "batch positions embed"],
         lengths: Int[Array, " batch"],
         *,
         placement: Placement = Placement.single_device(),
-    ) -> Encoded:
+    ) -> CrossAttentionCache:
         """What the layers see of an encoder's output."""
-        pattern = Pattern.whole(lengths, hidden.shape[1])
-        call = Call(pattern, None, scores_of(self.config), None, placement, None)
-        layers = [block.cross.remember(hidden, call) for block in self.blocks if block.cross]
-        return Encoded(tuple(layers), lengths)
+        mask = AttentionMask.whole(lengths, hidden.shape[1])
+        context = LayerContext(mask, None, score_options(self.config), None, placement, None)
+        layers = [
+            block.cross.cross_attention_kv(hidden, context) for block in self.blocks if block.cross
+        ]
+        return CrossAttentionCache(tuple(layers), lengths)
 
     def run(
         self,
         x: Float[Array, "batch tokens embed"],
         cache: KVCache,
-        pattern: Pattern,
+        mask: AttentionMask,
         *,
         first: int = 0,
         last: int | None = None,
@@ -122,7 +126,7 @@ class Transformer(nnx.Module):
         Args:
           x: what the block before gave out.
           cache: keys and values of everything before the tokens; the caller leaves room for them.
-          pattern: where the tokens stand and what they see.
+          mask: where the tokens stand and what they see.
           first: the first block.
           last: the block to stop before; the last one by default.
           feature_layers: which features to return, see `TargetOutput` (static).
@@ -134,31 +138,31 @@ class Transformer(nnx.Module):
           written but `lengths` unmoved: the loop's commit decides how many count.
         """
         config = self.config
-        if pattern.among is not None:
+        if mask.tree_mask is not None:
             check_trees(config)
-        scores = scores_of(config)
+        scores = score_options(config)
         bias = None if self.relative is None else self.relative()
         rotations = {
-            rotary: _rotation(rotary, config, pattern.positions)
+            rotary: _rotation(rotary, config, mask.positions)
             for rotary in dict.fromkeys(layer.rotary for layer in config.kinds)
         }
 
-        def call_of(layer: LayerConfig) -> Call:
+        def context_of(layer: LayerConfig) -> LayerContext:
             windowed = dataclasses.replace(scores, window=layer.window)
-            return Call(pattern, rotations[layer.rotary], windowed, bias, placement, backend)
+            return LayerContext(mask, rotations[layer.rotary], windowed, bias, placement, backend)
 
-        calls = {layer: call_of(layer) for layer in config.kinds}
+        contexts = {layer: context_of(layer) for layer in config.kinds}
         if first == 0 and self.positions is not None:
-            x = x + self.positions(pattern.positions)
-        x = calls[config.layers[0]].residual(x)
+            x = x + self.positions(mask.positions)
+        x = contexts[config.layers[0]].residual(x)
         layers, encoded, across = list(cache.layers), cache.encoded, None
         if encoded is not None:
-            seen = Pattern(pattern.positions, encoded.lengths, encoded.lengths, causal=False)
-            across = Call(seen, None, scores, None, placement, backend)
+            seen = AttentionMask(mask.positions, encoded.lengths, encoded.lengths, causal=False)
+            across = LayerContext(seen, None, scores, None, placement, backend)
 
         def run_kind(graphdef, kind, weights, x, layer, remembered):
             source = (remembered, across) if remembered and across else None
-            return nnx.merge(graphdef, weights)(x, layer, calls[kind], source)
+            return nnx.merge(graphdef, weights)(x, layer, contexts[kind], source)
 
         # Otherwise tracing a deep model is most of what a start takes.
         run_kind = traced_once(run_kind, 0, 1)

@@ -156,7 +156,7 @@ def compile_ahead(
         placement = layout.place(role, shape.config.axis_sizes, devices)
         model = abstract_model(shape.config, dtype, rounded, placement)
         model = dataclasses.replace(model, rounds_cache=kv_cache_dtype == "int8")
-        return Checkpoint(model.within(context), tokenizer, STOP, shape.name)
+        return Checkpoint(model.with_max_length(context), tokenizer, STOP, shape.name)
 
     def load_draft() -> Checkpoint:
         assert draft is not None  # the caller has read it

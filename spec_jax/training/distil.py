@@ -112,9 +112,9 @@ def measure(
     """
     model = dataclasses.replace(student.with_weights(weights), attention="dense")
     cache = model.new_cache(*part.tokens.shape)
-    states, _ = model.begin(part.tokens, cache, model.config.num_layers)
-    log_q = jax.nn.log_softmax(model.exit(states), axis=-1)
-    log_p = teacher.model.exit(part.states) - part.normalisers[..., None]
+    states, _ = model.run_first_layers(part.tokens, cache, model.config.num_layers)
+    log_q = jax.nn.log_softmax(model.logits(states), axis=-1)
+    log_p = teacher.model.logits(part.states) - part.normalisers[..., None]
     p = jnp.exp(log_p)
     following = jnp.roll(part.tokens, -1, axis=1)
     column = teacher.columns[following]

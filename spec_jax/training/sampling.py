@@ -141,6 +141,6 @@ def _normalisers(
     pieces = states.reshape(rows, length // CHUNK, CHUNK, embed).swapaxes(0, 1)
 
     def normaliser(piece: Array) -> Array:
-        return jax.nn.logsumexp(target.exit(piece.astype(jnp.float32)), axis=-1)
+        return jax.nn.logsumexp(target.logits(piece.astype(jnp.float32)), axis=-1)
 
     return states, jax.lax.map(normaliser, pieces).swapaxes(0, 1).reshape(rows, length)

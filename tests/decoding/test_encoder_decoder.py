@@ -16,7 +16,7 @@ from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Start
 from spec_jax.evaluation.audit import audit
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding import Layout, Rule
 from spec_jax.testing import ReferenceDecoder, tiny_model
@@ -111,7 +111,7 @@ def test_a_draft_may_share_the_targets_encoder():
 def test_prompt_lookup_searches_the_source():
     tokens = jnp.zeros((2, 8), jnp.int32).at[:, 1].set(6)
     lengths = jnp.array([2, 2], jnp.int32)
-    source = Source(jnp.array([[5, 6, 7, 8], [5, 1, 6, 9]], jnp.int32), jnp.array([4, 3]))
+    source = EncoderInput(jnp.array([[5, 6, 7, 8], [5, 1, 6, 9]], jnp.int32), jnp.array([4, 3]))
     drafter = PromptLookup(3, 2)
     state = drafter.init(DrafterPrompt(tokens, lengths, source=source))
     draft = drafter.propose(state, _context(tokens, lengths))[0]

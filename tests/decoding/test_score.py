@@ -87,8 +87,10 @@ def features_after(text):
 
 @jax.jit
 def features_of(tokens):
-    embedding = TARGET.module.read(tokens)
-    later = [TARGET.begin(tokens, TARGET.new_cache(1, 16), last)[0] for last in LAYERS[1:]]
+    embedding = TARGET.module.embed_tokens(tokens)
+    later = [
+        TARGET.run_first_layers(tokens, TARGET.new_cache(1, 16), last)[0] for last in LAYERS[1:]
+    ]
     return [embedding, *later]
 
 

@@ -93,12 +93,12 @@ def test_every_kept_token_has_its_own_features(method, monkeypatch):
 
 def test_early_exit_gives_the_features_of_the_layers_that_scoring_runs():
     tokens = jnp.asarray([[1, 2, 3]], jnp.int32)
-    hidden, cache = TARGET.begin(tokens, TARGET.new_cache(1, 8), 1)
-    out = TARGET.resume(hidden, cache, 1, feature_layers=(1, 2))
+    hidden, cache = TARGET.run_first_layers(tokens, TARGET.new_cache(1, 8), 1)
+    out = TARGET.run_remaining_layers(hidden, cache, 1, feature_layers=(1, 2))
     whole = TARGET.score(tokens, TARGET.new_cache(1, 8), feature_layers=(1, 2))
     np.testing.assert_array_equal(out.features, whole.features)
     with pytest.raises(ValueError, match=r"features \[0\] are not in layers 1 to 2"):
-        TARGET.resume(hidden, cache, 1, feature_layers=(0, 2))
+        TARGET.run_remaining_layers(hidden, cache, 1, feature_layers=(0, 2))
 
 
 @pytest.mark.parametrize("method", ["features", "features, varying"])

@@ -253,7 +253,7 @@ BUGS = {
     ),
     "a window counts from slots": PlantedBug(
         "models/attention.py",
-        "Pattern.seen",
+        "AttentionMask.seen",
         "jnp.where(B < 0, I, P)",
         "I",
         ["tests/models/test_attention.py", "-k", "dense and tree and 2-False"],

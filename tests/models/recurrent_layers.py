@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.models.cache import StateSize
 from spec_jax.models.config import LayerConfig, TransformerConfig
-from spec_jax.models.context import Call
+from spec_jax.models.context import LayerContext
 from spec_jax.models.layers import Linear, project
 from spec_jax.models.mixers import MIXERS
 from spec_jax.sharding.pytree import pytree, static
@@ -104,11 +104,11 @@ class ShortConvolution(nnx.Module):
         return Columns(columns, slots == size.capacity)
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], state: Columns, context: Call
+        self, x: Float[Array, "batch tokens embed"], state: Columns, context: LayerContext
     ) -> tuple[Float[Array, "batch tokens embed"], Columns]:
         values, before, after = project(x, (self.x, self.before, self.after))
-        start = context.pattern.start
-        state = state.write(values * before, start, context.pattern.num_tokens)
+        start = context.mask.start
+        state = state.write(values * before, start, context.mask.num_tokens)
         weights = self.filter[...]
         mixed = sum(
             state.before(start, x.shape[1], back) * weights[back][None, None]
@@ -204,7 +204,7 @@ class GatedDelta(nnx.Module):
         return DeltaState(matrix, jnp.zeros((batch,), jnp.int32), *tape, *gates)
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], state: DeltaState, context: Call
+        self, x: Float[Array, "batch tokens embed"], state: DeltaState, context: LayerContext
     ) -> tuple[Float[Array, "batch tokens embed"], DeltaState]:
         layers = (self.query, self.key, self.value, self.decay, self.rate)
         query, key, value, decay, rate = project(x, layers)
@@ -212,8 +212,8 @@ class GatedDelta(nnx.Module):
         query, key, value = (each.reshape(shape) for each in (query, key, value))
         key = key / jnp.sqrt(jnp.square(key).sum(-1, keepdims=True) + 1e-6)
         inputs = (key, value, -jax.nn.softplus(decay), jax.nn.sigmoid(rate))
-        start = context.pattern.start
-        state = state.write(inputs, start, context.pattern.num_tokens)
+        start = context.mask.start
+        state = state.write(inputs, start, context.mask.num_tokens)
 
         def step(matrix: Array, token: tuple[Array, ...]) -> tuple[Array, Array]:
             query, *inputs = token

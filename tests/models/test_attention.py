@@ -1,4 +1,4 @@
-"""Attention against float64, whatever the backend, the pattern and the cache."""
+"""Attention against float64, whatever the backend, the mask and the cache."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.models.attention import Pattern, Scores, attention
+from spec_jax.models.attention import AttentionMask, ScoreOptions, attention
 from spec_jax.models.cache import KVCache, LayerCache, StateSize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.mixers import new_cache
@@ -30,26 +30,26 @@ LENGTHS = [0, 1, 37, 300]
 """Tokens that the rows hold already."""
 
 
-def expected(queries, text_keys, text_values, keys, values, seen, how, positions, depths):
+def expected(queries, text_keys, text_values, keys, values, seen, options, positions, depths):
     """Softmax in float64 over the keys that each token sees, listed one by one."""
     out = np.zeros(queries.shape)
     for t in range(queries.shape[0]):
         places = np.array([*range(len(text_keys)), *(len(text_keys) + d for d in depths)])
         visible = [*[True] * len(text_keys), *seen[t]]
-        if how.window is not None:
+        if options.window is not None:
             visible = [
-                each and positions[t] - place < how.window
+                each and positions[t] - place < options.window
                 for each, place in zip(visible, places, strict=True)
             ]
         for head in range(HEADS):
             kv = head // (HEADS // KV_HEADS)
             k = np.concatenate([text_keys[:, kv], keys[:, kv]]).astype(np.float64)[visible]
             v = np.concatenate([text_values[:, kv], values[:, kv]]).astype(np.float64)[visible]
-            scores = k @ queries[t, head].astype(np.float64) / math.sqrt(how.query_scalar)
-            if how.cap is not None:
-                scores = how.cap * np.tanh(scores / how.cap)
-            if how.slopes:
-                scores -= how.slopes[head] * (positions[t] - places[visible])
+            scores = k @ queries[t, head].astype(np.float64) / math.sqrt(options.query_scalar)
+            if options.cap is not None:
+                scores = options.cap * np.tanh(scores / options.cap)
+            if options.slopes:
+                scores -= options.slopes[head] * (positions[t] - places[visible])
             weights = np.exp(scores - scores.max())
             out[t, head] = weights @ v / weights.sum()
     return out
@@ -83,11 +83,11 @@ PATTERNS = {
     ("window", "ring"), [(None, False), (2, False), (40, False), (2, True), (40, True)]
 )
 @pytest.mark.parametrize("changes", CHANGES)
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("mask", PATTERNS)
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_the_output_is_the_definitions(backend, pattern, window, ring, changes):
-    how = Scores(**{"query_scalar": float(HEAD_DIM), "window": window} | changes)
-    depths, seen = PATTERNS[pattern]
+def test_the_output_is_the_definitions(backend, mask, window, ring, changes):
+    options = ScoreOptions(**{"query_scalar": float(HEAD_DIM), "window": window} | changes)
+    depths, seen = PATTERNS[mask]
     count, rows = len(depths), len(LENGTHS)
     rng = np.random.default_rng(count)
     slots = 128 if ring else 768
@@ -108,9 +108,9 @@ def test_the_output_is_the_definitions(backend, pattern, window, ring, changes):
     lengths = jnp.asarray(LENGTHS, jnp.int32)
     state = KVCache((cache,), lengths)
     made = (
-        Pattern.branching(state, np.asarray(depths), seen)
-        if pattern == "tree"
-        else Pattern.following(state, count)
+        AttentionMask.branching(state, np.asarray(depths), seen)
+        if mask == "tree"
+        else AttentionMask.following(state, count)
     )
 
     @jax.jit
@@ -121,7 +121,7 @@ def test_the_output_is_the_definitions(backend, pattern, window, ring, changes):
             values,
             cache,
             made,
-            how,
+            options,
             backend=backend,
         )
 
@@ -133,7 +133,7 @@ def test_the_output_is_the_definitions(backend, pattern, window, ring, changes):
             keys[row],
             values[row],
             seen,
-            how,
+            options,
             length + np.asarray(depths),
             depths,
         )
@@ -158,9 +158,11 @@ def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(
     )
     values = values.at[0, 1].set(jnp.nan)
     cache = new_cache(SHAPE, StateSize(2, 512, jnp.float32))
-    pattern = Pattern.following(cache, 3)
-    call = jax.jit(functools.partial(attention, scores=Scores(float(HEAD_DIM)), backend=backend))
-    out, _ = call(queries, keys, values, cache.layers[0], pattern)
+    mask = AttentionMask.following(cache, 3)
+    call = jax.jit(
+        functools.partial(attention, scores=ScoreOptions(float(HEAD_DIM)), backend=backend)
+    )
+    out, _ = call(queries, keys, values, cache.layers[0], mask)
     broken = np.isnan(np.asarray(out)).any((2, 3))
     assert broken.tolist() == [[False, True, True], [False, False, False]]
 
@@ -171,9 +173,9 @@ def test_values_too_large_for_the_cache_reach_only_the_tokens_that_see_them(monk
     ones = jnp.ones((2, 3, KV_HEADS, HEAD_DIM))
     values = ones.at[0, 1].set(np.finfo(np.float32).max)  # infinity in bfloat16
     cache = new_cache(SHAPE, StateSize(2, 512, jnp.bfloat16))
-    call = functools.partial(attention, scores=Scores(float(HEAD_DIM)), backend="dense")
+    call = functools.partial(attention, scores=ScoreOptions(float(HEAD_DIM)), backend="dense")
     queries = jnp.ones((2, 3, HEADS, HEAD_DIM))
-    out, _ = call(queries, ones, values, cache.layers[0], Pattern.following(cache, 3))
+    out, _ = call(queries, ones, values, cache.layers[0], AttentionMask.following(cache, 3))
     broken = np.isnan(np.asarray(out)).any((2, 3))
     assert broken.tolist() == [[False, True, True], [False, False, False]]
 
@@ -189,12 +191,12 @@ def test_slots_that_are_not_hidden_change_nothing(backend, monkeypatch):
         for n in (HEADS, KV_HEADS, KV_HEADS)
     )
     queries, keys, values = new
-    pattern = Pattern.following(KVCache((layer,), jnp.asarray([5, 300], jnp.int32)), 3)
+    mask = AttentionMask.following(KVCache((layer,), jnp.asarray([5, 300], jnp.int32)), 3)
     found = {}
     for platform in ("cpu", "gpu"):
         monkeypatch.setattr(Placement, "platform", platform)
         found[platform], _ = attention(
-            queries, keys, values, layer, pattern, Scores(float(HEAD_DIM)), backend=backend
+            queries, keys, values, layer, mask, ScoreOptions(float(HEAD_DIM)), backend=backend
         )
     np.testing.assert_allclose(found["gpu"], found["cpu"], rtol=1e-6)
 
@@ -214,9 +216,9 @@ def test_neighbours_however_long_change_no_bit():
     @jax.jit
     def call(other):
         lengths = jnp.stack([jnp.int32(50), other])
-        pattern = Pattern.following(KVCache((cache,), lengths), 3)
+        mask = AttentionMask.following(KVCache((cache,), lengths), 3)
         return attention(
-            queries, keys, values, cache, pattern, Scores(float(HEAD_DIM)), backend="blocked"
+            queries, keys, values, cache, mask, ScoreOptions(float(HEAD_DIM)), backend="blocked"
         )[0]
 
     first = call(jnp.int32(0))[0]

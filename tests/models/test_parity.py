@@ -12,7 +12,7 @@ import pytest
 from spec_jax import checkpoints
 from spec_jax.checkpoints.hf_writer import write_model
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
-from spec_jax.models.cache import Encoded, KVCache
+from spec_jax.models.cache import CrossAttentionCache, KVCache
 from spec_jax.models.layers import relative_buckets
 from spec_jax.models.model import Model
 from spec_jax.models.registry import FAMILIES
@@ -90,7 +90,7 @@ def test_longrope_chooses_by_the_context(context, tmp_path):
     reference, model = saved(
         transformers.Phi3ForCausalLM, dict(options, rope_parameters=LONGROPE), tmp_path
     )
-    model, length = model.within(context), 32 if context == 32 else 40
+    model, length = model.with_max_length(context), 32 if context == 32 else 40
     rows = np.random.default_rng(1).integers(0, model.config.vocab_size, (3, length))
     assert_parity(model, reference, rows, lengths=(30, 9, 31))
     with torch.no_grad():  # what the other factors say
@@ -138,7 +138,7 @@ def assert_parity(
     rows: np.ndarray,
     *,
     lengths: tuple[int, ...],
-    encoded: Encoded | None = None,
+    encoded: CrossAttentionCache | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
     """Compares whole rows' logits, and those of single steps from ragged lengths."""

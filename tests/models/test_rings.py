@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.models.attention import Pattern, Scores, attention
+from spec_jax.models.attention import AttentionMask, ScoreOptions, attention
 from spec_jax.models.cache import RING_MULTIPLE, KVCache, StateSize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.mixers import new_cache
@@ -53,7 +53,7 @@ def test_only_layers_with_a_window_get_rings_and_only_where_they_are_smaller():
 @functools.cache
 def compiled(backend):
     call = functools.partial(
-        attention, scores=Scores(float(HEAD_DIM), window=WINDOW), backend=backend
+        attention, scores=ScoreOptions(float(HEAD_DIM), window=WINDOW), backend=backend
     )
     return jax.jit(call)
 
@@ -90,10 +90,10 @@ class Rows:
         self.discard()
         queries, keys, values = self.tokens(count)
         if tree:
-            pattern = Pattern.branching(self.cache, DEPTHS, TREE)
+            mask = AttentionMask.branching(self.cache, DEPTHS, TREE)
         else:
-            pattern = Pattern.following(self.cache, count)
-        out, layer = self._attention(queries, keys, values, self.cache.layers[0], pattern)
+            mask = AttentionMask.following(self.cache, count)
+        out, layer = self._attention(queries, keys, values, self.cache.layers[0], mask)
         self.cache = KVCache((layer,), self.cache.lengths)
         new = [list(zip(keys[row], values[row], strict=True)) for row in range(ROWS)]
         wanted = np.empty((ROWS, count, HEADS, HEAD_DIM))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from spec_jax import LLM, ConfigError, SamplingParams, SpeculativeConfig
-from spec_jax.models.attention import Pattern, Scores, attention
-from spec_jax.models.cache import Rounded, StateSize
+from spec_jax.models.attention import AttentionMask, ScoreOptions, attention
+from spec_jax.models.cache import Int8KV, StateSize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.mixers import new_cache
 from spec_jax.testing import tiny_model
@@ -33,18 +33,18 @@ METHODS = ("other", "tree", "lookup_tree", "early_exit", "universal_vocabulary")
 
 def test_numbers_are_kept_to_half_a_step():
     x = np.random.default_rng(0).normal(size=(3, 2, 50, 16)) * np.logspace(-20, 20, 50)[:, None]
-    kept = jax.jit(Rounded.of)(jnp.asarray(x, jnp.float32))
+    kept = jax.jit(Int8KV.of)(jnp.asarray(x, jnp.float32))
     assert kept.values.dtype == jnp.int8 and kept.scales.shape == (3, 2, 50, 1)
     steps = np.abs(x).max(-1, keepdims=True) / 127
     assert (np.abs(np.asarray(kept.widened()) - x) <= 0.5001 * steps).all()
-    again = jax.jit(lambda kept: Rounded.of(kept.widened()))(kept)
+    again = jax.jit(lambda kept: Int8KV.of(kept.widened()))(kept)
     np.testing.assert_array_equal(again.values, kept.values)
 
 
 def test_zeros_stay_zeros_and_a_nan_spoils_its_own_head_alone():
     x = np.ones((1, 2, 3, 16), np.float32)
     x[0, 0, 1, 4], x[0, 1, 2] = np.nan, 0.0
-    wide = np.asarray(Rounded.of(jnp.asarray(x)).widened())
+    wide = np.asarray(Int8KV.of(jnp.asarray(x)).widened())
     assert np.isnan(wide[0, 0, 1]).all() and np.isnan(wide).sum() == 16
     assert (wide[0, 1, 2] == 0).all() and (wide[0, 0, 0] == 1).all()
 
@@ -62,13 +62,13 @@ def test_attention_reads_what_is_kept(backend, headroom):
         lambda layer, lengths, *new: attention(
             *new,
             layer,
-            Pattern.following(cache.with_lengths(lengths), 1),
-            Scores(16.0, window=20),
+            AttentionMask.following(cache.with_lengths(lengths), 1),
+            ScoreOptions(16.0, window=20),
             backend=backend,
         )
     )
     keys, values = (
-        np.asarray(Rounded.of(jnp.asarray(each)[None].swapaxes(1, 2)).widened(), np.float64)[0]
+        np.asarray(Int8KV.of(jnp.asarray(each)[None].swapaxes(1, 2)).widened(), np.float64)[0]
         for each in (k, v)
     )
     for t in range(total):
@@ -97,7 +97,7 @@ def test_the_option(tmp_path):
     model = write_directory(tmp_path / "model", CONFIG, llama_tensors(CONFIG))
     llm = LLM(model, kv_cache_dtype="int8", max_model_len=128)
     cache = llm.engine.target.new_cache(1, 128)
-    assert isinstance(cache.layers[0].keys, Rounded)
+    assert isinstance(cache.layers[0].keys, Int8KV)
     plain = llm.generate("abc", SamplingParams(max_tokens=20))[0].token_ids
     lookup = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=3)
     found = llm.with_speculation(lookup).generate("abc", SamplingParams(max_tokens=20))

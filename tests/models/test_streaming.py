@@ -16,7 +16,7 @@ from jax.extend.core import jaxprs_in_params
 from spec_jax.kernels import QuantizedWeight, quantize
 from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 from spec_jax.sharding import HOST_MEMORY, Layout
 from tests.often import often
 from tests.reshaped import reshaped
@@ -169,7 +169,7 @@ def test_experts_among_dense_blocks():
 def test_what_an_encoder_gave_out_is_not_read_again():
     encoder = reshaped(CONFIG, num_layers=2)
     model = Model.random(dataclasses.replace(CONFIG, encoder=encoder))
-    source = Source(WORDS[:, ::-1], jnp.asarray([5, 3], jnp.int32))
+    source = EncoderInput(WORDS[:, ::-1], jnp.asarray([5, 3], jnp.int32))
 
     def translate(model: Model):
         encoded, _ = model.encode(source)

@@ -9,7 +9,7 @@ import numpy as np
 
 from spec_jax import checkpoints
 from spec_jax.models.model import Model
-from spec_jax.models.source import Source
+from spec_jax.models.source import EncoderInput
 from tests import speech
 from tests.checkpoints.tiny import write_tokenizer
 
@@ -272,7 +272,7 @@ def saved(
 
 def with_sources(
     reference: "transformers.PreTrainedModel", model: Model
-) -> tuple[Source, Callable[["torch.Tensor"], Any]]:
+) -> tuple[EncoderInput, Callable[["torch.Tensor"], Any]]:
     """Three ragged sources, or sounds, for an encoder-decoder, and the torch model given them."""
     import torch
 
@@ -291,4 +291,4 @@ def with_sources(
             given = given.to(next(reference.parameters()).dtype)
         return reference(given, decoder_input_ids=rows, **options)
 
-    return Source(jnp.asarray(sources), jnp.asarray(sizes, jnp.int32)), logits
+    return EncoderInput(jnp.asarray(sources), jnp.asarray(sizes, jnp.int32)), logits

@@ -85,7 +85,7 @@ def test_the_data_is_what_the_target_says(finished, llm):
     logits, *_ = llm.engine.target.score(
         jnp.asarray(rows.tokens), llm.engine.target.new_cache(*rows.tokens.shape)
     )
-    own = np.asarray(llm.engine.target.exit(states))
+    own = np.asarray(llm.engine.target.logits(states))
     normaliser = np.log(np.exp(own.astype(np.float64)).sum(-1))
     for row in range(3):
         end = rows.lengths[row] - 1
