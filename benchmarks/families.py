@@ -1,7 +1,7 @@
-"""The README's table of model families: what the registry says, and how near torch's logits are.
+"""The table of model families: what the registry says, and how near torch's logits are.
 
     python -m benchmarks.families            # five minutes on two cores; needs torch
-    python -m benchmarks.families --write    # the same, and puts the table into the README
+    python -m benchmarks.families --write    # the same, and puts the table into docs/models.md
 
 Tiny random models that transformers makes and saves, one for each option of a family, are scored in
 float32 and compared with the same model of transformers in float64. The table has the largest
@@ -27,7 +27,7 @@ from spec_jax.models.family import Family
 from spec_jax.models.registry import FAMILIES
 from tests.models.tiny_families import ENCODER_DECODERS, MODELS, make, with_sources
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- benchmarks/families.py -->", "<!-- end -->"
 HEAD = ("`model_type`", "models", "files", "experts", "windows", "encoder", "largest difference")
 TOKENS, ROWS = 40, 3
@@ -98,7 +98,7 @@ def table(measured: Mapping[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the README")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/models.md")
     write = parser.parse_args().write
     measured = {}
     for family in FAMILIES:
@@ -108,10 +108,10 @@ def main() -> None:
     made = table(measured)
     print(made)
     if write:
-        text = README.read_text()
+        text = PAGE.read_text()
         before, _, rest = text.partition(BEGIN)
         _, _, after = rest.partition(END)
-        README.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
+        PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -26,12 +26,9 @@ from tests.speech import sound, write_speech_model
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGE = DOCS / "vllm.md"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 LINKING = [
-    *(
-        ROOT / each
-        for each in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "sharding/README.md")
-    ),
+    *(ROOT / each for each in ("CONTRIBUTING.md", "SECURITY.md", "sharding/README.md")),
     *sorted(DOCS.glob("project/*.md")),
     ROOT / "benchmarks" / "LOG.md",
     *sorted((ROOT / "benchmarks" / "log").glob("*.md")),
@@ -138,7 +135,9 @@ WITH_CODE = [
 
 
 @pytest.mark.parametrize(
-    "page", often(WITH_CODE, [page for page in WITH_CODE if page.stem == "quickstart"]), ids=name
+    "page",
+    often(WITH_CODE, [page for page in WITH_CODE if page.stem in ("README", "quickstart")]),
+    ids=name,
 )
 def test_the_code_of_a_page(page, tiny_models, capsys):
     """Its blocks are one program."""
@@ -170,7 +169,7 @@ def test_the_commands_of_a_page_parse(page):
         for script in scripts:
             assert (ROOT / script).is_file(), script
             rest = words[words.index(script) + 1 :]
-            if script.endswith("/_env.sh"):
+            if script.endswith(("/_env.sh", "/test.sh")):
                 continue
             rest = rest[1:] if rest[0] == "--dry-run" else rest
             rest = rest[1:] if rest[0].isdigit() else rest
