@@ -180,7 +180,9 @@ class PromptBlock:
 class Drafter:
     """Proposes tokens. A drafter is a pytree: its weights are arguments of the loop.
 
-    Attributes (all static):
+    All attributes are static.
+
+    Attributes:
       lookahead: most tokens that it proposes per round and draft (K).
       num_drafts: drafts that it proposes side by side.
       fixed_length: whether it always proposes as many tokens as its limit allows.
