@@ -145,6 +145,8 @@ class RequestOutput:
       outputs: its completions, as many as `n`.
       prompt_logprobs: for each of its tokens as `logprobs` of a completion; None for the first,
         which nothing predicts. None if they were not asked for.
+      num_cached_tokens: tokens of the prompt that were not computed again, since an earlier prompt
+        or answer began with them.
     """
 
     request_id: str
@@ -152,6 +154,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    num_cached_tokens: int = 0
 
     @classmethod
     def joined(cls, parts: Sequence["RequestOutput"]) -> "RequestOutput":

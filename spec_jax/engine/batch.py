@@ -1,5 +1,6 @@
 """A batch that is being decoded, as the host sees it: rows enter its slots and leave them."""
 
+import collections
 import contextlib
 import dataclasses
 import time
@@ -10,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from spec_jax import distributed
-from spec_jax.decoding.state import RUNNING, STOP, DecodeState
+from spec_jax.decoding.state import ERROR, RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Draft
 from spec_jax.engine.batch_shape import BatchShape, prompt_block
 from spec_jax.engine.cost_profiling import CostProfiler
@@ -19,6 +20,7 @@ from spec_jax.engine.programs import Compiler
 from spec_jax.engine.requests import PADDING, Request
 from spec_jax.engine.rounds import Rounds
 from spec_jax.engine.rows import DeviceRows, RowPrograms
+from spec_jax.engine.slots import NO_TEXT, Prefill, Slot
 from spec_jax.engine.view import Seconds, View
 from spec_jax.sampling.parameters import SamplingFeatures
 
@@ -47,6 +49,10 @@ class Batch:
 
     A row's cache does not depend, to the last bit, on when it enters or on which rows enter with
     it, as long as the same number of rows is read by a call.
+
+    A slot keeps the text and the cache of its last request. A prompt that begins like the text of a
+    slot of its shard copies that cache, in whole blocks, and reads only the rest, in the blocks in
+    which it would be read alone.
 
     Args:
       programs: make rows and move them.
@@ -77,9 +83,9 @@ class Batch:
         self._programs, self._profiler, self._on_draft = programs, profiler, on_draft
         self._together = together
         self._host = None if host is None else host(programs.compiler, shape)
-        self._requests: list[Request | None] = [None] * shape.batch
-        """The request of each slot, finished ones included, until another takes the slot."""
-        self._began = [Seconds()] * shape.batch
+        self._slots = [Slot() for _ in range(shape.batch)]
+        self._num_entries = 0
+        self._prefills: collections.deque[Prefill] = collections.deque()
         self._running: set[int] = set()
         self._rows: DeviceRows | None = None
         self._rows_shape = shape
@@ -132,46 +138,141 @@ class Batch:
         Returns:
           The new number of each slot.
         """
-        if self._rows is None or shape.batch == self.shape.batch:
-            moved = {slot: slot for slot in range(self.shape.batch)}
-        else:
-            before, after = (each.batch // self._shards for each in (self.shape, shape))
-            moved = {
-                slot: slot // before * after + slot % before for slot in range(self.shape.batch)
-            }
-        requests, began = dict(enumerate(self._requests)), dict(enumerate(self._began))
-        self._requests, self._began = [None] * shape.batch, [Seconds()] * shape.batch
+        size, larger = (each.batch // self._shards for each in (self.shape, shape))
+        if self._rows is None:
+            size = larger
+        moved = {slot: slot // size * larger + slot % size for slot in range(self.shape.batch)}
+        slots = [Slot() for _ in range(shape.batch)]
         for old, new in moved.items():
-            self._requests[new], self._began[new] = requests[old], began[old]
-        self._running = {moved[slot] for slot in self._running}
+            slots[new] = self._slots[old]
+        self._slots, self._running = slots, {moved[slot] for slot in self._running}
+        if not self._running and shape.of_rows != self.shape.of_rows:
+            self._forget_texts()  # rows are copied for those that run
         if self._host is not None:
             self._host.grow(shape, moved)
         self.shape, self._view, self._together = shape, None, None
         return moved
 
-    def insert(self, requests: Mapping[int, Request]) -> None:
+    def _forget_texts(self) -> None:
+        for slot in self._slots:
+            slot.text = NO_TEXT
+
+    def choose_slots(self, requests: Sequence[Request], free: Sequence[int]) -> dict[int, Request]:
+        """A slot for each request, out of at least as many free ones.
+
+        It is the slot whose text begins like the prompt, otherwise the one that was taken first.
+        """
+        left, chosen = sorted(free, key=lambda slot: self._slots[slot].entry), {}
+        for request in requests:
+            slot = max(left, key=lambda slot: self._num_shared(request, slot))
+            left.remove(slot)
+            chosen[slot] = request
+        return chosen
+
+    def shares_prefix(self, requests: Sequence[Request]) -> bool:
+        """Whether a request's prompt begins like the text of a slot."""
+        slots = range(self.shape.batch)
+        return any(self._num_shared(request, slot) for request in requests for slot in slots)
+
+    def _num_shared(self, request: Request, slot: int) -> int:
+        """How many tokens of its prompt a request may copy from a slot."""
+        if self._rows is None or not self._programs.copies_prefix(request):
+            return 0
+        block = self.prefill_shape.block if self._rows.state.cache.can_truncate else None
+        return self._slots[slot].num_shared(request.prompt_token_ids, block)
+
+    @property
+    def reading(self) -> set[int]:
+        """The slots of requests whose prompts are being read."""
+        return {slot for each in self._prefills for slot in each.group if slot is not None}
+
+    def insert(self, requests: Mapping[int, Request], *, by_chunks: bool = False) -> None:
         """Reads the prompts of requests and puts their rows into slots that have none running.
 
         Args:
           requests: by slot. All fit the batch's shape.
+          by_chunks: leaves the reading to `read_chunk`.
         """
         for group in self._groups(list(requests)):
-            taken = [slot for slot in group if slot is not None]
-            before = self.seconds.prefill
-            with self._measured("prefill"):
-                self._enter(group, requests)
-            share = (self.seconds.prefill - before) / len(taken)
-            for slot in taken:
-                self._began[slot] = self.seconds._replace(prefill=share)
-                if len(requests[slot].prompt_token_ids) < requests[slot].max_length:
-                    self._running.add(slot)
+            entering = [PADDING if slot is None else requests[slot] for slot in group]
+            self._prefills.append(Prefill(group, entering, self.prefill_shape))
+            for slot in group:
+                if slot is not None:
+                    self._num_entries += 1
+                    self._slots[slot].entry = self._num_entries
+        while self._prefills and not by_chunks:
+            self._read_first(to_end=True)
         self._together = None  # later ones enter beside rows that decode
 
-    def _enter(self, group: Sequence[int | None], requests: Mapping[int, Request]) -> None:
-        """Reads the prompts of one call, and puts the rows into their slots."""
-        entering = [PADDING if slot is None else requests[slot] for slot in group]
-        programs, shape = self._programs, self.shape
-        rows = programs.read(entering, self.prefill_shape)
+    def read_chunk(self) -> None:
+        """Reads one block of the prompts that came first; prompts to their ends if no row runs."""
+        while self._prefills:
+            waits = bool(self._running)
+            self._read_first(to_end=not waits)
+            if waits:
+                return
+
+    def _read_first(self, *, to_end: bool) -> None:
+        """Reads the prompts of the first group; its rows enter at the end."""
+        prefill, before = self._prefills[0], self.seconds.prefill
+        with self._measured("prefill"):
+            if prefill.rows is None:
+                self._begin(prefill, to_end)
+            for _ in range(prefill.num_chunks if to_end else min(1, prefill.num_chunks)):
+                prefill.rows = self._programs.read_chunk(prefill.rows, prefill.shape)
+                prefill.num_chunks -= 1
+            if not prefill.num_chunks:
+                self._prefills.popleft()
+                self._enter(prefill)
+            jax.block_until_ready(prefill.rows.state.lengths)
+        prefill.seconds += self.seconds.prefill - before
+        slots = [slot for slot in prefill.group if slot is not None]
+        for slot in slots:
+            record, share = self._slots[slot], prefill.seconds / len(slots)
+            record.num_computed_tokens += prefill.shape.block
+            record.began = self.seconds._replace(prefill=share)
+
+    def _begin(self, prefill: Prefill, to_end: bool) -> None:
+        """Makes the rows of a group: read to the end by one program, or with what they copy."""
+        requests, shape = prefill.requests, prefill.shape
+        slots, num_tokens = self._sources(prefill)
+        num_left = [
+            len(request.prompt_token_ids) - 1 - count
+            for request, count in zip(requests, num_tokens, strict=True)
+        ]
+        num_chunks = -(-max(num_left) // shape.block)
+        for slot, count in zip(prefill.group, num_tokens.tolist(), strict=True):
+            if slot is not None:
+                record = self._slots[slot]
+                record.num_cached_tokens = record.num_computed_tokens = count
+        if not num_tokens.any() and (to_end or num_chunks <= 1):
+            prefill.rows = self._programs.read(requests, shape)
+            return
+        prefill.num_chunks = num_chunks
+        prefill.rows = self._programs.start(requests, shape)
+        self._make_room(prefill.rows)
+        assert self._rows is not None
+        if num_tokens.any():
+            prefill.rows = self._programs.copy_prefix(
+                prefill.rows, self._rows, (shape, self.shape), slots, num_tokens
+            )
+
+    def _sources(
+        self, prefill: Prefill
+    ) -> tuple[Int[np.ndarray, "shards joining"], Int[np.ndarray, " rows"]]:
+        """The slot of its shard whose text each row begins with, and how many tokens of it."""
+        size, joining = self.shape.batch // self._shards, len(prefill.group) // self._shards
+        slots, num_tokens = np.zeros((2, len(prefill.group)), np.int32)
+        for row, request in enumerate(prefill.requests):
+            first = row // joining * size
+            counts = [self._num_shared(request, slot) for slot in range(first, first + size)]
+            slots[row], num_tokens[row] = np.argmax(counts), max(counts)
+        return slots.reshape(self._shards, joining), num_tokens
+
+    def _enter(self, prefill: Prefill) -> None:
+        """Puts rows whose prompts are read into their slots."""
+        programs, shape, group, rows = self._programs, self.shape, prefill.group, prefill.rows
+        assert rows is not None
         if self._profiler is not None:
             rows = dataclasses.replace(rows, state=self._profiler.begin(self._key, rows.state))
         fills_batch = len(group) == shape.batch and all(
@@ -179,27 +280,32 @@ class Batch:
         )
         if fills_batch and not self._running:
             self._rows = rows  # nothing else is in the batch
+            self._forget_texts()
         else:
             self._make_room(rows)
             assert self._rows is not None
             self._rows = programs.insert(self._rows, shape, self._places(group), rows)
-        for slot in group:
+        for slot, request in zip(group, prefill.requests, strict=True):
             if slot is not None:
-                self._requests[slot] = requests[slot]
+                record = self._slots[slot]
+                record.request, record.text = request, np.array(request.prompt_token_ids, np.int32)
+                if len(record.text) < request.max_length:
+                    self._running.add(slot)
         self._rows_shape, self._view = shape, None
         if self._host is not None:
-            self._host.insert(group, entering, self._places(group))
+            self._host.insert(group, prefill.requests, self._places(group))
         jax.block_until_ready(self._rows.state)
 
     def _make_room(self, rows: DeviceRows) -> None:
         """Gives the device's batch the shape that the host has decided on."""
         programs, shape, shards = self._programs, self.shape, self._shards
+        before, self._rows_shape, self._view = self._rows_shape, shape, None
         if self._rows is None or not self._running:
-            if self._rows is None or self._rows_shape.of_rows != shape.of_rows:
+            if self._rows is None or before.of_rows != shape.of_rows:
                 self._rows = programs.empty(rows, shape, shards)
-        elif self._rows_shape.of_rows != shape.of_rows:
-            shapes = self._rows_shape, shape
-            self._rows = programs.grow(self._rows, self._requests, shapes, rows, shards)
+        elif before.of_rows != shape.of_rows:
+            requests = [slot.request for slot in self._slots]
+            self._rows = programs.grow(self._rows, requests, (before, shape), rows, shards)
         else:
             self._rows = self._rows.with_features(shape.features)
             return
@@ -253,8 +359,8 @@ class Batch:
         """Decodes at most `max_rounds` rounds, and none with less than `min_running` rows."""
         rounds, watched = self._rounds, self._on_draft is not None
         grammars = [
-            None if slot not in self._running or request is None else request.grammar
-            for slot, request in enumerate(self._requests)
+            None if at not in self._running or slot.request is None else slot.request.grammar
+            for at, slot in enumerate(self._slots)
         ]
         advance = rounds.decode
         if self._host is not None or watched or any(grammars):
@@ -282,18 +388,29 @@ class Batch:
 
     def stop(self, slots: Sequence[int]) -> None:
         """Ends rows that only the host knows to have ended, such as by a stop string."""
+        for prefill in list(self._prefills):
+            prefill.group = [None if slot in slots else slot for slot in prefill.group]
+            if not any(slot is not None for slot in prefill.group):
+                self._prefills.remove(prefill)
+        slots = [slot for slot in slots if slot in self._running]
+        if not slots:
+            return
+        self._end(slots)
         finish = self.view.finish.copy()
-        finish[list(slots)] = STOP
+        finish[slots] = STOP
         sharding = self.state.finish.sharding
         ended = jax.make_array_from_callback(finish.shape, sharding, lambda part: finish[part])
         self.state = dataclasses.replace(self.state, finish=ended)
-        self._end(slots)
 
     def _end(self, slots: Sequence[int]) -> None:
         """Records rows that have finished."""
         if self._profiler is not None and slots:
             self._profiler.learn(self.state, slots)
         self._running.difference_update(slots)
+        view = self.view
+        for slot in slots:
+            text = view.tokens[slot, : view.lengths[slot]]
+            self._slots[slot].text = NO_TEXT if view.finish[slot] == ERROR else text
 
     @property
     def view(self) -> View:
@@ -303,6 +420,14 @@ class Batch:
             seen = (state.tokens, state.lengths, state.finish, state.counters, state.logprobs)
             self._view = View(*distributed.to_host(seen))
         return self._view
+
+    def num_cached_tokens(self, slot: int) -> int:
+        """How many tokens of its prompt the request in a slot has copied."""
+        return self._slots[slot].num_cached_tokens
+
+    def num_computed_tokens(self, slot: int) -> int:
+        """How many tokens of its prompt the request in a slot has computed or copied."""
+        return self._slots[slot].num_computed_tokens
 
     @property
     def running(self) -> bool:
@@ -315,7 +440,7 @@ class Batch:
         Its share of the call that read its prompt, the rounds since it entered, and all compilation
         since the batch was made.
         """
-        began = self._began[slot]
+        began = self._slots[slot].began
         return Seconds(began.prefill, self.seconds.decode - began.decode, self.seconds.compile)
 
     @contextlib.contextmanager

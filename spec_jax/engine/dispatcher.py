@@ -7,7 +7,8 @@ caller of the same batch is running it.
 import collections
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 
 from spec_jax.engine.progress import Bar, progress_bar
 from spec_jax.engine.requests import Request
@@ -31,6 +32,14 @@ class Device:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.queue: collections.deque[Dispatcher] = collections.deque()
+        self._last: Callable[[], Dispatcher | None] = lambda: None
+
+    def enter(self, dispatcher: "Dispatcher") -> None:
+        """Frees what an idle batch keeps when another one decodes."""
+        last = self._last()
+        if last is not None and last is not dispatcher:
+            last.scheduler.release()
+        self._last = weakref.ref(dispatcher)
 
 
 @dataclasses.dataclass(eq=False)
@@ -134,6 +143,7 @@ class Dispatcher:
         try:
             while queue[0] is not self:
                 changed.wait()
+            self._device.enter(self)
             changed.release()
             try:
                 chunks = self.scheduler.step()

@@ -14,6 +14,7 @@ from spec_jax import host_memory
 from spec_jax.models.model import Model
 
 PREFILL, DECODE = "the reading of prompts", "the decoding loop"
+START, COPY, CHUNK = "empty rows", "the copy of a prefix", "the reading of a chunk"
 EMPTY, INSERT, GROW = "an empty batch", "the insertion of rows", "a larger batch"
 DRAFT, VERIFY, LIMITS = "drafting", "verification", "limits"
 """The programs of a batch shape, as progress names them."""

@@ -15,11 +15,21 @@ from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Drafter
 from spec_jax.engine.batch_shape import BatchShape
-from spec_jax.engine.programs import EMPTY, GROW, INSERT, PREFILL, Compiler, shardings
+from spec_jax.engine.programs import (
+    CHUNK,
+    COPY,
+    EMPTY,
+    GROW,
+    INSERT,
+    PREFILL,
+    START,
+    Compiler,
+    shardings,
+)
 from spec_jax.engine.requests import PADDING, Request, pad
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling, SamplingFeatures
-from spec_jax.sharding.rows import broadcast_rows, insert_rows
+from spec_jax.sharding.rows import broadcast_rows, insert_rows, take_rows
 
 HostInputs = Callable[[Sequence[Request], BatchShape], Any]
 """A drafter's inputs from the host: arrays with one entry for each row of the shape."""
@@ -60,31 +70,92 @@ class RowPrograms:
         self, requests: Sequence[Request], shape: BatchShape
     ) -> tuple[jax.stages.Compiled, tuple]:
         """The compiled reading of prompts, and its arguments for these requests."""
-        put = self.compiler.put
-        arrays, inputs = put(pad(requests, shape)), put(self.inputs(requests, shape))
-        strategy, drafter = self.strategy, self.drafter
 
-        def start(target: Model, drafter: Drafter, arrays: dict, inputs: Any) -> DecodeState:
-            room = headroom(shape.block, strategy.scoring, drafter.lookahead, drafter.num_drafts)
-            state = prefill.start(
-                target,
-                drafter,
-                strategy.draft_length,
-                block=shape.block,
-                headroom=room,
-                inputs=inputs,
-                logprobs=shape.logprobs,
-                **arrays,
-            )
+        def read(target: Model, drafter: Drafter, arrays: dict, inputs: Any) -> DecodeState:
+            state = self._start(shape, target, drafter, arrays, inputs)
             return prefill.prefill(target, drafter, state, shape.block, shape.prompt_logprobs)
 
-        args = (self.target, drafter, arrays, inputs)
-        return self.compiler.program((PREFILL, shape.of_prefill), start, args), args
+        args = self._arrays(requests, shape)
+        return self.compiler.program((PREFILL, shape.of_prefill), read, args), args
+
+    def _arrays(self, requests: Sequence[Request], shape: BatchShape) -> tuple:
+        put = self.compiler.put
+        arrays, inputs = put(pad(requests, shape)), put(self.inputs(requests, shape))
+        return self.target, self.drafter, arrays, inputs
+
+    def _start(
+        self, shape: BatchShape, target: Model, drafter: Drafter, arrays: dict, inputs: Any
+    ) -> DecodeState:
+        strategy = self.strategy
+        return prefill.start(
+            target,
+            drafter,
+            strategy.draft_length,
+            block=shape.block,
+            headroom=headroom(shape.block, strategy.scoring, drafter.lookahead, drafter.num_drafts),
+            inputs=inputs,
+            logprobs=shape.logprobs,
+            **arrays,
+        )
 
     def read(self, requests: Sequence[Request], shape: BatchShape) -> DeviceRows:
         """Reads the prompts of `shape.batch` requests or fewer."""
         program, args = self.prefill(requests, shape)
         return DeviceRows(program(*args), self.sampling(requests, shape))
+
+    def copies_prefix(self, request: Request) -> bool:
+        """Whether a request may begin with what another row has computed."""
+        is_recorded = request.sampling.prompt_logprobs is not None
+        return self.drafter.copies_prefixes and request.source is None and not is_recorded
+
+    def start(self, requests: Sequence[Request], shape: BatchShape) -> DeviceRows:
+        """The rows of `shape.batch` requests or fewer, of whose prompts nothing is read."""
+
+        def start(target: Model, drafter: Drafter, arrays: dict, inputs: Any) -> DecodeState:
+            return self._start(shape, target, drafter, arrays, inputs)
+
+        args = self._arrays(requests, shape)
+        program = self.compiler.program((START, shape.of_prefill), start, args)
+        return DeviceRows(program(*args), self.sampling(requests, shape))
+
+    def copy_prefix(
+        self,
+        rows: DeviceRows,
+        batch: DeviceRows,
+        shapes: tuple[BatchShape, BatchShape],
+        slots: Int[np.ndarray, "shards joining"],
+        num_tokens: Int[np.ndarray, " joining"],
+    ) -> DeviceRows:
+        """Rows that begin with what the rows of a batch have computed.
+
+        Args:
+          rows: as `start` made them.
+          batch: the batch.
+          shapes: of the rows and of the batch.
+          slots: the slot whose text each row begins with, counted within its shard.
+          num_tokens: how many tokens of it; see `decoding.prefill.copy_prefix`.
+        """
+
+        def copy(drafter: Drafter, rows, batch, slots, num_tokens) -> DecodeState:
+            return prefill.copy_prefix(drafter, rows, take_rows(batch, slots), num_tokens)
+
+        args = (self.drafter, rows.state, batch.state, slots, self.compiler.put(num_tokens))
+        key = (COPY, (shapes[0].of_prefill, shapes[1].of_rows))
+        out = shardings(rows.state)
+        program = self.compiler.program(key, copy, args, donate=(1,), out_shardings=out)
+        return dataclasses.replace(rows, state=program(*args))
+
+    def read_chunk(self, rows: DeviceRows, shape: BatchShape) -> DeviceRows:
+        """Reads the next block of each prompt; the buffers of the rows are overwritten."""
+
+        def read(target: Model, drafter: Drafter, state: DecodeState) -> DecodeState:
+            return prefill.prefill_step(target, drafter, state, shape.block, shape.prompt_logprobs)
+
+        args, out = (self.target, self.drafter, rows.state), shardings(rows.state)
+        program = self.compiler.program(
+            (CHUNK, shape.of_prefill), read, args, donate=(2,), out_shardings=out
+        )
+        return dataclasses.replace(rows, state=program(*args))
 
     def sampling(self, requests: Sequence[Request | None], shape: BatchShape) -> BatchSampling:
         """The parameters of requests, and of padding for None and after them, as arrays."""

@@ -120,8 +120,10 @@ class Scheduler:
         self._admit()
         if self._running:
             assert self._batch is not None
+            self._batch.read_chunk()
             self._drop_features()
-            min_running = len(self._running) if self._waiting else 1
+            num_decoding = len(self._running) - len(self._batch.reading)
+            min_running = num_decoding if self._waiting else 1
             self._batch.advance(self._max_rounds(), min_running)
             self._collect()
         self._close_if_empty()
@@ -164,24 +166,44 @@ class Scheduler:
         if self._running or self._waiting:
             return
         self._learn_finished()
-        self._batch = self._room = None
+        self._room = None
+
+    def release(self) -> None:
+        """Frees the memory of a batch in which nothing runs."""
+        if not self._running:
+            self._batch = self._room = None
 
     def _admit(self) -> None:
         """Lets waiting requests enter free slots; the batch grows if they need more of them."""
         if not self._waiting or len(self._running) >= self.max_num_seqs:
             return
+        if self._batch is not None and self._batch.reading:
+            return  # their prompts would be read later anyway
         self._learn_finished()
         rows = min(len(self._waiting) + len(self._running), self.max_num_seqs)
         if self._batch is None or self._room is None:
-            self._batch = self.engine.open([each.request for each in self._waiting], rows)
+            self._batch = self._open(rows)
             self._room = self._batch.shape
         self._grow(self._batch, rows)
         slots = self._batch.slots(self.max_num_seqs)
         free = [slot for slot in slots if slot not in self._running]
-        entering = {slot: self._waiting.popleft() for slot in free[: len(self._waiting)]}
+        entering = [self._waiting.popleft() for _ in free[: len(self._waiting)]]
         if entering:
-            self._running.update(entering)
-            self._batch.insert({slot: each.request for slot, each in entering.items()})
+            chosen = self._batch.choose_slots([each.request for each in entering], free)
+            streaming = any(each.number in self._streaming for each in self._running.values())
+            self._running.update(zip(chosen, entering, strict=True))
+            self._batch.insert(chosen, by_chunks=streaming)
+
+    def _open(self, rows: int) -> Batch:
+        """A batch for what waits: the idle one, if a prompt begins like a text that it keeps."""
+        requests = [each.request for each in self._waiting]
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            shape = self.engine.plan(requests, rows)
+            if batch.shape.of_rows == shape.of_rows and batch.shares_prefix(requests):
+                batch.grow(shape)
+                return batch
+        return self.engine.open(requests, rows)
 
     def _grow(self, batch: Batch, rows: int) -> None:
         """Gives the batch the room that all its requests need, `rows` of them at a time."""
@@ -218,7 +240,10 @@ class Scheduler:
         """Hands each sequence its new tokens, and ends those whose stop string came up."""
         assert self._batch is not None
         view, stopped = self._batch.view, []
-        for slot, sequence in _by_number(self._running.items()):
+        for slot in self._batch.reading:
+            self._running[slot].num_computed_tokens = self._batch.num_computed_tokens(slot)
+        decoding = self._running.keys() - self._batch.reading
+        for slot, sequence in _by_number((slot, self._running[slot]) for slot in decoding):
             begin = len(sequence.request.prompt_token_ids) + len(sequence.token_ids)
             token_ids = view.tokens[slot, begin : view.lengths[slot]].tolist()
             chunk = sequence.append(token_ids, int(view.finish[slot]))
@@ -239,8 +264,9 @@ class Scheduler:
         """Completes a sequence's last chunk."""
         number, batch = sequence.number, self._batch
         seconds, view = Seconds(), None
-        if batch is not None and slot is not None:
+        if batch is not None and slot is not None and slot not in batch.reading:
             seconds, view = batch.seconds_of(slot), batch.view
+            sequence.num_cached_tokens = batch.num_cached_tokens(slot)
         self._streaming.discard(number)
         compiled = self.engine.compile_seconds - self._seconds_before.pop(number)
         output = sequence.output(slot, view, seconds._replace(compile=compiled))

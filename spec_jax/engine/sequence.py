@@ -48,13 +48,14 @@ class Sequence:
       token_ids: the completion.
       finish_reason: None until it ends.
       num_computed_tokens: tokens of prompt and completion whose keys and values are in the cache.
+      num_cached_tokens: tokens of the prompt that were copied from an earlier request.
     """
 
     def __init__(self, number: int, request: Request, origin: Origin, tokenizer: Tokenizer | None):
         self.number, self.request, self.origin = number, request, origin
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_cached_tokens = 0
         self._tokenizer = tokenizer if request.sampling.detokenize else None
         self._detokenizer = (
             None if self._tokenizer is None else Detokenizer(request.sampling, self._tokenizer)
@@ -133,7 +134,14 @@ class Sequence:
         of_prompt = self._logprobs(logprobs, slot, 1, ids[1:], sampling.prompt_logprobs)
         prompt_logprobs = None if of_prompt is None else (None, *of_prompt)
         origin = self.origin
-        return RequestOutput(origin.request_id, origin.prompt, ids, (completion,), prompt_logprobs)
+        return RequestOutput(
+            origin.request_id,
+            origin.prompt,
+            ids,
+            (completion,),
+            prompt_logprobs,
+            self.num_cached_tokens,
+        )
 
     def _error(self) -> str | None:
         if self.finish_reason != "error":

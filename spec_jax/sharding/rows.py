@@ -40,6 +40,23 @@ def insert_rows(state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> 
     return jax.tree.map(insert, state, rows)
 
 
+def take_rows(state: Any, slots: Int[Array, "shards taken"]) -> Any:
+    """Copies of rows of a state.
+
+    Args:
+      state: as for `insert_rows`.
+      slots: the slot of each copied row, counted within its shard.
+    """
+    shards, count = slots.shape
+
+    def take(leaf: Array) -> Array:
+        sharded = leaf.reshape(shards, len(leaf) // shards, *leaf.shape[1:])
+        rows = jax.vmap(lambda mine, at: jnp.take(mine, at, axis=0, mode="clip"))(sharded, slots)
+        return rows.reshape(shards * count, *leaf.shape[1:])
+
+    return jax.tree.map(take, state)
+
+
 def broadcast_rows(rows: Any, shards: int, batch: int) -> Any:
     """A state of `batch` entries along axis 0, as `insert_rows` takes it: copies of some rows.
 
