@@ -1,5 +1,7 @@
 """Prompts are read in chunks beside a stream, and only as far as no slot has computed them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,10 @@ from spec_jax.engine import batch_shape
 from spec_jax.engine import scheduler as scheduler_module
 from spec_jax.engine.rows import RowPrograms
 from spec_jax.engine.scheduler import Scheduler
-from spec_jax.testing import tiny_model
+from spec_jax.models.model import Model
 from tests.harness import DRAFT, DRAFTINGS, TARGET, make_engine, request
 from tests.often import often
+from tests.reshaped import reshaped
 
 VOCAB = TARGET.config.vocab_size
 METHODS = [*DRAFTINGS, "other, varying"]
@@ -69,7 +72,11 @@ def test_an_answer_that_is_continued_is_not_read_again(method):
 
 @pytest.mark.parametrize("window", [None, 16])
 def test_a_slot_that_runs_or_a_ring_is_copied_only_as_far_as_it_can_be(window):
-    target = tiny_model(0, sliding_window=window) if window else TARGET
+    target = TARGET
+    if window is not None:
+        config = reshaped(TARGET.config, sliding_window=window)
+        shape = Model.abstract(config, dtype=TARGET.dtype)
+        target = dataclasses.replace(shape, params=TARGET.params)
     engine = make_engine("prompt_lookup", target, lookahead=3)
     params = SamplingParams(max_tokens=30)
     requests = [request(text(1, 70 + 30 * i) + text(i, 5), params, seed=i) for i in range(4)]

@@ -7,17 +7,22 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
+from spec_jax.engine import batch_shape
 from spec_jax.engine import engine as engine_module
 from spec_jax.engine import scheduler as scheduler_module
+from spec_jax.engine.dispatcher import Device, Dispatcher
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.programs import GROW
 from spec_jax.engine.scheduler import Scheduler
+from spec_jax.engine.sequence import Origin
 from spec_jax.sampling.parameters import SamplingFeatures
 from tests.harness import DRAFT, DRAFTINGS, TARGET, make_engine, request
 from tests.often import often
 
 VOCAB = TARGET.config.vocab_size
 MASKED = dict.fromkeys(range(VOCAB), float("-inf"))
+COMMON = np.random.default_rng(1).integers(0, VOCAB, 100).tolist()
+"""What many prompts begin with."""
 SCHEDULES = 300
 EVERY_FEATURE = SamplingFeatures(random=True, cut=True, history=True)
 METHODS = [*DRAFTINGS, "other, varying"]
@@ -25,8 +30,9 @@ METHODS = [*DRAFTINGS, "other, varying"]
 
 @pytest.fixture(autouse=True)
 def small_capacities(monkeypatch):
-    """More steps of the ladder for short texts."""
+    """More steps of the ladder for short texts, and more chunks."""
     monkeypatch.setattr(engine_module, "MIN_CAPACITY", 64)
+    monkeypatch.setattr(batch_shape, "CPU_BLOCK", 32)
 
 
 def random_request(random: np.random.Generator, seed: int):
@@ -41,8 +47,9 @@ def random_request(random: np.random.Generator, seed: int):
         SamplingParams(max_tokens=70, repetition_penalty=1.7, logit_bias={3: 5.0}),
     ][kind]
     prompt = random.integers(0, VOCAB, random.integers(1, 60 if random.random() < 0.2 else 20))
+    common = COMMON[: random.integers(40, 100)] if random.random() < 0.4 else []
     return request(
-        prompt.tolist(),
+        [*common, *prompt.tolist()],
         params,
         stop_token_ids=(5,) * (seed % 2),
         bad_words=[[1, 2]] if random.random() < 0.2 else (),
@@ -205,16 +212,19 @@ def test_what_is_cancelled_frees_its_slot_within_one_step(monkeypatch):
     for number in numbers[1:3]:
         scheduler.cancel(number)
     assert len(scheduler.step()) == 2
-    assert not scheduler.busy and scheduler.batch is None
+    assert not scheduler.busy and scheduler.num_running == 0
 
 
-def test_an_idle_scheduler_holds_no_memory():
-    engine = make_engine("prompt_lookup", TARGET)
-    scheduler = Scheduler(engine, 2)
-    scheduler.add(request([1, 2], SamplingParams(max_tokens=3)))
-    while scheduler.busy:
-        scheduler.step()
-    assert scheduler.batch is None and scheduler.step() == []
+def test_an_idle_batch_keeps_its_memory_until_another_of_the_device_decodes():
+    engine, device = make_engine("prompt_lookup", TARGET), Device()
+    one, other = (Dispatcher(Scheduler(engine, 2), device) for _ in range(2))
+    entries = [(request([1, 2], SamplingParams(max_tokens=3)), Origin())]
+    for dispatcher in (one, one, other):
+        assert len(list(dispatcher.chunks(entries, streaming=True))) >= 1
+        assert dispatcher.scheduler.batch is not None and dispatcher.scheduler.step() == []
+    assert one.scheduler.batch is None
+    other.scheduler.release()
+    assert other.scheduler.batch is None
 
 
 def test_steps_of_sampling_that_nobody_needs_are_left_out_after_some_time(monkeypatch):
