@@ -179,26 +179,33 @@ def compile_ahead(
     compiler = engine.compiler = _AheadCompiler(target_checkpoint.model, on_progress)
     for workload in workloads:
         prompt, rows = workload.prompt_tokens, workload.max_num_seqs
-        request = Request(
-            prompt_token_ids=[0] * prompt,
-            sampling=workload.sampling,
-            key=np.zeros((2,), np.uint32),
-            stop_token_ids=STOP,
-            max_length=min(prompt + workload.sampling.token_limit, context),
-        )
-        # One more than the rows stands for however many wait.
-        _run([request] * min(workload.num_prompts, rows + 1), rows, engine)
+        # One more than the rows stands for however many wait. No prompt begins like another.
+        requests = [
+            Request(
+                prompt_token_ids=[row] * prompt,
+                sampling=workload.sampling,
+                key=np.zeros((2,), np.uint32),
+                stop_token_ids=STOP,
+                max_length=min(prompt + workload.sampling.token_limit, context),
+            )
+            for row in range(min(workload.num_prompts, rows + 1))
+        ]
+        _run(requests, rows, engine)
     return Compilation(compiler.traces, compiler.seconds)
 
 
 def _run(requests: Sequence[Request], rows: int, engine: Engine) -> None:
-    """Does as a scheduler until the first row has finished and another takes its slot."""
+    """Does as a scheduler until rows have finished and others take a slot.
+
+    The last ones begin with different tokens and with the tokens of a row before them.
+    """
     batch = engine.open(requests, rows)
     slots = batch.slots(min(rows, len(requests)))
     batch.insert(dict(zip(slots, requests, strict=False)))
     batch.compile_rounds()
     if len(requests) > rows:
-        batch.insert({slots[0]: requests[0]})
+        for _ in range(2):
+            batch.insert({slots[0]: requests[-1]})
 
 
 def _check(target: Shape, speculation: SpeculativeConfig) -> None:
