@@ -74,10 +74,10 @@ def test_64_prompts_say_what_each_says_alone_and_nothing_is_traced_on_the_way(ll
 def test_a_slot_is_refilled_in_the_round_in_which_its_row_finishes(plain, monkeypatch, rounds):
     joined = []
 
-    def insert(batch, requests, insert=Batch.insert):
+    def insert(batch, requests, insert=Batch.insert, **options):
         view = batch.view if joined else None
         joined.append((requests, view and view.counters.rounds.tolist()))
-        return insert(batch, requests)
+        return insert(batch, requests, **options)
 
     monkeypatch.setattr(Batch, "insert", insert)
     lengths = [30, 5, 9, 3, 8]
@@ -231,9 +231,9 @@ def test_threads_queue_and_streams_of_one_thread_go_on_beside_each_other(plain):
 def test_an_abandoned_stream_frees_its_rows(plain, how, monkeypatch):
     made = []
 
-    def insert(batch, requests, insert=Batch.insert):
+    def insert(batch, requests, insert=Batch.insert, **options):
         made.append(weakref.ref(batch))
-        return insert(batch, requests)
+        return insert(batch, requests, **options)
 
     monkeypatch.setattr(Batch, "insert", insert)
     params = SamplingParams(max_tokens=40, ignore_eos=True)

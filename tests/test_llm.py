@@ -282,7 +282,7 @@ def test_greedy_verification_refuses_sampling(plain):
     [
         ({"dtype": "float16"}, "float16"),
         ({"quantization": "int2"}, "int2"),
-        ({"quantization": "gguf"}, "no .gguf file"),
+        ({"quantization": "gguf"}, "not a .gguf file"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"max_model_len": 129}, "context of 128"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),

@@ -11,7 +11,6 @@ from spec_jax import LLM, ConfigError, Layout, SamplingParams, SpeculativeConfig
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.prefill import LOGITS_AT_ONCE
-from spec_jax.drafters.base import Draft
 from spec_jax.engine.intake import Intake
 from spec_jax.engine.requests import Start
 from spec_jax.models.model import Model
@@ -204,15 +203,10 @@ def test_of_a_large_vocabulary(drafts):
     logits = (12 * random.standard_normal((2, 1 + steps * drafts, vocab))).astype(np.float32)
     tokens = random.integers(0, vocab, (2, 8)).astype(np.int32)
     chosen, lengths = np.array([drafts - 1, 0]), np.array([2, 4])
-    draft = Draft(
-        tokens=jnp.zeros((2, steps * drafts), jnp.int32),
-        probs=None,
-        lengths=jnp.full((2,), steps, jnp.int32),
-        num_drafts=drafts,
-    )
     empty = Logprobs.zeros(2, 8, 4)
-    arrays = (jnp.asarray(each, jnp.int32) for each in (chosen, tokens, lengths))
-    found = empty.add(jnp.asarray(logits), draft, *arrays)
+    path = np.stack([0 * chosen, *(1 + step * drafts + chosen for step in range(steps))], axis=1)
+    along = jnp.asarray(np.take_along_axis(logits, path[..., None], axis=1))
+    found = empty.add(along, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32))
     for row in range(2):
         for step in range(steps + 1):
             at = 0 if step == 0 else 1 + (step - 1) * drafts + chosen[row]

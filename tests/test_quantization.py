@@ -157,7 +157,7 @@ def test_a_draft_is_quantized_as_its_target_unless_told_otherwise(models):
             weight.format for weight in draft.weights.values() if isinstance(weight, PackedWeight)
         }
 
-    assert formats() == {"float32"}  # it is no .gguf file
+    assert formats() == {"float32"}  # it is not a .gguf file
     assert formats(draft_quantization="int8") == {"int8"}
 
 

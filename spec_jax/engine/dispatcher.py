@@ -179,11 +179,12 @@ class Dispatcher:
         self._mailboxes.clear()
 
     def _cancel(self, mailbox: Mailbox) -> None:
-        """Cancels what a caller no longer waits for; memory is freed at once if nobody steps."""
+        """Cancels what a caller no longer waits for, and frees the memory if nothing else runs."""
         with self._device.changed:
             for number in mailbox.open:
                 self.scheduler.cancel(number)
                 del self._mailboxes[number]
             if mailbox.open and not self._is_stepping:
                 self.scheduler.settle()
+                self.scheduler.release()
             mailbox.open.clear()

@@ -170,7 +170,7 @@ class Scheduler:
 
     def release(self) -> None:
         """Frees the memory of a batch in which nothing runs."""
-        if not self._running:
+        if not self._running and not self._waiting:
             self._batch = self._room = None
 
     def _admit(self) -> None:
