@@ -12,7 +12,7 @@ EXTRAS="test"                  # small beside JAX, so one environment serves eve
 DRY_RUN=""                     # a script that is asked for a dry run sets it
 
 # Compiled programs are kept between runs, so that only the first one waits for the compiler. Not
-# exported, as the tests have a cache of their own.
+# exported, as the tests have a separate cache.
 # shellcheck disable=SC2034 # the scripts use it
 CACHE="JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME-}/.cache}/spec-jax/xla}"
 
@@ -92,7 +92,7 @@ make_venv() {
   version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
   say "making .venv with Python $version"
   "$python" -m venv "$VENV" >/dev/null 2>&1 && return
-  # Debian keeps ensurepip in a package of its own, so pip has to come another way.
+  # Debian keeps ensurepip in a separate package, so pip has to come another way.
   rm -rf "$VENV"
   "$python" -m venv --without-pip "$VENV" &&
     "$python" -m pip --python "$VENV/bin/python" install --quiet pip 2>/dev/null && return

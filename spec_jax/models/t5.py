@@ -53,8 +53,7 @@ def config_from_hf(config: Config) -> TransformerConfig:
     scaled = bool(get(config, "scale_decoder_outputs", tied))
     start = get(config, "decoder_start_token_id", get(config, "pad_token_id", 0))
     return dataclasses.replace(
-        encoder,
-        num_layers=integer(config, "num_decoder_layers", encoder.num_layers),
+        encoder.resized(integer(config, "num_decoder_layers", encoder.num_layers)),
         logit_scale=embed_size**-0.5 if scaled else 1.0,
         encoder=encoder,
         decoder_start=(int(start),),
