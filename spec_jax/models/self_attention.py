@@ -1,6 +1,7 @@
 """Attention as a layer: projections, norms and rotation around `attention`."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from flax import nnx
 from jax.typing import DTypeLike
@@ -16,7 +17,7 @@ from spec_jax.models.layers import Linear, Norm, project, rotate
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions over a cache."""
 
-    reads_trees = True
+    reads_trees: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Attention(nnx.Module):
         return LayerCache.zeros(config, layer, size)
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], cache: LayerCache | None, context: LayerContext
+        self, x: Float[Array, "batch tokens embed"], state: LayerCache | None, context: LayerContext
     ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
         projected = project(x, (self.query, self.key, self.value))
         norms = self.query_norm, self.key_norm, None
@@ -67,11 +68,11 @@ class Attention(nnx.Module):
         q, k, v = _normed(norms, heads) if self.normed == "head" else heads
         if context.rotation is not None:
             q, k = rotate(q, context.rotation), rotate(k, context.rotation)
-        out, cache = attention(
+        out, state = attention(
             q,
             k,
             v,
-            cache,
+            state,
             context.mask,
             context.scores,
             context.bias,
@@ -80,7 +81,7 @@ class Attention(nnx.Module):
         )
         return context.residual(
             self.output(out.reshape(*x.shape[:2], -1), context.placement)
-        ), cache
+        ), state
 
     def cross_attention_kv(
         self, hidden: Float[Array, "batch source embed"], context: LayerContext
