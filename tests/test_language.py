@@ -20,10 +20,10 @@ NOT_YET: set[str] = {
     *("benchmarks", "checkpoints", "docs", "launch", "sharding"),
     "spec_jax",
     *("spec_jax/engine", "spec_jax/kernels"),
-    *("spec_jax/models", "spec_jax/sampling", "spec_jax/sharding"),
+    *("spec_jax/models", "spec_jax/sampling"),
     "tests",
     *("tests/engine", "tests/fuzz"),
-    *("tests/models", "tests/sampling", "tests/sharding"),
+    "tests/models",
 }
 """Rooms that are not converted yet."""
 

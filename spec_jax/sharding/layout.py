@@ -79,7 +79,9 @@ class Layout:
             for logical, rule in rules.items():
                 where = f"layout {self.name}: {role}.{logical}"
                 if logical not in AXES:
-                    raise ConfigError(f"{where} is no logical axis.{did_you_mean(logical, AXES)}")
+                    raise ConfigError(
+                        f"{where} is not a logical axis.{did_you_mean(logical, AXES)}"
+                    )
                 for axis in rule.axes:
                     if axis not in names:
                         raise ConfigError(
@@ -131,7 +133,7 @@ class Layout:
         """Reads a layout file.
 
         Raises:
-          ConfigError: it does not exist, is no TOML, or a key is unknown, missing or malformed.
+          ConfigError: it does not exist, is not TOML, or a key is unknown, missing or malformed.
         """
         check_path("layout", path)
         return cls(**read_fields(Path(path)))
@@ -165,7 +167,7 @@ class Layout:
         Args:
           role: `target` or `draft`.
           sizes: the size of every logical axis of the model; head axes count heads.
-          devices: the devices; by default those of all processes, or as many as are needed of
+          devices: the devices; by default the devices of all processes, or as many as are needed of
             a single one's.
 
         Raises:
@@ -183,8 +185,8 @@ class Layout:
         )
         names, places = zip(*(part for axis in parts.values() for part in axis), strict=True)
         types = (AxisType.Auto,) * len(names)
-        found = self._devices(jax.devices() if devices is None else devices)
-        mesh = Mesh(found.reshape(places), names, axis_types=types)
+        mesh_devices = self._devices(jax.devices() if devices is None else devices)
+        mesh = Mesh(mesh_devices.reshape(places), names, axis_types=types)
         return Placement(mesh, axes, all_reduce_dtype=self.all_reduce_dtype)
 
     def _check_slices(self) -> None:

@@ -97,28 +97,28 @@ def read_fields(file: Path) -> dict[str, Any]:
     """The fields of the `Layout` that a file holds, or a layout that comes with spec-jax.
 
     Raises:
-      ConfigError: it does not exist, is no TOML, or a key is unknown, missing or malformed.
+      ConfigError: it does not exist, is not TOML, or a key is unknown, missing or malformed.
     """
     names = sorted(each.stem for each in _LAYOUTS.glob("*.toml"))
     if str(file) in names and not file.exists():
         file = _LAYOUTS / f"{file}.toml"
     try:
-        found = _File.read(file, ConfigError)
+        content = _File.read(file, ConfigError)
     except OSError as error:
         raise ConfigError(
             f"the layout {file} cannot be read: {error.strerror}; layouts are .toml files, or one "
             f"of {', '.join(names)}."
         ) from None
-    chip = found.chip
+    chip = content.chip
     return {
         "name": file.stem,
-        "mesh": tuple(found.mesh.items()),
-        "platform": found.platform,
-        "processes": found.processes,
-        "slices": found.slices,
-        "all_reduce_dtype": found.all_reduce_dtype,
-        "target": _rules(found.target),
-        "draft": _rules(found.draft),
+        "mesh": tuple(content.mesh.items()),
+        "platform": content.platform,
+        "processes": content.processes,
+        "slices": content.slices,
+        "all_reduce_dtype": content.all_reduce_dtype,
+        "target": _rules(content.target),
+        "draft": _rules(content.draft),
         "chip": chip
         and Chip(
             name=chip.name,
@@ -167,8 +167,8 @@ def _spelt(rule: Rule) -> str:
     return f'{{ axes = {axes}, on_indivisible = "replicate" }}' if rule.replicate else axes
 
 
-def _rules(found: _Rules) -> tuple[tuple[str, Rule], ...]:
+def _rules(rules: _Rules) -> tuple[tuple[str, Rule], ...]:
     return tuple(
         (logical, Rule(each.axes, replicate=each.on_indivisible == "replicate"))
-        for logical, each in found.items()
+        for logical, each in rules.items()
     )

@@ -17,7 +17,7 @@ def static(*, default: Any = dataclasses.MISSING) -> Any:
 def pytree(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass whose fields, but for `static()` ones, are pytree children.
 
-    JAX also rebuilds pytrees around placeholders that are no arrays. For that
+    JAX also rebuilds pytrees around placeholders that are not arrays. For that
     `jax.tree_util.register_dataclass` calls the constructor, whose annotations the tests check;
     this one does not.
     """

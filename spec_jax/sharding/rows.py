@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 def insert_rows(state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> Any:
     """Writes rows into slots of a state of the same structure; donate the state.
 
-    A shard of the batch takes rows of its own shard alone, so that nothing travels between
+    A shard of the batch takes rows of the same shard alone, so that nothing travels between
     devices: of B slots and R rows on S shards, shard s holds slots s * B / S and following, and
     rows s * R / S and following.
 
@@ -44,7 +44,7 @@ def take_rows(state: Any, slots: Int[Array, "shards taken"]) -> Any:
     """Copies of rows of a state.
 
     Args:
-      state: as for `insert_rows`.
+      state: see `insert_rows`.
       slots: the slot of each copied row, counted within its shard.
     """
     shards, count = slots.shape

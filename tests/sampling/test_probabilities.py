@@ -110,7 +110,7 @@ def _random_params(rng: np.random.Generator) -> SamplingParams:
 
 @dataclasses.dataclass
 class Case:
-    """A batch of rows with contexts, drafts and parameters of their own."""
+    """A batch of rows with different contexts, drafts and parameters."""
 
     params: list[SamplingParams]
     logits: np.ndarray
@@ -244,7 +244,7 @@ def test_a_program_with_more_features_is_bit_identical(seed):
 
 @pytest.mark.parametrize("features", [SamplingFeatures(), SamplingFeatures(random=True)])
 def test_steps_that_no_row_needs_are_no_part_of_the_program(features):
-    """A cut is a condition of its own, which one device decides (a mesh: `test_sharded_rows`)."""
+    """A cut is a separate condition, which one device decides (a mesh: `test_sharded_rows`)."""
 
     def text(features):
         sampling = BatchSampling.stack([SamplingParams()] * 2, VOCAB, features=features)

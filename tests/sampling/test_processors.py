@@ -26,7 +26,7 @@ FEW = 5
 
 @dataclasses.dataclass
 class Case:
-    """A batch of rows with contexts, drafts and parameters of their own."""
+    """A batch of rows with different contexts, drafts and parameters."""
 
     params: list[SamplingParams]
     stops: list[list[int]]

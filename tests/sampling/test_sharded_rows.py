@@ -74,7 +74,7 @@ def test_a_gpu_skips_nothing_since_conditions_take_longer(monkeypatch):
     for platform in ("cpu", "gpu"):
         monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
         sampling = BatchSampling.stack(PARAMS, 512)
-        # A function of its own, which has no program yet.
+        # A separate function, which has no program yet.
         step = jax.jit(lambda *both: warp(*both)).lower(logits, sampling).compile()
         texts.append(step.as_text())
         found.append(np.asarray(step(logits, sampling)))

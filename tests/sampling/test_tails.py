@@ -188,7 +188,7 @@ def test_what_is_drawn_is_possible_whatever_the_vocabulary_and_the_scale(dtype, 
     assert tokens.min() >= 0 and tokens.max() < vocab
     assert tokens[1] == tokens[2] == vocab - 1
     assert (rows[np.arange(count), tokens] > 0)[1:].all()
-    # A token 1e30 times as likely as the others together is what is drawn.
+    # A token 1e30 times as likely as the others together is drawn.
     certain = rows.max(1) > 0.9 * rows.sum(1)
     certain[0] = False
     assert certain.sum() > 5 and (tokens == rows.argmax(1))[certain].all()
@@ -224,7 +224,7 @@ SPECS = [P(None, "model"), P("data", "model"), P("data", ("outer", "model"))]
     "spec", [*(pytest.param(s, marks=pytest.mark.slow) for s in SPECS[:2]), SPECS[2]]
 )
 def test_a_sharded_vocabulary_is_not_gathered(spec):
-    """One block of it is, as a sum over the shards; and the tokens are those of one device."""
+    """One block of it is, as a sum over the shards; and the tokens equal one device's."""
     mesh = jax.make_mesh((2, 2, 4), ("data", "outer", "model"), (AxisType.Auto,) * 3)
     vocab = 49_152
     _, size = blocks(vocab)

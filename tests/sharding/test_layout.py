@@ -96,7 +96,7 @@ def test_shipped_files_are_read(file):
         (('"cpu"', '"vax"'), "platform is 'vax'. Known: cpu, gpu, tpu."),
         (("model = 4", "model = 0"), "mesh.model is 0; it should be at least 1"),
         (("model = 4", "modell = 4"), "'model'. Did you mean 'modell'?"),
-        (("mlp =", "mpl ="), "target.mpl is no logical axis. Did you mean 'mlp'?"),
+        (("mlp =", "mpl ="), "target.mpl is not a logical axis. Did you mean 'mlp'?"),
         (('mlp = "model"', "mlp = 4"), "target.mlp is 4; it should be a mesh axis"),
         (('batch = "data"', 'batch = "model"'), "'model', which target.batch uses already"),
         (
@@ -167,7 +167,7 @@ def test_few_key_value_heads_lie_on_groups_of_devices():
     fits = layout(("model", 8), target=rules("model", "heads", "kv_heads"))
     placement = place(fits, heads=16, kv_heads=2)
     assert placement.num_shards("heads") == 8 and placement.num_shards("kv_heads") == 2
-    # The query heads of one key/value head are those of its devices.
+    # The query heads of one key/value head are on the same devices.
     outer, inner = placement.mesh.axis_names
     assert placement.spec("heads", "kv_heads") == P((outer, inner), (outer,))
     alone = place(fits, heads=16, kv_heads=1)

@@ -1,4 +1,4 @@
-"""The loop on emulated meshes: what it says is what one device says."""
+"""The loop on emulated meshes decodes the same tokens as on one device."""
 
 import dataclasses
 import functools
@@ -200,7 +200,7 @@ def test_tokens_are_those_of_one_device_in_the_whole_grid(mesh, how):
 
 
 def test_speculation_is_lossless_where_devices_add_in_bfloat16():
-    """Greedy tokens are those of plain decoding, whose sums are rounded as well."""
+    """Greedy tokens equal plain decoding's, whose sums are rounded as well."""
     layout = Layout("tensor-2", MESHES["tensor-2"][0], "cpu", *MESHES["tensor-2"][1:])
     layout = dataclasses.replace(layout, all_reduce_dtype="bfloat16")
     models = [
@@ -260,7 +260,7 @@ def decode_on(mesh: tuple, rules: tuple):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", EMULATED, ids=lambda layout: layout.name)
 def test_every_layout_decodes(layout):
-    """Those of more devices are compiled for their slices (tests/planning/test_tpu.py)."""
+    """Layouts of more devices are compiled for their slices (tests/planning/test_tpu.py)."""
     tokens = decode_on(layout.mesh, (layout.target, layout.draft))
     assert tokens == decode_on((), ()) and len(tokens[0]) == 8
 
