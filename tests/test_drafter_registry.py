@@ -156,9 +156,9 @@ class NoTree(Drafter):
     [
         (lambda setting: 3, "int, is not a drafter; make its class a subclass of"),
         (lambda setting: Drafter(), "does not implement `propose`"),
-        (lambda setting: NoTree(), "is no pytree"),
+        (lambda setting: NoTree(), "is not a pytree"),
         (lambda setting: Repeat(np.arange(16), 9), "has lookahead 9, but num_speculative_tokens"),
-        (lambda setting: Repeat("text", 4), "holds 'text', which is no array"),
+        (lambda setting: Repeat("text", 4), "holds 'text', which is not an array"),
         (proposing(tokens=lambda draft: draft.tokens[:, :1]), "tokens of shape (2, 1)"),
         (proposing(lengths=lambda draft: draft.lengths.astype(jnp.float32)), "dtype float32"),
         (

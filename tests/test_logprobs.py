@@ -191,7 +191,7 @@ def test_the_prompt_of_an_encoder_has_none_and_a_sound_is_never_cut():
     with pytest.raises(ConfigError, match="prompt_logprobs is 1, but an encoder reads"):
         intake.request([5, 6], SamplingParams(prompt_logprobs=1), 0)
     start = Start([1], source=np.zeros((4,), np.int32))
-    with pytest.raises(ConfigError, match="truncate_prompt_tokens is 1, but a sound"):
+    with pytest.raises(ConfigError, match="truncate_prompt_tokens is 1, but audio"):
         intake.request(start, SamplingParams(truncate_prompt_tokens=1), 0)
 
 

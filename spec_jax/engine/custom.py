@@ -25,8 +25,8 @@ from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
 
 _LENGTH = 64
-"""Tokens of the rows that a drafter is tried on."""
-_MOST_COMPARED = 2**26
+"""Tokens of a row in the trial of a drafter."""
+_MAX_COMPARED = 2**26
 """Bytes of the largest array whose contents processes compare."""
 
 
@@ -48,7 +48,7 @@ class DrafterSetting:
 
     @property
     def lookahead(self) -> int:
-        """Most tokens drafted per round (K)."""
+        """The largest number of tokens that a row drafts in a round (K)."""
         return self.config.lookahead
 
 
@@ -78,7 +78,7 @@ def register_drafter(
         `setting.load_draft()` loads.
 
     Raises:
-      ConfigError: there is a method of this name, or the options are not such a class.
+      ConfigError: a method has this name already, or the options are not such a class.
     """
     if not callable(factory):
         raise ConfigError(
@@ -92,14 +92,14 @@ def register_drafter(
 def choose(
     config: SpeculativeConfig | Mapping[str, Any] | None, factory: DrafterFactory | None
 ) -> SpeculativeConfig:
-    """The config of an `LLM` with or without a drafter of its own.
+    """The config of an `LLM` with or without a custom drafter.
 
     Raises:
       ConfigError: a drafter without the method `custom`, or the method without a drafter.
     """
     if isinstance(config, Mapping):
-        own = {} if factory is None else {"method": CUSTOM}
-        config = {**own, **config}
+        default = {} if factory is None else {"method": CUSTOM}
+        config = {**default, **config}
     elif config is None and factory is not None:
         config = SpeculativeConfig(method=CUSTOM)
     config = SpeculativeConfig.of(config)
@@ -117,13 +117,14 @@ def choose(
 
 
 def custom_drafter(setting: DrafterSetting) -> Drafter | None:
-    """The drafter of a method from outside of the package; None for a method of ours.
+    """The drafter of a method from outside of the package; None for a built-in method.
 
-    NumPy arrays, and arrays of JAX that are on no particular device, are replicated over the
+    NumPy arrays, and arrays of JAX that are not committed to a device, are replicated over the
     target's devices.
 
     Raises:
-      ConfigError: what the factory returns is no drafter, or one of other sizes than asked for.
+      ConfigError: the factory does not return a drafter, or its drafter has other sizes than the
+        config.
     """
     method, model = setting.config.method, setting.target.model
     factory = setting.factory if method == CUSTOM else _FACTORIES.get(method)
@@ -139,35 +140,35 @@ def custom_drafter(setting: DrafterSetting) -> Drafter | None:
         raise ConfigError(f"{name} does not implement `propose`; see `spec_jax.drafters.Drafter`.")
     if jax.tree_util.all_leaves([drafter]):
         raise ConfigError(
-            f"{name} is no pytree; decorate its class with `spec_jax.drafters.pytree`."
+            f"{name} is not a pytree; decorate its class with `spec_jax.drafters.pytree`."
         )
-    for member, asked, option in (
+    for member, expected, option in (
         ("lookahead", setting.lookahead, "num_speculative_tokens"),
         ("num_drafts", setting.config.num_drafts, "num_drafts"),
     ):
-        if getattr(drafter, member) != asked:
+        if getattr(drafter, member) != expected:
             raise ConfigError(
-                f"{name} has {member} {getattr(drafter, member)}, but {option} is {asked}; make it "
-                f"of what the setting says."
+                f"{name} has {member} {getattr(drafter, member)}, but {option} is {expected}; "
+                f"make it from the setting."
             )
     for leaf in jax.tree.leaves(drafter):
         if not isinstance(leaf, np.ndarray | np.generic | jax.Array):
             raise ConfigError(
-                f"{name} holds {leaf!r}, which is no array; declare such a field as "
+                f"{name} holds {leaf!r}, which is not an array; declare such a field as "
                 "`spec_jax.drafters.static()`."
             )
     _check_shapes(name, drafter, model)
     placed = jax.tree.map(
-        lambda leaf: model.replicated(np.asarray(leaf)) if _is_its_own(leaf) else leaf, drafter
+        lambda leaf: model.replicated(np.asarray(leaf)) if _is_uncommitted(leaf) else leaf, drafter
     )
     return placed
 
 
 def fingerprint(config: SpeculativeConfig, drafter: Drafter) -> str | None:
-    """What processes of a run compare: the drafter's class, its source, numbers and arrays.
+    """A checksum that processes compare: the drafter's class, its source, numbers and arrays.
 
-    Of sharded and of large arrays only the shapes: those are weights, whose files are compared.
-    None for a method of ours, and where there is one process.
+    Sharded and large arrays are weights, whose files are compared elsewhere: only their shapes
+    count here. None for a built-in method, and in a run of one process.
     """
     if distributed.process()[1] == 1 or config.method not in (CUSTOM, *_FACTORIES):
         return None
@@ -176,26 +177,26 @@ def fingerprint(config: SpeculativeConfig, drafter: Drafter) -> str | None:
         source = inspect.getsource(inspect.getmodule(kind) or kind)
     except (OSError, TypeError):  # typed into an interpreter
         source = ""
-    seen = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}\n{source}".encode())
+    digest = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}\n{source}".encode())
     for field in dataclasses.fields(drafter) if dataclasses.is_dataclass(drafter) else ():
         value = getattr(drafter, field.name)
         if isinstance(value, bool | int | float | str | None):
-            seen.update(f"{field.name}={value!r}\n".encode())
+            digest.update(f"{field.name}={value!r}\n".encode())
     for leaf in jax.tree.leaves(drafter):
-        seen.update(f"{leaf.shape} {leaf.dtype}\n".encode())
-        if leaf.is_fully_replicated and leaf.nbytes <= _MOST_COMPARED:
-            seen.update(np.asarray(leaf).tobytes())
-    return seen.hexdigest()
+        digest.update(f"{leaf.shape} {leaf.dtype}\n".encode())
+        if leaf.is_fully_replicated and leaf.nbytes <= _MAX_COMPARED:
+            digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
-def _is_its_own(leaf: Any) -> bool:
+def _is_uncommitted(leaf: Any) -> bool:
     return not isinstance(leaf, jax.Array) or not leaf.committed
 
 
 def _check_shapes(name: str, drafter: Drafter, model: Model) -> None:
     """Traces a round without computing anything, and compares shapes and dtypes."""
     if model.config.encoder is not None:
-        return  # it may read what the encoder does
+        return  # the drafter may read the encoder's output, which is missing here
     placement, vocab = model.placement, model.config.vocab_size
     batch = 2 * placement.num_shards("batch")
     sampling = BatchSampling.stack(
@@ -234,10 +235,10 @@ def _check_shapes(name: str, drafter: Drafter, model: Model) -> None:
         ("is_certain", (batch, drafted), jnp.bool_),
         ("lengths", (batch,), jnp.int32),
     ):
-        found = getattr(draft, member)
-        if found is not None and (found.shape, found.dtype) != (shape, dtype):
+        array = getattr(draft, member)
+        if array is not None and (array.shape, array.dtype) != (shape, dtype):
             raise ConfigError(
-                f"{name} proposes {member} of shape {found.shape} and dtype {found.dtype}; for "
+                f"{name} proposes {member} of shape {array.shape} and dtype {array.dtype}; for "
                 f"{batch} rows of a vocabulary of {vocab} they are {jnp.dtype(dtype)} {shape}."
             )
     for leaf in jax.tree.leaves(state):

@@ -1,4 +1,4 @@
-"""From prompts and parameters to requests: everything that a user can get wrong is found here."""
+"""From prompts and parameters to requests: every mistake in them is found here."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ class Intake:
 
     Args:
       checkpoint: the target.
-      max_model_len: most tokens of prompt and completion together.
+      max_model_len: limit of the tokens of prompt and completion together.
       seed: seeds of requests without their own seed derive from it.
     """
 
@@ -73,11 +73,11 @@ class Intake:
                 f"for temperature {sampling.temperature}; use verification 'token'."
             )
         _, bare = text_of(index, prompt)
-        given = bare if isinstance(bare, Start) else self._truncated(index, bare, sampling)
-        start = given if isinstance(given, Start) else Start.of(self._config, given)
-        if len(given) >= self._max_model_len:
+        tokens = bare if isinstance(bare, Start) else self._truncated(index, bare, sampling)
+        start = tokens if isinstance(tokens, Start) else Start.of(self._config, tokens)
+        if len(tokens) >= self._max_model_len:
             raise RequestError(
-                f"prompt {index} has {len(given)} tokens, which leaves no room in a context of "
+                f"prompt {index} has {len(tokens)} tokens, which leaves no room in a context of "
                 f"{self._max_model_len}; shorten it or raise max_model_len."
             )
         if self._config.encoder is not None:
@@ -90,8 +90,8 @@ class Intake:
                 )
         if isinstance(bare, Start) and sampling.truncate_prompt_tokens is not None:
             raise ConfigError(
-                f"truncate_prompt_tokens is {sampling.truncate_prompt_tokens}, but a sound is no "
-                "prompt of tokens; leave it out."
+                f"truncate_prompt_tokens is {sampling.truncate_prompt_tokens}, but audio is "
+                "not a prompt of tokens; leave it out."
             )
         vocab = self._config.vocab_size
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
@@ -102,8 +102,9 @@ class Intake:
                     )
         eos = () if sampling.ignore_eos else self._eos_token_ids
         stop_token_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
-        wanted = sampling.structured_outputs
-        assert wanted is None or isinstance(wanted, StructuredOutputsParams)  # a mapping became one
+        structure = sampling.structured_outputs
+        # SamplingParams has converted a mapping.
+        assert structure is None or isinstance(structure, StructuredOutputsParams)
         return Request(
             prompt_token_ids=start.prompt_token_ids,
             sampling=sampling,
@@ -111,7 +112,7 @@ class Intake:
             stop_token_ids=stop_token_ids,
             max_length=min(len(start) + sampling.token_limit, self._max_model_len),
             bad_words=[*self._bad_words(sampling), *start.bad_words],
-            grammar=wanted and self._grammars.compile(wanted, stop_token_ids),
+            grammar=structure and self._grammars.compile(structure, stop_token_ids),
             source=start.source,
             timestamps=start.timestamps,
         )
@@ -120,14 +121,14 @@ class Intake:
         """Token ids of a prompt's text, unless it has more characters than a context can hold.
 
         Raises:
-          RequestError: it has, or the tokenizer fails on it.
+          RequestError: the text is too long, or the tokenizer fails on it.
         """
-        most = self._max_model_len * self._tokenizer.longest_token
-        if len(text) > most:  # counting its tokens would take minutes
+        max_characters = self._max_model_len * self._tokenizer.longest_token
+        if len(text) > max_characters:  # counting its tokens would take minutes
             raise RequestError(
                 f"prompt {index} has {len(text):,} characters, and a context of "
-                f"{self._max_model_len} tokens holds at most {most:,}; shorten it or raise "
-                "max_model_len."
+                f"{self._max_model_len} tokens holds at most {max_characters:,}; shorten it or "
+                "raise max_model_len."
             )
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -141,18 +142,18 @@ class Intake:
 
     def _bad_words(self, sampling: SamplingParams) -> list[tuple[int, ...]]:
         """The token sequences of `bad_words`."""
-        found = [ids for text in sampling.bad_words for ids in self._tokenizer.spellings(text)]
-        return list(dict.fromkeys(found))
+        spellings = (self._tokenizer.spellings(text) for text in sampling.bad_words)
+        return list(dict.fromkeys(itertools.chain.from_iterable(spellings)))
 
     def _truncated(
         self, index: int, prompt: str | Sequence[int], sampling: SamplingParams
     ) -> list[int]:
         """The tokens of a prompt, or only the last ones if the request says so."""
-        most = sampling.truncate_prompt_tokens
-        ids = self._token_ids(index, prompt, bounded=most is None)
-        if most == FIT_CONTEXT:
-            most = max(1, self._max_model_len - sampling.token_limit)
-        return ids if most is None else ids[-most:]
+        size = sampling.truncate_prompt_tokens
+        ids = self._token_ids(index, prompt, bounded=size is None)
+        if size == FIT_CONTEXT:
+            size = max(1, self._max_model_len - sampling.token_limit)
+        return ids if size is None else ids[-size:]
 
     def _token_ids(self, index: int, prompt: str | Sequence[int], *, bounded: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -168,13 +169,13 @@ class Intake:
         for token in ids:
             if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
                 raise RequestError(
-                    f"prompt {index} holds {token!r}; token ids are whole numbers in [0, {vocab})."
+                    f"prompt {index} holds {token!r}; token ids are integers in [0, {vocab})."
                 )
         return [int(token) for token in ids]
 
 
 def _is_list(value: object) -> bool:
-    """Whether it has a place for each of several values; bytes are text that was not decoded."""
+    """Whether it holds several values; bytes are text that was not decoded."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview)
@@ -189,23 +190,23 @@ def completions_of(sampling: SamplingParams) -> list[SamplingParams]:
 
 
 def text_of(index: int, prompt: Prompt | Start) -> tuple[str | None, Any]:
-    """A prompt's text, if it has one, and what is to be read.
+    """A prompt's text, if it has one, and its text, token ids or input without the mapping.
 
     Raises:
-      RequestError: it is a mapping that has neither text nor token ids, or something else too.
+      RequestError: it is a mapping without text and token ids, or with another key.
     """
     if not isinstance(prompt, Mapping):
         return prompt if isinstance(prompt, str) else None, prompt
-    given = {name: value for name, value in prompt.items() if value is not None}
-    text = given.get("prompt")
-    if not given or given.keys() - {"prompt", "prompt_token_ids"}:
+    fields = {name: value for name, value in prompt.items() if value is not None}
+    text = fields.get("prompt")
+    if not fields or fields.keys() - {"prompt", "prompt_token_ids"}:
         raise RequestError(
             f"prompt {index} is a mapping with {', '.join(map(repr, prompt)) or 'no key'}; give it "
             "'prompt', a text, or 'prompt_token_ids'."
         )
-    if "prompt_token_ids" in given and not isinstance(text, str | None):
+    if "prompt_token_ids" in fields and not isinstance(text, str | None):
         raise RequestError(f"prompt {index} has the text {text!r}; give text or leave it out.")
-    return text, given.get("prompt_token_ids", text)
+    return text, fields.get("prompt_token_ids", text)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -232,10 +233,10 @@ def match_params(
     count: int,
     default: SamplingParams,
 ) -> list[SamplingParams]:
-    """The parameters of each of `count` prompts; `default` if none are given.
+    """The parameters of each of `count` prompts; `default` without any.
 
     Raises:
-      ConfigError: their number is neither one nor that of the prompts, or one is something else.
+      ConfigError: their number is neither one nor `count`, or one is not SamplingParams.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or default] * count

@@ -28,29 +28,29 @@ A program of a large model takes megabytes, on the host and on an accelerator.
 
 
 MAX_MAPS = 0.75
-"""The share of a process's memory maps past which the programs used least lately are dropped.
+"""Past this share of the memory maps of a process, the least recently used programs are dropped.
 
-On CPU each kernel of a program has maps of its own: 800 for the loop of a model of 30 layers, of
-65,530 that Linux allows by default. Past that nothing is compiled, and allocations fail.
+On CPU each kernel of a program has separate maps: the loop of a model of 30 layers has 800, and
+Linux allows 65,530 by default. Past this limit nothing is compiled, and allocations fail.
 """
 MIN_PROGRAMS = 16
-"""Programs kept whatever else takes maps: a few shapes of batches need them."""
+"""Programs that are always kept: a few shapes of batches need them."""
 
 
 def maps_taken() -> float:
-    """The share that this process has of the memory maps it may have; 0 if nobody counts them."""
+    """The share of the allowed memory maps that this process has; 0 if the system counts none."""
     with contextlib.suppress(OSError, ValueError):
-        most = int(Path("/proc/sys/vm/max_map_count").read_text())
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         with Path("/proc/self/maps").open("rb") as maps:
-            return sum(1 for _ in maps) / most
+            return sum(1 for _ in maps) / limit
     return 0.0
 
 
 class Compiler:
-    """Compiles programs for a target's devices, and keeps those used last.
+    """Compiles programs for a target's devices, and keeps the programs used last.
 
     Args:
-      target: whose devices.
+      target: the target.
       on_progress: called with a line of text before a program is compiled.
     """
 
@@ -112,13 +112,13 @@ class Compiler:
         return self._programs[key]
 
     def _drop(self) -> None:
-        """Drops the programs that were not used for longest, if there are too many."""
-        kept = len(self._programs)
+        """Drops the least recently used programs while there are too many."""
+        num_before = len(self._programs)
         while len(self._programs) > MAX_PROGRAMS or (
             len(self._programs) > MIN_PROGRAMS and maps_taken() > MAX_MAPS
         ):
             self._programs.popitem(last=False)
-        if len(self._programs) < kept:
+        if len(self._programs) < num_before:
             host_memory.give_back()
 
     def names(self) -> list[tuple[str, Hashable]]:

@@ -25,7 +25,7 @@ class Request:
       stop_token_ids: tokens that end it.
       max_length: length at which it must end, the prompt included.
       bad_words: token sequences that must not be generated.
-      grammar: the grammar of the output; it advances with the row, so requests never share it.
+      grammar: the grammar of the output; it advances with the row, so two requests never share one.
       source: what the target's encoder reads: int32 [tokens], or float32 [frames, bins] of a
         spectrum, always as many frames as the encoder takes; None without an encoder.
       timestamps: the first timestamp token, if the output obeys Whisper's rules of timestamps.
@@ -43,7 +43,7 @@ class Request:
 
     @property
     def text_token_ids(self) -> Sequence[int]:
-        """The tokens that the request was made from: those that an encoder reads, if it has one."""
+        """The tokens that the request was made from: the encoder's input, if the target has one."""
         if self.source is not None and self.source.ndim == 1:
             return self.source.tolist()
         return self.prompt_token_ids
@@ -56,7 +56,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a request starts from; all as in `Request`."""
+    """The prompt of a request, tokenized; fields are the same as in `Request`."""
 
     prompt_token_ids: list[int]
     source: np.ndarray | None = None
@@ -65,7 +65,7 @@ class Start:
 
     @classmethod
     def of(cls, config: TransformerConfig, token_ids: Sequence[int]) -> "Start":
-        """From a prompt; an encoder reads it while the decoder starts from tokens of its own."""
+        """From a prompt; an encoder reads it, and the decoder starts from `decoder_start`."""
         if config.encoder is None or config.encoder.mel_bins:
             return cls(list(token_ids))
         return cls(list(config.decoder_start), np.array(token_ids, np.int32))
@@ -82,9 +82,9 @@ class Start:
 def batch_of(
     sources: Sequence[np.ndarray | None], rows: int, shape: tuple[int, ...] | None = None
 ) -> EncoderInput | None:
-    """The sources of requests, padded to `shape` and to so many rows; None if there are none.
+    """The sources of requests, padded to `shape` and to `rows` rows; None without any.
 
-    A row without one has a single position.
+    A row without a source has a single position.
     """
     shape = source_shape(sources) if shape is None else shape
     if not shape:

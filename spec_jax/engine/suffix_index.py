@@ -20,12 +20,12 @@ END = -1
 
 
 class SuffixIndex:
-    """The latest outputs of each namespace; none is ever seen from another namespace.
+    """The latest outputs of each namespace; another namespace never sees them.
 
     Args:
       capacity: tokens kept of each namespace, with one more for the end of each output. The oldest
-        outputs are dropped first, whole; of an output that is longer itself the end is kept.
-      namespaces: how many are kept; the one that has gone longest without a new output is dropped.
+        outputs are dropped first; of an output longer than this, only the end is kept.
+      namespaces: how many are kept; the one whose newest output is oldest is dropped.
     """
 
     def __init__(self, capacity: int = CAPACITY, namespaces: int = NAMESPACES):
@@ -50,7 +50,7 @@ class SuffixIndex:
         """The past outputs that the rows of a batch may search.
 
         Args:
-          namespaces: those of the first rows.
+          namespaces: the namespaces of the first rows.
           batch: rows; the others have nothing to search.
 
         Returns:

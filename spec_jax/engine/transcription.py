@@ -1,9 +1,9 @@
-"""Speech to text: windows of 30 seconds, one after the other in each sound, sounds side by side.
+"""Speech to text: windows of 30 seconds, one after the other in each file, all files together.
 
-The order of windows is that of OpenAI's `transcribe` with temperature 0 alone, without text of the
-window before and without its checks for silence: with timestamps, a window starts where the last
-one's last whole segment ended. The text of a window has at most half as many tokens as the decoder
-takes.
+Windows follow each other as in OpenAI's `transcribe` with temperature 0 alone, without the text of
+the window before and without checks for silence: with timestamps, a window starts where the last
+complete segment of the window before ended. The text of a window has at most half as many tokens
+as the decoder's context.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ FRAMES_PER_TIMESTAMP = 2
 Generate = Callable[[Sequence[Start], Sequence[SamplingParams]], list[RequestOutput]]
 """Completes the texts of windows."""
 Sound = str | os.PathLike[str] | np.ndarray
-"""The path of a sound file, or samples of one channel at 16 kHz."""
+"""The path of an audio file, or samples of one channel at 16 kHz."""
 
 
 class SoundReader:
-    """Reads one sound, window after window, and collects its text.
+    """Reads one audio file, window after window, and collects its text.
 
     Args:
       samples: at 16 kHz.
@@ -60,14 +60,14 @@ class SoundReader:
 
     @property
     def over(self) -> bool:
-        """Whether all of it has been read."""
+        """Whether all windows have been read."""
         return self.position >= self._frames
 
     @property
     def window(self) -> Float[np.ndarray, "frames bins"]:
-        """The frames to read next; zeros follow the sound's end."""
-        found = self._features[self.position : min(self.position + self._size, self._frames)]
-        return np.pad(found, ((0, self._size - len(found)), (0, 0)))
+        """The frames to read next; zeros follow the end of the audio."""
+        frames = self._features[self.position : min(self.position + self._size, self._frames)]
+        return np.pad(frames, ((0, self._size - len(frames)), (0, 0)))
 
     def take(self, output: RequestOutput, tokenizer: Tokenizer) -> None:
         """Adds the text of the window."""
@@ -100,14 +100,14 @@ class SoundReader:
             self.position += max(1, (ids[begin - 1] - first) * FRAMES_PER_TIMESTAMP)
 
     def _add(self, tokenizer: Tokenizer, begin: float, end: float, ids: list[int]) -> None:
-        said = tokenizer.decode([token for token in ids if token < self._tokens.end])
-        if said.strip():
+        text = tokenizer.decode([token for token in ids if token < self._tokens.end])
+        if text.strip():
             at = self.position / FRAMES_PER_SECOND
-            self.segments.append(Segment(at + begin, at + end, said, tuple(ids)))
+            self.segments.append(Segment(at + begin, at + end, text, tuple(ids)))
 
 
 class Transcriber:
-    """Transcribes sounds with a model of speech.
+    """Transcribes audio with a speech model.
 
     Args:
       config: the model's shape.
@@ -131,7 +131,7 @@ class Transcriber:
         for language in speech.languages.values():
             del self._others[language]
         # The rest of the context was for the text of the window before.
-        self._most_tokens = config.max_position // 2
+        self._max_tokens = config.max_position // 2
 
     def run(
         self,
@@ -141,14 +141,14 @@ class Transcriber:
         timestamps: bool,
         params: SamplingParams,
     ) -> list[Transcription]:
-        """The sounds' texts; arguments and errors as of `LLM.transcribe`."""
+        """The text of each audio; arguments and errors are the same as for `LLM.transcribe`."""
         if task not in TASKS:
             raise ConfigError(f"task is {task!r}.{did_you_mean(task, TASKS)}")
         self._speech.check(language, task)
         params = dataclasses.replace(
             params,
-            max_tokens=min(params.token_limit, self._most_tokens),
-            min_tokens=min(params.min_tokens, self._most_tokens),
+            max_tokens=min(params.token_limit, self._max_tokens),
+            min_tokens=min(params.min_tokens, self._max_tokens),
             logit_bias={**params.logit_bias, **self._never},
         )
         several: list[object] = [sounds]
@@ -177,7 +177,7 @@ class Transcriber:
         ]
 
     def _languages(self, texts: Sequence[SoundReader]) -> list[str]:
-        """The likeliest language of each sound's first window."""
+        """The likeliest language of each first window."""
         params = SamplingParams(max_tokens=1, logit_bias=self._others)
         starts = [Start([self._speech.start], each.window) for each in texts]
         outputs = self._generate(starts, [params] * len(starts))

@@ -1,9 +1,9 @@
 """A drafter with any tokenizer: the host translates through text between rounds.
 
 Hugging Face's universal assisted generation: the drafter reads the target's text in its own tokens
-and drafts greedily; its draft is translated back to the target's tokens. They count as a
-deterministic draft, so that under sampling a token is kept if the target would have drawn it
-(string-level exact match: Timor et al. 2025, arXiv 2502.05202, algorithm 2).
+and drafts greedily; its draft is translated back to the target's tokens. The translated tokens
+count as a deterministic draft, so that under sampling a token is accepted if the target would have
+drawn it (string-level exact match: Timor et al. 2025, arXiv 2502.05202, algorithm 2).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +31,12 @@ from spec_jax.text.translation import TextTranslator
 
 
 class UniversalText:
-    """The host's side of the drafter `Given` for one batch: translations, and the drafter's cache.
+    """The host's side of `HostDraft` for one batch: translations, and the drafter's cache.
 
     Args:
       model: the drafter.
       translator: between the target's tokens and the drafter's.
-      lookahead: most tokens drafted per round.
+      lookahead: the largest number of tokens that a row drafts in a round.
       compiler: compiles the drafter's programs.
       shape: of the batch.
     """
@@ -57,7 +57,7 @@ class UniversalText:
 
     def _resize(self, shape: BatchShape) -> None:
         self._rows = [self._translator.row() for _ in range(shape.batch)]
-        self._known = np.zeros((shape.batch,), np.int64)
+        self._num_read = np.zeros((shape.batch,), np.int64)
         # Another tokenizer may need more tokens for the same text; nothing more is drafted for a
         # row that no longer fits.
         self._tokens = np.zeros((shape.batch, 2 * shape.capacity), np.int32)
@@ -72,12 +72,13 @@ class UniversalText:
 
     def grow(self, shape: BatchShape, moved: Mapping[int, int]) -> None:
         """Makes room for a larger batch, in which slots have the new numbers `moved`."""
-        rows, known, tokens, lengths = self._rows, self._known, self._tokens, self._lengths
+        rows, num_read = self._rows, self._num_read
+        tokens, lengths = self._tokens, self._lengths
         self._resize(shape)
         for old, new in moved.items():
-            self._rows[new], self._known[new] = rows[old], known[old]
+            self._rows[new], self._num_read[new] = rows[old], num_read[old]
             self._tokens[new, : tokens.shape[1]] = tokens[old]
-            full = lengths[old] == tokens.shape[1]  # and so it stays
+            full = lengths[old] == tokens.shape[1]  # a full row stays full
             self._lengths[new] = self._tokens.shape[1] if full else lengths[old]
 
     def insert(
@@ -98,7 +99,7 @@ class UniversalText:
         for row, (slot, request) in enumerate(zip(group, requests, strict=True)):
             if slot is not None:
                 self._rows[slot] = self._translator.row()
-                self._known[slot], self._lengths[slot] = 0, 1
+                self._num_read[slot], self._lengths[slot] = 0, 1
                 self._learn(slot, request.prompt_token_ids)
                 tokens[row], lengths[row] = self._tokens[slot], self._lengths[slot]
         args = (self._model, *self._compiler.put((tokens, lengths)))
@@ -148,13 +149,13 @@ class UniversalText:
 
         Args:
           tokens: the rows' texts.
-          lengths: known tokens of each.
-          limits: most tokens that each row may draft now.
+          lengths: the length of each.
+          limits: how many tokens each row may draft now.
           threshold: confidence below which a row stops drafting.
         """
         valid = np.zeros_like(self._lengths)
         for row in range(len(self._rows)):
-            new = tokens[row, self._known[row] : lengths[row]]
+            new = tokens[row, self._num_read[row] : lengths[row]]
             valid[row] = self._learn(row, new.tolist()) if len(new) else self._lengths[row]
         room = self._tokens.shape[1] - self._lengths - self._lookahead - 2
         limits = np.where(room > 0, limits, 0).astype(np.int32)
@@ -173,9 +174,9 @@ class UniversalText:
         for row, translation in enumerate(self._rows):
             if not counts[row]:
                 continue
-            own, end = drafted[row, : counts[row]], self._lengths[row]
-            self._tokens[row, end : end + len(own)] = own  # of which some may be kept
-            ids = translation.propose(own.tolist())[: self._lookahead]
+            draft_ids, end = drafted[row, : counts[row]], self._lengths[row]
+            self._tokens[row, end : end + len(draft_ids)] = draft_ids  # some may be accepted
+            ids = translation.propose(draft_ids.tolist())[: self._lookahead]
             proposed[row, : len(ids)] = ids
             proposed_lengths[row] = len(ids)
         return proposed, proposed_lengths
@@ -183,7 +184,7 @@ class UniversalText:
     def _learn(self, row: int, target_ids: Sequence[int]) -> int:
         """Adds to a row's text; returns how many of the drafter's first tokens are unchanged."""
         revision = self._rows[row].extend(target_ids)
-        self._known[row] += len(target_ids)
+        self._num_read[row] += len(target_ids)
         end = revision.kept + len(revision.ids)
         size = self._tokens.shape[1]
         if max(end, self._lengths[row]) >= size:
@@ -220,8 +221,10 @@ def _draft(
 ) -> tuple[Int[Array, "batch lookahead"], Int[Array, " batch"], KVCache]:
     """Greedy drafts in the drafter's tokens, their lengths, and the cache."""
     going = limits > 0
-    known = jnp.clip(jnp.minimum(cache.lengths, valid), 0, jnp.maximum(lengths - 1, 0))
-    cache = catch_up(model, tokens, jnp.where(going, lengths - 2, 0), cache.with_lengths(known))
+    num_computed = jnp.clip(jnp.minimum(cache.lengths, valid), 0, jnp.maximum(lengths - 1, 0))
+    cache = catch_up(
+        model, tokens, jnp.where(going, lengths - 2, 0), cache.with_lengths(num_computed)
+    )
     keys = jax.random.split(jax.random.key(0), tokens.shape[0])  # greedy drafts draw nothing
     context = Context(tokens, lengths, lengths, keys, sampling, limits=limits, threshold=threshold)
     draft, cache = draft_on(model, tokens, lengths, cache, context, lookahead=lookahead)

@@ -1,4 +1,4 @@
-"""The host's copy of a batch, and what it took."""
+"""The host's copy of a batch, and the seconds of its requests."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from spec_jax.decoding.state import Counters
 
 
 class Work(NamedTuple):
-    """The totals of one request's rounds; as in `Counters`."""
+    """The totals of one request's rounds, the same as in `Counters`."""
 
     rounds: int
     drafted: int
@@ -55,10 +55,10 @@ class View:
         )
 
     def work_until(self, slot: int, begin: int, end: int) -> Work:
-        """The totals of a row's rounds if token `end - 1` was a stop that only the host knew.
+        """The totals of a row's rounds if token `end - 1` was a stop that only the host saw.
 
-        They are counted as for a stop token on the device: without rounds after it and without
-        tokens drafted past it. `begin` is the length of the prompt.
+        They are counted like rounds before a stop token on the device: without later rounds and
+        without tokens drafted past it. `begin` is the length of the prompt.
         """
         total, lookahead = self.work(slot), self.counters.accepted_per_position.shape[1]
         log = np.asarray(self.counters.drafted_at)[slot, begin : self.lengths[slot]]
@@ -67,8 +67,8 @@ class View:
         accepted = emitted - 1
         accepted[-1] = total.accepted - accepted[:-1].sum()
         seen = np.minimum(emitted, end - starts)[starts < end]
-        kept = np.minimum(accepted[: len(seen)], seen)
+        counted = np.minimum(accepted[: len(seen)], seen)
         drafted = log[starts][: len(seen)] - 1
         drafted[-1] = min(drafted[-1], seen[-1])
-        per_position = (np.arange(lookahead)[None] < kept[:, None]).sum(0)
-        return Work(len(seen), int(drafted.sum()), int(kept.sum()), tuple(per_position.tolist()))
+        per_position = (np.arange(lookahead)[None] < counted[:, None]).sum(0)
+        return Work(len(seen), int(drafted.sum()), int(counted.sum()), tuple(per_position.tolist()))
