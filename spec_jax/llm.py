@@ -243,11 +243,11 @@ class LLM:
         self._scheduler = Scheduler(engine, max_num_seqs, self.tokenizer, drafting.learn)
         self._dispatcher = Dispatcher(self._scheduler, self._device)
         self._consensus = {
-            "its models": (self._target, self._checkpoint.model.config, self.dtype),
-            "its offload": (loader.options.offload, loader.options.resident_layers),
-            "its speculation": config,
-            "its drafter": fingerprint(config, drafting.drafter),
-            "its layout": self.layout,
+            "models": (self._target, self._checkpoint.model.config, self.dtype),
+            "offload": (loader.options.offload, loader.options.resident_layers),
+            "speculation": config,
+            "drafter": fingerprint(config, drafting.drafter),
+            "layout": self.layout,
         }
 
     def _complete(
@@ -272,11 +272,11 @@ class LLM:
         distributed.agree(
             self._consensus
             | {
-                "its limits": (self.max_model_len, self.max_num_seqs, streaming),
-                "its prompts": [each.prompt_token_ids for each in requests],
-                "its sources": [each.source_digest for each in requests],
-                "its sampling parameters": params,
-                "its seeds": [each.key.tolist() for each in requests],
+                "limits": (self.max_model_len, self.max_num_seqs, streaming),
+                "prompts": [each.prompt_token_ids for each in requests],
+                "encoder inputs": [each.source_digest for each in requests],
+                "sampling parameters": params,
+                "seeds": [each.key.tolist() for each in requests],
             }
         )
         return entries

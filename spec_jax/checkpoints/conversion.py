@@ -77,7 +77,7 @@ def convert(
             "use format orbax, or quantization none."
         )
     path = Path(path)
-    distributed.agree({"its output": str(path), "its format": format})
+    distributed.agree({"output": str(path), "format": format})
     if format == "orbax":
         orbax_directory.check_path(path)
     distributed.from_first(lambda: refuse_existing(path))  # before anything is fetched or read

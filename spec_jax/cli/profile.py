@@ -57,10 +57,10 @@ class _Requests:
         self._first = self._make()
         distributed.agree(
             {
-                "its prompts": [request.prompt_token_ids for request in self._first],
-                "its sampling parameters": options.sampling,
-                "its speculation": options.speculative,
-                "its rounds": options.rounds,
+                "prompts": [request.prompt_token_ids for request in self._first],
+                "sampling parameters": options.sampling,
+                "speculation": options.speculative,
+                "rounds": options.rounds,
             }
         )
 

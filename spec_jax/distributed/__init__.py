@@ -177,21 +177,21 @@ def from_first(act: Callable[[], T]) -> T:
     return value
 
 
-def agree(facts: Mapping[str, object]) -> None:
+def agree(consensus: Mapping[str, object]) -> None:
     """Checks that all processes are about to do the same; otherwise they would hang.
 
     Package versions are compared, too.
 
     Args:
-      facts: values to compare by their `repr`, by their names in messages.
+      consensus: name in messages -> value, which is compared by its `repr`.
 
     Raises:
-      DisagreementError: in every process, if one differs; it names process and fact.
+      DisagreementError: in every process, if one differs; it names the process and the value.
     """
     if process()[1] == 1:
         return
     texts = {f"the version of {name}": importlib.metadata.version(name) for name in _PACKAGES}
-    texts |= {name: repr(value) for name, value in facts.items()}
+    texts |= {name: repr(value) for name, value in consensus.items()}
     local_rows = np.stack([_row(text) for text in texts.values()])
     all_rows = np.asarray(multihost_utils.process_allgather(local_rows))
     for name, column in zip(texts, all_rows.swapaxes(0, 1), strict=True):

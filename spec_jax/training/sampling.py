@@ -93,7 +93,7 @@ class RowSampler:
             self._request(each, sampling) for each, sampling in zip(examples, params, strict=True)
         ]
         prompts = [request.prompt_token_ids for request in requests]
-        distributed.agree({"its training data": prompts})
+        distributed.agree({"training data": prompts})
         size = self.llm.max_num_seqs
         parts = [self._rows(requests[i : i + size]) for i in range(0, len(requests), size)]
         tokens, lengths, states, normalisers = map(np.concatenate, zip(*parts, strict=True))
