@@ -22,11 +22,11 @@ from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
 from spec_jax.engine.dispatcher import Device, Dispatcher, Entry
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.intake import Intake, Prompt, as_list, match_params
 from spec_jax.engine.loading import Loader, layout_of
 from spec_jax.engine.methods import make_draft_length_policy, make_drafting
 from spec_jax.engine.progress import Bar
-from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.request_builder import Prompt, RequestBuilder, as_list, match_params
+from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.engine.scheduler import Scheduler
 from spec_jax.engine.transcription import Sound, Transcriber
 from spec_jax.errors import ConfigError, RequestError
@@ -150,7 +150,7 @@ class LLM:
             )
         self.max_model_len = max_model_len or context
         within = checkpoint.model.with_max_length(self.max_model_len)
-        self._intake = Intake(checkpoint, self.max_model_len, seed)
+        self._request_builder = RequestBuilder(checkpoint, self.max_model_len, seed)
         self._device = Device()
         self._draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
@@ -203,7 +203,7 @@ class LLM:
         """
         speculation = choose(speculative_config, drafter)
         sibling = copy.copy(self)
-        sibling._intake = copy.copy(self._intake)  # which counts its own requests
+        sibling._request_builder = copy.copy(self._request_builder)  # which counts its own requests
         sibling._speculate(speculation, drafter, self.max_num_seqs)
         return sibling
 
@@ -239,8 +239,8 @@ class LLM:
             on_progress=self._loader.on_progress,
         )
         loader = self._loader
-        self._intake.verification = config.verification
-        self._scheduler = Scheduler(engine, max_num_seqs, self.tokenizer, drafting.learn)
+        self._request_builder.verification = config.verification
+        self._scheduler = Scheduler(engine, max_num_seqs, self.tokenizer, drafting.on_finished)
         self._dispatcher = Dispatcher(self._scheduler, self._device)
         self._consensus = {
             "models": (self._target, self._checkpoint.model.config, self.dtype),
@@ -252,7 +252,7 @@ class LLM:
 
     def _complete(
         self,
-        prompts: Sequence[Prompt | Start],
+        prompts: Sequence[Prompt | RequestInput],
         params: Sequence[SamplingParams],
         use_tqdm: Bar = False,
     ) -> list[RequestOutput]:
@@ -261,13 +261,13 @@ class LLM:
 
     def _entries(
         self,
-        prompts: Sequence[Prompt | Start],
+        prompts: Sequence[Prompt | RequestInput],
         params: Sequence[SamplingParams],
         *,
         streaming: bool,
     ) -> list[Entry]:
         """The requests, after a check that all processes will decode the same ones."""
-        entries = self._intake.entries(prompts, params)
+        entries = self._request_builder.entries(prompts, params)
         requests = [request for request, _ in entries]
         distributed.agree(
             self._consensus
@@ -347,7 +347,7 @@ class LLM:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self._intake.encode(text, 0, add_special_tokens=False)
+        return self._request_builder.encode(text, 0, add_special_tokens=False)
 
     @overload
     def chat(
@@ -414,7 +414,7 @@ class LLM:
         }
         texts = [self.tokenizer.apply_chat_template(each, **options) for each in several]
         prompts = [
-            {"prompt": text, "prompt_token_ids": self._intake.encode(text, i, False)}
+            {"prompt": text, "prompt_token_ids": self._request_builder.encode(text, i, False)}
             for i, text in enumerate(texts)
         ]
         if stream:
@@ -459,9 +459,11 @@ class LLM:
         transcriber = Transcriber(config, speech, self.tokenizer, self._complete)
         return transcriber.run(sounds, language, task, timestamps, params)
 
-    def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int = 0) -> Request:
+    def request(
+        self, prompt: Prompt | RequestInput, sampling: SamplingParams, index: int = 0
+    ) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
 
         `index` names it in messages; errors are those of `generate`.
         """
-        return self._intake.request(prompt, sampling, index)
+        return self._request_builder.request(prompt, sampling, index)

@@ -11,8 +11,8 @@ from spec_jax import LLM, ConfigError, Layout, SamplingParams, SpeculativeConfig
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.prefill import LOGITS_AT_ONCE
-from spec_jax.engine.intake import Intake
-from spec_jax.engine.requests import Start
+from spec_jax.engine.request_builder import RequestBuilder
+from spec_jax.engine.requests import RequestInput
 from spec_jax.models.model import Model
 from spec_jax.testing import tiny_model
 from spec_jax.text.tokenizer import Tokenizer
@@ -187,12 +187,12 @@ def test_only_few_logits_of_a_prompt_are_made_at_once(llm, monkeypatch):
 def test_the_prompt_of_an_encoder_has_none_and_a_sound_is_never_cut():
     model = tiny_model(vocab_size=len(TOKENS), encoder_layers=1)
     tokenizer = Tokenizer(byte_tokenizer(), eos_token_ids=[0])
-    intake = Intake(Checkpoint(model, tokenizer, (0,), "tiny"), 64, 0)
+    builder = RequestBuilder(Checkpoint(model, tokenizer, (0,), "tiny"), 64, 0)
     with pytest.raises(ConfigError, match="prompt_logprobs is 1, but an encoder reads"):
-        intake.request([5, 6], SamplingParams(prompt_logprobs=1), 0)
-    start = Start([1], source=np.zeros((4,), np.int32))
+        builder.request([5, 6], SamplingParams(prompt_logprobs=1), 0)
+    start = RequestInput([1], source=np.zeros((4,), np.int32))
     with pytest.raises(ConfigError, match="truncate_prompt_tokens is 1, but audio"):
-        intake.request(start, SamplingParams(truncate_prompt_tokens=1), 0)
+        builder.request(start, SamplingParams(truncate_prompt_tokens=1), 0)
 
 
 @pytest.mark.parametrize("drafts", [1, 3])

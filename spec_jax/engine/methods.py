@@ -54,13 +54,13 @@ class Drafting:
       drafter: proposes tokens on the device.
       inputs: makes the drafter's inputs for a batch of requests, if it has any.
       host: makes what drafts on the host for a batch, if `drafter` only proposes its tokens.
-      learn: stores the output of a finished request, if the method uses past outputs.
+      on_finished: stores the output of a finished request, if the method uses past outputs.
     """
 
     drafter: Drafter
     inputs: Callable[[Sequence[Request], BatchShape], Any] | None = None
     host: Callable[[Compiler, BatchShape], HostDrafts] | None = None
-    learn: Callable[[Request, Sequence[int]], None] | None = None
+    on_finished: Callable[[Request, Sequence[int]], None] | None = None
 
 
 def make_drafting(setting: DrafterSetting) -> Drafting:
@@ -152,10 +152,10 @@ def _suffix(setting: DrafterSetting) -> Drafting:
     def inputs(requests: Sequence[Request], shape: BatchShape) -> Any:
         return index.arrays([each.sampling.namespace for each in requests], shape.batch)
 
-    def learn(request: Request, token_ids: Sequence[int]) -> None:
+    def on_finished(request: Request, token_ids: Sequence[int]) -> None:
         index.add(request.sampling.namespace, token_ids)
 
-    return Drafting(SuffixLookup(setting.lookahead), inputs=inputs, learn=learn)
+    return Drafting(SuffixLookup(setting.lookahead), inputs=inputs, on_finished=on_finished)
 
 
 def _draft_model(setting: DrafterSetting) -> Drafting:

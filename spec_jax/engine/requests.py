@@ -55,7 +55,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class RequestInput:
     """The prompt of a request, tokenized; fields are the same as in `Request`."""
 
     prompt_token_ids: list[int]
@@ -64,7 +64,7 @@ class Start:
     timestamps: int = -1
 
     @classmethod
-    def of(cls, config: TransformerConfig, token_ids: Sequence[int]) -> "Start":
+    def of(cls, config: TransformerConfig, token_ids: Sequence[int]) -> "RequestInput":
         """From a prompt; an encoder reads it, and the decoder starts from `decoder_start`."""
         if config.encoder is None or config.encoder.mel_bins:
             return cls(list(token_ids))
@@ -74,7 +74,7 @@ class Start:
         """Tokens of the decoder's text."""
         return len(self.prompt_token_ids)
 
-    def then(self, token_ids: Sequence[int]) -> "Start":
+    def then(self, token_ids: Sequence[int]) -> "RequestInput":
         """The same with more tokens."""
         return dataclasses.replace(self, prompt_token_ids=[*self.prompt_token_ids, *token_ids])
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from spec_jax.audio.features import FRAMES_PER_SECOND, HOP, log_mel
 from spec_jax.audio.wave import RATE, check_samples, read_audio
 from spec_jax.config import SamplingParams
-from spec_jax.engine.requests import Start
+from spec_jax.engine.requests import RequestInput
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
 from spec_jax.models.config import TransformerConfig
 from spec_jax.outputs import RequestOutput, Segment, Transcription
@@ -25,7 +25,7 @@ from spec_jax.text.tokenizer import Tokenizer
 
 FRAMES_PER_TIMESTAMP = 2
 
-Generate = Callable[[Sequence[Start], Sequence[SamplingParams]], list[RequestOutput]]
+Generate = Callable[[Sequence[RequestInput], Sequence[SamplingParams]], list[RequestOutput]]
 """Completes the texts of windows."""
 Sound = str | os.PathLike[str] | np.ndarray
 """The path of an audio file, or samples of one channel at 16 kHz."""
@@ -179,16 +179,18 @@ class Transcriber:
     def _languages(self, texts: Sequence[SoundReader]) -> list[str]:
         """The likeliest language of each first window."""
         params = SamplingParams(max_tokens=1, logit_bias=self._others)
-        starts = [Start([self._speech.start], each.window) for each in texts]
+        starts = [RequestInput([self._speech.start], each.window) for each in texts]
         outputs = self._generate(starts, [params] * len(starts))
         codes = {i: code for code, i in self._speech.languages.items()}
         return [codes[output.token_ids[0]] for output in outputs]
 
-    def _start(self, text: SoundReader, language: str, task: str, timestamps: bool) -> Start:
+    def _start(self, text: SoundReader, language: str, task: str, timestamps: bool) -> RequestInput:
         ids = self._speech.prompt(language, task, timestamps)
         first = self._speech.first_timestamp if timestamps else -1
         blank = tuple((ids[-1], token) for token in self._speech.suppressed_first)
-        return Start(ids, text.window, bad_words=() if timestamps else blank, timestamps=first)
+        return RequestInput(
+            ids, text.window, bad_words=() if timestamps else blank, timestamps=first
+        )
 
 
 def _samples(number: int, sound: object) -> Float[np.ndarray, " samples"]:

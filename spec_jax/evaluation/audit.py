@@ -7,7 +7,7 @@ import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Start
+from spec_jax.engine.requests import RequestInput
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation.greedy import GreedyChecks
 from spec_jax.evaluation.independence import IndependenceChecks
@@ -29,7 +29,7 @@ FEW_SAMPLES, MANY_SAMPLES = 512, 4096
 
 def audit(
     engine: Engine,
-    prompts: Sequence[Sequence[int] | Start],
+    prompts: Sequence[Sequence[int] | RequestInput],
     *,
     settings: Mapping[str, SamplingParams] | None = None,
     samples: int | None = None,
@@ -62,7 +62,10 @@ def audit(
         if value < 1:
             raise ConfigError(f"{name} is {value}; give at least 1.")
     config = engine.target.config
-    texts = [each if isinstance(each, Start) else Start.of(config, each) for each in prompts]
+    texts = [
+        each if isinstance(each, RequestInput) else RequestInput.of(config, each)
+        for each in prompts
+    ]
     _check_prompts(engine, texts, max_tokens)
     checks = GreedyChecks(engine, texts, max_tokens, on_progress).run()
     greedy_only = engine.strategy.verification == "greedy"
@@ -77,7 +80,7 @@ def audit(
     return judge(checks, MEANINGS)
 
 
-def random_audio(config: TransformerConfig) -> list[Start]:
+def random_audio(config: TransformerConfig) -> list[RequestInput]:
     """Where an audit of a speech model starts: frames of noise, and texts of few tokens."""
     assert config.encoder is not None
     random, shape = (
@@ -85,20 +88,22 @@ def random_audio(config: TransformerConfig) -> list[Start]:
         (2 * config.encoder.max_position, config.encoder.mel_bins),
     )
     return [
-        Start([*config.decoder_start, *range(count)], random.normal(size=shape).astype(np.float32))
+        RequestInput(
+            [*config.decoder_start, *range(count)], random.normal(size=shape).astype(np.float32)
+        )
         for count in range(3)
     ]
 
 
-def _check_prompts(engine: Engine, prompts: list[Start], max_tokens: int) -> None:
+def _check_prompts(engine: Engine, prompts: list[RequestInput], max_tokens: int) -> None:
     """Checks that every prompt leaves room for its completion, and for a neighbour's text."""
     if not prompts:
         raise RequestError("there is no prompt; give at least one.")
     for i, prompt in enumerate(prompts):
         if prompt.source is None and engine.target.config.encoder is not None:
             raise RequestError(
-                f"prompt {i} is text, but the target reads speech; give a `Start` with frames, "
-                "for example from `random_audio`."
+                f"prompt {i} is text, but the target reads speech; give a "
+                "`RequestInput` with frames, for example from `random_audio`."
             )
         if not len(prompt) or (prompt.source is not None and not len(prompt.source)):
             raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")

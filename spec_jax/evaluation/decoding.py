@@ -8,14 +8,14 @@ from spec_jax.config import SamplingParams
 from spec_jax.drafters.none import NoDraft
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.requests import Request, RequestInput
 
 BATCH = 3
 """Rows of the larger batches."""
 
 
 def make_request(
-    start: Start,
+    start: RequestInput,
     params: SamplingParams,
     *,
     key: Sequence[int] | np.ndarray = (0, 0),
@@ -37,9 +37,9 @@ def drafts(engine: Engine) -> bool:
     return engine.drafter.lookahead > 0 and not isinstance(engine.drafter, NoDraft)
 
 
-def start_of(request: Request) -> Start:
+def start_of(request: Request) -> RequestInput:
     """What a request starts from."""
-    return Start(list(request.prompt_token_ids), request.source)
+    return RequestInput(list(request.prompt_token_ids), request.source)
 
 
 def decode(

@@ -14,7 +14,7 @@ from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.state import STOP
 from spec_jax.drafters.none import NoDraft
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.evaluation.decoding import (
     BATCH,
     decode,
@@ -74,7 +74,7 @@ class GreedyChecks:
     """
 
     engine: Engine
-    prompts: Sequence[Start]
+    prompts: Sequence[RequestInput]
     max_tokens: int
     on_progress: Callable[[str], None]
 

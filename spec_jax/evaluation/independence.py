@@ -9,7 +9,7 @@ import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.evaluation.decoding import decode, drive, make_request
 from spec_jax.evaluation.verdict import Check
 from spec_jax.models.model import Model
@@ -53,7 +53,7 @@ class IndependenceChecks:
     """
 
     engine: Engine
-    prompts: Sequence[Start]
+    prompts: Sequence[RequestInput]
     settings: Mapping[str, SamplingParams]
     max_tokens: int
     seed: int

@@ -6,7 +6,7 @@ import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Start
+from spec_jax.engine.requests import RequestInput
 from spec_jax.evaluation.decoding import BATCH, decode, in_groups, make_request
 from spec_jax.evaluation.sampler import width_of
 
@@ -31,14 +31,14 @@ def choose(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     on_progress: Callable[[str], None],
-) -> list[Start]:
+) -> list[RequestInput]:
     """Three prompts: with most drafted tokens kept, with most refused, and with most drafted.
 
     So a stop token can stand inside an accepted block, and tokens follow a refused one. Prompts
     that leave too little room in the context are not taken if there are others.
     """
     on_progress("choosing prompts")
-    starts = [Start.of(engine.target.config, prompt) for prompt in prompts]
+    starts = [RequestInput.of(engine.target.config, prompt) for prompt in prompts]
     room = engine.max_model_len - room_needed(engine, max_tokens)
     starts = [start for start in starts if len(start) <= room] or starts[:1]
     if len(starts) <= BATCH:

@@ -7,7 +7,7 @@ import numpy as np
 
 from spec_jax.config import SamplingParams
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.evaluation.decoding import make_request
 from spec_jax.evaluation.recorder import Drafted, drafted, play
 from spec_jax.evaluation.verdict import Check
@@ -20,7 +20,7 @@ TOLERANCE = 1e-3
 
 def check_rollback(
     engine: Engine,
-    prompts: Sequence[Start],
+    prompts: Sequence[RequestInput],
     *,
     max_tokens: int,
     seed: int,

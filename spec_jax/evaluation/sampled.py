@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.evaluation import statistics
 from spec_jax.evaluation.decoding import make_request
 from spec_jax.evaluation.recorder import Round
@@ -64,7 +64,7 @@ class SampledChecks:
         self,
         setting: str,
         params: SamplingParams,
-        prompts: Sequence[Start],
+        prompts: Sequence[RequestInput],
         which: Int[np.ndarray, " batch"],
         tokens: Int[np.ndarray, "batch length"],
         rounds: Sequence[Round],
@@ -362,7 +362,7 @@ class SampledChecks:
 
 
 def requests_of(
-    prompts: Sequence[Start],
+    prompts: Sequence[RequestInput],
     params: SamplingParams,
     which: Int[np.ndarray, " batch"],
     seed: Sequence[int],

@@ -11,7 +11,7 @@ import numpy as np
 from spec_jax.config import SamplingParams
 from spec_jax.engine.batch_shape import MIN_CAPACITY, power_of_two
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Request, Start, batch_of
+from spec_jax.engine.requests import Request, RequestInput, batch_of
 from spec_jax.evaluation.decoding import decode, drafts
 from spec_jax.evaluation.independence import why_not_reproducible
 from spec_jax.evaluation.recorder import play
@@ -40,7 +40,7 @@ class SampledAudit:
     def __init__(
         self,
         engine: Engine,
-        prompts: Sequence[Start],
+        prompts: Sequence[RequestInput],
         samples: int,
         on_progress: Callable[[str], None],
     ):
@@ -104,7 +104,7 @@ def width_of(engine: Engine) -> int:
     return 2 * engine.drafter.lookahead + 2
 
 
-def _rows_at_once(engine: Engine, prompts: Sequence[Start], width: int) -> int:
+def _rows_at_once(engine: Engine, prompts: Sequence[RequestInput], width: int) -> int:
     """How many rows to decode together, a power of two."""
     model, lookahead = engine.target, engine.drafter.lookahead
     length = max(map(len, prompts)) + width

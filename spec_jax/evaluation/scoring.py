@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax import distributed
 from spec_jax.engine.batch_shape import MIN_BLOCK
-from spec_jax.engine.requests import Start, batch_of
+from spec_jax.engine.requests import RequestInput, batch_of
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.output import TargetOutput
@@ -38,7 +38,7 @@ class Scorer:
         self._score = model.jit(self._logits)
 
     def logits(
-        self, prompt: Start, texts: Int[np.ndarray, "count width"]
+        self, prompt: RequestInput, texts: Int[np.ndarray, "count width"]
     ) -> Float[np.ndarray, "count width vocab"]:
         """The logits that predict each token of each text.
 
@@ -65,7 +65,7 @@ class Scorer:
 
 
 def step_by_step(
-    model: Model, prompt: Start, text: Sequence[int], width: int
+    model: Model, prompt: RequestInput, text: Sequence[int], width: int
 ) -> Float[np.ndarray, " vocab"]:
     """The logits after `prompt + text`, whose text is scored `width` tokens a call.
 
@@ -86,7 +86,7 @@ def step_by_step(
     return distributed.to_host(logits)[0, (len(tokens) - 1) % width]
 
 
-def _padded(prompt: Start, room: int) -> _Arrays:
+def _padded(prompt: RequestInput, room: int) -> _Arrays:
     """A batch of one prompt, with room for more, in whole blocks."""
     capacity = -(-(len(prompt) + room) // MIN_BLOCK) * MIN_BLOCK
     tokens = np.zeros((1, capacity), np.int32)

@@ -12,7 +12,7 @@ from spec_jax.config import CUSTOM, SamplingParams, SpeculativeConfig
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import make_draft_length_policy, make_drafting
-from spec_jax.engine.requests import Start
+from spec_jax.engine.requests import RequestInput
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation.audit import SETTINGS
 from spec_jax.evaluation.greedy import GreedyChecks
@@ -78,7 +78,7 @@ def check_lossless(
         raise ConfigError(f"samples is {samples}; give at least 1.")
     target = tiny_checkpoint(0, vocab_size=VOCAB, embed_size=16, num_layers=1)
     engine = _engine(factory, config, target)
-    prompts = [Start(list(prompt)) for prompt in PROMPTS]
+    prompts = [RequestInput(list(prompt)) for prompt in PROMPTS]
     length = max(MAX_TOKENS, 2 * engine.drafter.lookahead + 2)
     checks = GreedyChecks(engine, prompts, length, on_progress).run()
     settings, sampled = {"T=0": SamplingParams()}, _SampledRows()
@@ -115,7 +115,7 @@ class _SampledRows:
     def add(self, setting: str, which: np.ndarray, tokens: np.ndarray) -> None:
         self.rows.setdefault(setting, []).append(tokens[which == 0])
 
-    def check(self, target: Model, prompt: Start, length: int) -> Check:
+    def check(self, target: Model, prompt: RequestInput, length: int) -> Check:
         """Compares the first tokens with the target's joint distribution, by enumeration."""
         check, reference, begin = Check(JOINT), ReferenceDecoder(target), len(prompt)
         for name, rows in self.rows.items():

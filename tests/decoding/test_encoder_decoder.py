@@ -14,7 +14,7 @@ from spec_jax.drafters.base import Context, DrafterPrompt
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Start
+from spec_jax.engine.requests import RequestInput
 from spec_jax.evaluation.audit import audit
 from spec_jax.models.source import EncoderInput
 from spec_jax.sampling.parameters import BatchSampling
@@ -143,6 +143,6 @@ def _rules():
 
 @pytest.mark.slow
 def test_the_audit_knows_sources():
-    starts = [Start([0], np.array(source, np.int32)) for source in SOURCES[:3]]
+    starts = [RequestInput([0], np.array(source, np.int32)) for source in SOURCES[:3]]
     assert audit(engine_of("other"), starts, samples=512).passed
     assert audit(engine_of("other"), SOURCES[:3], samples=512).passed  # as a user gives them

@@ -12,7 +12,7 @@ from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.base import Draft, Drafter
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.requests import Start
+from spec_jax.engine.requests import RequestInput
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.evaluation import audit
 from spec_jax.evaluation.audit import SETTINGS
@@ -32,7 +32,7 @@ VOCAB = 12
 TARGET = tiny_model(0, vocab_size=VOCAB, embed_size=16, num_layers=1)
 DRAFT = noisy_copy(TARGET, 0.3)
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4, 5, 4], [int(t) for t in np.arange(20) * 7 % VOCAB]]
-STARTS = [Start(prompt) for prompt in PROMPTS]
+STARTS = [RequestInput(prompt) for prompt in PROMPTS]
 ONE = {"T=1": SamplingParams(temperature=1.0)}
 
 
@@ -98,7 +98,7 @@ def test_in_bfloat16_rounding_is_no_failure():
 def test_a_method_that_drafts_nothing_was_not_tested():
     """Lookups that match nothing: every check of drafts says so, and nothing passes."""
     silent = make_engine("prompt_lookup", TARGET, lookahead=2)
-    prompts = [Start([1]), Start([2]), Start([3])]
+    prompts = [RequestInput([1]), RequestInput([2]), RequestInput([3])]
     greedy = GreedyChecks(silent, prompts, 1, lambda message: None).run()
     assert [check.status for check in greedy] == [NOT_TESTED] * 3
     assert greedy[0].reason == "nothing was drafted" and greedy[0].comparisons

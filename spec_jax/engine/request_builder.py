@@ -10,7 +10,7 @@ import numpy as np
 
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import FIT_CONTEXT, SamplingParams, StructuredOutputsParams
-from spec_jax.engine.requests import Request, Start
+from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.engine.sequence import Origin
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.text.grammar import GrammarCompiler
@@ -19,7 +19,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's mapping with one of them, or with tokens and their text."""
 
 
-class Intake:
+class RequestBuilder:
     """Makes requests for one target.
 
     Args:
@@ -39,7 +39,7 @@ class Intake:
         """The rule that accepts drafted tokens; `greedy` is exact at temperature 0 only."""
 
     def entries(
-        self, prompts: Sequence[Prompt | Start], params: Sequence[SamplingParams]
+        self, prompts: Sequence[Prompt | RequestInput], params: Sequence[SamplingParams]
     ) -> list[tuple[Request, Origin]]:
         """The requests of a call, one for each completion, and where they come from.
 
@@ -55,7 +55,9 @@ class Intake:
                 entries.append((self.request(bare, each, i), origin))
         return entries
 
-    def request(self, prompt: Prompt | Start, sampling: SamplingParams, index: int) -> Request:
+    def request(
+        self, prompt: Prompt | RequestInput, sampling: SamplingParams, index: int
+    ) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
 
         Args:
@@ -73,22 +75,24 @@ class Intake:
                 f"for temperature {sampling.temperature}; use verification 'token'."
             )
         _, bare = text_of(index, prompt)
-        tokens = bare if isinstance(bare, Start) else self._truncated(index, bare, sampling)
-        start = tokens if isinstance(tokens, Start) else Start.of(self._config, tokens)
+        tokens = bare if isinstance(bare, RequestInput) else self._truncated(index, bare, sampling)
+        request_input = (
+            tokens if isinstance(tokens, RequestInput) else RequestInput.of(self._config, tokens)
+        )
         if len(tokens) >= self._max_model_len:
             raise RequestError(
                 f"prompt {index} has {len(tokens)} tokens, which leaves no room in a context of "
                 f"{self._max_model_len}; shorten it or raise max_model_len."
             )
         if self._config.encoder is not None:
-            if start.source is None:
+            if request_input.source is None:
                 raise RequestError(f"{self._name} reads speech, not text; use `transcribe`.")
             if sampling.prompt_logprobs is not None:
                 raise ConfigError(
                     f"prompt_logprobs is {sampling.prompt_logprobs}, but an encoder reads the "
                     f"prompts of {self._name}, which predicts none of it; leave it out."
                 )
-        if isinstance(bare, Start) and sampling.truncate_prompt_tokens is not None:
+        if isinstance(bare, RequestInput) and sampling.truncate_prompt_tokens is not None:
             raise ConfigError(
                 f"truncate_prompt_tokens is {sampling.truncate_prompt_tokens}, but audio is "
                 "not a prompt of tokens; leave it out."
@@ -106,15 +110,15 @@ class Intake:
         # SamplingParams has converted a mapping.
         assert structure is None or isinstance(structure, StructuredOutputsParams)
         return Request(
-            prompt_token_ids=start.prompt_token_ids,
+            prompt_token_ids=request_input.prompt_token_ids,
             sampling=sampling,
             key=self._key(sampling),
             stop_token_ids=stop_token_ids,
-            max_length=min(len(start) + sampling.token_limit, self._max_model_len),
-            bad_words=[*self._bad_words(sampling), *start.bad_words],
+            max_length=min(len(request_input) + sampling.token_limit, self._max_model_len),
+            bad_words=[*self._bad_words(sampling), *request_input.bad_words],
             grammar=structure and self._grammars.compile(structure, stop_token_ids),
-            source=start.source,
-            timestamps=start.timestamps,
+            source=request_input.source,
+            timestamps=request_input.timestamps,
         )
 
     def encode(self, text: str, index: int, add_special_tokens: bool = True) -> list[int]:
@@ -189,7 +193,7 @@ def completions_of(sampling: SamplingParams) -> list[SamplingParams]:
     return [dataclasses.replace(sampling, seed=seed) for seed in seeds]
 
 
-def text_of(index: int, prompt: Prompt | Start) -> tuple[str | None, Any]:
+def text_of(index: int, prompt: Prompt | RequestInput) -> tuple[str | None, Any]:
     """A prompt's text, if it has one, and its text, token ids or input without the mapping.
 
     Raises:
