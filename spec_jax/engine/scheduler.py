@@ -29,7 +29,7 @@ FEATURE_STEPS = 64
 
 NO_ORIGIN = Origin()
 
-Learn = Callable[[Request, list[int]], None]
+OnFinished = Callable[[Request, list[int]], None]
 """Told each request's tokens once it has finished, failed and cancelled ones left out."""
 
 
@@ -45,7 +45,7 @@ class Scheduler:
       engine: what decodes.
       max_num_seqs: most requests decoded at once.
       tokenizer: the target's; None if nobody reads the text.
-      learn: told the tokens of finished requests.
+      on_finished: called with each finished request and its tokens.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Scheduler:
         engine: Engine,
         max_num_seqs: int,
         tokenizer: Tokenizer | None = None,
-        learn: Learn | None = None,
+        on_finished: OnFinished | None = None,
     ):
         check_integer("max_num_seqs", max_num_seqs, 1)
         self.engine, self.max_num_seqs = engine, max_num_seqs
-        self._tokenizer, self._learn = tokenizer, learn
+        self._tokenizer, self._on_finished = tokenizer, on_finished
         self._numbers = itertools.count()
         self._streaming: set[int] = set()
         self._arrived: collections.deque[Sequence] = collections.deque()
@@ -165,7 +165,7 @@ class Scheduler:
     def _close_if_empty(self) -> None:
         if self._running or self._waiting:
             return
-        self._learn_finished()
+        self._report_finished()
         self._room = None
 
     def release(self) -> None:
@@ -179,7 +179,7 @@ class Scheduler:
             return
         if self._batch is not None and self._batch.reading:
             return  # their prompts would be read later anyway
-        self._learn_finished()
+        self._report_finished()
         rows = min(len(self._waiting) + len(self._running), self.max_num_seqs)
         if self._batch is None or self._room is None:
             self._batch = self._open(rows)
@@ -272,11 +272,11 @@ class Scheduler:
         output = sequence.output(slot, view, seconds._replace(compile=compiled))
         self._chunks.append((number, dataclasses.replace(chunk, output=output)))
 
-    def _learn_finished(self) -> None:
-        """Before others enter, and in their order: the rounds of a step then do not decide it."""
-        if self._learn is not None:
+    def _report_finished(self) -> None:
+        """Calls `on_finished` in the order of requests, whichever round finished first."""
+        if self._on_finished is not None:
             for sequence in sorted(self._finished, key=lambda each: each.number):
-                self._learn(sequence.request, sequence.token_ids)
+                self._on_finished(sequence.request, sequence.token_ids)
         self._finished.clear()
 
 
