@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
-AUTO = "auto"
+AUTO: Final = "auto"
 Dtype = Literal["float32", "bfloat16"]
 LlmDtype = Literal["auto", "float32", "bfloat16"]
 CheckpointFormat = Literal["orbax", "safetensors"]

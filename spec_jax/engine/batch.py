@@ -216,15 +216,15 @@ class Batch:
         """Reads the prompts of the first group; its rows enter at the end."""
         prefill, before = self._prefills[0], self.seconds.prefill
         with self._measured("prefill"):
-            if prefill.rows is None:
-                self._begin(prefill, to_end)
+            rows = prefill.rows or self._begin(prefill, to_end)
             for _ in range(prefill.num_chunks if to_end else min(1, prefill.num_chunks)):
-                prefill.rows = self._programs.read_chunk(prefill.rows, prefill.shape)
+                rows = self._programs.read_chunk(rows, prefill.shape)
                 prefill.num_chunks -= 1
+            prefill.rows = rows
             if not prefill.num_chunks:
                 self._prefills.popleft()
-                self._enter(prefill)
-            jax.block_until_ready(prefill.rows.state.lengths)
+                self._enter(prefill, rows)
+            jax.block_until_ready(rows.state.lengths)
         prefill.seconds += self.seconds.prefill - before
         slots = [slot for slot in prefill.group if slot is not None]
         for slot in slots:
@@ -232,7 +232,7 @@ class Batch:
             record.num_computed_tokens += prefill.shape.block
             record.began = self.seconds._replace(prefill=share)
 
-    def _begin(self, prefill: Prefill, to_end: bool) -> None:
+    def _begin(self, prefill: Prefill, to_end: bool) -> DeviceRows:
         """Makes the rows of a group: read to the end by one program, or with what they copy."""
         requests, shape = prefill.requests, prefill.shape
         slots, num_tokens = self._sources(prefill)
@@ -246,16 +246,14 @@ class Batch:
                 record = self._slots[slot]
                 record.num_cached_tokens = record.num_computed_tokens = count
         if not num_tokens.any() and (to_end or num_chunks <= 1):
-            prefill.rows = self._programs.read(requests, shape)
-            return
-        prefill.num_chunks = num_chunks
-        prefill.rows = self._programs.start(requests, shape)
-        self._make_room(prefill.rows)
+            return self._programs.read(requests, shape)
+        prefill.num_chunks, rows = num_chunks, self._programs.start(requests, shape)
+        self._make_room(rows)
+        if not num_tokens.any():
+            return rows
         assert self._rows is not None
-        if num_tokens.any():
-            prefill.rows = self._programs.copy_prefix(
-                prefill.rows, self._rows, (shape, self.shape), slots, num_tokens
-            )
+        shapes = shape, self.shape
+        return self._programs.copy_prefix(rows, self._rows, shapes, slots, num_tokens)
 
     def _sources(
         self, prefill: Prefill
@@ -269,10 +267,9 @@ class Batch:
             slots[row], num_tokens[row] = np.argmax(counts), max(counts)
         return slots.reshape(self._shards, joining), num_tokens
 
-    def _enter(self, prefill: Prefill) -> None:
+    def _enter(self, prefill: Prefill, rows: DeviceRows) -> None:
         """Puts rows whose prompts are read into their slots."""
-        programs, shape, group, rows = self._programs, self.shape, prefill.group, prefill.rows
-        assert rows is not None
+        programs, shape, group = self._programs, self.shape, prefill.group
         if self._profiler is not None:
             rows = dataclasses.replace(rows, state=self._profiler.begin(self._key, rows.state))
         fills_batch = len(group) == shape.batch and all(

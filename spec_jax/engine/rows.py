@@ -239,14 +239,15 @@ class RowPrograms:
         key = (INSERT, (shape.of_rows, slots.size))
         out = shardings(args[0])
         program = self.compiler.program(key, put, args, donate=(0,), out_shardings=out)
-        return DeviceRows(*program(*args)).with_features(shape.features)
+        state, sampling = program(*args)
+        return DeviceRows(state, sampling).with_features(shape.features)
 
 
 def _padded(state: DecodeState, like: DecodeState) -> DecodeState:
     """The rows of a state with room for as much as the rows of `like`."""
     if state.logprobs is None and like.logprobs is not None:
-        top = like.logprobs.top.shape[-1]
-        zeros = Logprobs.zeros(*state.tokens.shape, top)
+        batch, length = state.tokens.shape
+        zeros = Logprobs.zeros(batch, length, like.logprobs.top.shape[-1])
         state = dataclasses.replace(state, logprobs=zeros)
     return pad_rows(state, like)
 

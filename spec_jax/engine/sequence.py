@@ -1,7 +1,7 @@
 """One request while it is decoded: its tokens, its text, why it ended, its result."""
 
+import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
@@ -19,7 +19,8 @@ from spec_jax.outputs import (
 from spec_jax.text.tokenizer import Tokenizer
 
 
-class Origin(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Origin:
     """Where a request comes from.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The layers' states: plain pytrees, passed in and returned; setting a length rolls them back."""
 
 import dataclasses
-from typing import Protocol, Self
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ class StateSize:
     placement: Placement = Placement.single_device()
 
 
+@runtime_checkable
 class LayerState(Protocol):
     """The state of one layer for all rows, after the tokens that the layer has read: a pytree.
 
@@ -56,7 +57,7 @@ class LayerState(Protocol):
         """Whether a row may be cut to any length, further back than the last commit too."""
         ...
 
-    def commit(self, lengths: Int[Array, " batch"]) -> Self:
+    def commit(self, lengths: Int[Array, " batch"]) -> "LayerState":
         """The state, told that no later call starts before these indices."""
         ...
 
@@ -65,7 +66,7 @@ class LayerState(Protocol):
         sources: Int[Array, "batch moved"],
         to: Int[Array, " batch"],
         num_tokens: Int[Array, " batch"] | None = None,
-    ) -> Self:
+    ) -> "LayerState":
         """Moves the first `num_tokens` of the tokens at indices `sources` side by side to `to`.
 
         Only kinds that read trees of drafts are asked to, see `mixers.Mixer`.

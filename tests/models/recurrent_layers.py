@@ -5,7 +5,7 @@ They are written as a user of the package would add them: a mixer, its state, an
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ class Columns:
 class ShortConvolution(nnx.Module):
     """`output(after * convolution(before * x))` with a filter for each channel."""
 
-    reads_trees = False
+    reads_trees: ClassVar[bool] = False
 
     def __init__(
         self, config: TransformerConfig, layer: LayerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs
@@ -141,7 +141,9 @@ class DeltaState:
     def commit(self, lengths: Int[Array, " batch"]) -> Self:
         return dataclasses.replace(self, matrix=self.folded(lengths), base=lengths)
 
-    def write(self, inputs: tuple[Array, ...], start: Array, num_tokens: Array | None) -> Self:
+    def write(
+        self, inputs: tuple[Array, ...], start: Array, num_tokens: Array | None
+    ) -> "DeltaState":
         """The tape with new tokens; a row that starts at 0 has an empty state."""
         is_new = start == 0
         matrix = jnp.where(is_new[:, None, None, None], 0.0, self.matrix)
@@ -174,7 +176,7 @@ def _updated(matrix: Array, key: Array, value: Array, decay: Array, rate: Array)
 class GatedDelta(nnx.Module):
     """A gated delta net with one matrix a head."""
 
-    reads_trees = False
+    reads_trees: ClassVar[bool] = False
 
     def __init__(
         self, config: TransformerConfig, layer: LayerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs
