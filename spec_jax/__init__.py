@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used: JAX takes seconds, a usage error must not."""
     for module in ("config", "errors", "outputs", "sharding", "engine.custom", "llm"):
         if name in __all__ and hasattr(
-            found := importlib.import_module(f"spec_jax.{module}"), name
+            imported := importlib.import_module(f"spec_jax.{module}"), name
         ):
-            return getattr(found, name)
+            return getattr(imported, name)
     raise AttributeError(f"module 'spec_jax' has no attribute {name!r}")

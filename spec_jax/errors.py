@@ -39,7 +39,7 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def raising_panics() -> Iterator[None]:
-    """Raises a panic of the tokenizers library, which is no `Exception`, as a ValueError."""
+    """Raises a panic of the tokenizers library, which is not an `Exception`, as a ValueError."""
     try:
         yield
     except BaseException as error:
@@ -100,7 +100,7 @@ class DisagreementError(ConfigError):
 
 
 class TrainingError(SpecJaxError):
-    """Training a draft cannot go on; what was saved is intact."""
+    """Training a draft cannot continue; saved files are intact."""
 
 
 class BenchmarkError(SpecJaxError):
@@ -112,11 +112,11 @@ def is_out_of_memory(error: Exception) -> bool:
     return type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Returns `` Did you mean 'x'?`` for the closest known name, or the list of known names."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
+    names = sorted(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(names)}."
 
 
 def unknown_option(
@@ -125,7 +125,7 @@ def unknown_option(
     """The error for an option that `owner` does not have.
 
     Args:
-      owner: what it was given to.
+      owner: the class or function that got it.
       name: the option.
       options: the options that there are.
       unsupported: for options that users of other libraries give, what to do instead.

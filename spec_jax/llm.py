@@ -45,47 +45,48 @@ class LLM:
     """A target model, decoded with or without speculation.
 
     Several threads may call it: the requests of all calls, open streams included, are decoded
-    together in one running batch. Its siblings (`with_speculation`) have batches that take turns
-    with it, step by step. If several processes decode together, only one thread of each may call
-    it, because their calls must have the same order; closing a stream is a call, too.
+    together in one running batch. Siblings (`with_speculation`) have separate batches, which take
+    turns step by step. If several processes decode together, only one thread of each may call
+    it, because all processes must make the same calls in the same order, closing a stream included.
 
     Compiled programs are kept for later processes, 2 GiB at most, in $SPEC_JAX_CACHE/xla or
-    ~/.cache/spec-jax/xla, unless JAX has a compilation cache of its own.
+    ~/.cache/spec-jax/xla, unless JAX already has a compilation cache.
 
     Args:
-      model: the target, which is what speaks: a Hugging Face directory, a .gguf file, a recipe
+      model: the target model: a Hugging Face directory, a .gguf file, a recipe
         (.toml), a folder of a bucket (`gs://`, `s3://`) or a hub id `org/name[@revision]`.
-      speculative_config: how to draft and verify; plain decoding if None. A mapping may also have
-        the names of vLLM's (`SpeculativeConfig.from_dict`).
-      drafter: a drafter of your own, for the method `custom`: a function of a `DrafterSetting`
-        that returns it (`spec_jax.drafters`).
+      speculative_config: how to draft and verify; plain decoding if None. A mapping may also use
+        vLLM's names (`SpeculativeConfig.from_dict`).
+      drafter: for the method `custom`, a function of a `DrafterSetting` that returns your drafter
+        (`spec_jax.drafters`).
       layout: how the models are sharded over several devices or processes: a layout file
         (`sharding/*.toml`) or a `Layout`; by default JAX's first device. It decides which devices
         JAX has, so make the `LLM` before anything else uses them.
       tensor_parallel_size: instead of a layout, the number of this machine's devices that the
         models are sharded over (`Layout.tensor_parallel`); 1 is one device.
       dtype: `float32` or `bfloat16`, of weights that are not quantized, and of caches. `auto` is
-        the checkpoint's own where the machine is fastest with it: float32 on a CPU without native
-        code, and for GGUF blocks.
+        the checkpoint's dtype where the machine is fastest with it, but float32 on a CPU without
+        native code, and for GGUF blocks.
       quantization: how the target's matrices are kept: `none`; rounded to `int8`, one scale an
         output, or to `int4`, a scale and a minimum for 32 inputs; or `gguf`, which keeps the
-        blocks of a quantized .gguf file as they are and rounds nothing. The output is exactly that
-        of the quantized target. `auto` is `gguf` for such files if native code computes, and
+        blocks of a quantized .gguf file as they are and rounds nothing. The output is exactly
+        the quantized target's. `auto` is `gguf` for such files if native code computes, and
         `none` otherwise.
       kv_cache_dtype: `int8` keeps keys and values of target and draft in 8 bits, with a scale for
-        each head of each token; the output is exactly that of the target with such a cache. `auto`
-        keeps them in `dtype`, or on CPU in float32.
+        each head of each token; the output is exactly what the target with such a cache decodes.
+        `auto` keeps them in `dtype`, or on CPU in float32.
       offload: `host` keeps the matrices of the target's blocks in host memory and streams them to
         the devices in every call, for targets that do not fit; the devices hold two blocks at a
-        time. Speculation divides the time of that by the tokens that a call keeps. The draft, and
+        time. Speculation amortises the transfer over the accepted tokens. The draft, and
         the layers that `early_exit` drafts with, stay on the devices.
-      resident_layers: with offload `host`, how many blocks, the first ones, stay on the devices all
-        the same: as many as fit.
-      max_model_len: most tokens of prompt and completion together; the model's own by default. With
-        LongRoPE (Phi-3 of 128k tokens) it chooses the rotary frequencies of all texts: at most the
-        original context (4,096) for those of short ones.
-      max_num_seqs: most requests decoded at once; further ones follow as soon as one finishes.
-      seed: seeds of requests without their own seed derive from it.
+      resident_layers: with offload `host`, how many of the first blocks stay on the devices anyway:
+        as many as fit.
+      max_model_len: the limit of prompt and completion together, in tokens; by default the model's.
+        With LongRoPE (Phi-3 of 128k tokens) it chooses the rotary frequencies of all texts: give at
+        most the original context (4,096) for the frequencies of short texts.
+      max_num_seqs: the largest number of requests decoded at once; the next one follows as soon as
+        one finishes.
+      seed: seeds of requests without a seed derive from it.
       generation_config: `auto` samples requests without parameters as the model's
         generation_config.json says; `none` decodes them greedily.
       on_progress: called with a line of text while loading and compiling.
@@ -183,18 +184,18 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """What decodes its requests."""
+        """The engine that decodes its requests."""
         return self._scheduler.engine
 
     @property
     def max_num_seqs(self) -> int:
-        """Most requests decoded at once; it may be set between calls."""
+        """The largest number of requests decoded at once; it may be set between calls."""
         return self._scheduler.max_num_seqs
 
     @max_num_seqs.setter
-    def max_num_seqs(self, most: int) -> None:
-        check_integer("max_num_seqs", most, 1)
-        self._scheduler.max_num_seqs = most
+    def max_num_seqs(self, limit: int) -> None:
+        check_integer("max_num_seqs", limit, 1)
+        self._scheduler.max_num_seqs = limit
 
     def with_speculation(
         self,
@@ -203,11 +204,11 @@ class LLM:
     ) -> "LLM":
         """A second `LLM` that drafts or verifies differently.
 
-        It shares the target's weights, and the draft's if it names the same.
+        It shares the target's weights, and the draft model's if both name the same.
         """
         speculation = choose(speculative_config, drafter)
         sibling = copy.copy(self)
-        sibling._request_builder = copy.copy(self._request_builder)  # which counts its own requests
+        sibling._request_builder = copy.copy(self._request_builder)  # the copy counts separately
         sibling._speculate(speculation, drafter, self.max_num_seqs)
         return sibling
 
@@ -216,9 +217,9 @@ class LLM:
     ) -> None:
         def load_draft() -> checkpoints.Checkpoint:
             assert config.draft is not None  # SpeculativeConfig has checked it
-            asked, found = self._loader.options.quantization, self.quantization
-            quantization = config.draft_quantization or asked
-            if config.draft == self._target and quantization in (asked, found):
+            option = self._loader.options.quantization
+            quantization = config.draft_quantization or option
+            if config.draft == self._target and quantization in (option, self.quantization):
                 return self._checkpoint
             if self._draft is None or self._draft[0] != (config.draft, quantization):
                 draft = self._loader.draft(config.draft, quantization, self._checkpoint)
@@ -304,16 +305,16 @@ class LLM:
             its `prompt` or `prompt_token_ids`.
           sampling_params: one for all prompts, or one for each; by default
             `get_default_sampling_params`.
-          use_tqdm: whether standard error shows a bar; or what makes one, like `tqdm`.
+          use_tqdm: whether standard error shows a bar, or a function that makes one, like `tqdm`.
 
         Returns:
-          One result per prompt, in order. A request that fails by itself (NaN logits, every token
+          One result per prompt, in order. A request that fails alone (NaN logits, every token
           masked) has `finish_reason` "error" and the reason in `error`.
 
         Raises:
           RequestError: a prompt is empty, too long, or not text; nothing was decoded.
           ConfigError: the parameters do not fit the prompts or the verification, or another
-            process of this run was called with others.
+            process of this run was called with other ones.
           GenerationError: a later failure; its `outputs` are the results up to it.
         """
         several = as_list(prompts)
@@ -326,10 +327,10 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[StreamChunk]:
-        """Completes prompts and yields the text as it comes; arguments as for `generate`.
+        """Completes prompts and yields the text as it comes; same arguments as `generate`.
 
         The concatenated texts of a prompt's chunks are its output's text, and its last chunk
-        carries the output; each of several completions (`n`) has an output of its own. Yielded
+        carries the output; each of several completions (`n`) has a separate output. Yielded
         chunks stay valid after a later error of the device, which is raised unchanged. Closing or
         dropping the iterator frees the memory of its requests.
         """
@@ -345,7 +346,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[int]:
-        """The token ids that `chat` reads of one conversation; arguments and errors are its."""
+        """The token ids of one conversation; same arguments and errors as `chat`."""
         text = self.tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -391,17 +392,18 @@ class LLM:
 
         Args:
           messages: `{"role": ..., "content": ...}` of one conversation, or a list of such lists.
-          sampling_params: one for all conversations, or one for each; as for `generate`.
+          sampling_params: one for all conversations, or one for each, like `generate`.
           stream: yield the answers as they come, like `stream`.
-          use_tqdm: as for `generate`.
-          add_generation_prompt: whether the prompt ends with what begins the assistant's message.
+          use_tqdm: the same as in `generate`.
+          add_generation_prompt: whether the prompt ends with the begin of the assistant's message.
           continue_final_message: whether the last message is continued instead of answered, with
             `add_generation_prompt=False`.
 
         Raises:
-          RequestError: as of `generate`; or a message is malformed, or the template refuses it.
-          ConfigError: as of `generate`; or the model has no chat template, or two arguments
-            contradict each other.
+          RequestError: for the same reasons as `generate`; or a message is malformed, or the
+            template refuses it.
+          ConfigError: for the same reasons as `generate`; or the model has no chat template, or two
+            arguments contradict each other.
         """
         if isinstance(messages, str):
             raise RequestError(
@@ -423,7 +425,7 @@ class LLM:
         ]
         if stream:
             if use_tqdm:
-                raise ConfigError("use_tqdm shows how many answers are whole; leave stream out.")
+                raise ConfigError("use_tqdm shows how many answers are complete; leave stream out.")
             return self.stream(prompts, sampling_params)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
@@ -436,25 +438,26 @@ class LLM:
         timestamps: bool = False,
         sampling_params: SamplingParams | None = None,
     ) -> list[Transcription]:
-        """Writes down what is said in sounds, with a model of speech such as Whisper.
+        """Transcribes audio with a speech model such as Whisper.
 
-        A sound is read in windows of 30 seconds; those of several sounds are decoded together.
+        Audio is read in windows of 30 seconds; windows of several files are decoded together.
 
         Args:
-          sounds: one or several, each the path of a sound file, or samples of one channel at
+          sounds: one or several, each the path of an audio file, or samples of one channel at
             16 kHz.
-          language: that is spoken, such as `de`; by default the model tells it from the begin.
+          language: the spoken language, such as `de`; by default the model detects it in the first
+            window.
           task: `transcribe`, or `translate` into English.
           timestamps: whether segments have begins and ends; otherwise each window is one.
           sampling_params: greedy by default. `max_tokens` is for each window, at most half of the
             decoder's context.
 
         Returns:
-          One result per sound, in order.
+          One result for each of `sounds`, in order.
 
         Raises:
-          RequestError: a sound cannot be read.
-          ConfigError: the model reads no speech, or does not know the language or the task.
+          RequestError: one of `sounds` cannot be read.
+          ConfigError: the model is not a speech model, or does not know the language or the task.
         """
         speech, config = self._checkpoint.speech, self.engine.target.config
         if speech is None:
@@ -468,6 +471,6 @@ class LLM:
     ) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
 
-        `index` names it in messages; errors are those of `generate`.
+        `index` names the prompt in messages; the errors are the same as for `generate`.
         """
         return self._request_builder.request(prompt, sampling, index)

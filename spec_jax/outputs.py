@@ -31,10 +31,10 @@ class SpeculativeMetrics:
 
     Attributes:
       rounds: target calls after the prompt.
-      draft_tokens: tokens proposed.
-      accepted_tokens: proposed tokens that verification kept.
-      accepted_per_position: for each draft position, how often its token was kept.
-      prefill_seconds: reading the prompt; an equal share of it if several were read at once.
+      draft_tokens: drafted tokens.
+      accepted_tokens: drafted tokens that verification accepted.
+      accepted_per_position: for each draft position, how often its token was accepted.
+      prefill_seconds: computing the prompt; an equal share if several were computed together.
       decode_seconds: the rounds from the first one that the request took part in to its last.
       compile_seconds: compilation that the call waited for until then; 0 after warm-up.
       completion_tokens: tokens generated.
@@ -105,7 +105,7 @@ class CompletionOutput:
       token_ids: the completion's tokens, the stop token or the token that completed a stop
         string included.
       finish_reason: `stop` (end-of-sequence, stop token or stop string), `length` (max_tokens or
-        the context's edge), `error` (see `error`) or `abort` (cancelled before it was complete).
+        the context's edge), `error` (see the field) or `abort` (cancelled before it was complete).
       stop_reason: the stop string or the stop token that ended it; None for an end-of-sequence
         token, or if something else did.
       metrics: speculation and timing.
@@ -136,11 +136,11 @@ class CompletionOutput:
 class RequestOutput:
     """The result of one prompt; names as in vLLM.
 
-    What a completion has, such as `text`, is here too, and is that of the first one.
+    The fields of the first completion, such as `text`, are here too.
 
     Attributes:
       request_id: different for each prompt of one `LLM`.
-      prompt: the prompt's text as it was given, or None if only token ids were.
+      prompt: the prompt's text, or None if the prompt was token ids.
       prompt_token_ids: its tokens.
       outputs: its completions, as many as `n`.
       prompt_logprobs: for each of its tokens as `logprobs` of a completion; None for the first,
@@ -168,22 +168,22 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """The first completion's."""
+        """Of the first completion."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The first completion's."""
+        """Of the first completion."""
         return self.outputs[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
-        """The first completion's."""
+        """Of the first completion."""
         return self.outputs[0].finish_reason
 
     @property
     def metrics(self) -> SpeculativeMetrics:
-        """The first completion's."""
+        """Of the first completion."""
         return self.outputs[0].metrics
 
     @property
@@ -228,9 +228,9 @@ class Segment:
     """A piece of a transcription.
 
     Attributes:
-      start: seconds from the sound's begin.
-      end: likewise.
-      text: what was said.
+      start: seconds from the begin of the audio.
+      end: seconds from the begin of the audio.
+      text: the spoken text.
       token_ids: its tokens, timestamps included.
     """
 
@@ -242,13 +242,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcription:
-    """The text of one sound.
+    """The text of one audio.
 
     Attributes:
       text: all of it.
       language: the code of the language that was spoken, such as `de`.
       segments: its pieces; one for each window of 30 seconds if no timestamps were asked for.
-      seconds: how long the sound lasts.
+      seconds: the duration of the audio.
       windows: the completion of each window, with its metrics.
     """
 
