@@ -2,14 +2,11 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import (
     CONFIDENCE_THRESHOLD,
     DraftModelConfig,
@@ -35,13 +32,18 @@ from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.custom import DrafterSetting, custom_drafter
+from spec_jax.engine.draft_models import (
+    check_source,
+    load_draft_of_any_tokenizer,
+    most_frequent_ids,
+    sharing_encoder,
+)
 from spec_jax.engine.host_rounds import HostDrafts
 from spec_jax.engine.programs import Compiler
 from spec_jax.engine.requests import Request
 from spec_jax.engine.suffix_index import SuffixIndex
 from spec_jax.engine.universal_text import UniversalText
 from spec_jax.errors import ConfigError, VocabularyMismatchError
-from spec_jax.models.model import Model
 from spec_jax.text.translation import TextTranslator
 from spec_jax.text.vocabulary import VocabularyMap
 
@@ -53,7 +55,7 @@ class Drafting:
     Attributes:
       drafter: proposes tokens on the device.
       inputs: makes the drafter's inputs for a batch of requests, if it has any.
-      host: makes what drafts on the host for a batch, if `drafter` only proposes its tokens.
+      host: makes the drafts on the host for a batch, if `drafter` only proposes their tokens.
       on_finished: stores the output of a finished request, if the method uses past outputs.
     """
 
@@ -68,63 +70,12 @@ def make_drafting(setting: DrafterSetting) -> Drafting:
 
     Raises:
       CheckpointError: the draft model cannot be loaded.
-      ConfigError: an option does not fit the models; or a drafter from outside of the package is
-        none.
+      ConfigError: an option does not fit the models; or the factory of a custom method does not
+        return a drafter.
       VocabularyMismatchError: the draft's token ids mean other text than the target's.
     """
     drafter = custom_drafter(setting)
     return Drafting(drafter) if drafter is not None else _METHODS[setting.config.method](setting)
-
-
-def _check_source(setting: DrafterSetting, draft: Checkpoint, *, same_tokens: bool) -> None:
-    """Checks that the draft's encoder, if it has one, can read what the target's reads."""
-    own, target = draft.model.config.encoder, setting.target.model.config.encoder
-    if own is None:
-        return
-    if target is None:
-        raise ConfigError(
-            f"the draft {draft.name} has an encoder, which would have nothing to read, since "
-            f"{setting.target.name} has none; use a draft without one."
-        )
-    frames = (own.mel_bins, target.mel_bins)
-    if frames[0] != frames[1] or (not frames[0] and not same_tokens):
-        raise ConfigError(
-            f"the encoder of the draft {draft.name} cannot read what that of {setting.target.name} "
-            "reads; use method 'draft_model' with a draft of the same tokenizer or the same "
-            "frames, 'prompt_lookup' or 'early_exit'."
-        )
-
-
-def _sharing_encoder(target: Model, draft: Model) -> Model | None:
-    """The draft with the target's encoder if its own is a copy of it; None otherwise."""
-    encoder = target.config.encoder
-    if encoder is None or draft.config.encoder != encoder:
-        return None
-    ours, theirs = target.weights, draft.weights
-    names = [name for name in theirs if name.startswith("encoder.")]
-    if not encoder.mel_bins:  # the encoder reads tokens through the embedding
-        names.append("embed.weight")
-    for name in names:
-        one, other = (jax.tree.leaves(each[name]) for each in (ours, theirs))
-        alike = len(one) == len(other) and all(map(_alike, one, other))
-        if not alike:
-            return None
-    return draft.with_weights({name: ours[name] for name in names})
-
-
-def _alike(one: jax.Array, other: jax.Array) -> bool:
-    same = one.shape == other.shape and one.dtype == other.dtype
-    return same and one.sharding == other.sharding and bool((one == other).all())
-
-
-def _draft_of_any_tokenizer(setting: DrafterSetting) -> Checkpoint:
-    draft = setting.load_draft()
-    if draft.outputs is not None:
-        raise ConfigError(
-            f"{draft.name} was trained to propose {len(draft.outputs)} tokens of one target; use "
-            "method 'draft_model' with it."
-        )
-    return draft
 
 
 def make_draft_length_policy(config: SpeculativeConfig) -> DraftLengthPolicy:
@@ -168,12 +119,12 @@ def _draft_model(setting: DrafterSetting) -> Drafting:
             "draft of any tokenizer; method 'prompt_lookup', which needs none; or a draft of the "
             "target's."
         )
-    _check_source(setting, draft, same_tokens=True)
-    sharing = _sharing_encoder(target.model, draft.model)
+    check_source(setting, draft, same_tokens=True)
+    sharing = sharing_encoder(target.model, draft.model)
     model, columns, ids = sharing or draft.model, None, draft.outputs
     assert isinstance(setting.config, DraftModelConfig)
     if setting.config.draft_vocab_size is not None:
-        ids = _most_frequent(draft, setting.config.draft_vocab_size)
+        ids = most_frequent_ids(draft, setting.config.draft_vocab_size)
         model = model.with_outputs(ids)
     if ids is not None:
         vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
@@ -188,36 +139,9 @@ def _draft_model(setting: DrafterSetting) -> Drafting:
     return Drafting(drafter)
 
 
-def _most_frequent(draft: Checkpoint, count: int) -> list[int]:
-    """Ids of the tokens that are probably most frequent: special ones, and the first ids.
-
-    Tokenizers are trained by merging the most frequent pair first, so ids are sorted by frequency.
-    """
-    if draft.outputs is not None:
-        raise ConfigError(
-            f"draft_vocab_size is {count}, but {draft.name} was trained to propose "
-            f"{len(draft.outputs)} tokens of its own choice; leave draft_vocab_size out."
-        )
-    size = min(draft.tokenizer.vocab_size, draft.model.config.vocab_size)
-    if count > size:
-        raise ConfigError(
-            f"draft_vocab_size is {count}, but {draft.name} has {size} tokens; give fewer, or "
-            "leave it out."
-        )
-    num_shards = draft.model.placement.num_shards("vocab")
-    if count % num_shards:
-        raise ConfigError(
-            f"draft_vocab_size is {count}, but the layout splits the draft's vocabulary into "
-            f"{num_shards} shards; give a multiple of {num_shards}."
-        )
-    special = set(draft.eos_token_ids)
-    others = (i for i in range(size) if i not in special)
-    return sorted([*special, *itertools.islice(others, count - len(special))])
-
-
 def _universal_vocabulary(setting: DrafterSetting) -> Drafting:
-    target, draft = setting.target, _draft_of_any_tokenizer(setting)
-    _check_source(setting, draft, same_tokens=False)
+    target, draft = setting.target, load_draft_of_any_tokenizer(setting)
+    check_source(setting, draft, same_tokens=False)
     vocabulary = VocabularyMap.between(
         target.tokenizer,
         draft.tokenizer,
@@ -249,7 +173,7 @@ def _universal_vocabulary(setting: DrafterSetting) -> Drafting:
 
 
 def _universal_text(setting: DrafterSetting) -> Drafting:
-    draft = _draft_of_any_tokenizer(setting)
+    draft = load_draft_of_any_tokenizer(setting)
     if draft.model.config.encoder is not None:
         raise ConfigError(
             f"the draft {draft.name} has an encoder, and method 'universal_text' drafts with "
