@@ -152,7 +152,7 @@ def test_the_adaptive_policy_learns_from_rows_that_a_stop_string_ends(plain):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Makes the device fail in the call after so many."""
+    """Makes the device fail in the call after this many."""
 
     def fail_after(calls):
         left = [calls]
@@ -255,7 +255,7 @@ def test_an_abandoned_stream_frees_its_rows(plain, how, monkeypatch):
 
 @pytest.mark.parametrize("crowded", [False, True])
 def test_programs_that_were_used_last_are_kept(plain, crowded, monkeypatch):
-    """Only so many, and on Linux fewer where their memory maps near the system's limit."""
+    """Only this many, and on Linux fewer where their memory maps near the system's limit."""
     changed = {"MIN_PROGRAMS": 2, "MAX_MAPS": 0.0} if crowded else {"MAX_PROGRAMS": 2}
     for name, value in changed.items():
         monkeypatch.setattr(programs, name, value)
@@ -276,7 +276,7 @@ def test_dropped_programs_give_their_memory_maps_back(plain):
         pytest.skip("this system does not count memory maps")
 
     def many(number, x):
-        for _ in range(20):  # products are kernels of their own, each with its maps
+        for _ in range(20):  # products are separate kernels, each with its maps
             x = jax.numpy.sin(x @ x) + number
         return x
 

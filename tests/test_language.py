@@ -18,11 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 NOT_YET: set[str] = {
     *("benchmarks", "checkpoints", "docs", "launch", "sharding"),
-    "spec_jax",
-    *("spec_jax/engine", "spec_jax/kernels"),
+    "spec_jax/kernels",
     *("spec_jax/models", "spec_jax/sampling"),
     "tests",
-    *("tests/engine", "tests/fuzz"),
+    "tests/fuzz",
     "tests/models",
 }
 """Rooms that are not converted yet."""

@@ -138,7 +138,7 @@ def test_unseeded_requests_differ_and_the_seed_of_the_llm_reproduces_them(direct
     assert not set(decoded(4)) & set(first)
 
 
-def test_a_seed_of_its_own_fixes_a_request(plain):
+def test_a_request_with_a_seed_is_reproducible(plain):
     warm = SamplingParams(max_tokens=12, temperature=1.5, ignore_eos=True, seed=11)
     outputs = plain.generate([PROMPTS[0]] * 2, warm) + plain.generate(PROMPTS[0], warm)
     assert len({each.token_ids for each in outputs}) == 1
@@ -232,13 +232,13 @@ def test_a_request_without_a_distribution_fails_alone(llm_of, method):
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
-def test_nothing_is_traced_or_compiled_again_inside_a_bucket(llm_of, method):
+def test_nothing_is_traced_or_compiled_again_inside_a_shape(llm_of, method):
     llm = llm_of(method)
     llm.generate(PROMPTS, GREEDY)
     warm = SamplingParams(
         max_tokens=17, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2
     )
-    llm.generate(PROMPTS, warm)  # which steps of sampling there are is part of the bucket
+    llm.generate(PROMPTS, warm)  # which steps of sampling there are is part of the shape
     traces, seconds = llm.engine.traces, llm.engine.compile_seconds
     assert traces >= 2 and seconds > 0
     warm = dataclasses.replace(warm, temperature=1.5, top_p=0.8, min_p=0.0, presence_penalty=1.0)

@@ -28,8 +28,8 @@ def check_source(setting: DrafterSetting, draft: Checkpoint, *, same_tokens: boo
     if frames[0] != frames[1] or (not frames[0] and not same_tokens):
         raise ConfigError(
             f"the encoder of the draft {draft.name} cannot read the encoder input of "
-            f"{setting.target.name}; use method 'draft_model' with a draft of the same tokenizer or the same "
-            "frames, 'prompt_lookup' or 'early_exit'."
+            f"{setting.target.name}; use method 'draft_model' with a draft of the same tokenizer "
+            "or the same frames, 'prompt_lookup' or 'early_exit'."
         )
 
 

@@ -35,7 +35,7 @@ def state_of(policy, room):
 
 
 class Rounds:
-    """Rounds that emit one token, and cost what a table and a clock of their own say."""
+    """Rounds that emit one token, and cost what a table and a clock of the test say."""
 
     def __init__(self, monkeypatch):
         self.now, self.forced, self.first = 100.0, [], True
@@ -82,7 +82,7 @@ def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
     np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
     pacer.advance("loop", state, 5, 1, rounds)
     assert rounds.forced[16:] == [-1] * 8
-    # Another loop has costs of its own.
+    # Another loop has separate costs.
     pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [50])), 1, 1, rounds)
     assert rounds.forced[24:40] == [0, 1, 2, 4] * 4
     assert set(pacer.costs) == {"loop", "other"}

@@ -81,7 +81,7 @@ def violations(method: str, grammars) -> tuple[list[str], int, int]:
 
 
 def is_viable(sampling: SamplingParams, generated: list[int]) -> bool:
-    """Whether a grammar of its own reads the tokens and knows how to go on."""
+    """Whether a separate grammar reads the tokens and knows how to go on."""
     grammar = COMPILER.compile(sampling.structured_outputs, ENDS)
     grammar.advance(generated)
     return grammar.error is None and bool(grammar.masks(()).any())

@@ -1,4 +1,4 @@
-"""Drafts from another tokenizer, from text to text: what is said is what plain decoding says."""
+"""Drafts from another tokenizer, from text to text: the output equals plain decoding."""
 
 import dataclasses
 import time
@@ -115,7 +115,7 @@ def test_greedy_text_is_plain_decodings(
     llm = drafted(method, target, drafter, policy, verification=verification)
     outputs = llm.generate(PROMPTS, GREEDY)
     assert ids_of(outputs) == expected
-    if policy == "constant":  # a program of its own
+    if policy == "constant":  # a separate program
         assert ids_of(llm.generate(PROMPTS[0], GREEDY)) == expected[:1]
     metrics = [output.metrics for output in outputs]
     assert sum(each.draft_tokens for each in metrics) > 0
