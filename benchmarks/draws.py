@@ -2,7 +2,7 @@
 
     python -m benchmarks.draws
 
-`argmax` draws nothing: it is what a greedy row does. The ways take turns within each repeat.
+`argmax` draws nothing: greedy rows use it. The ways take turns within each repeat.
 """
 
 import functools

@@ -63,7 +63,7 @@ def random_model(name, quantization="none"):
 
 
 def bandwidth(size=2**32):
-    """Bytes a second that a sum over so many bytes reads; the best of ten."""
+    """Bytes a second that a sum over `size` bytes reads; the best of ten."""
     data, best = jnp.ones(size // 4, jnp.float32), 0.0
     total = jax.jit(jnp.sum)
     for _ in range(10):

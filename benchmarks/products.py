@@ -2,7 +2,7 @@
 
     python -m benchmarks.products              # two minutes on two idle cores
 
-A product is that of one MLP matrix of the demo model, the best of five times fifty calls. A prompt
+A product has one MLP matrix of the demo model; it is the best of five times fifty calls. A prompt
 is read with one token generated, the best of three calls. To compare with another version of the
 package, run it in a checkout of that version; `SPEC_JAX_NATIVE` chooses another kind of processor,
 or 0 for XLA's own products.

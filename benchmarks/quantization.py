@@ -3,8 +3,9 @@
     python -m benchmarks.quantization          # two minutes on two cores
 
 For 50 chat prompts and their greedy answers by the unquantized model, at each position of an
-answer: the Kullback-Leibler divergence of the quantized model's distribution from that of the
-dequantized float32 model, in nats, and how often both have the same most likely token.
+answer: the Kullback-Leibler divergence of the quantized model's distribution from the
+distribution of the dequantized float32 model, in nats, and how often both have the same most
+likely token.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How many greedy texts in bfloat16 are those of plain decoding, and what equality costs.
+"""How many greedy texts in bfloat16 equal plain decoding's, and what equality costs.
 
     python -m benchmarks.scoring_consistent [TEXTS TOKENS]
 

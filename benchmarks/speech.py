@@ -4,7 +4,7 @@
 
 espeak-ng (on PATH) speaks the utterances below, which are resampled to 16 kHz once, so that both
 read the same samples. faster-whisper computes in float32, with beam 1, temperature 0, no fallback,
-in a process of its own; the systems take turns within each repeat. Loading does not count, nor does
+in a separate process; the systems take turns within each repeat. Loading does not count, nor does
 compilation.
 """
 

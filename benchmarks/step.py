@@ -3,7 +3,7 @@
     python -m benchmarks.step                  # half a minute on two idle cores
 
 The demo model with its GGUF blocks: milliseconds a round over three prompts, the median of three
-times, and those of the products of its 30 layers and of its head alone, by rows.
+times, and milliseconds of the products of its 30 layers and of its head alone, by rows.
 """
 
 import os

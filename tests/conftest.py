@@ -43,7 +43,7 @@ from spec_jax.models import attention
 from tests import quick
 
 quick.compile_quickly()
-attention.KEY_BLOCK = 32  # the caches of tests are short, and have several blocks all the same
+attention.KEY_BLOCK = 32  # the caches of tests are short, but have several blocks
 
 # Tracing makes millions of small objects, none of them in a cycle.
 gc.freeze()

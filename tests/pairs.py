@@ -30,7 +30,7 @@ def write_model(
       path: where to write it.
       tokenizer: its tokenizer.
       padding: rows of the embedding that have no token.
-      noise: how far its output weights are from those of other models; NaN breaks the model.
+      noise: how far its output weights are from other models' output weights; NaN breaks it.
       seed: of the noise.
       layers: blocks.
     """
@@ -56,7 +56,7 @@ def write_model(
 
 
 def _row(name: str, tokenizer: Tokenizer, i: int) -> np.ndarray:
-    """What stands for a token in a table; rows without a token have weights of their own."""
+    """What stands for a token in a table; rows without a token have other weights."""
     spelt = tokenizer.bytes_of_tokens[i] if i < tokenizer.vocab_size else None
     key = spelt or f"{i} {tokenizer.special_tokens.get(i)}".encode()
     digest = hashlib.sha256(name.encode() + key).digest()

@@ -1,4 +1,4 @@
-"""A tiny random model of speech, as a Hugging Face directory, and sounds for it."""
+"""A tiny random speech model, as a Hugging Face directory, and sounds for it."""
 
 import json
 import struct

@@ -72,7 +72,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def together():
-    """Starts two processes, with arguments of their own if they are given, and never leaves one."""
+    """Starts two processes, with separate arguments if `other` is given; ends both in any case."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str, other: tuple[str, ...] | None = None, command=SPEC_JAX):
@@ -121,7 +121,7 @@ def test_two_processes_do_what_one_does(capsys, model, prompts, tmp_path):
 
 @pytest.mark.slow
 def test_a_file_of_results_is_the_first_processes(together, model, prompts, tmp_path):
-    """Each process is given a path; a second run goes on with what the first process wrote."""
+    """Each process is given a path; a second run resumes what the first process wrote."""
     out, other = (str(tmp_path / name) for name in ("out.jsonl", "other.jsonl"))
     job = generate(model, "--prompt-file", prompts, "--max-tokens", "24", "--resume", "--out")
     for process in together(*job, out, other=(*job, other)):

@@ -115,7 +115,7 @@ def test_a_drafter_of_ones_own(forgotten, tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def tiny_models(tmp_path, monkeypatch):
-    """Every recipe and hub id is a tiny model, and there is a sound file."""
+    """Every recipe and hub id is a tiny model, and there is an audio file."""
     text = write_directory(tmp_path / "tiny", {**CONFIG, "max_position_embeddings": 1024})
     speech = Path(write_speech_model(tmp_path / "speech", layers=1))
 

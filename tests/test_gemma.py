@@ -1,4 +1,4 @@
-"""Gemma 3 270M, real weights: its tokens are those of transformers, and of plain decoding.
+"""Gemma 3 270M, real weights: its tokens equal transformers' and plain decoding's.
 
 The model is pretrained only, so its file has no chat template; the prompts spell Gemma's turns.
 """

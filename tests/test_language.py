@@ -17,11 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 NOT_YET: set[str] = {
-    *("benchmarks", "checkpoints", "docs", "launch", "sharding"),
     "spec_jax/kernels",
     *("spec_jax/models", "spec_jax/sampling"),
     "tests",
-    "tests/fuzz",
     "tests/models",
 }
 """Rooms that are not converted yet."""

@@ -171,7 +171,7 @@ def test_few_bits_take_little_memory(models):
 
 
 def test_sampling_from_a_quantized_target(models):
-    """Greedy rows say nothing of the probabilities: these are those of the rounded weights."""
+    """Greedy rows say nothing of the probabilities: these come from the rounded weights."""
     llm = LLM(models["directory"], quantization="int8", seed=3)
     plain = llm.engine.target.unpacked()
     ids = jnp.asarray([llm.tokenizer.encode(PROMPTS[0])], jnp.int32)

@@ -48,7 +48,7 @@ class Packing:
         """The dtype and the packing; `auto` is the fastest form that keeps the stored values.
 
         Native code reads bfloat16 and GGUF blocks directly. Without it a CPU computes fastest
-        in float32 (benchmarks/LOG.md).
+        in float32: XLA's bfloat16 products pack each weight anew in every call.
         """
         quantization = self.quantization
         if quantization == AUTO:

@@ -63,7 +63,8 @@ class Placement:
         """Whether a program skips the sampling steps that no row needs.
 
         Each device must hold every row's parameters, or the answer would be an exchange. On GPUs a
-        condition takes longer than the steps (benchmarks/LOG.md, 2026-11-27).
+        condition takes longer than the steps: 11 % of a round with top-k
+        (benchmarks/log/2026-gpu.md).
         """
         return self.num_shards("batch") == 1 and self.platform != "gpu"
 

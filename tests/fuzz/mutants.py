@@ -65,7 +65,7 @@ def kinds() -> dict[
 
 
 def run(kind: str, count: int, seed: int = 0) -> collections.Counter[str]:
-    """Opens so many mutants and counts what came of them; all but `refused` and `same` is a fault.
+    """Opens `count` mutants and counts the outcomes; all but `refused` and `same` is a fault.
 
     The last mutant of each fault is kept in the directory for temporary files.
 
@@ -204,7 +204,7 @@ def _places(value: Any, place: tuple = ()) -> Iterator[tuple]:
 
 
 def _json_mutant(whole: str, random: np.random.Generator) -> Callable[[], bytes]:
-    """Mutants with hostile values, keys that are missing, or text that is no JSON."""
+    """Mutants with hostile values, keys that are missing, or text that is not JSON."""
     places = [place for place in _places(json.loads(whole)) if place]
 
     def mutant() -> bytes:
