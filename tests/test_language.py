@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 NOT_YET: set[str] = {
     "spec_jax/kernels",
     *("spec_jax/models", "spec_jax/sampling"),
-    "tests",
     "tests/models",
 }
 """Rooms that are not converted yet."""
