@@ -61,23 +61,23 @@ def main():
     model = LLM(RECIPE, max_model_len=1024, **layout).engine.target
     show("chips", "mean KL", "99 % of KL below", "same top", "mean KL from one chip")
     show(*["---"] * 5)
-    whole = None
+    unsharded = None
     for count in args.chips:
         Linear.__call__ = on_chips(count)
         jax.clear_caches()
-        found = log_probabilities(model, texts, starts)
-        whole = whole or found
-        divergence, same, own = [], [], []
-        for p, q, one in zip(expected, found, whole, strict=True):
+        log_probs = log_probabilities(model, texts, starts)
+        unsharded = unsharded or log_probs
+        divergence, same, divergence_of_sums = [], [], []
+        for p, q, one in zip(expected, log_probs, unsharded, strict=True):
             divergence.extend((np.exp(p) * (p - q)).sum(1))
             same.extend(p.argmax(1) == q.argmax(1))
-            own.extend((np.exp(one) * (one - q)).sum(1))
+            divergence_of_sums.extend((np.exp(one) * (one - q)).sum(1))
         show(
             count if count > 1 else "1, or sums in float32",
             f"{np.mean(divergence):.2e}",
             f"{np.quantile(divergence, 0.99):.2e}",
             f"{np.mean(same):.4f} of {len(same)}",
-            f"{np.mean(own):.2e}",
+            f"{np.mean(divergence_of_sums):.2e}",
         )
 
 

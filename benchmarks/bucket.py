@@ -40,10 +40,10 @@ def serve_model(address, done) -> None:
 def show(name: str, read: Callable[[], Iterable[np.ndarray]]) -> list[np.ndarray]:
     """Prints megabytes a second of processor time."""
     begin = time.process_time()
-    found = list(read())
-    size, seconds = sum(each.nbytes for each in found) / 1e6, time.process_time() - begin
+    arrays = list(read())
+    size, seconds = sum(each.nbytes for each in arrays) / 1e6, time.process_time() - begin
     print(f"{name}: {size:.0f} MB, {size / seconds:.0f} MB a CPU second")
-    return found
+    return arrays
 
 
 def main() -> None:
@@ -61,14 +61,14 @@ def main() -> None:
         starts = range(0, stored.size - BLOCK, BLOCK)
         raw = (np.frombuffer(stored.read(at, at + BLOCK), np.uint8) for at in starts)
         show("ranges", lambda: raw)
-        whole = show("whole tensors", lambda: map(files.read, files.shapes))
+        tensors = show("whole tensors", lambda: map(files.read, files.shapes))
         rows = (files.read(name, (slice(0, n // 4),)) for name, (n, _) in matrices.items())
         show("a quarter of the rows", lambda: rows)
         every = slice(None)
         columns = (files.read(name, (every, slice(0, n // 4))) for name, (_, n) in matrices.items())
         show("a quarter of the columns", lambda: columns)
-        show("turning", lambda: (_transposed(each, BF16) for each in whole))
-        numbers = [each.view(np.uint16) for each in whole]
+        show("turning", lambda: (_transposed(each, BF16) for each in tensors))
+        numbers = [each.view(np.uint16) for each in tensors]
         show("turning at once", lambda: (np.array(each.T, order="C") for each in numbers))
     done.set()
     process.join()

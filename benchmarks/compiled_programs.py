@@ -77,15 +77,15 @@ def pairs():
 def whole_and_cut(target, draft, layout):
     """The pair as it is, to know what it holds, and the one that is compiled."""
     draft = draft or derived_draft(target, layout)
-    few = [
+    shallow = [
         Shape(shape.name, shape.config.resized(layers))
         for shape, layers in zip((target, draft), DEPTHS, strict=True)
     ]
-    whole = Pair.of((target, draft), layout, "bfloat16")
-    return whole, Pair.of(tuple(few), layout, "bfloat16", devices=devices_for(layout))
+    pair = Pair.of((target, draft), layout, "bfloat16")
+    return pair, Pair.of(tuple(shallow), layout, "bfloat16", devices=devices_for(layout))
 
 
-def reduced(program, whole, few):
+def reduced(program, pair, shallow):
     """All-reduces of a compiled round at full depth; the plan counts the layers left out."""
 
     def planned(job):
@@ -93,18 +93,18 @@ def reduced(program, whole, few):
         return sum(call.collectives.get("all-reduce", 0) for call in calls)
 
     kinds = by_kind(program.collectives)
-    count = kinds.pop("all-reduce", 0) + planned(whole) - planned(few)
+    count = kinds.pop("all-reduce", 0) + planned(pair) - planned(shallow)
     return ", ".join([str(count), *(f"{n} {kind}" for kind, n in kinds.items())])
 
 
-def cells(batches, contexts, whole):
+def cells(batches, contexts, pair):
     """Batches and contexts whose weights and caches fit into a chip."""
-    most = whole.models[0].config.max_position
+    most = pair.models[0].config.max_position
     for batch in batches:
         for context in contexts:
             if context <= most:
-                job = whole.job(batch, context, LOOKAHEAD, FEATURES)
-                if job.prefill.held_bytes <= whole.layout.chip.memory:
+                job = pair.job(batch, context, LOOKAHEAD, FEATURES)
+                if job.prefill.held_bytes <= pair.layout.chip.memory:
                     yield batch, context, job
 
 
@@ -114,17 +114,17 @@ def gibi(size):
 
 def tabulate(name, target, draft, layout, batches, contexts):
     layout = Layout.read(ROOT / "sharding" / f"{layout}.toml")
-    whole, few = whole_and_cut(target, draft, layout)
-    drafter, nucleus = DraftModel(few.models[1], LOOKAHEAD), {}
-    for batch, context, full in cells(batches, contexts, whole):
-        job = few.job(batch, context, LOOKAHEAD, FEATURES)
-        compiled = compile_round(few.models[0], drafter, job.shapes, GREEDY)
-        prefill = compile_prefill(few.models[0], drafter, job.shapes)
+    pair, shallow = whole_and_cut(target, draft, layout)
+    drafter, nucleus = DraftModel(shallow.models[1], LOOKAHEAD), {}
+    for batch, context, full in cells(batches, contexts, pair):
+        job = shallow.job(batch, context, LOOKAHEAD, FEATURES)
+        compiled = compile_round(shallow.models[0], drafter, job.shapes, GREEDY)
+        prefill = compile_prefill(shallow.models[0], drafter, job.shapes)
         if batch not in nucleus:  # every context has the same number
-            sampled = compile_round(few.models[0], drafter, job.shapes, NUCLEUS)
+            sampled = compile_round(shallow.models[0], drafter, job.shapes, NUCLEUS)
             nucleus[batch] = reduced(sampled, full, job)
         largest = full.prefill.held_bytes + max(compiled.temporary_bytes, prefill.temporary_bytes)
-        memory = whole.layout.chip.memory
+        memory = pair.layout.chip.memory
         show(
             *(f"{name}, {layout.name}", batch, context, job.shapes.block),
             *(gibi(each.temporary_bytes) for each in (prefill, compiled)),

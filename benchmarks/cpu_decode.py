@@ -90,7 +90,7 @@ def ours(llm, prompts, tokens=TOKENS):
 def hugging_face(model, prompts, tokens=TOKENS, **options):
     def call():
         each = (complete_with_transformers(model, ids, tokens, **options) for ids in prompts)
-        return sum(len(found.token_ids) for found in each)
+        return sum(len(completion.token_ids) for completion in each)
 
     return call
 
@@ -98,7 +98,7 @@ def hugging_face(model, prompts, tokens=TOKENS, **options):
 def llama_cpp(model, prompts, tokens=TOKENS):
     def call():
         each = (complete_with_llama_cpp(model, ids, tokens) for ids in prompts)
-        return sum(len(found.token_ids) for found in each)
+        return sum(len(completion.token_ids) for completion in each)
 
     return call
 
@@ -118,8 +118,8 @@ def gguf_of_kind(path, kind, out):
         writer.add_key_value(field.name, field.contents(), value, sub_type=inner)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        own = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
-        writer.add_tensor(tensor.name, gguf.quantize(values, own), raw_dtype=own)
+        tensor_kind = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
+        writer.add_tensor(tensor.name, gguf.quantize(values, tensor_kind), raw_dtype=tensor_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -260,7 +260,7 @@ def main():
             )
 
     def plain(prompts, tokens=TOKENS):
-        own = {f"spec-jax {name}": ours(llm, prompts, tokens) for name, llm in llms.items()}
+        systems = {f"spec-jax {name}": ours(llm, prompts, tokens) for name, llm in llms.items()}
         theirs = {
             f"transformers {name}": hugging_face(model, prompts, tokens)
             for name, model in hugging.items()
@@ -268,7 +268,7 @@ def main():
         others = {
             f"llama.cpp {kind}": llama_cpp(model, prompts, tokens) for kind, model in llama.items()
         }
-        return own | theirs | others
+        return systems | theirs | others
 
     table("Chat, plain decoding", "spec-jax gguf", plain(chat), repeats)
     prefill(lambda prompts: plain(prompts, 1), repeats)

@@ -105,9 +105,9 @@ def texts(args):
     pick = random.Random(args.seed)
     chosen = pick.sample(functions, min(args.functions, len(functions)))
     read = pick.sample(chapters, min(args.chapters, len(chapters)))
-    found = [*chosen, *read]
-    pick.shuffle(found)
-    args.out.write_text("".join(json.dumps({"text": each}) + "\n" for each in found))
+    texts = [*chosen, *read]
+    pick.shuffle(texts)
+    args.out.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
     print(f"of {len(functions)} functions {len(chosen)}, of {len(chapters)} pieces {len(read)}")
 
 
@@ -115,24 +115,24 @@ def prompts(args):
     pick = random.Random(args.seed)
     heads, paragraphs = heads_and_paragraphs()
     llm = LLM(RECIPE, dtype="bfloat16", max_num_seqs=64)
-    asked = RowSampler(llm, 256).questions(args.questions, args.seed)
+    questions = RowSampler(llm, 256).questions(args.questions, args.seed)
     evaluated = {*PROMPTS, *COPY_PROMPTS}
-    found = [{"messages": [{"role": "user", "content": each}]} for each in asked]
-    found += [{"prompt": head} for head in pick.sample(heads, min(args.code, len(heads)))]
+    records = [{"messages": [{"role": "user", "content": each}]} for each in questions]
+    records += [{"prompt": head} for head in pick.sample(heads, min(args.code, len(heads)))]
     chosen = pick.sample(paragraphs, min(args.copies, len(paragraphs)))
-    found += [
+    records += [
         {"messages": [{"role": "user", "content": pick.choice(ASKS).format(each)}]}
         for each in chosen
     ]
-    found = [
+    records = [
         each
-        for each in found
+        for each in records
         if each.get("prompt", each.get("messages", [{}])[0].get("content")) not in evaluated
     ]
-    pick.shuffle(found)
-    args.out.write_text("".join(json.dumps(each) + "\n" for each in found))
+    pick.shuffle(records)
+    args.out.write_text("".join(json.dumps(each) + "\n" for each in records))
     print(
-        f"{len(found)} prompts: {len(asked)} questions, of {len(heads)} heads and "
+        f"{len(records)} prompts: {len(questions)} questions, of {len(heads)} heads and "
         f"{len(paragraphs)} paragraphs {min(args.code, len(heads))} and {len(chosen)}"
     )
 

@@ -82,8 +82,8 @@ def difference(name: str) -> float:
     with torch.no_grad():
         expected = call(torch.tensor(rows)).logits.numpy()
     score = jax.jit(lambda model, tokens, cache: model.score(tokens, cache)[0])
-    found = score(model, jnp.asarray(rows, jnp.int32), cache)
-    return float(np.abs(np.asarray(found, np.float64) - expected).max())
+    logits = score(model, jnp.asarray(rows, jnp.int32), cache)
+    return float(np.abs(np.asarray(logits, np.float64) - expected).max())
 
 
 def table(measured: Mapping[str, float]) -> str:

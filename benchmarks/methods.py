@@ -34,7 +34,7 @@ RECIPE = "checkpoints/smollm2-135m-instruct.toml"
 CONTEXT = 1024
 TOKENS = 64
 CONSTANTS = (1, 2, 3, 4, 5, 6, 8)
-MOST = 8
+MAX_LOOKAHEAD = 8
 NOISE = 0.15
 """Of each weight's own size: a draft that is right about as often as a trained one."""
 
@@ -118,7 +118,7 @@ def adaptive(args):
         if args.only not in name:
             continue
         engines = {"plain": engine(NoDraft(), Constant(0))}
-        engines["adaptive"] = engine(drafter(MOST), Adaptive(MOST))
+        engines["adaptive"] = engine(drafter(MAX_LOOKAHEAD), Adaptive(MAX_LOOKAHEAD))
         for k in constants:
             engines[f"K = {k}"] = engine(drafter(k), Constant(k))
         seconds = take_turns(engines, requests_of(llm, prompts, params), args.repeats)
@@ -128,8 +128,8 @@ def adaptive(args):
             show(name, policy, spread([1e3 * s for s in each]), spread(ratios))
         best = min(constants, key=lambda k: statistics.median(seconds[f"K = {k}"]))
         ratios = [
-            fixed / own
-            for fixed, own in zip(seconds[f"K = {best}"], seconds["adaptive"], strict=True)
+            fixed / adaptive
+            for fixed, adaptive in zip(seconds[f"K = {best}"], seconds["adaptive"], strict=True)
         ]
         print(f"\n{name}: adaptive against the best constant, K = {best}: {spread(ratios)}\n")
 

@@ -36,14 +36,14 @@ def product_seconds(weight, rows):
     multiply = jax.jit(lambda x, weight: products(x, [weight])[0])
     x, calls = jnp.ones((rows, weight.shape[0])), 50
     multiply(x, weight).block_until_ready()
-    found = []
+    seconds = []
     for _ in range(5):
         begin = time.perf_counter()
         for _ in range(calls):
             y = multiply(x, weight)
         y.block_until_ready()
-        found.append((time.perf_counter() - begin) / calls)
-    return min(found)
+        seconds.append((time.perf_counter() - begin) / calls)
+    return min(seconds)
 
 
 def prompt_seconds(llm, tokens):

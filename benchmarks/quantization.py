@@ -41,14 +41,14 @@ def log_probabilities(model, texts, starts):
     def score(model, tokens):
         return model.score(tokens, model.new_cache(1, tokens.shape[1]))[0]
 
-    found = []
+    log_probs = []
     for text, start in zip(texts, starts, strict=True):
         padded = np.zeros((1, -(-len(text) // 128) * 128), np.int32)
         padded[0, : len(text)] = text
         logits = np.asarray(score(model, jnp.asarray(padded)), np.float64)[0, start - 1 : len(text)]
         logits -= logits.max(1, keepdims=True)
-        found.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
-    return found
+        log_probs.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
+    return log_probs
 
 
 def exact_answers(prompts, tokens):
@@ -58,13 +58,15 @@ def exact_answers(prompts, tokens):
       Their tokens, where the answers start, and the model's log-probabilities there.
     """
     exact = LLM(RECIPE, dtype="float32", quantization="none", max_model_len=1024, max_num_seqs=8)
-    asked = [
+    prompt_ids = [
         exact.tokenizer.encode_chat([{"role": "user", "content": each}])
         for each in PROMPTS[:prompts]
     ]
-    outputs = exact.generate(asked, SamplingParams(max_tokens=tokens))
-    texts = [[*prompt, *output.token_ids] for prompt, output in zip(asked, outputs, strict=True)]
-    starts = [len(prompt) for prompt in asked]
+    outputs = exact.generate(prompt_ids, SamplingParams(max_tokens=tokens))
+    texts = [
+        [*prompt, *output.token_ids] for prompt, output in zip(prompt_ids, outputs, strict=True)
+    ]
+    starts = [len(prompt) for prompt in prompt_ids]
     return texts, starts, log_probabilities(exact.engine.target, texts, starts)
 
 
@@ -84,9 +86,9 @@ def main():
         seconds = time.perf_counter() - begin
         count = sum(np.prod(weight.shape) for weight in model.weights.values())
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
-        found = log_probabilities(model, texts, starts)
+        log_probs = log_probabilities(model, texts, starts)
         divergence, same = [], []
-        for p, q in zip(expected, found, strict=True):
+        for p, q in zip(expected, log_probs, strict=True):
             divergence.extend((np.exp(p) * (p - q)).sum(1))
             same.extend(p.argmax(1) == q.argmax(1))
         show(

@@ -32,15 +32,15 @@ def main() -> None:
         lookup = SpeculativeConfig(
             method="prompt_lookup", num_speculative_tokens=4, scoring_consistent=consistent
         )
-        said, speeds = [], []
+        token_ids, speeds = [], []
         for config in (lookup, lookup.plain):
             engine = llm.with_speculation(config)
             for _ in range(2):
                 begin = time.perf_counter()
                 outputs = engine.generate(prompts, params)
                 speeds.append(texts * tokens / (time.perf_counter() - begin))
-            said.append([each.token_ids for each in outputs])
-        same = sum(one == other for one, other in zip(*said, strict=True))
+            token_ids.append([each.token_ids for each in outputs])
+        same = sum(one == other for one, other in zip(*token_ids, strict=True))
         print(
             f"{'scoring_consistent' if consistent else 'as it is':20} {same} of {texts} the same; "
             f"plain {speeds[3]:.1f} tokens/s, prompt lookup {speeds[1]:.1f}",

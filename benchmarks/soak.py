@@ -68,13 +68,13 @@ def main() -> None:
         prompts = [
             " ".join(choose(WORDS) for _ in range(choose((2, 9, 30)))) for _ in range(several)
         ]
-        asked = [params(choose) for _ in prompts]
+        sampling = [params(choose) for _ in prompts]
         if choose((True, False, False)):
-            for i, _ in enumerate(llm.stream(prompts, asked)):
+            for i, _ in enumerate(llm.stream(prompts, sampling)):
                 if i == 20:
                     break
         else:
-            llm.generate(prompts, asked)
+            llm.generate(prompts, sampling)
         done += several
         decoders |= {key for key in llm.engine.compiler.names() if key[0] == DECODE}
         if done >= count / 2 * (1 + len(readings) / READINGS):

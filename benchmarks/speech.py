@@ -97,17 +97,17 @@ def speak(folder):
 
 def for_the_rival(reference, folder):
     """The model's directory with the list of tokens that CTranslate2 reads beside it."""
-    path, own = locate(reference, print)[1], folder / Path(reference).stem
-    own.mkdir()
+    path, folder_of_model = locate(reference, print)[1], folder / Path(reference).stem
+    folder_of_model.mkdir()
     for name in ("model.bin", "config.json", "tokenizer.json"):
-        (own / name).symlink_to(path / name)
+        (folder_of_model / name).symlink_to(path / name)
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     ids = tokenizer["model"]["vocab"]
     ids |= {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
     times = [f"<|{step / 50:.2f}|>" for step in range(1501)]
     words = [*sorted(ids, key=ids.get), *(each for each in times if each not in ids)]
-    (own / "vocabulary.txt").write_text("\n".join(words) + "\n")
-    return str(own)
+    (folder_of_model / "vocabulary.txt").write_text("\n".join(words) + "\n")
+    return str(folder_of_model)
 
 
 def tokens(results, end):
@@ -146,9 +146,9 @@ def measure(reference, methods, files, folder, args):
     expected = tokens(plain.transcribe(files, language="en"), end)
     same, accepted = {}, {}
     for name, (one, four) in systems.items():
-        found = [each.transcribe(files, language="en") for each in (one, four)]
-        same[name] = all(tokens(each, end) == expected for each in found)
-        metrics = [window.metrics for text in found[0] for window in text.windows]
+        transcripts = [each.transcribe(files, language="en") for each in (one, four)]
+        same[name] = all(tokens(each, end) == expected for each in transcripts)
+        metrics = [window.metrics for text in transcripts[0] for window in text.windows]
         drafted = sum(each.draft_tokens for each in metrics)
         accepted[name] = (
             sum(each.accepted_tokens for each in metrics) / drafted if drafted else None,

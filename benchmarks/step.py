@@ -30,26 +30,26 @@ PROMPTS = (
 
 def round_ms(llm):
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    found = []
+    milliseconds = []
     for _ in range(4):  # the first compiles
         metrics = [
             llm.chat([chat], SamplingParams(max_tokens=96, temperature=0))[0].metrics
             for chat in chats
         ]
         seconds = sum(each.decode_seconds for each in metrics)
-        found.append(1e3 * seconds / sum(each.rounds for each in metrics))
-    return float(np.median(found[1:]))
+        milliseconds.append(1e3 * seconds / sum(each.rounds for each in metrics))
+    return float(np.median(milliseconds[1:]))
 
 
 def call_ms(function, x):
     """The weights are constants of the program: to pass hundreds of arrays takes a millisecond."""
-    run, found = jax.jit(function), []
+    run, times = jax.jit(function), []
     run(x).block_until_ready()
     for _ in range(60):
         begin = time.perf_counter()
         run(x).block_until_ready()
-        found.append(time.perf_counter() - begin)
-    return 1e3 * float(np.median(found))
+        times.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(times))
 
 
 def layers(x, weights, count):

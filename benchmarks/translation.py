@@ -57,7 +57,7 @@ ENDINGS = {"m": ("", "en"), "f": ("e", "e"), "n": ("", "")}
 SEEN = [("I see {}", "ich sehe {}"), ("we need {}", "wir brauchen {}"),
         ("they sell {}", "sie verkaufen {}"), ("I like {}", "ich mag {}")]  # fmt: skip
 JOINED = [("and", "und"), ("but", "aber"), ("because", "denn")]
-MOST = 64
+MAX_TOKENS = 64
 """Tokens of the longest source and of the longest translation."""
 
 
@@ -116,10 +116,10 @@ def batch_of(tokenizer, random, rows):
         [each.ids for each in tokenizer.encode_batch(list(texts))]
         for texts in zip(*pairs, strict=True)
     ]
-    arrays = [np.zeros((rows, MOST), np.int32) for _ in range(3)]
+    arrays = [np.zeros((rows, MAX_TOKENS), np.int32) for _ in range(3)]
     lengths = np.ones((rows,), np.int32)
     for row, (source, target) in enumerate(zip(*both, strict=True)):
-        source, target = source[:MOST], target[:MOST]
+        source, target = source[:MAX_TOKENS], target[:MAX_TOKENS]
         arrays[0][row, : len(source)], lengths[row] = source, len(source)
         arrays[1][row, 1 : len(target)], arrays[2][row, : len(target)] = target[:-1], target
     return *arrays, lengths
@@ -136,12 +136,12 @@ def fit(config, tokenizer, steps, rows, rate, seed):
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
 
     def loss(weights, sources, inputs, targets, lengths):
-        own = model.with_weights(weights)
-        own = Model(own.graphdef, own.params, own.config, attention="dense")
-        cache = own.new_cache(*inputs.shape)
-        encoded, _ = own.encode(EncoderInput(sources, lengths))
+        trained = model.with_weights(weights)
+        trained = Model(trained.graphdef, trained.params, trained.config, attention="dense")
+        cache = trained.new_cache(*inputs.shape)
+        encoded, _ = trained.encode(EncoderInput(sources, lengths))
         cache = type(cache)(cache.layers, cache.lengths, encoded)
-        logits = own.score(inputs, cache)[0]
+        logits = trained.score(inputs, cache)[0]
         counted = (targets != PAD).astype(jnp.float32)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         right = ((logits.argmax(-1) == targets) * counted).sum() / counted.sum()
@@ -175,7 +175,7 @@ def shape(tokenizer, width, layers):
             "num_layers": layers,
             "num_heads": width // 32,
             "feed_forward_proj": "gated-gelu",
-            "n_positions": MOST,
+            "n_positions": MAX_TOKENS,
         }
     )
 
@@ -212,27 +212,27 @@ def speed(args):
                 method="draft_model", draft=draft, num_speculative_tokens=k, scoring=scoring
             )
             systems[f"{name}, K = {k}"] = plain.with_speculation(config)
-    params = SamplingParams(max_tokens=MOST - 1)
-    found, seconds, rounds = {}, {name: [] for name in systems}, {}
+    params = SamplingParams(max_tokens=MAX_TOKENS - 1)
+    token_ids, seconds, rounds = {}, {name: [] for name in systems}, {}
     for repeat in range(args.repeats + 1):  # the first pass compiles
         for name, llm in systems.items():
             begin = time.perf_counter()
             outputs = [llm.generate(english, params)[0] for english, _ in texts]
             if repeat:
                 seconds[name].append(time.perf_counter() - begin)
-            found[name] = [each.token_ids for each in outputs]
+            token_ids[name] = [each.token_ids for each in outputs]
             rounds[name] = sum(each.metrics.rounds for each in outputs)
             if name == "plain":
-                said = [each.text for each in outputs]
-    print(f"\n{texts[0][0]} -> {said[0]}\n")
-    right = sum(one == other for one, (_, other) in zip(said, texts, strict=True))
-    tokens = sum(map(len, found["plain"]))
+                translations = [each.text for each in outputs]
+    print(f"\n{texts[0][0]} -> {translations[0]}\n")
+    right = sum(one == other for one, (_, other) in zip(translations, texts, strict=True))
+    tokens = sum(map(len, token_ids["plain"]))
     print(f"{len(texts)} texts, {tokens} tokens, {right} translated as the grammar does\n")
     show("system", "tokens/s", "plain's seconds over its own", "tokens per target call", "tokens")
     show(*["---"] * 5)
     for name in systems:
-        same = "the same" if found[name] == found["plain"] else "OTHER"
-        ratios = [one / own for one, own in zip(seconds["plain"], seconds[name], strict=True)]
+        same = "the same" if token_ids[name] == token_ids["plain"] else "OTHER"
+        ratios = [one / other for one, other in zip(seconds["plain"], seconds[name], strict=True)]
         rates = [tokens / each for each in seconds[name]]
         show(name, spread(rates, 1), spread(ratios), f"{tokens / rounds[name]:.2f}", same)
 

@@ -51,8 +51,8 @@ def covered(target: LLM, drafter: LLM, outputs: Sequence[RequestOutput]) -> str:
         target_name="target",
         drafter_name="drafter",
     )
-    said = np.concatenate([output.token_ids for output in outputs])
-    share = float(np.mean(both.to_drafter[said] >= 0))
+    token_ids = np.concatenate([output.token_ids for output in outputs])
+    share = float(np.mean(both.to_drafter[token_ids] >= 0))
     return f"{both.coverage:.1%} of the vocabulary, {share:.1%} of what it says"
 
 

@@ -60,7 +60,7 @@ settings.register_profile(
 settings.load_profile("spec-jax")
 
 
-LONG = {
+SLOW_FILES = {
     *("tests/decoding/test_battery.py", "tests/fuzz/test_mutants.py", "tests/test_distributed.py"),
     *("tests/text/test_translation.py", "tests/training/test_run.py"),
 }
@@ -68,7 +68,7 @@ LONG = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files that take long first, so that in the end no worker waits for one of them."""
-    items.sort(key=lambda item: item.path.relative_to(ROOT).as_posix() not in LONG)
+    items.sort(key=lambda item: item.path.relative_to(ROOT).as_posix() not in SLOW_FILES)
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.gemma, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RECIPE = ROOT / "checkpoints" / "gemma3-270m.toml"
 WINDOW = 512
-LONG = " ".join(COPY_PROMPTS)
+LONG_PROMPT = " ".join(COPY_PROMPTS)
 """Longer than the window, so that the first tokens are out of the local layers' sight."""
-QUESTIONS = [*PROMPTS[:3], COPY_PROMPTS[0], LONG]
+QUESTIONS = [*PROMPTS[:3], COPY_PROMPTS[0], LONG_PROMPT]
 TOKENS = 24
 MAX_LEN = 2048
 

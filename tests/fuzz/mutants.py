@@ -37,8 +37,8 @@ from spec_jax.text import chat_template
 from tests.checkpoints.tiny import CONFIG, TEMPLATE, llama_tensors, write_directory, write_gguf
 from tests.speech import as_ctranslate2, tokenizer, write_speech_model
 
-MOST_SECONDS = 5.0
-MOST_BYTES = 256 << 20
+MAX_SECONDS = 5.0
+MAX_BYTES = 256 << 20
 HOSTILE: list[Any] = [
     *(None, True, -1, 0, 1, 3, 10**5, 2**31, 10**12, 2**63, 10**40, -0.5, 1e-320, 1e308),
     *(float("nan"), float("inf"), "", "x", "nan", "\x1b[31m", "../../etc/passwd", "é" * 1000),
@@ -74,7 +74,7 @@ def run(kind: str, count: int, seed: int = 0) -> collections.Counter[str]:
       count: how many.
       seed: of the damage.
     """
-    random, found = np.random.default_rng(seed), collections.Counter[str]()
+    random, outcomes = np.random.default_rng(seed), collections.Counter[str]()
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         file, mutant, read = kinds()[kind](Path(scratch), random)
@@ -86,22 +86,22 @@ def run(kind: str, count: int, seed: int = 0) -> collections.Counter[str]:
             file.write_bytes(data)
             begin = time.monotonic()
             outcome = _outcome(read, expected)
-            if time.monotonic() - begin > MOST_SECONDS:
+            if time.monotonic() - begin > MAX_SECONDS:
                 outcome = "SLOW"
-            found[outcome] += 1
+            outcomes[outcome] += 1
             if outcome not in ("refused", "same"):
                 kept = Path(tempfile.gettempdir(), f"{kind}-{outcome}.mutant".replace(" ", "-"))
                 kept.write_bytes(data)
         file.write_bytes(whole)
         grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-        if grown > MOST_BYTES + len(whole):
-            found[f"MEMORY {grown >> 20} MiB"] += 1
-    return found
+        if grown > MAX_BYTES + len(whole):
+            outcomes[f"MEMORY {grown >> 20} MiB"] += 1
+    return outcomes
 
 
 def _outcome(read: Read, expected: object) -> str:
     try:
-        found = read()
+        arrays = read()
     except SpecJaxError as error:
         message = str(error)
         shown = message.isprintable() or "\n" in message
@@ -110,24 +110,24 @@ def _outcome(read: Read, expected: object) -> str:
         if isinstance(error, KeyboardInterrupt):
             raise
         return f"CRASH {type(error).__name__}"
-    return "same" if expected is None or _same(found, expected) else "SILENT"
+    return "same" if expected is None or _same(arrays, expected) else "SILENT"
 
 
-def _same(found: Any, expected: Any) -> bool:
-    if found.keys() != expected.keys():
+def _same(arrays: Any, expected: Any) -> bool:
+    if arrays.keys() != expected.keys():
         return True  # names are compared with the config's when a model is built
-    return any(found[name].shape != expected[name].shape for name in expected) or all(
-        np.array_equal(found[name], expected[name], equal_nan=True) for name in expected
+    return any(arrays[name].shape != expected[name].shape for name in expected) or all(
+        np.array_equal(arrays[name], expected[name], equal_nan=True) for name in expected
     )
 
 
 def _bytes_mutant(
-    whole: bytes, damaged: np.ndarray, random: np.random.Generator
+    original: bytes, damaged: np.ndarray, random: np.random.Generator
 ) -> Callable[[], bytes]:
     """Mutants with other bytes at some of these places, or a part cut out or put in."""
 
     def mutant() -> bytes:
-        data = bytearray(whole)
+        data = bytearray(original)
         for _ in range(random.integers(1, 4)):
             values = (0, 1, 127, 255, int(random.integers(256)), data[0])
             data[random.choice(damaged)] = values[random.integers(len(values))]
@@ -147,19 +147,19 @@ def _bytes_mutant(
 def _safetensors(path, random):
     write_directory(path, CONFIG, llama_tensors(CONFIG))
     file = path / "model.safetensors"
-    whole = file.read_bytes()
-    header = 8 + int.from_bytes(whole[:8], "little")
+    original = file.read_bytes()
+    header = 8 + int.from_bytes(original[:8], "little")
 
     def read():
         tensors = SafetensorsFiles(path)
         return {name: tensors.read(name) for name in tensors.shapes}
 
-    return file, _bytes_mutant(whole, np.arange(header), random), read
+    return file, _bytes_mutant(original, np.arange(header), random), read
 
 
 def _gguf(path, random):
     file = write_gguf(path / "tiny.gguf", CONFIG, llama_tensors(CONFIG))
-    whole = file.read_bytes()
+    original = file.read_bytes()
     begin = min(tensor.offset for tensor in read_header(file)[1].values())
 
     def read():
@@ -169,7 +169,7 @@ def _gguf(path, random):
             tokenizer_from_gguf(tensors.metadata)
         return {name: np.array(tensors.read(name)) for name in tensors.shapes}
 
-    return file, _bytes_mutant(whole, np.arange(begin), random), read
+    return file, _bytes_mutant(original, np.arange(begin), random), read
 
 
 def _model_bin(path, random):
@@ -178,9 +178,9 @@ def _model_bin(path, random):
     directory.mkdir()
     tokenizer().save(str(directory / "tokenizer.json"))
     file = directory / "model.bin"
-    whole = as_ctranslate2(path / "model")
-    file.write_bytes(whole)
-    header = np.ones(len(whole), bool)
+    original = as_ctranslate2(path / "model")
+    file.write_bytes(original)
+    header = np.ones(len(original), bool)
     for each in Ctranslate2Directory(directory).variables.values():
         size = int(np.prod(each.shape)) * np.dtype(each.dtype).itemsize
         header[each.offset : each.offset + size] = False
@@ -191,7 +191,7 @@ def _model_bin(path, random):
             whisper.config_from_hf(tensors.config)
         return {name: tensors.read(name) for name in tensors.shapes}
 
-    return file, _bytes_mutant(whole, np.flatnonzero(header), random), read
+    return file, _bytes_mutant(original, np.flatnonzero(header), random), read
 
 
 def _places(value: Any, place: tuple = ()) -> Iterator[tuple]:
@@ -236,7 +236,7 @@ def _config(path, random):
     types = ("llama", "qwen2", "gemma2", "mixtral", "phi3", "gpt2", "t5", "whisper", "falcon")
     write_directory(path, config, llama_tensors(CONFIG))
     file = path / "config.json"
-    whole = [
+    texts = [
         json.dumps(
             config
             | {"model_type": each, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -245,7 +245,7 @@ def _config(path, random):
         )
         for each in types
     ]
-    mutants = [_json_mutant(each, random) for each in whole]
+    mutants = [_json_mutant(each, random) for each in texts]
 
     def read():
         hf_shape(path)
@@ -256,14 +256,14 @@ def _config(path, random):
 def _tokenizer(path, random):
     write_directory(path, CONFIG, llama_tensors(CONFIG))
     file = path / "tokenizer.json"
-    whole = json.loads(file.read_text())
+    value = json.loads(file.read_text())
 
     def read():
         with making_sense(path), raising_panics(), contextlib.redirect_stderr(io.StringIO()):
-            found = tokenizer_from_directory(path)
-        found.decode(found.encode("the thin man's inn <|im_end|> é"))
+            tokenizer = tokenizer_from_directory(path)
+        tokenizer.decode(tokenizer.encode("the thin man's inn <|im_end|> é"))
 
-    return file, _json_mutant(json.dumps(whole), random), read
+    return file, _json_mutant(json.dumps(value), random), read
 
 
 PIECES = [
@@ -299,13 +299,13 @@ def recipe(path, random):
     file = path / "x.toml"
     shutil.copy(Path(__file__).parents[2] / "checkpoints" / "chinchilla-70b.toml", file)
     text = file.read_text()
-    whole = text.encode()
+    original = text.encode()
     values = [str(each).encode() for each in HOSTILE]
 
     def mutant():
         if random.integers(2):
-            return _bytes_mutant(whole, np.arange(len(whole)), random)()
-        lines = whole.splitlines()
+            return _bytes_mutant(original, np.arange(len(original)), random)()
+        lines = original.splitlines()
         at = int(random.integers(len(lines)))
         key, _, _ = lines[at].partition(b"=")
         lines[at] = key + b"= " + values[random.integers(len(values))]
@@ -320,11 +320,11 @@ def recipe(path, random):
 def main() -> None:
     kind, count, *seed = sys.argv[1:]
     begin = time.monotonic()
-    found = run(kind, int(count), *map(int, seed))
-    for outcome, times in found.most_common():
+    outcomes = run(kind, int(count), *map(int, seed))
+    for outcome, times in outcomes.most_common():
         print(f"{times:8} {outcome}")
     print(f"{time.monotonic() - begin:.0f} s")
-    sys.exit(bool(found.keys() - {"refused", "same"}))
+    sys.exit(bool(outcomes.keys() - {"refused", "same"}))
 
 
 if __name__ == "__main__":

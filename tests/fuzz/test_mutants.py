@@ -17,17 +17,17 @@ COUNTS = {
 
 @pytest.mark.parametrize("kind", mutants.kinds())
 def test_damage_is_refused_or_harmless(kind):
-    found = mutants.run(kind, COUNTS[kind])
-    assert found.keys() <= {"refused", "same"}, found
-    assert found["refused"] > COUNTS[kind] / 10
+    outcomes = mutants.run(kind, COUNTS[kind])
+    assert outcomes.keys() <= {"refused", "same"}, outcomes
+    assert outcomes["refused"] > COUNTS[kind] / 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", mutants.kinds())
 def test_much_damage_is_refused_or_harmless(kind):
     many = {"safetensors": 100_000, "gguf": 100_000, "model.bin": 30_000}
-    found = mutants.run(kind, many.get(kind, 5000 if kind != "template" else 1000), seed=1)
-    assert found.keys() <= {"refused", "same"}, found
+    outcomes = mutants.run(kind, many.get(kind, 5000 if kind != "template" else 1000), seed=1)
+    assert outcomes.keys() <= {"refused", "same"}, outcomes
 
 
 def test_a_fault_is_seen(monkeypatch):
