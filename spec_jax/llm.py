@@ -49,6 +49,10 @@ class LLM:
     turns step by step. If several processes decode together, only one thread of each may call
     it, because all processes must make the same calls in the same order, closing a stream included.
 
+    Between calls it keeps the caches of its last batch, so that a prompt that continues an earlier
+    text computes only the rest. They are freed when a sibling decodes, when a request needs another
+    shape, or when a stream is closed and nothing else runs.
+
     Compiled programs are kept for later processes, 2 GiB at most, in $SPEC_JAX_CACHE/xla or
     ~/.cache/spec-jax/xla, unless JAX already has a compilation cache.
 
