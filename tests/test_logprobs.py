@@ -172,11 +172,11 @@ def test_those_of_prompts_on_a_mesh(llm, tmp_path):
 def test_only_few_logits_of_a_prompt_are_made_at_once(llm, monkeypatch):
     seen = []
 
-    def exit(model, x, whole=Model.exit):
+    def logits(model, x, whole=Model.logits):
         seen.append(x.shape[1])
         return whole(model, x)
 
-    monkeypatch.setattr(Model, "exit", exit)
+    monkeypatch.setattr(Model, "logits", logits)
     fresh = llm.with_speculation(SpeculativeConfig())
     ids = fresh.tokenizer.encode(LONG)
     assert len(ids) > 2 * LOGITS_AT_ONCE
