@@ -80,13 +80,28 @@ def start(
 def prefill(
     target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool = False
 ) -> DecodeState:
-    """Reads the prompts to their ends; see `prefill_step` for the arguments."""
+    """Reads the prompts to their ends; arguments as for `prefill_step`."""
+    end, begin = state.lengths - 1, state.cache.lengths
+    steps = blocks_left(end, state.cache, block)
+    if drafter.feature_layers:
 
+        def step(_: Array, state: DecodeState) -> DecodeState:
+            return prefill_step(target, drafter, state, block, prompt_logprobs)
+
+        return jax.lax.fori_loop(0, steps, step, state)
+
+    # One model after the other: in one loop a compiler keeps temporaries of both.
     def read(_: Array, state: DecodeState) -> DecodeState:
-        return prefill_step(target, drafter, state, block, prompt_logprobs)
+        return _read_block(target, drafter, state, block, prompt_logprobs)[0]
 
-    steps = blocks_left(state.lengths - 1, state.cache, block)
-    return jax.lax.fori_loop(0, steps, read, state)
+    def draft(i: Array, drafter_state: Any) -> Any:
+        start = jnp.minimum(begin + i * block, end)
+        num_tokens = jnp.clip(end - start, 0, block)
+        each = PromptBlock(state.tokens, state.lengths, start, num_tokens, None, block)
+        return drafter.prefill(drafter_state, each)
+
+    done = jax.lax.fori_loop(0, steps, read, state)
+    return dataclasses.replace(done, drafter=jax.lax.fori_loop(0, steps, draft, state.drafter))
 
 
 def prefill_step(
@@ -101,6 +116,14 @@ def prefill_step(
       block: tokens of a row that are read; static.
       prompt_logprobs: whether log-probabilities of the prompts' tokens are recorded; static.
     """
+    state, read = _read_block(target, drafter, state, block, prompt_logprobs)
+    return dataclasses.replace(state, drafter=drafter.prefill(state.drafter, read))
+
+
+def _read_block(
+    target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool
+) -> tuple[DecodeState, PromptBlock]:
+    """The part of `prefill_step` that the target does, and what the drafter gets of it."""
     begin, layers = state.cache.lengths, drafter.feature_layers
     if prompt_logprobs:
         layers = (*layers, target.config.num_layers)
@@ -110,9 +133,7 @@ def prefill_step(
         logprobs = _add(target, logprobs, state.tokens, features[:, :, -1], begin, num_tokens)
         features = features[:, :, :-1] if drafter.feature_layers else None
     read = PromptBlock(state.tokens, state.lengths, begin, num_tokens, features, block)
-    return dataclasses.replace(
-        state, cache=out.cache, drafter=drafter.prefill(state.drafter, read), logprobs=logprobs
-    )
+    return dataclasses.replace(state, cache=out.cache, logprobs=logprobs), read
 
 
 def _add(
