@@ -80,7 +80,7 @@ def start(
 def prefill(
     target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool = False
 ) -> DecodeState:
-    """Reads the prompts to their ends; arguments as for `prefill_step`."""
+    """Reads the prompts to their ends; see `prefill_step` for the arguments."""
     end, begin = state.lengths - 1, state.cache.lengths
     steps = blocks_left(end, state.cache, block)
     if drafter.feature_layers:
@@ -90,7 +90,7 @@ def prefill(
 
         return jax.lax.fori_loop(0, steps, step, state)
 
-    # One model after the other: in one loop a compiler keeps temporaries of both.
+    # One model after the other: in one loop the compiler would keep the temporaries of both.
     def read(_: Array, state: DecodeState) -> DecodeState:
         return _read_block(target, drafter, state, block, prompt_logprobs)[0]
 
@@ -123,7 +123,7 @@ def prefill_step(
 def _read_block(
     target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool
 ) -> tuple[DecodeState, PromptBlock]:
-    """The part of `prefill_step` that the target does, and what the drafter gets of it."""
+    """The target reads the next block of each prompt, which the drafter then gets."""
     begin, layers = state.cache.lengths, drafter.feature_layers
     if prompt_logprobs:
         layers = (*layers, target.config.num_layers)
