@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from spec_jax.decoding.draft_length import DraftLengthPolicy, DraftOutcome, halvings
+from spec_jax.decoding.rows import insert_rows
+from spec_jax.pytree import pytree
 from spec_jax.sampling.draw import argmax
-from spec_jax.sharding.pytree import pytree
-from spec_jax.sharding.rows import insert_rows
 
 
 @pytree

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.sharding.pytree import pytree
-from spec_jax.sharding.rows import write_rows
+from spec_jax.decoding.rows import write_rows
+from spec_jax.pytree import pytree
 
 
 @pytree

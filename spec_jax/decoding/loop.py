@@ -7,17 +7,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from spec_jax.config import SCORINGS, VERIFICATIONS
+from spec_jax.control import at_width
 from spec_jax.decoding.draft_length import DraftLengthPolicy, DraftOutcome, scoring_widths
+from spec_jax.decoding.rows import write_rows
 from spec_jax.decoding.score import Scored, score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, DecodeState
 from spec_jax.decoding.verification import Verification
 from spec_jax.decoding.verify import verify
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
-from spec_jax.models.control import at_width
 from spec_jax.models.model import Model
 from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.rows import write_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from spec_jax.decoding.draft_length import DraftLengthPolicy
 from spec_jax.decoding.logprobs import Logprobs, logprobs_of
+from spec_jax.decoding.rows import broadcast_rows, insert_rows
 from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
 from spec_jax.drafters.base import Drafter, DrafterPrompt, PromptBlock
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import blocks_left, read_block
 from spec_jax.models.source import EncoderInput
-from spec_jax.sharding.rows import broadcast_rows, insert_rows
 
 LOGITS_AT_ONCE = 32
 """Tokens of a prompt whose logits are in memory at once; it divides every block."""

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
 from spec_jax.decoding.logprobs import Logprobs
+from spec_jax.decoding.rows import write_rows
 from spec_jax.models.cache import KVCache
-from spec_jax.sharding.pytree import pytree
-from spec_jax.sharding.rows import write_rows
+from spec_jax.pytree import pytree
 
 RUNNING, STOP, LENGTH, ERROR = range(4)
 """Values of `DecodeState.finish`: running; stop token; max_tokens or context edge; no valid p."""

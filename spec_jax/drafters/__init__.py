@@ -16,10 +16,10 @@ from spec_jax.drafters.base import (
     PartialForward,
     PromptBlock,
 )
+from spec_jax.pytree import pytree, static
 from spec_jax.sampling.draw import draw
 from spec_jax.sampling.probabilities import probabilities
 from spec_jax.sampling.processors import History
-from spec_jax.sharding.pytree import pytree, static
 
 __all__ = [
     "Committed",

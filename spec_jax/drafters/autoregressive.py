@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from spec_jax.control import in_place_if
 from spec_jax.drafters.base import Context, Draft
-from spec_jax.models.control import in_place_if
+from spec_jax.pytree import pytree
 from spec_jax.sampling.draw import draw
 from spec_jax.sampling.probabilities import warp
 from spec_jax.sampling.processors import History, process
 from spec_jax.sharding import Placement
-from spec_jax.sharding.pytree import pytree
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.models.cache import KVCache
 from spec_jax.models.source import EncoderInput
+from spec_jax.pytree import pytree, static
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.pytree import pytree, static
 
 
 @pytree

@@ -18,7 +18,7 @@ from spec_jax.models.attention import AttentionMask
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill, take_tokens
-from spec_jax.sharding.pytree import pytree, static
+from spec_jax.pytree import pytree, static
 
 CATCH_UP = 16
 """Tokens that a draft model reads at a time if it has not drafted for some rounds."""

@@ -14,7 +14,7 @@ from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Context, Draft, Drafter, PartialForward
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
-from spec_jax.sharding.pytree import pytree, static
+from spec_jax.pytree import pytree, static
 
 
 @pytree

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt
-from spec_jax.sharding.pytree import pytree, static
+from spec_jax.pytree import pytree, static
 
 
 @pytree

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from spec_jax.drafters.base import Context, Draft, Drafter
-from spec_jax.sharding.pytree import pytree, static
+from spec_jax.pytree import pytree, static
 
 
 @pytree

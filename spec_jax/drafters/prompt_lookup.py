@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from spec_jax.drafters.base import Context, Draft, Drafter, DrafterPrompt
+from spec_jax.pytree import pytree, static
 from spec_jax.sampling.draw import argmax
-from spec_jax.sharding.pytree import pytree, static
 
 Searched = Int[Array, "batch source"] | None
 

@@ -6,8 +6,8 @@ from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Context, Draft, Drafter, DrafterPrompt
 from spec_jax.drafters.prompt_lookup import continuation, match_lengths
+from spec_jax.pytree import pytree, static
 from spec_jax.sampling.draw import argmax
-from spec_jax.sharding.pytree import pytree, static
 
 SHORTEST = 2
 """Tokens that must match: the continuation of a single token seldom repeats."""

@@ -27,7 +27,7 @@ from spec_jax.drafters.draft_model import (
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
-from spec_jax.sharding.pytree import pytree, static
+from spec_jax.pytree import pytree, static
 
 
 @pytree

@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from spec_jax.decoding import loop, prefill
 from spec_jax.decoding.logprobs import Logprobs
+from spec_jax.decoding.rows import broadcast_rows, insert_rows, take_rows
 from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Drafter
@@ -29,7 +30,6 @@ from spec_jax.engine.programs import (
 from spec_jax.engine.requests import PADDING, Request, pad
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling, SamplingFeatures
-from spec_jax.sharding.rows import broadcast_rows, insert_rows, take_rows
 
 HostInputs = Callable[[Sequence[Request], BatchShape], Any]
 """A drafter's inputs from the host: arrays with one entry for each row of the shape."""

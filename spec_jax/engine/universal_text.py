@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax import distributed
 from spec_jax.config import SamplingParams
+from spec_jax.decoding.rows import broadcast_rows, insert_rows
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.draft_model import catch_up, draft_on
 from spec_jax.engine.batch_shape import BatchShape
@@ -26,7 +27,6 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.rows import broadcast_rows, insert_rows
 from spec_jax.text.translation import TextTranslator
 
 

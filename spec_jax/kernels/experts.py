@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from spec_jax.kernels import native
 from spec_jax.kernels.products import Weight, products
 from spec_jax.kernels.weights import PackedWeight
-from spec_jax.sharding.pytree import pytree
+from spec_jax.pytree import pytree
 
 LEAST_TILE, LARGEST_TILE = 8, 128
 """Rows of a tile, if so many can choose the same expert."""

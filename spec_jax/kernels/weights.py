@@ -16,8 +16,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels.quantize import GROUP, Quantized
+from spec_jax.pytree import pytree, static
 from spec_jax.sharding import HOST_MEMORY
-from spec_jax.sharding.pytree import pytree, static
 
 LANES = 16
 """Outputs of a panel."""

@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.kernels import native
 from spec_jax.models.cache import Int8KV, KVBuffer, KVCache, LayerCache
+from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement
-from spec_jax.sharding.pytree import pytree, static
 
 KEY_BLOCK = 256
 """Most keys that `blocked` reads at a time. With fewer than 64 it is slow."""

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int, Int8, Shaped
 
 from spec_jax.kernels import precision_of
 from spec_jax.models.config import LayerConfig, TransformerConfig
+from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement
-from spec_jax.sharding.pytree import pytree, static
 
 RING_MULTIPLE = 64
 """Rings are rounded up to it, so that blocks of keys divide them."""

@@ -25,8 +25,8 @@ from spec_jax.models.output import TargetOutput
 from spec_jax.models.source import EncoderInput
 from spec_jax.models.streaming import resident
 from spec_jax.models.transformer import Transformer
+from spec_jax.pytree import pytree, static
 from spec_jax.sharding import HOST_MEMORY, Placement
-from spec_jax.sharding.pytree import pytree, static
 
 _STREAMED = re.compile(r"blocks\.(\d+)\.(?!cross\.(?:key|value)\.)")
 """Weights that every call reads; an encoder's output is made keys and values of once."""

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from spec_jax.sharding.pytree import pytree
+from spec_jax.pytree import pytree
 
 
 @pytree

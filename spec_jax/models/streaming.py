@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool
 
-from spec_jax.models.control import in_place_if
+from spec_jax.control import in_place_if
 
 T = TypeVar("T")
 Buffer = dict[int, Array]

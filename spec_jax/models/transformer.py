@@ -22,7 +22,6 @@ from spec_jax.models.config import (
     YarnScaling,
 )
 from spec_jax.models.context import LayerContext, score_options
-from spec_jax.models.control import traced_once
 from spec_jax.models.encoder import Encoder
 from spec_jax.models.layers import (
     Embedding,
@@ -164,8 +163,9 @@ class Transformer(nnx.Module):
             source = (remembered, across) if remembered and across else None
             return nnx.merge(graphdef, weights)(x, layer, contexts[kind], source)
 
-        # Otherwise tracing a deep model is most of what a start takes.
-        run_kind = traced_once(run_kind, 0, 1)
+        # Blocks of a kind are traced and lowered once: most of a start would be tracing otherwise.
+        # XLA inlines the calls, so that the compiled program is the same.
+        run_kind = jax.jit(run_kind, static_argnums=(0, 1))
 
         def run(at: int, graphdef: Any, weights: Any, x: Array, layer: Any):
             i, remembered = first + at, encoded and encoded.layers[first + at]

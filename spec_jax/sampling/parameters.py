@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from spec_jax.config import SamplingParams
+from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement
-from spec_jax.sharding.pytree import pytree, static
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
+from spec_jax.pytree import pytree
 from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sharding.pytree import pytree
 
 MOST_INITIAL_TIMESTAMP = 50
 """Steps of 0.02 seconds: the latest begin of a text."""

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Int, UInt
 
 from spec_jax.errors import extra
 from spec_jax.models.model import Model
+from spec_jax.pytree import pytree, static
 from spec_jax.sampling.draw import largest
-from spec_jax.sharding.pytree import pytree, static
 from spec_jax.training.config import TrainingConfig
 
 with extra("train"):

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from spec_jax.decoding.rows import write_rows
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter, DrafterPrompt, PromptBlock
 from spec_jax.drafters.none import NoDraft
 from spec_jax.models.model import Model
-from spec_jax.sharding.pytree import pytree, static
-from spec_jax.sharding.rows import write_rows
+from spec_jax.pytree import pytree, static
 
 Features = Float[Array, "batch length embed"]
 

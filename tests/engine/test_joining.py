@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.adaptive import Adaptive
+from spec_jax.decoding.rows import insert_rows
 from spec_jax.decoding.state import ERROR
 from spec_jax.engine import engine as engine_module
 from spec_jax.engine.programs import INSERT
 from spec_jax.models.model import Model
-from spec_jax.sharding.rows import insert_rows
 from spec_jax.testing import tiny_model
 from tests import quick
 from tests.harness import DRAFT, DRAFTINGS, TARGET, drive, make_engine, request, shared_engine

@@ -23,7 +23,7 @@ from spec_jax.evaluation.prompts import choose
 from spec_jax.evaluation.sampled import DRAFTED, FOLLOWING, MEANINGS
 from spec_jax.evaluation.sampler import SampledAudit
 from spec_jax.evaluation.verdict import FAIL, NOT_TESTED, judge
-from spec_jax.sharding.pytree import pytree, static
+from spec_jax.pytree import pytree, static
 from spec_jax.testing import tiny_model
 from tests.evaluation.pairs import noisy_copy
 from tests.harness import make_engine

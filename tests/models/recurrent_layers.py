@@ -18,7 +18,7 @@ from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.models.context import LayerContext
 from spec_jax.models.layers import Linear, project
 from spec_jax.models.mixers import MIXERS
-from spec_jax.sharding.pytree import pytree, static
+from spec_jax.pytree import pytree, static
 
 
 def _write(buffer: Array, new: Array, at: Array, num_tokens: Array | None) -> Array:

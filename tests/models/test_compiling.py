@@ -65,8 +65,8 @@ def test_a_models_programs_have_its_options(monkeypatch):
 
 
 COMPILERS = {"jit", "pjit", "pmap", "xla_computation", "aot"}
-ALLOWED = {"models/model.py": ["jax.jit"], "models/control.py": ["jax.jit"]}
-"""`Model.jit`, which all others go through, and `traced_once`, which is for parts of programs."""
+ALLOWED = {"models/model.py": ["jax.jit"], "models/transformer.py": ["jax.jit"]}
+"""`Model.jit`, which all others go through, and blocks, which are parts of programs."""
 
 
 def compilers_of(source: str) -> list[str]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
+from spec_jax.decoding.rows import insert_rows
 from spec_jax.errors import ConfigError
 from spec_jax.models.config import LayerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill
-from spec_jax.sharding.rows import insert_rows
 from spec_jax.testing import tiny_model
 from tests.harness import drive, make_engine, request, run
 from tests.models.recurrent_layers import ConvolutionConfig

@@ -1,11 +1,11 @@
-"""Control flow of programs: branches around large buffers, and parts that occur many times.
+"""Control flow of programs: branches around large buffers.
 
 `lax.cond` and `lax.switch` copy what their branches return. A loop that runs once or not at all
 updates its carry in place, as any loop does.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,35 +23,25 @@ def in_place_if(go: Bool[Array, ""], function: Callable[[T], T], carry: T) -> T:
     return jax.lax.while_loop(lambda state: state[0], once, (go, carry))[1]
 
 
-def traced_once(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
-    """The function, traced and lowered once for all calls with like arguments in a program.
-
-    XLA inlines the calls: the compiled program is the same.
-
-    Args:
-      function: part of a program; it may use the program's arrays that it does not get.
-      static: places of arguments that are no arrays.
-    """
-    return jax.jit(function, static_argnums=static)
-
-
 def at_width(
     widths: Sequence[int],
-    wanted: Int[Array, ""],
+    min_width: Int[Array, ""],
     function: Callable[[int, T], T],
     carry: T,
 ) -> T:
-    """`function(width, carry)` for the smallest of the widths that is not below `wanted`.
+    """`function(width, carry)` for the smallest of the widths that is not below `min_width`.
 
     Args:
       widths: ascending, static; each is compiled.
-      wanted: at most the last width.
+      min_width: at most the last width.
       function: given the width as a Python number.
-      carry: what it updates, in place.
+      carry: the value that the function updates, in place.
     """
     if len(widths) == 1:
         return function(widths[0], carry)
-    index = sum(((wanted > width).astype(jnp.int32) for width in widths[:-1]), start=jnp.int32(0))
+    index = sum(
+        ((min_width > width).astype(jnp.int32) for width in widths[:-1]), start=jnp.int32(0)
+    )
     for i, width in enumerate(widths):
         carry = in_place_if(index == i, lambda state, width=width: function(width, state), carry)
     return carry
