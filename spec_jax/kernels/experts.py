@@ -1,8 +1,8 @@
-"""Products with the experts of sparse MLPs: each row meets the matrix of its own expert.
+"""Products with the experts of sparse MLPs: each row meets its expert's matrix.
 
 Rows are sorted by expert and cut into tiles of one expert's rows; a loop runs over the tiles and
-takes each one's matrix out of the stack. `jax.lax.ragged_dot` does the same on TPU alone: elsewhere
-it multiplies all rows with all experts (jax 0.10.2).
+takes the matrix of each tile out of the stack. `jax.lax.ragged_dot` does the same on TPU alone:
+elsewhere it multiplies all rows with all experts (jax 0.10.2).
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from spec_jax.kernels.products import Weight, products
 from spec_jax.kernels.weights import PackedWeight
 from spec_jax.pytree import pytree
 
-LEAST_TILE, LARGEST_TILE = 8, 128
-"""Rows of a tile, if so many can choose the same expert."""
+MIN_TILE, MAX_TILE = 8, 128
+"""Rows of a tile, if this many can choose the same expert."""
 
 
 @pytree
@@ -26,10 +26,10 @@ class Tiles:
 
     Attributes:
       experts: the expert of each tile.
-      rows: the rows of each tile; what does not fill the last tile of an expert is any row.
-      used: tiles that hold rows, the first ones.
-      places: where each row stands when the tiles' rows are put one after another.
-      held: whether the row's expert is among these at all.
+      rows: the rows of each tile; an expert's last tile is filled up with any row.
+      used: how many tiles hold rows; they come first.
+      places: the index of each row among the tiles' rows, one tile after another.
+      held: whether the stacks hold the row's expert.
     """
 
     experts: Int[Array, " tiles"]
@@ -43,22 +43,23 @@ class Tiles:
         """Sorts rows by their experts.
 
         Args:
-          chosen: each row's expert; those outside [0, `here`) are another device's.
+          chosen: each row's expert; an expert outside [0, `here`) is on another device.
           here: experts of the stacks (static).
-          count: experts in all (static): a tile has about as many rows as an expert on average.
-          tokens: most rows that can choose the same expert (static).
+          count: experts of the model (static): a tile has about as many rows as an expert on
+            average.
+          tokens: how many rows at most can choose the same expert (static).
         """
         rows = chosen.shape[0]
-        size = min(tokens, max(LEAST_TILE, min(LARGEST_TILE, _next_power(rows // count))))
-        # Each expert that is chosen has one tile that may be partly filled.
-        most = min(here, rows)
-        tiles = min(most + (rows - most) // size, here * -(-tokens // size))
+        size = min(tokens, max(MIN_TILE, min(MAX_TILE, _next_power(rows // count))))
+        # Each chosen expert has at most one tile that is partly filled.
+        num_partial = min(here, rows)
+        tiles = min(num_partial + (rows - num_partial) // size, here * -(-tokens // size))
         chose = (chosen[:, None] == jnp.arange(here)[None]).astype(jnp.int32)
-        held, own = chose.any(1), jnp.clip(chosen, 0, here - 1)
+        held, expert = chose.any(1), jnp.clip(chosen, 0, here - 1)
         ranks = ((jnp.cumsum(chose, 0) - chose) * chose).sum(1)
         of_expert = -(-chose.sum(0) // size)
         ends = jnp.cumsum(of_expert)
-        places = (ends - of_expert)[own] * size + ranks
+        places = (ends - of_expert)[expert] * size + ranks
         sources = jnp.zeros((tiles * size,), jnp.int32)
         sources = sources.at[jnp.where(held, places, tiles * size)].set(
             jnp.arange(rows, dtype=jnp.int32), mode="drop"
@@ -98,17 +99,17 @@ class Tiles:
                 return run(expert, rows)
             return jax.lax.cond(number < self.used, run, nothing, expert, rows)
 
-        found = jax.lax.map(tile, (jnp.arange(len(self.rows)), self.experts, self.rows))
+        outputs = jax.lax.map(tile, (jnp.arange(len(self.rows)), self.experts, self.rows))
         return [
             jnp.where(self.held[:, None], each.reshape(-1, each.shape[-1])[self.places], 0.0)
-            for each in found
+            for each in outputs
         ]
 
 
 def expert_products(
     x: Float[Array, "rows in"], chosen: Int[Array, " rows"], stacks: Sequence[Weight]
 ) -> list[Float[Array, "rows _"]]:
-    """Each row times its expert's matrix of each packed stack; those of one format in one call."""
+    """Each row times its expert's matrix of each packed stack; one native call a format."""
     packed = [stack for stack in stacks if isinstance(stack, PackedWeight)]
     assert len(packed) == len(stacks), "native code multiplies all matrices of a model or none"
     if len({stack.signature for stack in packed}) > 1:

@@ -1,9 +1,9 @@
 """Native code on CPU: builds the sources in `cpu/`, loads them and calls them from programs.
 
 A wheel may bring the library for each kind of processor (`prebuild`). Otherwise it is built once
-for each version of the source, at its first use, and kept in the cache folder. Without it
-everything works with XLA's own products, which read a weight through a copy of it, and attention
-in XLA's operations (benchmarks/LOG.md).
+for each version of the source, at its first use, and kept in the cache folder. Without it XLA's own
+products and attention compute the same, but slower: XLA's products copy each weight before they
+read it, and quantized weights are widened to float32 in memory.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from spec_jax.kernels.weights import PackedWeight
 
 SWITCH = "SPEC_JAX_NATIVE"
-"""Environment variable: 0 turns native code off, a variant's name such as avx2 chooses that one."""
+"""Environment variable: 0 turns native code off, a name such as avx2 chooses a variant."""
 _SOURCES = Path(__file__).with_name("cpu")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
@@ -50,7 +50,7 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class _Variant:
-    """A kind of processor: what it must be able to do, and what the compiler is told of it."""
+    """A kind of processor: the features it must have, and the compiler's flags for it."""
 
     name: str
     features: frozenset[str]
@@ -78,7 +78,7 @@ _VARIANTS["amd64"], _VARIANTS["arm64"] = _VARIANTS["x86_64"], _VARIANTS["aarch64
 
 
 class _Unavailable(Exception):
-    """Why there are no native products."""
+    """Why there is no native code."""
 
 
 def products(
@@ -98,36 +98,36 @@ def expert_products(
     experts: Int[Array, " rows"],
     weights: Sequence["PackedWeight"],
 ) -> list[Float[Array, "rows _"]]:
-    """Each row times the matrix of its own expert, of stacks of one format.
+    """Each row times its expert's matrix of each stack; the stacks are of one format.
 
-    Each chosen expert's matrices are read once, and those that no row chose are not read.
+    The matrices of a chosen expert are read once, and other matrices are not read.
 
     Args:
-      x: as of `products`.
+      x: the same as for `products`.
       experts: each row's expert.
-      weights: packed stacks of as many matrices; all have scales and minima, or none has.
+      weights: packed stacks of the same number of matrices; all have scales and minima, or none.
     """
     return _products(_EXPERT_PRODUCT, [x, experts], weights)
 
 
-def _products(target: str, given: list[Array], weights: Sequence["PackedWeight"]) -> list[Array]:
+def _products(target: str, inputs: list[Array], weights: Sequence["PackedWeight"]) -> list[Array]:
     parts = [
         [part for part in (weight.values, weight.scales, weight.minima) if part is not None]
         for weight in weights
     ]
-    rows, scales = given[0].shape[0], weights[0].scales
+    rows, scales = inputs[0].shape[0], weights[0].scales
     call = _call(
         target,
         [jax.ShapeDtypeStruct((rows, weight.shape[1]), jnp.float32) for weight in weights],
     )
-    found = call(
-        *given,
+    outputs = call(
+        *inputs,
         *(part for each in parts for part in each),
         format=_FORMATS[weights[0].format],
         arrays=len(parts[0]),
         half=scales is not None and scales.dtype == jnp.float16,
     )
-    return list(found)
+    return list(outputs)
 
 
 def attention(
@@ -145,21 +145,24 @@ def attention(
     window: int | None,
     ring: bool,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
-    """Attention in float32 over the slots that some token sees; what no token sees is not read.
+    """Attention in float32 over the slots that some token sees; other slots are not read.
+
+    `positions` to `depths` are fields of `models.attention.AttentionMask`, `slopes` to `window` of
+    `models.attention.ScoreOptions`, and `ring` of `models.cache.LayerCache`.
 
     Args:
-      queries: scaled, a head's after another's, each with a row for each token.
-      keys: of the cache, with the new tokens.
-      values: likewise.
-      positions: as in `models.attention.AttentionMask`, as the four that follow.
+      queries: scaled queries; one head follows another, each with a row for each token.
+      keys: the cache's keys, with the keys of the new tokens.
+      values: the cache's values, with the values of the new tokens.
+      positions: the position of each new token.
       start: the index of each row's first new token.
-      context_lengths: tokens that all new tokens see.
-      tree_mask: which tokens after these each new token sees, or None.
-      depths: how far those are from the text's end, or None.
-      slopes: as in `models.attention.ScoreOptions`, as the two that follow.
-      cap: likewise.
-      window: likewise.
-      ring: as in `models.cache.LayerCache`.
+      context_lengths: how many tokens all new tokens see.
+      tree_mask: which tokens after the context each new token sees, or None.
+      depths: how far these tokens are from the text's end, or None.
+      slopes: by how much a head's scores fall with the distance to a token.
+      cap: the bound of the scores, or None.
+      window: how many tokens back a token sees, or None for all.
+      ring: whether the slots are a ring.
     """
     if tree_mask is None or depths is None:
         tree_mask = jnp.zeros((positions.shape[1], 0), bool)
@@ -184,14 +187,14 @@ def attention(
 def _call(target: str, result: Any) -> Callable[..., Any]:
     """A function of the library, for programs."""
     if not available():
-        raise RuntimeError(f"native code is needed and cannot be had: {description()}")
+        raise RuntimeError(f"native code is needed and cannot be loaded: {description()}")
     return jax.ffi.ffi_call(target, result)
 
 
 def available(on_progress: Callable[[str], object] | None = None) -> bool:
-    """Whether this machine's CPU has native code; builds and loads it at need.
+    """Whether this machine's CPU has native code; builds and loads it when needed.
 
-    Warns once, with the remedy, if it is wanted and cannot be had.
+    Warns once, with the remedy, if native code is not off and cannot be loaded.
 
     Args:
       on_progress: called with a line of text before a build, which takes time.
@@ -201,14 +204,14 @@ def available(on_progress: Callable[[str], object] | None = None) -> bool:
 
 
 def description() -> str:
-    """Which native code is in use, or why there is none, for people."""
+    """Which native code is in use, or why none is, as users read it."""
     with _LOCK:
         why = _load(None)
     return why or _variant().name
 
 
 _LOADED: list[str | None] = []
-"""Empty before the first use; then why the library cannot be had, or None if it is loaded."""
+"""Empty before the first use; then why the library cannot be loaded, or None if it is loaded."""
 
 
 def _load(on_progress: Callable[[str], object] | None) -> str | None:
@@ -258,10 +261,10 @@ def prebuild(folder: Path) -> None:
 
 
 def _digest(variant: _Variant, *versions: str) -> str:
-    """Names what a library is made of."""
+    """Names the sources, flags and versions of a library."""
     sources = [path.read_text(encoding="utf-8") for path in sorted(_SOURCES.iterdir())]
-    told = [*sources, *_FLAGS, *variant.flags, *versions, platform.system()]
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    ingredients = [*sources, *_FLAGS, *variant.flags, *versions, platform.system()]
+    return hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
 
 
 def _open_shipped() -> ctypes.CDLL | None:
@@ -302,8 +305,8 @@ def _build(variant: _Variant, library: Path) -> None:
         include = f"-isystem{jax.ffi.include_dir()}"
         sources = map(str, sorted(_SOURCES.glob("*.cpp")))
         command = [*compiler, *flags, include, *sources, "-o", str(made)]
-        # Zig keeps what it builds beside the code, such as the C++ library.
-        own = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), f"{folder}/zig")
+        # Zig also builds the C++ library, and keeps it in its cache.
+        zig_cache = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), f"{folder}/zig")
         try:
             result = subprocess.run(
                 command,
@@ -311,21 +314,21 @@ def _build(variant: _Variant, library: Path) -> None:
                 text=True,
                 timeout=_BUILD_SECONDS,
                 check=False,
-                env=os.environ | own,
+                env=os.environ | zig_cache,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise _Unavailable(f"{compiler[0]} does not run ({error})") from None
         if result.returncode or not made.is_file():
-            said = result.stderr.strip().splitlines() or ["no message"]
-            raise _Unavailable(f"{compiler[0]} cannot build them ({said[0]})")
+            messages = result.stderr.strip().splitlines() or ["no message"]
+            raise _Unavailable(f"{compiler[0]} cannot build them ({messages[0]})")
         os.replace(made, library)
 
 
 def _compiler() -> tuple[list[str], bool]:
     """The command of a C++ compiler, the system's or zig's from PyPI, and whether it is zig's."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and (found := shutil.which(name)):
-            return [found], False
+        if name and (path := shutil.which(name)):
+            return [path], False
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"], True
     raise _Unavailable(
@@ -342,19 +345,19 @@ def _variants() -> tuple[_Variant, ...]:
 
 
 def _variant() -> _Variant:
-    found, asked = cpu_features(), os.environ.get(SWITCH)
-    variants = {each.name: each for each in _variants() if each.features <= found}
-    if asked and asked not in variants:
-        raise _Unavailable(f"{SWITCH} is {asked!r}; this machine has {', '.join(variants)}")
-    return variants[asked] if asked else next(iter(variants.values()))
+    name, features = os.environ.get(SWITCH), cpu_features()
+    variants = {each.name: each for each in _variants() if each.features <= features}
+    if name and name not in variants:
+        raise _Unavailable(f"{SWITCH} is {name!r}; this machine has {', '.join(variants)}")
+    return variants[name] if name else next(iter(variants.values()))
 
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """What this machine's CPU says that it can do, in Linux's words; empty elsewhere."""
+    """The features of this machine's CPU, in Linux's words; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    said = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "feat")))
-    return frozenset(next(said, "").split())
+    flags = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "feat")))
+    return frozenset(next(flags, "").split())

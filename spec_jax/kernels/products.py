@@ -28,15 +28,15 @@ def products(
 ) -> list[Array]:
     """`x` times each of the weights, [*lead, out] in float32.
 
-    The inputs of a product are rounded to its weight's dtype; those with quantized weights stay
-    float32. A device sums in float32, and rounds its sum to `sums` before devices that hold parts
+    The inputs of a product are rounded to its weight's dtype, but stay float32 where the weight is
+    quantized. A device sums in float32, and rounds its sum to `sums` before devices that hold parts
     of the inputs add theirs. Packed weights of one format are one call of native code.
     """
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
     if len(packed) == len(weights) and len({weight.signature for weight in packed}) == 1:
         rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
-        found = native.products(rows, packed)
-        return [each.reshape(*x.shape[:-1], -1) for each in found]
+        outputs = native.products(rows, packed)
+        return [each.reshape(*x.shape[:-1], -1) for each in outputs]
     if len(weights) > 1:
         return [products(x, [weight], sums)[0] for weight in weights]
     weight = weights[0]
@@ -44,7 +44,7 @@ def products(
     if not isinstance(weight, QuantizedWeight):
         return [_dot(x, weight, sums).astype(jnp.float32)]
     if weight.minima is None and len(weight.scales) == 1 and weight.values.dtype == jnp.int8:
-        # Scales after the product: the numbers themselves are exact in bfloat16.
+        # Scales after the product: the values without scales are exact in bfloat16.
         scales = weight.scales.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
         values = weight.values.astype(weight.dtype).reshape(weight.shape)
         return [_dot(x, values, sums).astype(jnp.float32) * scales]
@@ -81,9 +81,9 @@ def _dot(x: Array, weight: Array, sums: DTypeLike) -> Array:
 def _dot_in_groups(x: Float[Array, "*lead in"], weight: QuantizedWeight, sums: DTypeLike) -> Array:
     """A product whose weight is widened inside of it.
 
-    Halves of bytes are products of their own, and scales are spread as a matrix: XLA for TPUs
-    writes everything else to memory (tests/planning/test_tpu.py). All are added in `sums`, so that
-    devices exchange them at once.
+    The two halves of bytes are separate products, and scales are spread as a matrix: XLA for TPUs
+    writes any other form to memory (tests/planning/test_tpu.py). The products are added in `sums`,
+    so that devices exchange one sum.
     """
     groups, outputs = weight.scales.shape
     lead, values = x.shape[:-1], weight.values

@@ -1,4 +1,4 @@
-"""Rounds matrices to few bits."""
+"""Quantizes matrices."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ GROUP = 32
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A matrix of few bits in host memory, or a stack of them: `scales * values + minima`.
+    """A quantized matrix in host memory, or a stack of them: `scales * values + minima`.
 
     Attributes:
       values: int8; or uint8 of 0 to 15, if `bits` is 4.
@@ -29,12 +29,12 @@ class Quantized:
 
     @classmethod
     def stack(cls, matrices: Sequence["Quantized"]) -> "Quantized":
-        """Matrices of one shape and as many bits, one after another."""
-        least = [each.minima for each in matrices if each.minima is not None]
+        """Matrices of one shape and the same number of bits, one after another."""
+        minima = [each.minima for each in matrices if each.minima is not None]
         return cls(
             np.stack([each.values for each in matrices]),
             np.stack([each.scales for each in matrices]),
-            np.stack(least) if least else None,
+            np.stack(minima) if minima else None,
             matrices[0].bits,
         )
 

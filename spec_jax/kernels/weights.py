@@ -1,6 +1,6 @@
 """Weights on a device in other forms than a plain array: quantized, or packed for native code.
 
-A stack of matrices of one shape, such as those of experts, is the same pytree with one more axis in
+A stack of matrices of one shape, such as experts have, is the same pytree with one more axis in
 front of each of its arrays.
 """
 
@@ -26,23 +26,23 @@ STEPS = {"float32": 1, "bfloat16": 2, "int8": 4, "int4": 8}
 HOST_ROWS = 8
 """Rows of bytes that lie together in host memory.
 
-libtpu 0.0.42 tiles bytes by 32 rows on the device and by 8 on the host, and cannot copy from one
-to the other. Of eight rows both make one tile.
+libtpu 0.0.42 tiles bytes by 32 rows on the device and by 8 on the host, and cannot copy between
+the two tilings. Eight rows are one tile in both.
 """
 
 
 @pytree
 class QuantizedWeight:
-    """A matrix of few bits as XLA multiplies it: `scales * values + minima`.
+    """A quantized matrix as XLA multiplies it: `scales * values + minima`.
 
     Attributes:
-      values: int8 [in, out], or bytes [in / 2, out] of two inputs each: in their low half the first
-        inputs of a group, in their high half the others. JAX's own numbers of 4 bits cannot be
-        passed to a program that was compiled ahead for a mesh (jax 0.10.2). Those of a weight for
-        host memory are [rows / 8, 8, out].
+      values: int8 [in, out], or bytes [in / 2, out] of two inputs each: the low half holds the
+        first inputs of a group, the high half the others. JAX's 4-bit dtypes cannot be passed to a
+        program that was compiled ahead for a mesh (jax 0.10.2). In host memory the shape is
+        [rows / 8, 8, out].
       scales: [groups, out], float32 or float16; neighbouring inputs share one.
-      minima: likewise, or None for 0.
-      dtype: what the inputs of its products are rounded to; static.
+      minima: the same shape and dtype, or None for 0.
+      dtype: the dtype that inputs of its products are rounded to; static.
     """
 
     values: Array
@@ -60,9 +60,9 @@ class QuantizedWeight:
             part = np.ascontiguousarray(rows.swapaxes(-1, -2))
             if sharding is None:
                 return jnp.asarray(part)
-            shape, own = _placed(part.shape, part.dtype, sharding)
+            shape, placed = _placed(part.shape, part.dtype, sharding)
             part = part.reshape(shape)
-            return jax.make_array_from_callback(shape, own, lambda index: part[index])
+            return jax.make_array_from_callback(shape, placed, lambda index: part[index])
 
         values, (*lead, inputs) = weight.values, weight.values.shape
         groups = _groups(weight.scales.shape[-1], weight.bits, sharding)
@@ -79,20 +79,20 @@ class QuantizedWeight:
         return cls(put(values), put(spread(weight.scales)), minima, jnp.dtype(dtype).name)
 
     @classmethod
-    def abstract(cls, wanted: jax.ShapeDtypeStruct, bits: int) -> "QuantizedWeight":
-        """Shapes and shardings of what `quantize` makes of a matrix [in, out], or of a stack."""
-        *stack, inputs, outputs = wanted.shape
+    def abstract(cls, matrix: jax.ShapeDtypeStruct, bits: int) -> "QuantizedWeight":
+        """Shapes and shardings of a matrix [in, out], or of a stack, after `quantize`."""
+        *stack, inputs, outputs = matrix.shape
 
         def part(rows: int, dtype: DTypeLike) -> Any:
-            shape, own = (*stack, rows, outputs), None
-            if wanted.sharding is not None:
-                shape, own = _placed(shape, dtype, wanted.sharding)
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=own)
+            shape, sharding = (*stack, rows, outputs), matrix.sharding
+            if sharding is not None:
+                shape, sharding = _placed(shape, dtype, sharding)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-        name = jnp.dtype(wanted.dtype).name
+        name = jnp.dtype(matrix.dtype).name
         if bits == 8:
             return cls(part(inputs, jnp.int8), part(1, jnp.float32), None, name)
-        groups = _groups(1 if inputs % GROUP else inputs // GROUP, bits, wanted.sharding)
+        groups = _groups(1 if inputs % GROUP else inputs // GROUP, bits, matrix.sharding)
         halved = inputs // groups % 2 == 0
         values = part(inputs // 2, jnp.uint8) if halved else part(inputs, jnp.int8)
         return cls(values, part(groups, jnp.float16), part(groups, jnp.float16), name)
@@ -130,9 +130,9 @@ class QuantizedWeight:
 
 
 def _groups(groups: int, bits: int, sharding: NamedSharding | None) -> int:
-    """The fewest groups that hold these and are not cut where a layout cuts inputs.
+    """The smallest multiple of `groups` that a layout does not cut where it cuts inputs.
 
-    One scale for all inputs is every shard's, but two inputs of a byte are a half group apart.
+    Every shard has the one scale of all inputs, but two inputs of a byte are half a group apart.
     """
     if sharding is None or (groups == 1 and bits == 8):
         return groups
@@ -147,10 +147,10 @@ def _shards(sharding: NamedSharding, axes: Any) -> int:
 def _placed(
     shape: tuple[int, ...], dtype: DTypeLike, sharding: NamedSharding
 ) -> tuple[tuple[int, ...], NamedSharding]:
-    """The shape of a part [*stack, rows, out], and its sharding: as the matrix's where that fits.
+    """The shape of a part [*stack, rows, out], and its sharding: the matrix's where it fits.
 
-    Along the inputs it is sharded only if that divides the rows. A single row stays on the device,
-    and so do bytes that are not whole groups of rows.
+    Along the inputs it is sharded only if the shards divide the rows. A single row stays on the
+    device, and so do bytes whose rows `HOST_ROWS` does not divide.
     """
     (*stack, rows, outputs), memory = shape, sharding.memory_kind
     axes = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
@@ -167,7 +167,7 @@ def _placed(
 
 
 def part_specs(weight: Any, spec: P) -> Any:
-    """How the arrays of a weight are cut, if the whole is cut so."""
+    """The specs of a weight's arrays, if the matrix is sharded by `spec`."""
     if not isinstance(weight, QuantizedWeight):
         return spec
     *stack, inputs, outputs = spec
@@ -188,9 +188,9 @@ class PackedWeight:
         16, 2] of bfloat16, or [panels, in / 8, 16] words that hold eight inputs of 4 bits, the
         first in the lowest.
       scales: [panels, groups, 16], float32 or float16, or None for 1; as in `QuantizedWeight`.
-      minima: likewise, or None for 0.
-      format: what the values are, a key of `STEPS`; static.
-      shape: sizes of the matrix, or of each one of a stack, [in, out]; static.
+      minima: the same shape and dtype, or None for 0.
+      format: the form of the values, a key of `STEPS`; static.
+      shape: sizes of the matrix, or of each matrix of a stack, [in, out]; static.
     """
 
     values: Array
@@ -226,21 +226,21 @@ class PackedWeight:
         """Columns of the matrix, in float32."""
         panel, lane = ids // LANES, ids % LANES
         if self.format == "bfloat16":
-            # As whole numbers: XLA:CPU widens a bfloat16 table before it gathers.
+            # As integers: XLA:CPU widens a bfloat16 table before it gathers.
             words = jax.lax.bitcast_convert_type(self.values, jnp.uint16)[panel, :, lane]
-            found = jax.lax.bitcast_convert_type(words, jnp.bfloat16).reshape(*ids.shape, -1)
+            numbers = jax.lax.bitcast_convert_type(words, jnp.bfloat16).reshape(*ids.shape, -1)
         else:
-            found = self.values[panel, :, lane]
+            numbers = self.values[panel, :, lane]
         if self.format == "int4":
-            shifts = 4 * jnp.arange(8, dtype=jnp.uint32).reshape((1,) * found.ndim + (-1,))
-            found = found[..., None] >> shifts & 15
-        found = found.astype(jnp.float32)
+            shifts = 4 * jnp.arange(8, dtype=jnp.uint32).reshape((1,) * numbers.ndim + (-1,))
+            numbers = numbers[..., None] >> shifts & 15
+        numbers = numbers.astype(jnp.float32)
         if self.scales is not None:
             scales = self.scales[panel, :, lane].astype(jnp.float32)[..., None]
-            found = found.reshape(*scales.shape[:-1], -1) * scales
+            numbers = numbers.reshape(*scales.shape[:-1], -1) * scales
         if self.minima is not None:
-            found = found + self.minima[panel, :, lane].astype(jnp.float32)[..., None]
-        return found.reshape(*ids.shape, -1)[..., : self.shape[0]]
+            numbers = numbers + self.minima[panel, :, lane].astype(jnp.float32)[..., None]
+        return numbers.reshape(*ids.shape, -1)[..., : self.shape[0]]
 
     def take_outputs(self, ids: Int[Array, " some"]) -> "PackedWeight":
         """The matrix with these columns alone."""
@@ -255,7 +255,7 @@ class PackedWeight:
 
     @property
     def signature(self) -> tuple:
-        """What the weights of one call of native code have in common."""
+        """The format of values, scales and minima: the same for all weights of a native call."""
         return self.format, self.minima is None, self.scales is None or self.scales.dtype
 
     @property
@@ -271,7 +271,7 @@ class PackedWeight:
 
 
 def _packed(rows: np.ndarray, kind: str = "float32") -> Array:
-    """Rows [*stack, out, in] as panels; numbers of no format are kept as they are."""
+    """Rows [*stack, out, in] as panels; scales and minima, of any dtype, keep it."""
     *stack, outputs, inputs = rows.shape
     step = 2 if kind == "bfloat16" else 1
     beyond = [*((0, 0) for _ in stack), (0, -outputs % LANES), (0, -inputs % STEPS[kind])]
@@ -279,9 +279,11 @@ def _packed(rows: np.ndarray, kind: str = "float32") -> Array:
     if kind == "int4":
         nibbles = padded.reshape(*padded.shape[:-1], -1, 8).astype(np.uint32)
         padded = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(-1, dtype=np.uint32)
-    # As whole numbers: NumPy transposes only its own dtypes fast, and bfloat16 is none.
-    whole = padded.view(f"u{padded.itemsize}")
-    *_, outputs, inputs = whole.shape
-    panels = whole.reshape(*stack, outputs // LANES, LANES, inputs // step, step).swapaxes(-3, -2)
+    # As integers: NumPy is slow to transpose bfloat16, which is not one of its dtypes.
+    integers = padded.view(f"u{padded.itemsize}")
+    *_, outputs, inputs = integers.shape
+    panels = integers.reshape(*stack, outputs // LANES, LANES, inputs // step, step).swapaxes(
+        -3, -2
+    )
     packed = np.ascontiguousarray(panels).view(padded.dtype)
     return jnp.asarray(packed if step == 2 else packed[..., 0])
