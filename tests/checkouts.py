@@ -48,8 +48,9 @@ class Checkout:
 
     def __init__(self, folder: Path):
         self.root = folder / "a checkout"
+        weights = shutil.ignore_patterns("*.safetensors")  # no script reads them
         for name in ("launch", "sharding", "checkpoints"):
-            shutil.copytree(ROOT / name, self.root / name)
+            shutil.copytree(ROOT / name, self.root / name, ignore=weights)
         for name in ("pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, self.root)
         self.commands = folder / "commands"

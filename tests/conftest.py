@@ -43,6 +43,7 @@ from spec_jax.models import attention
 from tests import quick
 
 quick.compile_quickly()
+quick.keep_programs_quickly()
 attention.KEY_BLOCK = 32  # the caches of tests are short, but have several blocks
 
 # Tracing makes millions of small objects, none of them in a cycle.
@@ -64,6 +65,11 @@ SLOW_FILES = {
     *("tests/decoding/test_battery.py", "tests/fuzz/test_mutants.py", "tests/test_distributed.py"),
     *("tests/text/test_translation.py", "tests/training/test_run.py"),
 }
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        quick.bound_cache()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

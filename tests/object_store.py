@@ -51,7 +51,8 @@ def serve() -> Iterator[ObjectStore]:
     """Serves an empty store on a free port."""
     server = _Server(("127.0.0.1", 0), _Handler)
     server.store = ObjectStore(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    # The end waits for a poll, which is each half second by default.
+    thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
     thread.start()
     try:
         yield server.store

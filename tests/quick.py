@@ -4,11 +4,15 @@ On CPU this takes less than half of the processor time. Tests that read a compil
 those that decode real weights for long, compile as users do.
 """
 
+import contextlib
 import functools
 import os
+import types
+import zlib
 from typing import Any
 
 import jax
+from jax._src import compilation_cache, lru_cache
 
 from spec_jax.models.model import Model
 
@@ -44,3 +48,26 @@ def compile_quickly() -> None:
     given = os.environ.get("XLA_FLAGS", "").split()
     os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*flags, *given]))  # a later flag wins
     Model.compiler_options = property(_options)
+
+
+_evict = lru_cache.LRUCache._evict_if_needed
+
+
+def bound_cache() -> None:
+    """Removes the programs that were used longest ago from a cache that has become too large."""
+    if folder := jax.config.values["jax_compilation_cache_dir"]:
+        size = jax.config.values["jax_compilation_cache_max_size"]
+        cache = lru_cache.LRUCache(folder, max_size=size)
+        with cache.lock if cache.eviction_enabled else contextlib.nullcontext():
+            _evict(cache)
+
+
+def keep_programs_quickly() -> None:
+    """Keeping a program reads no other file of the cache, and compresses it less.
+
+    Before it writes a program, JAX looks at every other one, a tenth of a second among 3,000, while
+    the other workers wait. `bound_cache` does that once a run.
+    """
+    lru_cache.LRUCache._evict_if_needed = lambda self, additional_size=0: None
+    compress = functools.partial(zlib.compress, level=1)
+    compilation_cache.zlib = types.SimpleNamespace(compress=compress, decompress=zlib.decompress)

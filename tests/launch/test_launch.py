@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -294,20 +295,23 @@ while True:
 """
 
 
-def kill(checkout, tmp_path, victim: str, number: signal.Signals, notices: bool):
+def kill(folder: Path, victim: str, number: signal.Signals, notices: bool):
     """Starts two processes, sends a signal to one or to the script, and waits until all are gone.
 
     Returns the script's exit code, what it said, and the seconds that it took.
     """
+    checkout = Checkout(folder)
     checkout.spec_jax(PEER.format(python=sys.executable, notices=notices))
     if number != signal.SIGKILL or victim != "script":  # as if there were no setpriv
         checkout.command("setpriv", '#!/bin/sh\nshift 2\nexec "$@"\n')
-    (folder := tmp_path / "peers").mkdir()
-    script = str(checkout.root / "launch" / "cpu_processes.sh")
-    peers = [folder / "0", folder / "1"]
+    script = checkout.root / "launch" / "cpu_processes.sh"
+    if victim != "script" and not notices:
+        script.write_text(script.read_text().replace("GRACE=20", "GRACE=1"))
+    (signs := folder / "peers").mkdir()
+    peers = [signs / "0", signs / "1"]
     silent, held = os.pipe()  # a standard input that never ends
     with subprocess.Popen(
-        [script, "2", "generate", str(folder)],
+        [script, "2", "generate", str(signs)],
         env=checkout.env,
         stdin=silent,
         stderr=subprocess.PIPE,
@@ -316,7 +320,7 @@ def kill(checkout, tmp_path, victim: str, number: signal.Signals, notices: bool)
         while not all(peer.exists() and peer.read_text() for peer in peers):
             assert launched.poll() is None
             time.sleep(0.05)
-        os.kill(launched.pid if victim == "script" else int((folder / victim).read_text()), number)
+        os.kill(launched.pid if victim == "script" else int((signs / victim).read_text()), number)
         began = time.monotonic()
         # All of them hold standard error, so it ends when the last of them has.
         _, said = launched.communicate(timeout=60)
@@ -326,7 +330,17 @@ def kill(checkout, tmp_path, victim: str, number: signal.Signals, notices: bool)
     return launched.returncode, said, took
 
 
-@pytest.fixture
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
+VICTIMS = ["0", "1"]
+KILLS = [
+    *(("script", number, False) for number in SIGNALS),
+    *((victim, signal.SIGKILL, notices) for victim in VICTIMS for notices in (True, False)),
+]
+HAS_SETPRIV = shutil.which("setpriv") is not None
+"""Without it nothing can be done about a script that gets SIGKILL."""
+
+
+@pytest.fixture(scope="module")
 def heeded():
     """Signals that a run in the background ignores, and that its children would ignore too."""
     before = {
@@ -338,27 +352,32 @@ def heeded():
         signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_no_process_outlives_the_script(checkout, tmp_path, number):
-    if number == signal.SIGKILL and not shutil.which("setpriv"):
+@pytest.fixture(scope="module")
+def killed(heeded, tmp_path_factory):
+    """What `kill` returns for each of `KILLS`: all at once, since most of it is waiting."""
+    possible = [each for each in KILLS if HAS_SETPRIV or each[:2] != ("script", signal.SIGKILL)]
+    with ThreadPoolExecutor(len(possible)) as pool:
+        return {each: pool.submit(kill, tmp_path_factory.mktemp("it"), *each) for each in possible}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_no_process_outlives_the_script(killed, number):
+    if number == signal.SIGKILL and not HAS_SETPRIV:
         pytest.skip("without setpriv nothing can be done about SIGKILL")
-    code, said, took = kill(checkout, tmp_path, "script", number, notices=False)
+    code, said, took = killed["script", number, False].result()
     assert code == (-9 if number == signal.SIGKILL else 128 + number)
     assert took < 10, said
 
 
-@pytest.mark.parametrize("victim", ["0", "1"])
-def test_a_lost_process_ends_all(checkout, tmp_path, victim):
-    code, said, took = kill(checkout, tmp_path, victim, signal.SIGKILL, notices=True)
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_lost_process_ends_all(killed, victim):
+    code, said, took = killed[victim, signal.SIGKILL, True].result()
     assert code == (137 if victim == "0" else 1)
     assert f"process {victim} was ended by signal 9" in said and took < 10, said
 
 
-@pytest.mark.parametrize("victim", ["0", "1"])
-def test_a_process_that_does_not_notice_is_ended(checkout, tmp_path, victim):
-    script = checkout.root / "launch" / "cpu_processes.sh"
-    script.write_text(script.read_text().replace("GRACE=20", "GRACE=1"))
-    code, said, took = kill(checkout, tmp_path, victim, signal.SIGKILL, notices=False)
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_process_that_does_not_notice_is_ended(killed, victim):
+    code, said, took = killed[victim, signal.SIGKILL, False].result()
     assert code == (137 if victim == "0" else 1)
     assert "ending 1 of 2 processes" in said and took < 10, said
