@@ -44,7 +44,7 @@ from tests import quick
 
 quick.compile_quickly()
 quick.keep_programs_quickly()
-attention.KEY_BLOCK = 32  # the caches of tests are short, but have several blocks
+attention.MAX_KEY_BLOCK = 32  # the caches of tests are short, but have several blocks
 
 # Tracing makes millions of small objects, none of them in a cycle.
 gc.freeze()

@@ -30,16 +30,9 @@ from spec_jax.checkpoints.weights import StoredModel, StoredWeights, to_rows
 from spec_jax.config import AUTO
 from spec_jax.errors import CheckpointError, ConfigError, SpecJaxError, extra, raising_panics
 from spec_jax.kernels import Quantized, Weight
-from spec_jax.models.config import (
-    Experts,
-    LayerConfig,
-    LongRopeScaling,
-    RopeScaling,
-    RotaryConfig,
-    TransformerConfig,
-    YarnScaling,
-)
+from spec_jax.models.config import Experts, LayerConfig, TransformerConfig
 from spec_jax.models.model import Model
+from spec_jax.models.rotary import LongRopeScaling, RopeScaling, RotaryConfig, YarnScaling
 from spec_jax.sharding import Placement
 from spec_jax.text.chat_template import ChatTemplate
 from spec_jax.text.tokenizer import Tokenizer
@@ -204,6 +197,8 @@ def _shape(fields: dict[str, Any]) -> TransformerConfig:
 def _scaling(fields: dict[str, Any] | None) -> RopeScaling | YarnScaling | LongRopeScaling | None:
     if not fields:
         return None
+    # Files name it as older versions of spec-jax did.
+    fields = {"truncate" if name == "whole" else name: each for name, each in fields.items()}
     (kind,) = (
         kind
         for kind in (RopeScaling, YarnScaling, LongRopeScaling)

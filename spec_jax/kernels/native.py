@@ -148,7 +148,7 @@ def attention(
     """Attention in float32 over the slots that some token sees; other slots are not read.
 
     `positions` to `depths` are fields of `models.attention.AttentionMask`, `slopes` to `window` of
-    `models.attention.ScoreOptions`, and `ring` of `models.cache.LayerCache`.
+    `models.attention.ScoreOptions`, and `ring` of `models.cache.KVState`.
 
     Args:
       queries: scaled queries; one head follows another, each with a row for each token.

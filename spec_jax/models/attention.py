@@ -2,7 +2,7 @@
 
 `attention(queries, keys, values, cache, mask) -> output, cache`: the cache writes itself, and
 the mask says what each query sees, without an array of [batch, tokens, capacity].
-`attend` only reads: what an encoder wrote, or a sequence that attends to itself.
+`attend` only reads: the output of an encoder, or a sequence that attends to itself.
 """
 
 import dataclasses
@@ -14,29 +14,29 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.kernels import native
-from spec_jax.models.cache import Int8KV, KVBuffer, KVCache, LayerCache
+from spec_jax.models.cache import Int8KV, KVBuffer, KVCache, KVState
 from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement
 
-KEY_BLOCK = 256
-"""Most keys that `blocked` reads at a time. With fewer than 64 it is slow."""
+MAX_KEY_BLOCK = 256
+"""How many keys `blocked` reads at a time, at most. With fewer than 64 it is slow."""
 MIN_KEY_BLOCK = 32
-SCORES = 2**19
-"""Most scores of a row's key/value head that `blocked` computes at a time."""
-LONG = 4096
-"""Slots from which on `blocked` keeps the memory of its scores small beside the cache's."""
+MAX_SCORES = 2**19
+"""How many scores of a row's key/value head `blocked` computes at a time, at most."""
+LARGE_CACHE = 4096
+"""From this many slots on, `blocked` keeps the memory of its scores small beside the cache's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions:
-    """What becomes of the products of queries and keys before the softmax; static under jit.
+    """The steps from products of queries and keys to the softmax; static under jit.
 
     Attributes:
       query_scalar: they are divided by its square root.
       cap: then they are `cap * tanh(score / cap)` (Gemma 2); None leaves them.
       slopes: then each head subtracts its slope times the distance of the key (ALiBi, arXiv
         2108.12409); empty for none.
-      window: how many latest positions a token sees, its own included; None sees all.
+      window: how many latest positions a token sees, itself included; None for all.
     """
 
     query_scalar: float
@@ -75,7 +75,7 @@ class AttentionMask:
     causal: bool = static(default=True)
 
     @classmethod
-    def whole(cls, lengths: Int[Array, " batch"], count: int) -> "AttentionMask":
+    def bidirectional(cls, lengths: Int[Array, " batch"], count: int) -> "AttentionMask":
         """The first `count` positions; each sees all of the row's `lengths` tokens."""
         positions = jnp.arange(count, dtype=jnp.int32)[None]
         positions = jnp.broadcast_to(positions, (lengths.shape[0], count))
@@ -143,25 +143,25 @@ def attention(
     queries: Float[Array, "batch tokens heads head_dim"],
     keys: Float[Array, "batch tokens kv_heads head_dim"],
     values: Float[Array, "batch tokens kv_heads head_dim"],
-    cache: LayerCache | None,
+    cache: KVState | None,
     mask: AttentionMask,
     scores: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
     *,
     backend: str | None = None,
     placement: Placement = Placement.single_device(),
-) -> tuple[Float[Array, "batch tokens heads head_dim"], LayerCache]:
+) -> tuple[Float[Array, "batch tokens heads head_dim"], KVState]:
     """Grouped-query attention of new tokens over the cache, in float32.
 
     Args:
       queries: of the new tokens, rotated.
-      keys: likewise.
-      values: likewise.
-      cache: the layer's; None if the tokens are all that there is to see.
+      keys: of the new tokens, rotated.
+      values: of the new tokens.
+      cache: the layer's state; None if the tokens see only each other.
       mask: the positions of the new tokens and what they see.
-      scores: what is done to the scores.
+      scores: how scores become weights.
       bias: is added to the scores, see `attend`.
-      backend: a name of `BACKENDS`; by default the one measured fastest, see `fastest`.
+      backend: a name of `BACKENDS`; the fastest by default, see `fastest`.
       placement: how the model lies on devices.
 
     Returns:
@@ -175,23 +175,23 @@ def attention(
 def write_kv(
     keys: Float[Array, "batch tokens kv_heads head_dim"],
     values: Float[Array, "batch tokens kv_heads head_dim"],
-    cache: LayerCache | None,
+    cache: KVState | None,
     start: Int[Array, " batch"] | None = None,
     placement: Placement = Placement.single_device(),
     num_tokens: Int[Array, " batch"] | None = None,
-) -> LayerCache:
+) -> KVState:
     """The cache with new keys and values from index `start` on; without a cache, one of them.
 
     Of each row only the first `num_tokens` are written, all by default.
     """
     # A NaN value would reach tokens that must not see it, because zero times NaN is NaN. A NaN key
     # has the same effect on exactly the tokens that see it.
-    kept = values if cache is None else cache.values
-    stored = values if isinstance(kept, Int8KV) else values.astype(kept.dtype)
+    buffer = values if cache is None else cache.values
+    stored = values if isinstance(buffer, Int8KV) else values.astype(buffer.dtype)
     broken = ~jnp.isfinite(stored).all(-1, keepdims=True)
     keys, values = jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0.0, values)
     if cache is None or start is None:
-        written = LayerCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
+        written = KVState(keys.swapaxes(1, 2), values.swapaxes(1, 2))
     else:
         written = cache.write(keys, values, start, num_tokens)
     axes = ("batch", "kv_heads", "length", None)
@@ -200,7 +200,7 @@ def write_kv(
 
 def attend(
     queries: Float[Array, "batch tokens heads head_dim"],
-    cache: LayerCache,
+    cache: KVState,
     mask: AttentionMask,
     scores: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
@@ -208,10 +208,10 @@ def attend(
     backend: str | None = None,
     placement: Placement = Placement.single_device(),
 ) -> Float[Array, "batch tokens heads head_dim"]:
-    """The weighted values of a cache that holds all that the queries see.
+    """The weighted values of a cache that holds everything that the queries see.
 
-    Arguments as for `attention`. `bias` [heads, 2 D + 1] is added to the scores by the distance
-    from key to query, from -D on; what is further takes the first or the last (T5).
+    See `attention` for the arguments. `bias` [heads, 2 D + 1] is added to the scores by the
+    distance from key to query, from -D to D; larger distances take the first or the last (T5).
     """
     is_plain = bias is None and not isinstance(cache.keys, Int8KV)
     platform = placement.platform
@@ -225,7 +225,7 @@ def attend(
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, group * tokens, head_dim)
     rows = rows / math.sqrt(scores.query_scalar)
-    out = BACKENDS[backend](rows, cache, mask, scores, bias, silent=platform != "gpu")
+    out = BACKENDS[backend](rows, cache, mask, scores, bias, zero_unseen=platform != "gpu")
     out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, tokens, heads, head_dim)
 
@@ -233,29 +233,29 @@ def attend(
 def fastest(platform: str, tokens: int, slots: int) -> str:
     """The backend to use, by platform and shape.
 
-    A cache of one block is read as a whole in any case, and `dense` needs no loop for it. In longer
-    caches `blocked` is faster on CPU unless they are nearly full (benchmarks/LOG.md). On GPU and
-    TPU only prompts use `blocked`, to save memory: on GPU a loop of dynamic length asks the host in
-    every iteration, and on TPU the compiler changes the layout of a whole cache in every draft step
-    (tests/planning/test_tpu.py).
+    A cache of one block is read in full in any case, and `dense` needs no loop for it. In longer
+    caches `blocked` is faster on CPU unless they are nearly full, since it skips the empty slots.
+    On GPU and TPU only prompts use `blocked`, to save memory: on GPU a loop of dynamic length asks
+    the host in every iteration, and on TPU the compiler changes the layout of a whole cache in
+    every draft step (tests/planning/test_tpu.py).
     """
-    if slots <= KEY_BLOCK:
+    if slots <= MAX_KEY_BLOCK:
         return "dense"
     return "blocked" if platform == "cpu" or tokens >= 64 else "dense"
 
 
 def _dense(
     rows: Float[Array, "batch kv_heads rows head_dim"],
-    cache: LayerCache,
+    cache: KVState,
     mask: AttentionMask,
     options: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
-    silent: bool = True,
+    zero_unseen: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """The reference: all slots at once."""
     slots = jnp.arange(cache.slots, dtype=jnp.int32)
     seen, distance = mask.seen(cache.indices(slots, mask.end), options.window)
-    keys, values = (_widened(each, seen, silent) for each in (cache.keys, cache.values))
+    keys, values = (_to_float32(each, seen, zero_unseen) for each in (cache.keys, cache.values))
     scores = _scores(rows, keys, seen, distance, options, bias, cache.precision)
     weights = jax.nn.softmax(scores, axis=-1)
     return _weighted_sum(weights, values, cache.precision)
@@ -263,11 +263,11 @@ def _dense(
 
 def _blocked(
     rows: Float[Array, "batch kv_heads rows head_dim"],
-    cache: LayerCache,
+    cache: KVState,
     mask: AttentionMask,
     options: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
-    silent: bool = True,
+    zero_unseen: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """A block of keys at a time, as many as the longest row has, with an online softmax.
 
@@ -276,11 +276,11 @@ def _blocked(
     block that a row does not see leaves the row's sums unchanged, bit for bit.
     """
     batch, kv_heads, count, head_dim = rows.shape
-    most = min(KEY_BLOCK, SCORES // count)
-    if cache.slots >= LONG:
-        # A block of scores takes at most half of what the layer's keys take.
-        most = min(most, cache.slots * head_dim // 2 // count)
-    size = min(cache.slots, 1 << (max(MIN_KEY_BLOCK, most).bit_length() - 1))
+    max_size = min(MAX_KEY_BLOCK, MAX_SCORES // count)
+    if cache.slots >= LARGE_CACHE:
+        # A block of scores takes at most half of the memory of the layer's keys.
+        max_size = min(max_size, cache.slots * head_dim // 2 // count)
+    size = min(cache.slots, 1 << (max(MIN_KEY_BLOCK, max_size).bit_length() - 1))
     end = mask.end
     used = jnp.minimum(end.max(), cache.slots)
     first = jnp.int32(0)
@@ -299,7 +299,8 @@ def _blocked(
             return jax.lax.dynamic_slice_in_dim(each, at, size, axis=2)
 
         keys, values = (
-            _widened(jax.tree.map(block, each), seen, silent) for each in (cache.keys, cache.values)
+            _to_float32(jax.tree.map(block, each), seen, zero_unseen)
+            for each in (cache.keys, cache.values)
         )
         scores = _scores(rows, keys, seen, distance, options, bias, cache.precision)
         higher = jnp.maximum(best, scores.max(-1))
@@ -317,11 +318,11 @@ def _blocked(
 
 def _native(
     rows: Float[Array, "batch kv_heads rows head_dim"],
-    cache: LayerCache,
+    cache: KVState,
     mask: AttentionMask,
     options: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
-    silent: bool = True,
+    zero_unseen: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """One call of native code on CPU."""
     assert bias is None and (mask.causal or not options.slopes)
@@ -345,18 +346,18 @@ def _native(
     )
 
 
-def _widened(
-    each: KVBuffer, seen: Bool[Array, "batch tokens some"], silent: bool
+def _to_float32(
+    each: KVBuffer, seen: Bool[Array, "batch tokens some"], zero_unseen: bool
 ) -> Float[Array, "batch kv_heads some head_dim"]:
-    """Keys or values in float32, if `silent` with zeros in slots that no token sees.
+    """Keys or values in float32, if `zero_unseen` with zeros in slots that no token sees.
 
     The mask of the scores and `write_kv`, which writes no values that are not finite, suffice. But
     without the zeros XLA:CPU fuses the cache's update into the product and copies the whole buffer
     in every step of one row (tests/engine/test_engine.py); with them XLA:GPU writes the whole cache
     to memory in float32.
     """
-    wide = each.widened() if isinstance(each, Int8KV) else each.astype(jnp.float32)
-    return jnp.where(seen.any(axis=1)[:, None, :, None], wide, 0.0) if silent else wide
+    wide = each.to_float32() if isinstance(each, Int8KV) else each.astype(jnp.float32)
+    return jnp.where(seen.any(axis=1)[:, None, :, None], wide, 0.0) if zero_unseen else wide
 
 
 def _scores(
@@ -379,9 +380,9 @@ def _scores(
         far = jnp.where(seen, distance, 0).astype(jnp.float32)[:, None, None]
         scores = scores - (slopes * far).reshape(scores.shape)
     if bias is not None:
-        most = bias.shape[1] // 2
+        max_distance = bias.shape[1] // 2
         # [heads, batch, tokens, some]
-        added = bias[:, jnp.clip(distance, -most, most) + most]
+        added = bias[:, jnp.clip(distance, -max_distance, max_distance) + max_distance]
         scores = scores + added.swapaxes(0, 1).reshape(scores.shape)
     return jnp.where(jnp.tile(seen, (1, group, 1))[:, None], scores, -jnp.inf)
 

@@ -6,11 +6,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from spec_jax.models.cache import LayerCache
+from spec_jax.models.cache import KVState
 from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.models.context import LayerContext
 from spec_jax.models.experts import SparseMlp
-from spec_jax.models.layers import ACTIVATIONS, Linear, Norm, project
+from spec_jax.models.layers import ACTIVATIONS, Linear, Norm, norm_of, project
 from spec_jax.models.mixers import MIXERS
 from spec_jax.models.self_attention import Attention
 from spec_jax.sharding import Placement
@@ -35,7 +35,7 @@ class Mlp(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch tokens embed"], placement: Placement
     ) -> Float[Array, "batch tokens embed"]:
-        # Its partition follows from that of its weights.
+        # The partition of the hidden width follows from the weights' partition.
         activate = ACTIVATIONS[self.activation]
         if self.gate is None:
             return self.down(activate(self.up(x)), placement)
@@ -62,10 +62,8 @@ class Block(nnx.Module):
         self.parallel_residual = config.parallel_residual
         self.shared_norm, self.residual_scale = config.shared_norm, config.residual_scale
 
-        def norm(wanted: bool) -> Norm | None:
-            if not wanted:
-                return None
-            return Norm(config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype)
+        def norm(exists: bool) -> Norm | None:
+            return norm_of(config, dtype) if exists else None
 
         self.attention_norm = norm(config.pre_norms)
         self.attention = MIXERS[layer.kind](config, layer, dtype=dtype, rngs=rngs)
@@ -82,7 +80,7 @@ class Block(nnx.Module):
         x: Float[Array, "batch tokens embed"],
         cache: Any,
         context: LayerContext,
-        source: tuple[LayerCache, LayerContext] | None = None,
+        source: tuple[KVState, LayerContext] | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], Any]:
         def added(norm: Norm | None, out: Array) -> Array:
             return (out if norm is None else norm(out)) * self.residual_scale

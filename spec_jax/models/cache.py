@@ -1,4 +1,4 @@
-"""The layers' states: plain pytrees, passed in and returned; setting a length rolls them back."""
+"""The states of layers: plain pytrees, passed in and returned; lengths roll them back."""
 
 import dataclasses
 from typing import Protocol, runtime_checkable
@@ -23,10 +23,11 @@ class StateSize:
 
     Attributes:
       batch: rows.
-      capacity: tokens that a row has room for.
+      capacity: tokens that a row has slots for.
       dtype: of the state's arrays; `int8` keeps keys and values as `Int8KV`.
-      headroom: most tokens ever written past the next query, including padding and tokens that are
-        refused later. If given, states keep no more tokens than that needs; otherwise all.
+      headroom: how many tokens are written past the next query, at most, counting padding and
+        tokens that are rejected later. Without it states hold all tokens; with it, layers with a
+        window hold only what that needs.
       placement: how the model lies on devices.
     """
 
@@ -48,8 +49,8 @@ class LayerState(Protocol):
     and `commit` folds the accepted ones into it.
 
     The state of a row whose call starts at index 0 is empty, whatever was written before. Every
-    array has one entry a row along its first axis, so that rows are inserted and copied like those
-    of any other array. What the layer writes depends on its kind and is not part of the protocol.
+    array has one entry a row along its first axis, so that rows are inserted and copied as in any
+    other array. What the layer writes depends on its kind and is not part of the protocol.
     """
 
     @property
@@ -76,9 +77,9 @@ class LayerState(Protocol):
 
 @pytree
 class Int8KV:
-    """Keys or values in 8 bits, each head of each token with a scale of its own.
+    """Keys or values in 8 bits, with a scale for each head of each token.
 
-    What a token keeps depends on nothing but itself, so that scoring sees what decoding wrote.
+    The numbers of a token depend on no other token, so that scoring sees what decoding wrote.
     """
 
     values: Int8[Array, "batch kv_heads slots head_dim"]
@@ -91,13 +92,13 @@ class Int8KV:
         steps = jnp.round(x.astype(jnp.float32) / jnp.where(scales == 0, 1.0, scales))
         return cls(jnp.nan_to_num(steps).astype(jnp.int8), scales)
 
-    def widened(self) -> Float[Array, "batch kv_heads slots head_dim"]:
-        """The numbers that are meant, in float32."""
+    def to_float32(self) -> Float[Array, "batch kv_heads slots head_dim"]:
+        """The numbers that the steps stand for."""
         return self.values.astype(jnp.float32) * self.scales
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the array that it stands for."""
+        """The shape of the array in full precision."""
         return self.values.shape
 
 
@@ -105,7 +106,7 @@ KVBuffer = Float[Array, "batch kv_heads slots head_dim"] | Int8KV
 
 
 @pytree
-class LayerCache:
+class KVState:
     """Keys and values of one layer, in full, in a ring, or in 8 bits: a `LayerState`.
 
     Rollback needs nothing but a length, since no query reads an index at or past it. So writing a
@@ -128,7 +129,7 @@ class LayerCache:
     ring: bool = static(default=False)
 
     @classmethod
-    def zeros(cls, config: TransformerConfig, layer: LayerConfig, size: StateSize) -> "LayerCache":
+    def zeros(cls, config: TransformerConfig, layer: LayerConfig, size: StateSize) -> "KVState":
         """Empty slots: a ring for a layer with a window, if it is smaller."""
         slots = slots_of_layer(layer, size.capacity, size.headroom)
         shape = (size.batch, config.num_kv_heads, slots, config.head_dim)
@@ -149,7 +150,7 @@ class LayerCache:
         """Whether a row may be cut to any length: a ring has overwritten what is further back."""
         return not self.ring
 
-    def commit(self, lengths: Int[Array, " batch"]) -> "LayerCache":
+    def commit(self, lengths: Int[Array, " batch"]) -> "KVState":
         """The same: no query reads past its own index."""
         return self
 
@@ -160,7 +161,7 @@ class LayerCache:
 
     @property
     def precision(self) -> jax.lax.Precision | None:
-        """The precision to ask for in products with them."""
+        """The precision of products with them."""
         return None if isinstance(self.keys, Int8KV) else precision_of(self.keys.dtype)
 
     def write(
@@ -169,11 +170,11 @@ class LayerCache:
         values: Float[Array, "batch tokens kv_heads head_dim"],
         start: Int[Array, " batch"],
         num_tokens: Int[Array, " batch"] | None = None,
-    ) -> "LayerCache":
-        """The cache with new tokens side by side from each row's own index on.
+    ) -> "KVState":
+        """The cache with new tokens side by side from each row's `start` on.
 
-        Of each row only the first `num_tokens` are written, all by default. The caller leaves room
-        in a full layer: tokens past its edge are lost.
+        Of each row only the first `num_tokens` are written, all by default. A full layer drops
+        tokens past its last slot.
         """
         new: tuple[KVBuffer, KVBuffer] = keys.swapaxes(1, 2), values.swapaxes(1, 2)
         if isinstance(self.keys, Int8KV):
@@ -185,7 +186,7 @@ class LayerCache:
         new: tuple[KVBuffer, KVBuffer],
         start: Int[Array, " batch"],
         num_tokens: Int[Array, " batch"] | None = None,
-    ) -> "LayerCache":
+    ) -> "KVState":
         count = new[0].shape[2]
         order = jnp.arange(count, dtype=jnp.int32)[None]
         slots = start[:, None] + order
@@ -205,7 +206,7 @@ class LayerCache:
         sources: Int[Array, "batch moved"],
         to: Int[Array, " batch"],
         num_tokens: Int[Array, " batch"] | None = None,
-    ) -> "LayerCache":
+    ) -> "KVState":
         """Moves the first `num_tokens` of the tokens at indices `sources` side by side to `to`."""
         slots = sources % self.slots if self.ring else sources
 
@@ -229,14 +230,14 @@ class LayerCache:
 
 @pytree
 class CrossAttentionCache:
-    """An encoder's output as a decoder's layers see it: the same in every round of a row.
+    """The keys and values of an encoder's output, which stay the same in every round of a row.
 
     Attributes:
       layers: keys and values for each layer of the decoder.
       lengths: positions of each row's source.
     """
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[KVState, ...]
     lengths: Int[Array, " batch"]
 
 
@@ -251,7 +252,7 @@ class KVCache:
     Attributes:
       layers: one state a layer, made by its mixer, see `mixers.new_cache`.
       lengths: valid tokens of each row.
-      encoded: what the layers of an encoder-decoder attend to beside the text.
+      encoded: what the layers of an encoder-decoder attend to, beside the text.
     """
 
     layers: tuple[LayerState, ...]
@@ -264,7 +265,7 @@ class KVCache:
         to: Int[Array, " batch"],
         num_tokens: Int[Array, " batch"] | None = None,
     ) -> "KVCache":
-        """Moves a few tokens of each row side by side to `to`: the branch that a tree keeps."""
+        """Moves a few tokens of each row side by side to `to`: the accepted branch of a tree."""
         layers = tuple(layer.gather(sources, to, num_tokens) for layer in self.layers)
         return dataclasses.replace(self, layers=layers)
 
@@ -278,13 +279,13 @@ class KVCache:
         return dataclasses.replace(self, lengths=lengths)
 
     def commit(self, lengths: Int[Array, " batch"]) -> "KVCache":
-        """The states after this many tokens, of which none is taken back later."""
+        """The states after this many tokens, none of which is taken back later."""
         layers = tuple(layer.commit(lengths) for layer in self.layers)
         return dataclasses.replace(self, layers=layers, lengths=lengths)
 
 
 def slots_of_layer(layer: LayerConfig, capacity: int, headroom: int | None) -> int:
-    """KV slots of a row in one layer; arguments as for `StateSize`."""
+    """KV slots of a row in one layer; see `StateSize` for the arguments."""
     if headroom is None or layer.window is None:
         return capacity
     return min(capacity, -(-(layer.window + headroom) // RING_MULTIPLE) * RING_MULTIPLE)

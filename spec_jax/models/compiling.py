@@ -9,7 +9,7 @@ _YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
 
 
 def compiler_options(platform: str, dtype: DTypeLike) -> CompilerOptions:
-    """The compiler options of programs whose weights have this dtype; see benchmarks/LOG.md.
+    """The compiler options of programs whose weights have this dtype.
 
     XLA:CPU's default hands a product to YNNPACK together with the reduction that follows it, and
     jax 0.10.2 then computes the last of 32,769 rows wrongly (jax issue 39103). Neither setting

@@ -7,64 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spec_jax.errors import CheckpointError
+from spec_jax.models.checks import MAX_SIZES, check_positive, check_size, is_number
+from spec_jax.models.rotary import LongRopeScaling, RopeScaling, RotaryConfig, YarnScaling
 
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3 frequency scaling of rotary embeddings (Llama 3.1, `rope_type: llama3`)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-
-@dataclass(frozen=True)
-class YarnScaling:
-    """YaRN (arXiv 2309.00071, `rope_type: yarn`).
-
-    Attributes:
-      factor: long wavelengths are stretched by it.
-      original_max_position: the context before.
-      fast: frequencies that turn more often than this within that context are kept.
-      slow: those that turn less often are stretched wholly.
-      whole: the range between the two is widened to whole frequencies.
-      amplitude: rotated queries and keys are multiplied by it.
-    """
-
-    factor: float
-    original_max_position: int
-    fast: float
-    slow: float
-    whole: bool
-    amplitude: float
-
-
-@dataclass(frozen=True)
-class LongRopeScaling:
-    """LongRoPE (arXiv 2402.13753, `rope_type: longrope`): a divisor for each rotary frequency.
-
-    The longest context that a model is used with, `max_position`, chooses between two lists of
-    divisors for all positions, as in vLLM and llama.cpp. transformers chooses by the length that a
-    text has so far, and computes all of it again when it grows past the original context: until
-    then it agrees with a model whose context ends there, afterwards with one of a longer context.
-    Keys in a cache are rotated once, so no model does both.
-
-    Attributes:
-      short: divisors in contexts of up to `original_max_position` tokens.
-      long: divisors in longer ones.
-      original_max_position: the context before.
-      amplitude: rotated queries and keys are multiplied by it, in both.
-    """
-
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original_max_position: int
-    amplitude: float
-
-    def divisors(self, context: int) -> tuple[float, ...]:
-        """Those of a context of so many tokens."""
-        return self.long if context > self.original_max_position else self.short
+_SCALES = (
+    *("query_pre_attn_scalar", "embedding_scale", "residual_scale", "logit_scale"),
+    *("score_cap", "logit_cap"),
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +36,7 @@ class Experts:
     def __post_init__(self) -> None:
         for name in ("count", "per_token", "size"):
             value = getattr(self, name)
-            _check_size(f"experts.{name}", value, _MAX_SIZES["mlp_size"])
+            check_size(f"experts.{name}", value, MAX_SIZES["mlp_size"])
         if self.per_token > self.count:
             raise CheckpointError(
                 f"model config: a token chooses {self.per_token} of {self.count} experts; it can "
@@ -95,95 +44,13 @@ class Experts:
             )
 
 
-_MAX_SIZES = {
-    "vocab_size": 2**24,
-    "embed_size": 2**18,
-    "num_layers": 2**11,
-    "num_heads": 2**12,
-    "num_kv_heads": 2**12,
-    "head_dim": 2**14,
-    "mlp_size": 2**21,
-    "max_position": 2**30,
-    "sliding_window": 2**30,
-    "global_every": 2**11,
-    "unrotated_every": 2**11,
-}
-"""Far more than any model has: what a damaged file declares must not be allocated."""
-_SCALES = (
-    *("query_pre_attn_scalar", "embedding_scale", "residual_scale", "logit_scale"),
-    *("score_cap", "logit_cap"),
-)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_size(name: str, value: object, maximum: int | None = None) -> None:
-    maximum = _MAX_SIZES[name] if maximum is None else maximum
-    if type(value) is not int or not 1 <= value <= maximum:
-        raise CheckpointError(
-            f"model config: {name} is {value!r}; expected an int >= 1 and <= {maximum}."
-        )
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not (_is_number(value) and value > 0):  # type: ignore[operator]
-        raise CheckpointError(f"model config: {name} is {value!r}; expected a number > 0.")
-
-
-@dataclass(frozen=True)
-class RotaryConfig:
-    """Rotary positions of a layer.
-
-    Attributes:
-      theta: base of the frequencies.
-      fraction: the leading part of each head that is rotated.
-      factor: positions are divided by it before the rotation (linear scaling).
-      scaling: long-context scaling of the frequencies.
-    """
-
-    theta: float = 10000.0
-    fraction: float = 1.0
-    factor: float = 1.0
-    scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("theta", "fraction", "factor"):
-            _check_positive(f"rope_{name}", getattr(self, name))
-        for name, value in vars(self.scaling).items() if self.scaling else ():
-            if not isinstance(value, bool | tuple):
-                _check_positive(f"rope_scaling.{name}", value)
-
-    def size(self, head_dim: int) -> int:
-        """Dimensions of a head that are rotated."""
-        return int(head_dim * self.fraction)
-
-    def check(self, head_dim: int) -> None:
-        """Raises CheckpointError if heads of this width cannot be rotated so."""
-        size = self.size(head_dim)
-        if size % 2:
-            raise CheckpointError(
-                f"model config: {size} rotated dimensions per head; expected an even number."
-            )
-        if isinstance(self.scaling, LongRopeScaling):
-            for name in ("short", "long"):
-                divisors = getattr(self.scaling, name)
-                if 2 * len(divisors) != size or not all(each > 0 for each in divisors):
-                    raise CheckpointError(
-                        f"model config: LongRoPE's {name} factors are {divisors!r}; expected "
-                        f"{size // 2} numbers > 0."
-                    )
-
-
 @dataclass(frozen=True)
 class LayerConfig:
-    """One layer of the stack: what tells it apart from others of the same model.
+    """One layer of the stack: the choices in which layers of one model differ.
 
     Attributes:
-      kind: what mixes the tokens, a name of `mixers.MIXERS`. A kind with options of its own has a
-        subclass.
-      window: the latest positions that a token sees, its own included; None for all.
+      kind: the mixer, a name of `mixers.MIXERS`. A kind with options has a subclass.
+      window: how many latest positions a token sees, itself included; None for all.
       rotary: how queries and keys are rotated; None if they are not.
       mlp: one dense MLP, or the sparse ones of `TransformerConfig.experts`.
     """
@@ -208,14 +75,14 @@ def layer_stack(
     is_sparse: bool = False,
     dense_layers: tuple[int, ...] = (),
 ) -> tuple[LayerConfig, ...]:
-    """The layers of a model that is described as configuration files do: by rules of repetition.
+    """The layers of a model that a configuration file describes by rules of repetition.
 
     Args:
       num_layers: layers.
       rope_theta: as in `RotaryConfig`, of all layers, or of the global ones.
-      rope_fraction: likewise; 0 if no layer rotates.
-      rope_factor: likewise.
-      rope_scaling: likewise.
+      rope_fraction: `fraction` of the same layers; 0 if no layer rotates.
+      rope_factor: `factor` of the same layers.
+      rope_scaling: `scaling` of the same layers.
       sliding_window: positions that local layers see; None if all layers are global.
       global_every: with a window, every n-th layer is global; None if all are local.
       local_rope_theta: with a window, the rotary base of the local layers, whose positions are then
@@ -224,21 +91,21 @@ def layer_stack(
       is_sparse: MLPs are sparse.
       dense_layers: with `is_sparse`, the layers, counted from 0, whose MLP is dense.
     """
-    _check_size("num_layers", num_layers)
+    check_size("num_layers", num_layers)
     for name, value in (
         ("sliding_window", sliding_window),
         ("global_every", global_every),
         ("unrotated_every", unrotated_every),
     ):
         if value is not None:
-            _check_size(name, value)
+            check_size(name, value)
     for name, value in (("global_every", global_every), ("local_rope_theta", local_rope_theta)):
         if value is not None and sliding_window is None:
             raise CheckpointError(
                 f"model config: {name} is {value!r}, but without a sliding_window no layer is "
                 "local; give both or neither."
             )
-    if not _is_number(rope_fraction) or rope_fraction < 0:
+    if not is_number(rope_fraction) or rope_fraction < 0:
         raise CheckpointError(
             f"model config: rope_fraction is {rope_fraction!r}; expected a number >= 0."
         )
@@ -246,7 +113,7 @@ def layer_stack(
     if rope_fraction:
         wide = local = RotaryConfig(rope_theta, rope_fraction, rope_factor, rope_scaling)
         if local_rope_theta is not None:
-            _check_positive("local_rope_theta", local_rope_theta)
+            check_positive("local_rope_theta", local_rope_theta)
             local = RotaryConfig(local_rope_theta, rope_fraction)
 
     def is_nth(layer: int, every: int | None) -> bool:
@@ -267,7 +134,7 @@ def layer_stack(
 
 
 LAYER_OPTIONS = tuple(inspect.signature(layer_stack).parameters)
-"""What `TransformerConfig.of` hands to `layer_stack`."""
+"""Arguments of `TransformerConfig.of` that `layer_stack` takes."""
 
 
 @dataclass(frozen=True)
@@ -285,12 +152,12 @@ class TransformerConfig:
       max_position: longest context the weights were trained for, or the model is used with.
       norm: root-mean-square norm, or layer norm with a bias.
       norm_eps: the norm's epsilon.
-      pre_norms: attention and MLP read normed inputs; OLMo 2 norms only what they give out.
+      pre_norms: attention and MLP read normed inputs; OLMo 2 norms only their outputs.
       activation: of the MLP.
       gated_mlp: `down(act(gate(x)) * up(x))` rather than `down(act(up(x)))`.
       learned_positions: a table of positions is added to the embedding.
       qkv_bias: biases on query, key and value projections.
-      key_bias: with them, also on that of the keys, which Whisper's lacks.
+      key_bias: with them, the key projection has one too; Whisper's has none.
       output_bias: bias on the attention's output projection.
       mlp_bias: biases in the MLP.
       experts: the sparse MLPs, which are gated and without biases, of the layers that have them.
@@ -298,8 +165,8 @@ class TransformerConfig:
         the rotation.
       query_pre_attn_scalar: scores are divided by its square root; `head_dim` by default.
       score_cap: scores become `cap * tanh(score / cap)` before the softmax; None leaves them.
-      alibi_scale: heads lower scores by the distance times their slopes (ALiBi) times this; 0 if
-        they do not.
+      alibi_scale: heads lower scores by the distance times their slopes (ALiBi) times this; 0 for
+        no ALiBi.
       post_norms: the outputs of attention and MLP are normed as well as their inputs (Gemma).
       embedding_norm: the embedding is normed (BLOOM).
       embedding_scale: the residual stream starts as the embedding times this.
@@ -311,13 +178,13 @@ class TransformerConfig:
       tied_head: the embedding table is the output head.
       head_bias: a bias on the head that is not tied.
       relative_buckets: scores get a learned bias by the bucket of the key's distance (T5), the same
-        in all layers; 0 if they do not.
+        in all layers; 0 for none.
       relative_distance: with buckets, the distance from which on all share the last one.
       encoder: the shape of the encoder whose output every layer also attends to; None for a model
         of one text.
       decoder_start: with an encoder, the tokens that a generation starts from.
-      mel_bins: an encoder reads frames of so many features through two convolutions, not tokens
-        through the embedding (Whisper); 0 for tokens.
+      mel_bins: features of a frame, if the encoder reads frames through two convolutions (Whisper);
+        0 if it reads tokens through the embedding.
     """
 
     vocab_size: int
@@ -362,13 +229,13 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "embed_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
         for name in (*sizes, "mlp_size", "max_position"):
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name))
         for name in _SCALES:
             if (value := getattr(self, name)) is not None:
-                _check_positive(name, value)
+                check_positive(name, value)
         for name in ("norm_eps", "alibi_scale"):
             value = getattr(self, name)
-            if not _is_number(value) or value < 0:
+            if not is_number(value) or value < 0:
                 raise CheckpointError(f"model config: {name} is {value!r}; expected a number >= 0.")
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
@@ -441,7 +308,7 @@ class TransformerConfig:
     @property
     def axis_sizes(self) -> dict[str, int]:
         """Size of each logical axis that a layout may shard; head axes count heads."""
-        own = {
+        sizes = {
             "vocab": self.vocab_size,
             "embed": self.embed_size,
             "heads": self.num_heads,
@@ -450,7 +317,7 @@ class TransformerConfig:
         }
         if self.experts is not None:
             dense = self.mlp_size if self.has_dense_mlp else 0
-            own |= {"mlp": math.gcd(self.experts.size, dense), "experts": self.experts.count}
+            sizes |= {"mlp": math.gcd(self.experts.size, dense), "experts": self.experts.count}
         # A layout shards both stacks alike.
-        others = own if self.encoder is None else self.encoder.axis_sizes
-        return {axis: math.gcd(size, others.get(axis, size)) for axis, size in own.items()}
+        others = sizes if self.encoder is None else self.encoder.axis_sizes
+        return {axis: math.gcd(size, others.get(axis, size)) for axis, size in sizes.items()}

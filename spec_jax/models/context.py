@@ -1,4 +1,4 @@
-"""What layers share in a forward call."""
+"""The arguments that layers share in a forward call."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from spec_jax.sharding import Placement
 
 @dataclasses.dataclass(frozen=True)
 class LayerContext:
-    """What layers of one kind share in a forward call: positions and what the tokens see."""
+    """The arguments of layers of one kind in a forward call: positions and what tokens see."""
 
     mask: AttentionMask
     rotation: Float[Array, "2 batch tokens half"] | None
@@ -40,7 +40,7 @@ class LayerContext:
 
 
 def score_options(config: TransformerConfig) -> ScoreOptions:
-    """What a model's layers do to the products of queries and keys."""
+    """How the layers of a model turn products of queries and keys into scores."""
     return ScoreOptions(
         query_scalar=float(config.query_pre_attn_scalar or config.head_dim),
         cap=config.score_cap,

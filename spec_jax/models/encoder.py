@@ -10,12 +10,12 @@ from spec_jax.models.attention import AttentionMask
 from spec_jax.models.blocks import Block
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.context import LayerContext, score_options
-from spec_jax.models.layers import Linear, Norm, positions_of, relative_bias_of
+from spec_jax.models.layers import Linear, norm_of, positions_of, relative_bias_of
 from spec_jax.sharding import Placement
 
 
 class Encoder(nnx.Module):
-    """Reads a whole source at once: tokens, or frames of a sound's spectrum.
+    """Reads all of a source at once: tokens, or frames of a spectrum of audio.
 
     Every position sees every other. Two convolutions over time, the second of stride two, read
     frames (Whisper, arXiv 2212.04356, section 2.2). They are products with three frames in a row.
@@ -36,9 +36,7 @@ class Encoder(nnx.Module):
         self.blocks = nnx.List(
             [Block(config, layer, dtype=dtype, rngs=rngs) for layer in config.layers]
         )
-        self.final_norm = Norm(
-            config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype
-        )
+        self.final_norm = norm_of(config, dtype)
 
     def embed_frames(
         self, frames: Float[Array, "batch frames bins"]
@@ -70,7 +68,7 @@ class Encoder(nnx.Module):
           backend: how attention is computed, see `attention`.
           placement: how the model lies on devices.
         """
-        mask = AttentionMask.whole(lengths, x.shape[1])
+        mask = AttentionMask.bidirectional(lengths, x.shape[1])
         bias = None if self.relative is None else self.relative()
         context = LayerContext(mask, None, score_options(self.config), bias, placement, backend)
         if self.positions is not None:

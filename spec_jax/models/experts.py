@@ -29,7 +29,7 @@ class ExpertLinear(nnx.Module):
 
 
 class SparseMlp(nnx.Module):
-    """An MLP that multiplies a token with its own experts' matrices and reads no others.
+    """An MLP that multiplies a token with its experts' matrices and reads no others.
 
     Every token gets all the experts that it chooses: none has a capacity. A token's result depends
     on no other token, up to rounding. On a mesh each device computes what its experts, and its
@@ -97,9 +97,9 @@ class SparseMlp(nnx.Module):
         mlp: Names = (),
         embed: Names = (),
     ) -> Float[Array, "batch tokens embed"]:
-        """What the matrices of one device add; the names are mesh axes over which they are cut.
+        """The part of the output from one device's matrices; names are mesh axes that shard them.
 
-        `sums` is the dtype in which devices add theirs.
+        `sums` is the dtype in which devices add their parts.
         """
         shape, x = x.shape, x.reshape(-1, x.shape[-1])
         logits = _summed(products(x, [router])[0], embed)

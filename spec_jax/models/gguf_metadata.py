@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from spec_jax.errors import CheckpointError
-from spec_jax.models.config import Experts, LongRopeScaling, RopeScaling, YarnScaling
+from spec_jax.models.config import Experts
 from spec_jax.models.family import (
     Config,
     Part,
@@ -25,6 +25,7 @@ from spec_jax.models.family import (
     qkv_sizes,
     window,
 )
+from spec_jax.models.rotary import LongRopeScaling, RopeScaling, YarnScaling
 
 GGUF_WEIGHTS: WeightTable = {
     "embed": "token_embd",
@@ -191,7 +192,7 @@ def _yarn(metadata: Config, rope: str) -> YarnScaling:
         original_max_position=integer(metadata, f"{rope}.scaling.original_context_length"),
         fast=number(metadata, f"{rope}.scaling.yarn_beta_fast", 32.0),
         slow=number(metadata, f"{rope}.scaling.yarn_beta_slow", 1.0),
-        whole=True,
+        truncate=True,
         amplitude=(0.1 * math.log(factor) + 1.0)
         * number(metadata, f"{rope}.scaling.attn_factor", 1.0),
     )

@@ -5,13 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from spec_jax.errors import CheckpointError
-from spec_jax.models.config import (
-    LongRopeScaling,
-    RopeScaling,
-    TransformerConfig,
-    YarnScaling,
-)
+from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Config, get, integer, number
+from spec_jax.models.rotary import LongRopeScaling, RopeScaling, YarnScaling
 
 
 def rope_to_hf(config: TransformerConfig) -> dict[str, Any]:
@@ -26,7 +22,7 @@ def rope_to_hf(config: TransformerConfig) -> dict[str, Any]:
             "original_max_position_embeddings": scaling.original_max_position,
             "beta_fast": scaling.fast,
             "beta_slow": scaling.slow,
-            "truncate": scaling.whole,
+            "truncate": scaling.truncate,
             "attention_factor": scaling.amplitude,
         }
     elif isinstance(scaling, LongRopeScaling):
@@ -141,6 +137,6 @@ def _yarn(rope: Config) -> YarnScaling:
         original_max_position=integer(rope, "original_max_position_embeddings", context),
         fast=number(rope, "beta_fast", 32.0),
         slow=number(rope, "beta_slow", 1.0),
-        whole=bool(get(rope, "truncate", True)),
+        truncate=bool(get(rope, "truncate", True)),
         amplitude=number(rope, "attention_factor", default),
     )

@@ -2,7 +2,7 @@
 
 Activations are float32; the inputs of a matrix product are rounded to its weight's dtype and its
 sums are float32. Weights are stored [in, out]: on CPU, products of two and more rows with
-[out, in] weights repack the whole weight at every call (benchmarks/LOG.md has the figures).
+[out, in] weights repack the full weight at every call.
 """
 
 import math
@@ -16,12 +16,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import columns, products
-from spec_jax.models.config import (
-    LongRopeScaling,
-    RotaryConfig,
-    TransformerConfig,
-    YarnScaling,
-)
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.rotary import LongRopeScaling, RotaryConfig, YarnScaling
 from spec_jax.sharding import Placement
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -66,17 +62,17 @@ class Linear(nnx.Module):
 def project(
     x: Float[Array, "*lead in"], layers: Sequence[Linear], sums: DTypeLike = jnp.float32
 ) -> list[Array]:
-    """What each of the layers makes of `x`; packed weights are read in one call.
+    """The output of each layer for `x`; packed weights are read in one call.
 
     Args:
       x: the inputs.
-      layers: what reads them.
-      sums: the dtype in which devices add what each makes of its part of the inputs.
+      layers: the layers.
+      sums: the dtype in which devices add their partial products.
     """
-    found = products(x, [layer.weight.get_value() for layer in layers], sums)
+    outputs = products(x, [layer.weight.get_value() for layer in layers], sums)
     return [
         out if layer.bias is None else out + _over_lead(layer.bias[...], out)
-        for layer, out in zip(layers, found, strict=True)
+        for layer, out in zip(layers, outputs, strict=True)
     ]
 
 
@@ -95,6 +91,11 @@ class Norm(nnx.Module):
         variance = jnp.square(x).mean(-1, keepdims=True)
         out = x * jax.lax.rsqrt(variance + self.eps) * _over_lead(self.weight[...], x)
         return out if self.bias is None else out + _over_lead(self.bias[...], out)
+
+
+def norm_of(config: TransformerConfig, dtype: DTypeLike) -> Norm:
+    """A norm of the residual stream."""
+    return Norm(config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype)
 
 
 class Embedding(nnx.Module):
@@ -124,7 +125,7 @@ class Positions(nnx.Module):
 class RelativeBias(nnx.Module):
     """A bias of each head by the distance from key to query, in buckets (T5, arXiv 1910.10683).
 
-    The bidirectional one has other buckets for keys that come after the query.
+    Without `causal`, keys that come after the query have other buckets than keys before it.
     """
 
     def __init__(
@@ -172,8 +173,9 @@ def relative_bias_of(
 def relative_buckets(buckets: int, distance: int, *, causal: bool) -> tuple[int, ...]:
     """The bucket of each distance from key to query, from `-distance` to `distance`.
 
-    Half of the buckets hold one distance each, the others ever more of them; all from `distance` on
-    share the last. Computed in float32, as Hugging Face does, which decides at the edges.
+    Half of the buckets hold one distance each, the others more and more; all distances from
+    `distance` on share the last. Computed in float32 as by Hugging Face, which decides at the
+    edges.
     """
     behind = np.arange(-distance, distance + 1)
     first = np.zeros_like(behind)
@@ -204,12 +206,12 @@ def rope_frequencies(rotary: RotaryConfig, head_dim: int, context: int) -> Float
     if isinstance(scaling, YarnScaling):
 
         def index(turns: float) -> float:
-            """The frequency that turns so often within the original context."""
+            """The frequency with this many turns within the original context."""
             wavelength = scaling.original_max_position / (turns * 2 * math.pi)
             return rotary_size * math.log(wavelength) / (2 * math.log(theta))
 
         first, last = index(scaling.fast), index(scaling.slow)
-        if scaling.whole:
+        if scaling.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rotary_size - 1)
         last += 0.001 * (first == last)
@@ -223,16 +225,17 @@ def rope_frequencies(rotary: RotaryConfig, head_dim: int, context: int) -> Float
 
 
 def alibi_slopes(num_heads: int, scale: float) -> tuple[float, ...]:
-    """By how much each head lowers scores for a step of distance (Press et al., arXiv 2108.12409).
+    """How much each head lowers scores for a step of distance (Press et al., arXiv 2108.12409).
 
-    Powers of 2^(-8/n) for n heads; between powers of two, the missing heads are every second one
-    of twice as many. All are multiplied by `scale`; none if that is 0.
+    Powers of 2^(-8/n) for n heads; if n is not a power of two, the next smaller power has its
+    slopes, and the other heads have every second slope of twice that power. All are multiplied by
+    `scale`; empty if that is 0.
     """
     if scale == 0:
         return ()
-    whole = 2 ** int(math.log2(num_heads))
-    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
-    slopes += [2 ** (-4 * (i + 1) / whole) for i in range(0, 2 * (num_heads - whole), 2)]
+    power = 2 ** int(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * (num_heads - power), 2)]
     return tuple(scale * slope for slope in slopes)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of layers: each mixes tokens in another way and has a state of another kind."""
+"""The kinds of layers: each mixes tokens in its way and has a state of its kind."""
 
 from typing import Any, ClassVar, Protocol
 
@@ -35,7 +35,7 @@ class Mixer(Protocol):
 
     @staticmethod
     def new_state(config: TransformerConfig, layer: LayerConfig, size: StateSize) -> LayerState:
-        """The state of rows of which nothing is read."""
+        """The state of rows without tokens."""
         ...
 
     def __call__(
@@ -50,7 +50,7 @@ MIXERS: dict[str, type[Mixer]] = {"attention": Attention}
 
 
 def new_cache(config: TransformerConfig, size: StateSize) -> KVCache:
-    """The states of rows of which nothing is read."""
+    """The states of rows without tokens."""
     return KVCache(
         layers=tuple(MIXERS[layer.kind].new_state(config, layer, size) for layer in config.layers),
         lengths=size.placement.pin(jnp.zeros((size.batch,), jnp.int32), "batch"),

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from spec_jax.models.attention import attend, attention, write_kv
-from spec_jax.models.cache import LayerCache, StateSize
+from spec_jax.models.cache import KVState, StateSize
 from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.models.context import LayerContext
 from spec_jax.models.layers import Linear, Norm, project, rotate
@@ -49,13 +49,13 @@ class Attention(nnx.Module):
         self.query_norm, self.key_norm = norm(config.num_heads), norm(config.num_kv_heads)
 
     @staticmethod
-    def new_state(config: TransformerConfig, layer: LayerConfig, size: StateSize) -> LayerCache:
+    def new_state(config: TransformerConfig, layer: LayerConfig, size: StateSize) -> KVState:
         """Empty keys and values."""
-        return LayerCache.zeros(config, layer, size)
+        return KVState.zeros(config, layer, size)
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], state: LayerCache | None, context: LayerContext
-    ) -> tuple[Float[Array, "batch tokens embed"], LayerCache]:
+        self, x: Float[Array, "batch tokens embed"], state: KVState | None, context: LayerContext
+    ) -> tuple[Float[Array, "batch tokens embed"], KVState]:
         projected = project(x, (self.query, self.key, self.value))
         norms = self.query_norm, self.key_norm, None
         if self.normed == "projection":
@@ -85,7 +85,7 @@ class Attention(nnx.Module):
 
     def cross_attention_kv(
         self, hidden: Float[Array, "batch source embed"], context: LayerContext
-    ) -> LayerCache:
+    ) -> KVState:
         """The keys and values of an encoder's output."""
         keys, values = (
             context.heads(each, self.head_dim, "kv_heads")
@@ -94,9 +94,9 @@ class Attention(nnx.Module):
         return write_kv(keys, values, None, placement=context.placement)
 
     def cross_attend(
-        self, x: Float[Array, "batch tokens embed"], source: LayerCache, context: LayerContext
+        self, x: Float[Array, "batch tokens embed"], source: KVState, context: LayerContext
     ) -> Float[Array, "batch tokens embed"]:
-        """Attention to what `cross_attention_kv` made."""
+        """Attention to the keys and values of `cross_attention_kv`."""
         queries = context.heads(self.query(x), self.head_dim, "heads")
         out = attend(
             queries,

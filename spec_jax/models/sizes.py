@@ -41,9 +41,7 @@ class WideShallow:
             if not 0 < (value := getattr(self, name)) <= 1:
                 raise ConfigError(f"{name} is {value!r}; give a number in (0, 1].")
         if self.num_shards < 1:
-            raise ConfigError(
-                f"num_shards is {self.num_shards!r}; give a whole number of at least 1."
-            )
+            raise ConfigError(f"num_shards is {self.num_shards!r}; give an integer >= 1.")
 
     def __call__(self, target: TransformerConfig) -> TransformerConfig:
         """The draft's shape: heads as wide as the target's, everything else in proportion.
@@ -53,7 +51,7 @@ class WideShallow:
         experts = target.experts
         mlp_size = experts.per_token * experts.size if experts else target.mlp_size
         grouped = target.num_kv_heads < target.num_heads
-        # Fewer key/value heads than query heads stay as many, since these are what a layout shards.
+        # Fewer key/value heads than query heads keep their number, since a layout shards them.
         step = math.lcm(self.num_shards, target.num_kv_heads if grouped else 1)
         heads = step * max(1, round(target.num_heads * self.width_ratio / step))
 

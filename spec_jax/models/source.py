@@ -1,4 +1,4 @@
-"""What an encoder reads."""
+"""The input of an encoder."""
 
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -8,7 +8,7 @@ from spec_jax.pytree import pytree
 
 @pytree
 class EncoderInput:
-    """What an encoder reads; padding follows each row.
+    """The input of an encoder; padding follows each row.
 
     Attributes:
       values: token ids, or frames of a spectrum.

@@ -40,8 +40,8 @@ def run_streamed(
     Args:
       blocks: the matrices of all or some of them lie in host memory.
       x: the first block's input.
-      carries: what else each block updates, in place: its cache.
-      run: what a block does; `nnx.merge(graphdef, weights)` is the block.
+      carries: the cache of each block, which it updates in place.
+      run: runs a block; `nnx.merge(graphdef, weights)` is the block.
       true: a scalar that is true at run time, which the compiler must not be able to tell.
 
     Returns:
@@ -78,7 +78,7 @@ def resident(weights: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A block's weights where they are stored; `matrices` are those in host memory."""
+    """A block's weights where they are stored; `matrices` lie in host memory."""
 
     graphdef: Any
     treedef: Any
@@ -89,15 +89,15 @@ class _Stored:
     def of(cls, block: nnx.Module) -> "_Stored":
         graphdef, state = nnx.split(block)
         leaves, treedef = jax.tree.flatten(state)
-        found = {k: leaf for k, leaf in enumerate(leaves) if _on_host(leaf)}
-        return cls(graphdef, treedef, leaves, found)
+        matrices = {k: leaf for k, leaf in enumerate(leaves) if _on_host(leaf)}
+        return cls(graphdef, treedef, leaves, matrices)
 
     def fetch(self) -> Buffer:
         """Copies of the matrices in device memory."""
         return {k: _copy(matrix) for k, matrix in self.matrices.items()}
 
     def buffer(self, left: Buffer) -> Buffer:
-        """What `fetch` writes to: what another block has left, where it has the same form."""
+        """The buffer that `fetch` writes to: the one that another block has left, where it fits."""
 
         def like(k: int, matrix: Array) -> Array:
             if k in left and (left[k].shape, left[k].dtype) == (matrix.shape, matrix.dtype):
@@ -107,7 +107,7 @@ class _Stored:
         return {k: like(k, matrix) for k, matrix in self.matrices.items()}
 
     def with_matrices(self, buffer: Buffer) -> Any:
-        """The block's weights, with these matrices in place of its own."""
+        """The block's weights, with these copies of its matrices."""
         leaves = [buffer.get(k, leaf) for k, leaf in enumerate(self.leaves)]
         return jax.tree.unflatten(self.treedef, leaves)
 

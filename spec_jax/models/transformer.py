@@ -14,24 +14,19 @@ from spec_jax.kernels import products
 from spec_jax.models.attention import AttentionMask
 from spec_jax.models.blocks import Block
 from spec_jax.models.cache import CrossAttentionCache, KVCache
-from spec_jax.models.config import (
-    LayerConfig,
-    LongRopeScaling,
-    RotaryConfig,
-    TransformerConfig,
-    YarnScaling,
-)
+from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.models.context import LayerContext, score_options
 from spec_jax.models.encoder import Encoder
 from spec_jax.models.layers import (
     Embedding,
     Linear,
-    Norm,
+    norm_of,
     positions_of,
     relative_bias_of,
     rope_frequencies,
 )
 from spec_jax.models.mixers import check_trees
+from spec_jax.models.rotary import LongRopeScaling, RotaryConfig, YarnScaling
 from spec_jax.models.streaming import is_streamed, run_streamed
 from spec_jax.sharding import Placement
 
@@ -42,11 +37,7 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embedding(config.vocab_size, config.embed_size, dtype=dtype, rngs=rngs)
-        self.embedding_norm = (
-            Norm(config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype)
-            if config.embedding_norm
-            else None
-        )
+        self.embedding_norm = norm_of(config, dtype) if config.embedding_norm else None
         self.encoder = (
             None if config.encoder is None else Encoder(config.encoder, dtype=dtype, rngs=rngs)
         )
@@ -55,9 +46,7 @@ class Transformer(nnx.Module):
         self.blocks = nnx.List(
             [Block(config, layer, dtype=dtype, rngs=rngs) for layer in config.layers]
         )
-        self.final_norm = Norm(
-            config.embed_size, kind=config.norm, eps=config.norm_eps, dtype=dtype
-        )
+        self.final_norm = norm_of(config, dtype)
         self.head = (
             None
             if config.tied_head
@@ -86,7 +75,7 @@ class Transformer(nnx.Module):
         backend: str | None = None,
         placement: Placement = Placement.single_device(),
     ) -> Float[Array, "batch positions embed"]:
-        """The encoder's output of tokens or frames; arguments as of `Encoder`."""
+        """The encoder's output for tokens or frames; see `Encoder` for the arguments."""
         assert self.encoder is not None
         x = self.encoder.embed_frames(source) if source.ndim == 3 else self.embed(source)
         return self.encoder(x, lengths, backend=backend, placement=placement)
@@ -98,8 +87,8 @@ class Transformer(nnx.Module):
         *,
         placement: Placement = Placement.single_device(),
     ) -> CrossAttentionCache:
-        """What the layers see of an encoder's output."""
-        mask = AttentionMask.whole(lengths, hidden.shape[1])
+        """The keys and values of an encoder's output in each layer."""
+        mask = AttentionMask.bidirectional(lengths, hidden.shape[1])
         context = LayerContext(mask, None, score_options(self.config), None, placement, None)
         layers = [
             block.cross.cross_attention_kv(hidden, context) for block in self.blocks if block.cross
@@ -123,9 +112,9 @@ class Transformer(nnx.Module):
         """Runs the residual stream of new tokens through blocks `first` to `last` (static).
 
         Args:
-          x: what the block before gave out.
-          cache: keys and values of everything before the tokens; the caller leaves room for them.
-          mask: where the tokens stand and what they see.
+          x: the output of the block before.
+          cache: the states of everything before the tokens; the caller leaves slots for them.
+          mask: the tokens' positions and what they see.
           first: the first block.
           last: the block to stop before; the last one by default.
           feature_layers: which features to return, see `TargetOutput` (static).
@@ -195,12 +184,12 @@ class Transformer(nnx.Module):
     def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states."""
         if self.head is not None:
-            found = self.head(hidden)
+            logits = self.head(hidden)
         else:
-            found = products(hidden, [self.embed.weight.get_value()])[0]
-        found = found * self.config.logit_scale
+            logits = products(hidden, [self.embed.weight.get_value()])[0]
+        logits = logits * self.config.logit_scale
         cap = self.config.logit_cap
-        return found if cap is None else cap * jnp.tanh(found / cap)
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def _rotation(
@@ -214,5 +203,5 @@ def _rotation(
         amplitude = rotary.scaling.amplitude
     frequencies = rope_frequencies(rotary, config.head_dim, config.max_position)
     angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
-    # Otherwise XLA computes them anew for each head of each layer.
+    # Without the barrier XLA computes them again for each head of each layer.
     return jax.lax.optimization_barrier(amplitude * jnp.stack([jnp.cos(angles), jnp.sin(angles)]))

@@ -12,7 +12,7 @@ models of few layers (libtpu 0.0.42.1; caches for 2,048 tokens of Chinchilla and
 So they are mostly too large, since a TPU keeps arrays that are small enough beside its main memory.
 """
 
-from spec_jax.models.attention import KEY_BLOCK, SCORES, fastest
+from spec_jax.models.attention import MAX_KEY_BLOCK, MAX_SCORES, fastest
 from spec_jax.planning.cost import Cache, Weights
 
 FLOAT32 = 4
@@ -64,5 +64,5 @@ def _of_chunk(weights: Weights, cache: Cache, block: int, platform: str) -> int:
         scores = 2 * tokens * heads * slots + _widened(weights, cache)
     else:
         count = heads // kv_heads * block
-        scores = 2 * cache.rows * kv_heads * count * min(KEY_BLOCK, max(1, SCORES // count))
+        scores = 2 * cache.rows * kv_heads * count * min(MAX_KEY_BLOCK, max(1, MAX_SCORES // count))
     return FLOAT32 * (streams + scores)

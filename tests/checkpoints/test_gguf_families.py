@@ -15,14 +15,10 @@ from spec_jax.checkpoints.packing import Packing
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import PackedWeight
 from spec_jax.models import stablelm
-from spec_jax.models.config import (
-    Experts,
-    LongRopeScaling,
-    TransformerConfig,
-    YarnScaling,
-)
+from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.registry import FAMILIES
+from spec_jax.models.rotary import LongRopeScaling, YarnScaling
 from tests.checkpoints.llama_cpp import ARCHITECTURES, convert
 from tests.checkpoints.tiny import CONFIG, write_tokenizer
 from tests.often import often

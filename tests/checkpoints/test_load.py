@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from spec_jax import checkpoints
-from spec_jax.models.config import RopeScaling
+from spec_jax.models.rotary import RopeScaling
 from tests.checkpoints.tiny import (
     CONFIG,
     TOKENS,

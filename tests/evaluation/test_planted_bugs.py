@@ -246,7 +246,7 @@ BUGS = {
     ),
     "the branch that a tree keeps is taken from beyond a ring": PlantedBug(
         "models/cache.py",
-        "LayerCache.gather",
+        "KVState.gather",
         "S if self.ring else T",
         "T",
         ["tests/models/test_rings.py", "-k", "as_good"],

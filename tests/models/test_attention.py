@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spec_jax.models.attention import AttentionMask, ScoreOptions, attention
-from spec_jax.models.cache import KVCache, LayerCache, StateSize
+from spec_jax.models.cache import KVCache, KVState, StateSize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.mixers import new_cache
 from spec_jax.sharding import Placement
@@ -103,7 +103,7 @@ def test_the_output_is_the_definitions(backend, mask, window, ring, changes):
         for buffer, text in zip(blank, each, strict=True):
             for index in range(len(text)):
                 buffer[row, :, index % slots] = text[index]
-    cache = LayerCache(*map(jnp.asarray, blank), ring=ring)
+    cache = KVState(*map(jnp.asarray, blank), ring=ring)
     queries, keys, values = (random(rows, count, n, HEAD_DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
     lengths = jnp.asarray(LENGTHS, jnp.int32)
     state = KVCache((cache,), lengths)
@@ -185,7 +185,7 @@ def test_slots_that_are_not_hidden_change_nothing(backend, monkeypatch):
     """Of other texts than before: rows that were rolled back leave theirs."""
     rng = np.random.default_rng(2)
     shape = (2, KV_HEADS, 512, HEAD_DIM)
-    layer = LayerCache(*(jnp.asarray(1e3 * rng.normal(size=shape), jnp.float32) for _ in "kv"))
+    layer = KVState(*(jnp.asarray(1e3 * rng.normal(size=shape), jnp.float32) for _ in "kv"))
     new = (
         jnp.asarray(rng.normal(size=(2, 3, n, HEAD_DIM)), jnp.float32)
         for n in (HEADS, KV_HEADS, KV_HEADS)
@@ -205,7 +205,7 @@ def test_neighbours_however_long_change_no_bit():
     """Blocks that a row does not see leave its sums as they are."""
     rng = np.random.default_rng(1)
     slots = 4096
-    cache = LayerCache(
+    cache = KVState(
         *(jnp.asarray(rng.normal(size=(2, KV_HEADS, slots, HEAD_DIM)), jnp.float32) for _ in "kv")
     )
     queries, keys, values = (

@@ -21,9 +21,9 @@ from spec_jax.models import (
     smollm3,
     stablelm,
 )
-from spec_jax.models.config import LongRopeScaling, RopeScaling, RotaryConfig
 from spec_jax.models.family import Part
 from spec_jax.models.registry import FAMILIES, family_of_gguf, family_of_hf
+from spec_jax.models.rotary import LongRopeScaling, RopeScaling, RotaryConfig
 from tests.reshaped import reshaped
 
 LLAMA = {

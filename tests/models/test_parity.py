@@ -141,7 +141,7 @@ def assert_parity(
     encoded: CrossAttentionCache | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Compares whole rows' logits, and those of single steps from ragged lengths."""
+    """Compares logits of full rows, and logits of single steps from ragged lengths."""
     total = rows.shape[1]
     with torch.no_grad():
         expected = reference(torch.tensor(rows)).logits.numpy()

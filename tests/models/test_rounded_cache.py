@@ -36,15 +36,15 @@ def test_numbers_are_kept_to_half_a_step():
     kept = jax.jit(Int8KV.of)(jnp.asarray(x, jnp.float32))
     assert kept.values.dtype == jnp.int8 and kept.scales.shape == (3, 2, 50, 1)
     steps = np.abs(x).max(-1, keepdims=True) / 127
-    assert (np.abs(np.asarray(kept.widened()) - x) <= 0.5001 * steps).all()
-    again = jax.jit(lambda kept: Int8KV.of(kept.widened()))(kept)
+    assert (np.abs(np.asarray(kept.to_float32()) - x) <= 0.5001 * steps).all()
+    again = jax.jit(lambda kept: Int8KV.of(kept.to_float32()))(kept)
     np.testing.assert_array_equal(again.values, kept.values)
 
 
 def test_zeros_stay_zeros_and_a_nan_spoils_its_own_head_alone():
     x = np.ones((1, 2, 3, 16), np.float32)
     x[0, 0, 1, 4], x[0, 1, 2] = np.nan, 0.0
-    wide = np.asarray(Int8KV.of(jnp.asarray(x)).widened())
+    wide = np.asarray(Int8KV.of(jnp.asarray(x)).to_float32())
     assert np.isnan(wide[0, 0, 1]).all() and np.isnan(wide).sum() == 16
     assert (wide[0, 1, 2] == 0).all() and (wide[0, 0, 0] == 1).all()
 
@@ -68,7 +68,7 @@ def test_attention_reads_what_is_kept(backend, headroom):
         )
     )
     keys, values = (
-        np.asarray(Int8KV.of(jnp.asarray(each)[None].swapaxes(1, 2)).widened(), np.float64)[0]
+        np.asarray(Int8KV.of(jnp.asarray(each)[None].swapaxes(1, 2)).to_float32(), np.float64)[0]
         for each in (k, v)
     )
     for t in range(total):

@@ -253,7 +253,7 @@ def saved(
 
     torch.manual_seed(0)
     config = architecture.config_class(**options)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # by default those of the release
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # by default as in the release
         if (getattr(config, name, None) or 0) >= config.vocab_size:
             setattr(config, name, 1)
     reference = architecture(config)

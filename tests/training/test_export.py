@@ -10,9 +10,10 @@ from spec_jax import LLM, SamplingParams, SpeculativeConfig, checkpoints
 from spec_jax.checkpoints.draft_directory import MANIFEST
 from spec_jax.checkpoints.hf_writer import write_model, write_tokenizer
 from spec_jax.errors import CheckpointError, ConfigError
-from spec_jax.models.config import RopeScaling, TransformerConfig
+from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.models.registry import FAMILIES, family_of_shape
+from spec_jax.models.rotary import RopeScaling
 from spec_jax.training.config import TrainingConfig
 from spec_jax.training.draft import untrained_draft
 from spec_jax.training.export import Provenance, export
