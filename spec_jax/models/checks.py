@@ -26,7 +26,7 @@ def is_number(value: object) -> bool:
 
 
 def check_size(name: str, value: object, maximum: int | None = None) -> None:
-    """Raises CheckpointError unless it is from 1 to `maximum`, by default the one in `MAX_SIZES`."""
+    """Raises CheckpointError unless it is from 1 to `maximum`, or to the one in `MAX_SIZES`."""
     maximum = MAX_SIZES[name] if maximum is None else maximum
     if type(value) is not int or not 1 <= value <= maximum:
         raise CheckpointError(
