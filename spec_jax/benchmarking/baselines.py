@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from spec_jax.benchmarking.results import BenchRequest, Setting, System
@@ -21,8 +22,8 @@ from spec_jax.errors import BenchmarkError, ConfigError, did_you_mean
 from spec_jax.llm import LLM
 
 TRANSFORMERS, LLAMA_CPP = "transformers", "llama-cpp"
-BASELINES = {TRANSFORMERS: "torch", LLAMA_CPP: "llama_cpp"}
-"""Name -> the module that it needs and that this package does not bring along."""
+BASELINES = {TRANSFORMERS: ("torch", "torch"), LLAMA_CPP: ("llama_cpp", "llama-cpp-python")}
+"""Name -> the module that it needs, and the package of it, which this one does not bring along."""
 THREADS = os.cpu_count() or 1
 GREEDY = Setting()
 
@@ -35,9 +36,8 @@ def check_baseline(name: str) -> None:
     """
     if name not in BASELINES:
         raise ConfigError(f"baseline is {name!r}.{did_you_mean(name, BASELINES)}")
-    if importlib.util.find_spec(BASELINES[name]) is None:
-        packages = {TRANSFORMERS: "torch", LLAMA_CPP: "llama-cpp-python"}
-        package = packages[name]
+    module, package = BASELINES[name]
+    if importlib.util.find_spec(module) is None:
         raise ConfigError(f"baseline {name!r} needs {package}: pip install {package}.")
 
 
@@ -54,10 +54,8 @@ class Completion(NamedTuple):
 class Baseline:
     """A system of another library: one request at a time.
 
-    Attributes:
-      system: its library and method.
-      complete: like `complete_with_transformers` without the model.
-      stops: end-of-sequence tokens.
+    `complete` is like `complete_with_transformers` without the model, and `stops` are
+    end-of-sequence tokens.
     """
 
     system: System
@@ -144,9 +142,8 @@ def _transformers(
     try:
         model = load_transformers(path, dtype, device)
     except Exception as error:  # of any kind: what it cannot read is for it to say
-        reason = str(error).strip().partition("\n")[0]
         raise BenchmarkError(
-            f"transformers cannot read {path}: {reason}; leave --baseline transformers out."
+            f"transformers cannot read {path}: {_reason(error)}; leave --baseline transformers out."
         ) from error
     drafts: dict[str, Any] = {}
     for config in (SpeculativeConfig(), *configs):
@@ -193,16 +190,13 @@ def _draft(reference: str, target: Any, on_note: Callable[[str], None]) -> Any:
     try:
         return load_transformers(path, target.dtype, target.device, target)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        on_note(f"transformers cannot read the draft {path.name}, and has no row of it: {reason}")
+        note = f"transformers cannot read the draft {path.name}, and has no row of it"
+        on_note(f"{note}: {_reason(error)}")
         return None
 
 
-def _draft_always(assistant: Any, k: int) -> None:
-    """K tokens in each round, as here: no schedule, and no stop at a token of low confidence."""
-    config = assistant.generation_config
-    config.num_assistant_tokens, config.assistant_confidence_threshold = k, 0.0
-    config.num_assistant_tokens_schedule = "constant"
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def load_transformers(
@@ -210,11 +204,7 @@ def load_transformers(
 ) -> Any:
     """A causal language model of transformers, from a directory or a .gguf file.
 
-    Args:
-      path: the directory or file.
-      dtype: torch's, of its weights.
-      device: torch's.
-      target: for a draft, the model of transformers from which it may borrow weights.
+    `dtype` and `device` are torch's, and a draft may borrow weights from its `target`.
 
     Raises:
       ValueError: weights are missing; transformers itself would draw them at random.
@@ -278,21 +268,6 @@ def _borrow(draft: Any, target: Any, manifest: Mapping[str, Any]) -> set[str]:
     return got
 
 
-class _FirstToken:
-    """A streamer that notes when the first token came."""
-
-    def __init__(self) -> None:
-        self.puts, self.seconds = 0, 0.0
-
-    def put(self, value: Any) -> None:
-        self.puts += 1
-        if self.puts == 2:  # the first is the prompt
-            self.seconds = time.perf_counter()
-
-    def end(self) -> None:
-        pass
-
-
 def complete_with_transformers(
     model: Any,
     ids: list[int],
@@ -313,25 +288,25 @@ def complete_with_transformers(
       setting: how to sample.
       seed: of torch.
       stops: tokens that end it.
-      lookahead: tokens that the option `assistant_model` drafts in each round, as here.
+      lookahead: tokens that the option `assistant_model` drafts in each round, as here: without
+        schedule, and without a stop at a token of low confidence.
       **options: further arguments of `generate`.
     """
     import torch
 
     if lookahead is not None:
-        _draft_always(options["assistant_model"], lookahead)
+        config = options["assistant_model"].generation_config
+        config.num_assistant_tokens, config.assistant_confidence_threshold = lookahead, 0.0
+        config.num_assistant_tokens_schedule = "constant"
     sampling: dict[str, Any] = {"do_sample": False}
     if setting.temperature:
         torch.manual_seed(seed)
         sampling = {"do_sample": True, "temperature": setting.temperature, "top_k": 0}
         sampling["top_p"] = setting.top_p
-    calls, streamer = 0, _FirstToken()
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    hook = model.register_forward_hook(count)
+    calls: list[None] = []
+    puts: list[float] = []
+    streamer = SimpleNamespace(put=lambda _: puts.append(time.perf_counter()), end=lambda: None)
+    hook = model.register_forward_hook(lambda *_: calls.append(None))
     begin = time.perf_counter()
     try:
         with torch.inference_mode():
@@ -349,19 +324,15 @@ def complete_with_transformers(
         hook.remove()
     end = time.perf_counter()
     generated = out[0, len(ids) :].tolist()
-    return Completion(generated, calls, streamer.seconds - begin, end - begin)
+    # The streamer gets the prompt first.
+    return Completion(generated, len(calls), puts[1] - begin, end - begin)
 
 
 def open_llama_cpp(path: Path, context: int) -> Any:
     """A model of llama.cpp, with all threads of this machine."""
-    return importlib.import_module("llama_cpp").Llama(
-        str(path),
-        n_ctx=context,
-        n_threads=THREADS,
-        n_threads_batch=THREADS,
-        n_batch=512,
-        verbose=False,
-    )
+    threads = {"n_threads": THREADS, "n_threads_batch": THREADS}
+    llama = importlib.import_module("llama_cpp").Llama
+    return llama(str(path), n_ctx=context, n_batch=512, verbose=False, **threads)
 
 
 def complete_with_llama_cpp(

@@ -14,13 +14,9 @@ FASTER, SLOWER, UNDECIDED = "faster", "slower", "no difference shown"
 
 
 class Comparison(NamedTuple):
-    """One system in two files.
+    """One system in two files: mean tokens a second of its requests, and the second over the first.
 
-    Attributes:
-      cell, system: what was measured.
-      before, after: mean tokens a second of its requests in the first and the second file.
-      ratio: the second over the first.
-      low, high: the 95 % interval of the ratio.
+    `low` and `high` are the 95 % interval of the ratio.
     """
 
     cell: Cell
@@ -52,15 +48,13 @@ def compare(before: Results, after: Results, seed: int = 0) -> list[Comparison]:
         for file in (before, after)
     ]
     return [
-        _compare(*key, systems[0][key], each, random)
+        _compare(systems[0][key], each, random)
         for key, each in systems[1].items()
         if key in systems[0] and key[0].prompts in shared
     ]
 
 
-def _compare(
-    cell: Cell, system: str, before: Measured, after: Measured, random: np.random.Generator
-) -> Comparison:
+def _compare(before: Measured, after: Measured, random: np.random.Generator) -> Comparison:
     tables = [_by_prompt(each) for each in (before, after)]
     prompts = sorted(tables[0].keys() & tables[1].keys())
     rates = [np.array([table[i] for i in prompts]) for table in tables]  # [prompts, repeats]
@@ -72,7 +66,8 @@ def _compare(
     tail = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(means[1] / means[0], (tail, 100 - tail))
     first, second = (float(each.mean()) for each in rates)
-    return Comparison(cell, system, first, second, second / first, float(low), float(high))
+    ratio, name = second / first, after.system.name
+    return Comparison(after.cell, name, first, second, ratio, float(low), float(high))
 
 
 def _by_prompt(measured: Measured) -> dict[int, list[float]]:

@@ -1,5 +1,6 @@
 """Measures systems in turns within each repeat: a machine that drifts does so for all of them."""
 
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
@@ -89,15 +90,15 @@ def describe(
 ) -> Header:
     """The header of the file: what is measured, on which machine.
 
-    Args:
-      llm: the target.
-      runners: the systems.
-      sets: the prompts.
-      **fields: of `Header`, as the user gave them.
+    `fields` are other fields of `Header`, as the user gave them.
     """
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return Header(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        versions=_versions(),
+        versions=versions,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, native code: "
         f"{native.description()}",
         devices=dict(Counter(device.device_kind for device in jax.devices())),
@@ -108,16 +109,6 @@ def describe(
         prompts=tuple(each.identity for each in sets),
         **fields,
     )
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 class _Step(NamedTuple):
@@ -156,17 +147,11 @@ def measure(
       writer: None in processes that write nothing.
       on_progress: called before each run.
     """
-    written = set(
-        distributed.from_first(
-            lambda: [repr(run.key) for run in writer.results.runs] if writer else []
-        )
+    runs = distributed.from_first(
+        lambda: [repr(run.key) for run in writer.results.runs] if writer else []
     )
     costed = set(distributed.from_first(lambda: list(writer.results.costs) if writer else []))
-
-    def keep(line: BenchRun | Costs) -> None:
-        if writer is not None:
-            writer.add(line)
-
+    write = writer.add if writer else lambda line: None
     plan = [
         _Step(prompts, setting, batch_size, repeat, runner)
         for batch_size, prompts, setting in itertools.product(
@@ -176,7 +161,7 @@ def measure(
         for runner in (one_of_each(runners) if not setting.temperature else runners)
         if runner.can(setting, batch_size)
     ]
-    steps = [each for each in plan if each.key not in written]
+    steps = [each for each in plan if each.key not in runs]
     pace = _Pace(len(plan), steps, on_progress)
     for step in steps:
         prompts, setting, batch_size, repeat, runner = step
@@ -184,7 +169,7 @@ def measure(
             costed.add(batch_size)
             pace.show(f"cost of calls, batch {batch_size}")
             if (costs := _costs(runners, batch_size, header.repeats)) is not None:
-                keep(costs)
+                write(costs)
         cell = f"{prompts.name}, {setting.name}, batch {batch_size}"
         pace.show(f"{cell}: {runner.system.name}")
         task = BenchTask(
@@ -201,7 +186,7 @@ def measure(
             runner.run(task.warm_up())
         seconds, requests = runner.run(task)
         pace.add(step, time.perf_counter() - begin)
-        keep(
+        write(
             BenchRun(
                 prompts=prompts.name,
                 setting=setting,

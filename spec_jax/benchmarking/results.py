@@ -4,7 +4,7 @@ Each other line is a run (all prompts of a set decoded once by one system) or th
 line is written when its run has ended, so that an interrupted measurement keeps earlier runs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,14 +66,10 @@ class System(Record):
         ours = "" if self.library == SPEC_JAX else f"{self.library}, "
         if self.is_plain:
             return f"{ours}plain"
-        parts = [self.method]
-        if self.draft_length_policy != "constant":
-            parts.append(self.draft_length_policy)
-        if self.verification != "token":
-            parts.append(f"{self.verification} verification")
-        if self.scoring != "block":
-            parts.append(self.scoring)
-        return ours + ", ".join(parts)
+        verification = f"{self.verification} verification"
+        parts = (self.method, self.draft_length_policy, verification, self.scoring)
+        usual = ("constant", "token verification", "block")
+        return ours + ", ".join(each for each in parts if each not in usual)
 
 
 class PromptsOf(Record):
@@ -207,17 +203,18 @@ class Costs(Record):
     steps: tuple[Step, ...]
 
 
-Line = Annotated[Header | BenchRun | Costs, Field(discriminator="kind")]
-_LINE: pydantic.TypeAdapter[Header | BenchRun | Costs] = pydantic.TypeAdapter(Line)
+_LINE: pydantic.TypeAdapter[Header | BenchRun | Costs] = pydantic.TypeAdapter(
+    Annotated[Header | BenchRun | Costs, Field(discriminator="kind")]
+)
 
 
 class Results:
     """The content of a file: its header, its runs in order, and the costs by batch size."""
 
-    def __init__(self, header: Header, lines: Sequence[BenchRun | Costs] = ()):
-        self.header = header
-        self.runs = [line for line in lines if isinstance(line, BenchRun)]
-        self.costs = {line.batch_size: line for line in lines if isinstance(line, Costs)}
+    def __init__(self, header: Header, lines: Iterable[BenchRun | Costs] = ()):
+        self.header, self.runs, self.costs = header, list[BenchRun](), dict[int, Costs]()
+        for line in lines:
+            self.add(line)
 
     def add(self, line: BenchRun | Costs) -> None:
         """Adds a measurement."""
@@ -240,22 +237,24 @@ def read(path: Path) -> Results:
             f"{path}, line 1 is not the header of a file of results; give one that `spec-jax "
             "bench` wrote."
         )
-    header, measured = lines[0], []
-    systems, prompts = ({each.name for each in some} for some in (header.systems, header.prompts))
-    keys = set()
+    results, keys = Results(lines[0]), set()
+    systems, prompts = (
+        {each.name for each in some} for some in (lines[0].systems, lines[0].prompts)
+    )
     for number, line in enumerate(lines[1:], start=2):
+        place = f"{path}, line {number}"
         if isinstance(line, Header):
-            raise BenchmarkError(f"{path}, line {number} is a second header; split the file there.")
+            raise BenchmarkError(f"{place} is a second header; split the file there.")
         if isinstance(line, BenchRun):
             for name in {line.system} - systems | {line.prompts} - prompts:
                 raise BenchmarkError(
-                    f"{path}, line {number} names {name!r}, which line 1 does not; remove the line."
+                    f"{place} names {name!r}, which line 1 does not; remove the line."
                 )
             if line.key in keys:
-                raise BenchmarkError(f"{path}, line {number} comes twice; remove the line.")
+                raise BenchmarkError(f"{place} comes twice; remove the line.")
             keys.add(line.key)
-        measured.append(line)
-    return Results(header, measured)
+        results.add(line)
+    return results
 
 
 def _lines(path: Path, data: bytes) -> Iterator[Header | BenchRun | Costs]:
@@ -268,23 +267,17 @@ def _lines(path: Path, data: bytes) -> Iterator[Header | BenchRun | Costs]:
             remedy = "remove the line"
             if number > 1 and not data.endswith(b"\n") and data.endswith(line):
                 remedy = "it was cut off, and `spec-jax bench --resume` measures it again"
+            first = error.errors(include_url=False)[0]
+            reason = first["msg"] if first["type"] == "json_invalid" else explain(error)
             raise BenchmarkError(
-                f"{path}, line {number} is damaged: {_reason(error).rstrip('.')}; {remedy}."
+                f"{path}, line {number} is damaged: {reason.rstrip('.')}; {remedy}."
             ) from None
-
-
-def _reason(error: pydantic.ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return first["msg"] if first["type"] == "json_invalid" else explain(error)
 
 
 class Writer:
     """Appends lines to a file of results; each is complete on the disk when `add` returns.
 
-    Args:
-      path: the file.
-      header: of the measurement.
-      resume: whether to continue a file that exists.
+    With `resume` a file that exists is continued.
 
     Raises:
       BenchmarkError: the file exists and is not to be resumed, is damaged, or belongs to another

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from spec_jax.benchmarking.comparison import LEVEL, compare
 from spec_jax.benchmarking.figures import Plot
@@ -19,8 +19,13 @@ from spec_jax.benchmarking.summary import (
     relative_cost,
 )
 
-T = TypeVar("T")
 Cells = Mapping[Cell, list[Measured]]
+Columns = Mapping[str, Callable[[Any], str]]
+"""Head of a column -> the text for an item."""
+SYSTEM: Columns = {
+    "domain": lambda each: each.cell.name,
+    "system": lambda each: each.system.name,
+}
 
 
 class Figure(NamedTuple):
@@ -69,8 +74,8 @@ def sections_of(cells: Cells) -> list[ReportSection]:
 
 def comparison(names: tuple[str, str], before: Results, after: Results) -> ReportSection:
     """How two files differ in the systems that they share."""
-    columns: dict[str, Callable] = {
-        "domain": lambda each: each.cell.name,
+    columns: Columns = {
+        **SYSTEM,
         "system": lambda each: each.system,
         "tokens/s before": lambda each: f"{each.before:.1f}",
         "after": lambda each: f"{each.after:.1f}",
@@ -91,9 +96,8 @@ def comparison(names: tuple[str, str], before: Results, after: Results) -> Repor
 
 def _token_time(cells: Cells) -> ReportSection:
     best = [each for measured in cells.values() for each in best_of_families(measured)]
-    columns: dict[str, Callable[[Measured], str]] = {
-        "domain": lambda each: each.cell.name,
-        "system": lambda each: each.system.name,
+    columns: Columns = {
+        **SYSTEM,
         "mean token time, ms": lambda each: _milliseconds(each.seconds_per_token).text(),
         "speed-up": lambda each: _text(each.speedup),
         "tokens a target call": lambda each: f"{each.tokens_per_call:.2f}",
@@ -118,7 +122,7 @@ def _by_lookahead(cells: Cells) -> list[ReportSection]:
         for family in families.values():
             if cell in family and plain is not None and family[cell][0].system.library == SPEC_JAX:
                 family[cell].append(plain)
-    panels: Sequence[tuple[str, str, Callable[[Measured], Spread | float | None]]] = (
+    panels: Sequence[tuple[str, str, Callable[[Measured], Any]]] = (
         ("mean token time, ms", "Time", lambda each: _milliseconds(each.seconds_per_token)),
         ("speed-up", "Against the fastest plain decoding", lambda each: each.speedup),
         (
@@ -128,29 +132,23 @@ def _by_lookahead(cells: Cells) -> list[ReportSection]:
         ),
         ("loop time, ms", "A round", lambda each: _milliseconds(each.seconds_per_round)),
     )
-    sections = []
-    for family, by_cell in families.items():
-        lookaheads = {_k(each) for measured in by_cell.values() for each in measured}
-        if len(lookaheads) > 1:
-            figures = [
-                _figure(
-                    {
-                        cell.name: [(_k(each), value(each)) for each in measured]
-                        for cell, measured in by_cell.items()
-                    },
-                    "K",
-                    label,
-                    caption,
-                    1.0 if label == "speed-up" else None,
-                )
-                for label, caption, value in panels
-            ]
-            text = (
-                "After figure 1 of arXiv 2302.01318; K = 0 is plain decoding. Bars are the range "
-                "of the repeats."
-            )
-            sections.append(ReportSection(f"By K: {family}", text, figures))
-    return sections
+    text = (
+        "After figure 1 of arXiv 2302.01318; K = 0 is plain decoding. Bars are the range of the "
+        "repeats."
+    )
+
+    def figure(by_cell: Cells, label: str, caption: str, value: Callable) -> Figure:
+        series = {
+            cell.name: [(_k(each), value(each)) for each in measured]
+            for cell, measured in by_cell.items()
+        }
+        return _figure(series, "K", label, caption, 1.0 if label == "speed-up" else None)
+
+    return [
+        ReportSection(f"By K: {family}", text, [figure(by_cell, *panel) for panel in panels])
+        for family, by_cell in families.items()
+        if len({_k(each) for measured in by_cell.values() for each in measured}) > 1
+    ]
 
 
 def _k(measured: Measured) -> int:
@@ -159,21 +157,20 @@ def _k(measured: Measured) -> int:
 
 def _predicted(cells: Cells) -> ReportSection:
     rows = [
-        (each, each.costs, each.predicted_speedup, each.loop_efficiency)
+        each
         for measured in cells.values()
         for each in measured
         if not each.system.is_plain and each.costs and each.loop_efficiency
     ]
-    columns: dict[str, Callable] = {
-        "domain": lambda row: row[0].cell.name,
-        "system": lambda row: row[0].system.name,
-        "E": lambda row: f"{row[0].tokens_per_call:.2f}",
-        "c": lambda row: f"{draft_cost(row[1], row[0].system.method):.3f}",
-        "v(K + 1)": lambda row: f"{relative_cost(row[1])[_k(row[0]) + 1]:.2f}",
-        "E / (K c + v)": lambda row: f"{row[2]:.2f}",
-        "loop efficiency": lambda row: row[3].text(),
-        "a round, ms: draft + score + rest": lambda row: " + ".join(
-            f"{1000 * part:.2f}" for part in row[0].round_seconds or ()
+    columns: Columns = {
+        **SYSTEM,
+        "E": lambda each: f"{each.tokens_per_call:.2f}",
+        "c": lambda each: f"{draft_cost(each.costs, each.system.method):.3f}",
+        "v(K + 1)": lambda each: f"{relative_cost(each.costs)[_k(each) + 1]:.2f}",
+        "E / (K c + v)": lambda each: f"{each.predicted_speedup:.2f}",
+        "loop efficiency": lambda each: each.loop_efficiency.text(),
+        "a round, ms: draft + score + rest": lambda each: " + ".join(
+            f"{1000 * part:.2f}" for part in each.round_seconds or ()
         ),
     }
     return ReportSection(
@@ -270,14 +267,14 @@ def _by_position(cells: Cells) -> ReportSection:
 
 
 def _by_category(cells: Cells) -> ReportSection:
+    def text(each: Measured) -> str:
+        return f"{_text(each.speedup)} / {each.tokens_per_call:.2f}"
+
     tables: list[ReportTable] = []
     for cell, measured in cells.items():
-        columns: dict[str, Callable[[str], str]] = {"category": str}
+        columns: dict[str, Callable[[Any], str]] = {"category": str}
         for each in best_of_families(measured):
-            columns[each.system.name] = lambda category, each=each: (
-                f"{_text(each.of_category(category).speedup)} / "
-                f"{each.of_category(category).tokens_per_call:.2f}"
-            )
+            columns[each.system.name] = lambda name, each=each: text(each.of_category(name))
         caption = f"{cell.name}: speed-up / tokens a target call"
         tables += _table(caption, categories(measured), columns)
     return ReportSection("By category", "The K of each method that is fastest overall.", (), tables)
@@ -300,7 +297,7 @@ def _costs(cells: Cells) -> ReportSection:
     def rate(costs: Costs) -> float:
         return costs.weight_bytes / step(costs).median
 
-    columns: dict[str, Callable[[Costs], str]] = {
+    columns: Columns = {
         "rows": lambda each: f"batch {each.batch_size}",
         "target call, ms": lambda each: _milliseconds(step(each)).text(),
         "c": lambda each: ", ".join(
@@ -317,8 +314,8 @@ def _all(cells: Cells) -> ReportSection:
     def percentile(name: str, number: int) -> Callable[[Measured], str]:
         return lambda each: f"{1000 * getattr(each, name)[number]:.1f}"
 
-    columns: dict[str, Callable[[Measured], str]] = {
-        "system": lambda each: each.system.name,
+    columns: dict[str, Callable[[Any], str]] = {
+        "system": SYSTEM["system"],
         "tokens/s": lambda each: each.tokens_per_second.text(1),
         "speed-up": lambda each: _text(each.speedup),
         "tokens a call": lambda each: f"{each.tokens_per_call:.2f}",
@@ -326,10 +323,8 @@ def _all(cells: Cells) -> ReportSection:
             "" if each.acceptance_rate is None else f"{each.acceptance_rate:.3f}"
         ),
     }
-    for name, label in (
-        ("first_token_seconds", "first token"),
-        ("seconds_per_output_token", "token"),
-    ):
+    labels = {"first_token_seconds": "first token", "seconds_per_output_token": "token"}
+    for name, label in labels.items():
         for number, rank in enumerate(("P50, ms", "P90", "P99")):
             columns[f"{label} {rank}"] = percentile(name, number)
     tables = [
@@ -342,10 +337,7 @@ def _all(cells: Cells) -> ReportSection:
 
 
 def _table(
-    caption: str,
-    items: Sequence[T],
-    columns: Mapping[str, Callable[[T], str]],
-    folded: bool = False,
+    caption: str, items: Sequence[Any], columns: Columns, folded: bool = False
 ) -> list[ReportTable]:
     """A table with a row for each item; none without items."""
     rows = [[column(item) for column in columns.values()] for item in items]

@@ -59,10 +59,9 @@ class Cell(NamedTuple):
 
 @dataclasses.dataclass
 class Measured:
-    """One system's runs of a cell.
+    """One system's runs of a cell, by repeat.
 
     Attributes:
-      runs: by repeat.
       baseline: the fastest plain decoding of the cell, if measured.
       plain: this library's plain decoding, the reference of the loop's efficiency.
       costs: of calls of the cell's batch size, if measured.
@@ -77,14 +76,17 @@ class Measured:
     costs: Costs | None = None
     category: str | None = None
 
-    def requests_of(self, run: BenchRun) -> list[BenchRequest]:
-        """A run's requests of the category."""
-        return [each for each in run.requests if self.category in (None, each.category)]
-
     @cached_property
+    def _by_repeat(self) -> dict[int, list[BenchRequest]]:
+        return {
+            repeat: [each for each in run.requests if self.category in (None, each.category)]
+            for repeat, run in self.runs.items()
+        }
+
+    @property
     def requests(self) -> list[BenchRequest]:
         """The requests of all repeats."""
-        return [each for run in self.runs.values() for each in self.requests_of(run)]
+        return [each for requests in self._by_repeat.values() for each in requests]
 
     def rates(self) -> dict[int, float]:
         """Tokens a second of each repeat: the mean over requests, as in Spec-Bench.
@@ -98,8 +100,8 @@ class Measured:
                 if run.seconds
             }
         return {
-            repeat: statistics.fmean(each.tokens_per_second for each in self.requests_of(run))
-            for repeat, run in self.runs.items()
+            repeat: statistics.fmean(each.tokens_per_second for each in requests)
+            for repeat, requests in self._by_repeat.items()
         }
 
     @property
@@ -118,7 +120,9 @@ class Measured:
         return Spread.of(self._ratios("decode_seconds", "rounds").values())
 
     def _ratios(self, above: str, below: str) -> dict[int, float]:
-        return {i: _ratio(self.requests_of(run), above, below) for i, run in self.runs.items()}
+        return {
+            repeat: _ratio(requests, above, below) for repeat, requests in self._by_repeat.items()
+        }
 
     @property
     def speedup(self) -> Spread | None:

@@ -29,16 +29,9 @@ class EncodedPrompt(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BenchTask:
-    """Prompts that a system decodes in one call.
+    """Prompts that a system decodes in one call, `batch_size` of them together.
 
-    Attributes:
-      prompts: what is decoded.
-      seeds: one per prompt.
-      setting: how to sample.
-      max_tokens: per prompt.
-      ignore_eos: whether every answer has `max_tokens` tokens.
-      batch_size: rows decoded together.
-      name: unique for each run.
+    With `ignore_eos` every answer has `max_tokens` tokens. The name is unique for each run.
     """
 
     prompts: Sequence[EncodedPrompt]
