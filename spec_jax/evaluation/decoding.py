@@ -1,6 +1,7 @@
 """Decodes requests with an engine: all at once, or inserted into a running batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from spec_jax.engine.batch import Batch
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, RequestInput
 
+T = TypeVar("T")
 BATCH = 3
 """Rows of the larger batches."""
 
@@ -75,6 +77,14 @@ def in_groups(items: list) -> list[list]:
     return [filled[i : i + BATCH] for i in range(0, len(filled), BATCH)]
 
 
+def in_batches(
+    requests: Sequence[Request], play: Callable[[list[Request]], Iterable[T]]
+) -> list[T]:
+    """What `play` gives for each request; it gets groups of `BATCH`."""
+    groups = in_groups(list(requests))
+    return [result for group in groups for result in play(group)][: len(requests)]
+
+
 def drive(
     engine: Engine,
     requests: Sequence[Request],
@@ -100,9 +110,8 @@ def drive(
     slots = batch.slots(rows)
     while waiting or running:
         free = [slot for slot in slots if slot not in running]
-        least = 0 if running else 1
-        entering = {}
-        for _ in range(choose(least, min(len(free), len(waiting))) if free and waiting else 0):
+        most, entering = min(len(free), len(waiting)), {}
+        for _ in range(choose(0 if running else 1, most) if most else 0):
             slot = free.pop(choose(0, len(free) - 1))
             entering[slot] = waiting.pop(choose(0, len(waiting) - 1))
         if entering:
@@ -110,10 +119,8 @@ def drive(
             running.update(entering)
         batch.advance(choose(1, 5), choose(1, len(running)))
         view = batch.view
-        for slot, each in list(running.items()):
-            if view.finish[slot]:
-                begin = len(each.prompt_token_ids)
-                text = view.tokens[slot, begin : view.lengths[slot]].tolist()
-                results[id(each)] = text, int(view.finish[slot])
-                del running[slot]
+        for slot in [slot for slot in running if view.finish[slot]]:
+            each = running.pop(slot)
+            text = view.tokens[slot, len(each.prompt_token_ids) : view.lengths[slot]].tolist()
+            results[id(each)] = text, int(view.finish[slot])
     return [results[id(each)] for each in requests]

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from spec_jax.evaluation.decoding import (
     decode,
     drafts,
     generated,
+    in_batches,
     in_groups,
     make_request,
     start_of,
@@ -43,11 +44,9 @@ TOLERANCE = {"float32": 2.0**-13, "bfloat16": 2.0**-6}
 
 
 class Stop(NamedTuple):
-    """A token of a text, used as its stop token.
+    """A token of a request's text, used as its stop token.
 
     Attributes:
-      request: without the stop.
-      text: its tokens.
       position: where the token first occurs.
       inside: whether the accepted block continues after it.
     """
@@ -64,14 +63,7 @@ class Stop(NamedTuple):
 
 @dataclasses.dataclass
 class GreedyChecks:
-    """The greedy checks of one engine.
-
-    Attributes:
-      engine: the method.
-      prompts: what the texts start from.
-      max_tokens: tokens decoded from each.
-      on_progress: called with a line of text.
-    """
+    """The greedy checks of one engine, which decodes `max_tokens` tokens from each prompt."""
 
     engine: Engine
     prompts: Sequence[RequestInput]
@@ -127,12 +119,8 @@ class GreedyChecks:
         ]
 
     def _plainly(self, requests: list[Request]) -> list[list[int]]:
-        """The tokens of plain decoding, in batches of `BATCH`."""
-        texts: dict[int, list[int]] = {}
-        for group in in_groups(list(range(len(requests)))):
-            decoded = decode(self.plain, [requests[i] for i in group])[0]
-            texts |= dict(zip(group, decoded, strict=True))
-        return [texts[i] for i in range(len(requests))]
+        """The tokens of plain decoding."""
+        return in_batches(requests, lambda group: decode(self.plain, group)[0])
 
     def _same(self, check: Check, requests: list[Request]) -> list[list[int]]:
         """Compares in batches of one and of `BATCH`; returns the tokens of plain decoding."""
@@ -160,14 +148,12 @@ class GreedyChecks:
         for position, token in enumerate(text):
             scores = _scores(logits[position], request, text[:position])
             missing = float(scores.max() - scores[token])
-            follows = missing <= _tolerance(self.engine.target, logits[position])
-            check.compare(
-                follows,
+            if not check.compare(
+                missing <= _tolerance(self.engine.target, logits[position]),
                 "plain decoding itself departs from the target's scores: the processors, the cache "
                 f"or the prompt's reading are wrong (token {token} at position {position} is "
                 f"{missing:.3g} below the likeliest).",
-            )
-            if not follows:
+            ):
                 return
 
     def _compare(
@@ -228,13 +214,7 @@ class GreedyChecks:
         """Checks that stop tokens, chosen from the text, end it right after they first occur."""
         check = Check("greedy: stop tokens")
         requests = [make_request(prompt, params) for prompt in self.prompts]
-        chosen = [
-            Stop(request, text, *each)
-            for request, text, (_, blocks) in zip(
-                requests, expected, self._blocks(requests), strict=True
-            )
-            for each in _stop_positions(text, blocks)
-        ]
+        chosen = self._stops_of(requests, expected)
         if self.drafts and not any(each.inside for each in chosen):
             chosen += self._sampled_stops()
         groups = [*in_groups(chosen), *([each] for each in chosen[:1])] if chosen else []
@@ -243,7 +223,7 @@ class GreedyChecks:
             texts, batch = decode(self.engine, requests)
             for row, (each, request, ours) in enumerate(zip(group, requests, texts, strict=True)):
                 right = each.text[: each.position + 1]
-                if ours[: each.position + 1] != right and not request.sampling.temperature:
+                if ours[: len(right)] != right and not request.sampling.temperature:
                     self._compare(check, request, right, ours, "with a stop token")
                     continue
                 check.compare(
@@ -266,36 +246,39 @@ class GreedyChecks:
             make_request(self.prompts[i % len(self.prompts)], params, key=(0, i))
             for i in range(SAMPLED_TEXTS)
         ]
-        stops = [
-            Stop(request, text, *each)
-            for request, (text, blocks) in zip(requests, self._blocks(requests), strict=True)
-            for each in _stop_positions(text, blocks)
-        ]
+        stops = self._stops_of(requests)
         return [each for each in stops if each.inside][:MAX_STOPS]
 
-    def _blocks(self, requests: list[Request]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """The method's texts, and where the rounds of each begin and end."""
-        played: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
-        for group in in_groups(list(range(len(requests)))):
-            rows = [requests[i] for i in group]
-            batch = self.engine.start(rows)
-            blocks: list[list[tuple[int, int]]] = [[] for _ in group]
-            ends, texts = [0] * len(group), generated(batch, rows)
-            while batch.running:
-                batch.advance(1)
-                texts = generated(batch, rows)
-                for row, text in enumerate(texts):
-                    if len(text) > ends[row]:
-                        blocks[row].append((ends[row], len(text)))
-                        ends[row] = len(text)
-            played |= dict(zip(group, zip(texts, blocks, strict=True), strict=True))
-        return [played[i] for i in range(len(requests))]
+    def _stops_of(
+        self, requests: list[Request], texts: Sequence[list[int]] | None = None
+    ) -> list[Stop]:
+        """Stops in the accepted blocks of each request; in these texts, or in the method's."""
+        played = in_batches(requests, self._played)
+        return [
+            Stop(request, text, *position)
+            for request, (_, ends), text in zip(
+                requests, played, texts or [text for text, _ in played], strict=True
+            )
+            for position in _stop_positions(text, ends)
+        ]
+
+    def _played(self, requests: list[Request]) -> Iterator[tuple[list[int], list[int]]]:
+        """The method's texts, and where the rounds of each end."""
+        batch = self.engine.start(requests)
+        ends, texts = [[0] for _ in requests], generated(batch, requests)
+        while batch.running:
+            batch.advance(1)
+            texts = generated(batch, requests)
+            for row, text in zip(ends, texts, strict=True):
+                if len(text) > row[-1]:
+                    row.append(len(text))
+        return zip(texts, ends, strict=True)
 
 
-def _stop_positions(text: list[int], blocks: list[tuple[int, int]]) -> list[tuple[int, bool]]:
+def _stop_positions(text: list[int], ends: list[int]) -> list[tuple[int, bool]]:
     """Positions of first occurrences in a text, each at another distance from its block's start."""
     chosen: dict[int, tuple[int, bool]] = {}
-    for start, end in blocks:
+    for start, end in itertools.pairwise(ends):
         for position in range(start, min(end, len(text))):
             # The last token of a block ends it anyway.
             if text.index(text[position]) == position:

@@ -51,36 +51,28 @@ class Check:
         if not self.reason:
             self.reason, self.excused = reason, excused
 
-    def compare(self, same: bool, failure: str) -> None:
-        """Counts an exact comparison; `failure` explains what a failure means."""
+    def compare(self, same: bool, failure: str) -> bool:
+        """Counts an exact comparison and returns it; `failure` explains what a failure means."""
         self.comparisons += 1
         if not same and failure not in self.failures:
             self.failures.append(failure)
+        return same
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
+        names = ("name", "status", "sample", "comparisons", "failures", "notes", "excused")
         return {
-            "name": self.name,
-            "status": self.status,
-            "sample": self.sample,
-            "comparisons": self.comparisons,
+            **{name: getattr(self, name) for name in names},
             "tests": [dataclasses.asdict(test) for test in self.tests],
             "corrected_p_value": self.p_value,
             "detectable_effect": self.detectable,
-            "failures": self.failures,
-            "notes": self.notes,
             "not_tested_because": self.reason or None,
-            "excused": self.excused,
         }
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """An audit's verdict.
-
-    Attributes:
-      checks: in the order in which they ran.
-    """
+    """An audit's verdict, with the checks in the order in which they ran."""
 
     checks: list[Check]
 
@@ -113,12 +105,10 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
+        names = ("verdict", "passed", "untested", "tests")
         return {
-            "verdict": self.verdict,
-            "passed": self.passed,
-            "untested": self.untested,
+            **{name: getattr(self, name) for name in names},
             "level": LEVEL,
-            "tests": self.tests,
             "checks": [check.as_dict() for check in self.checks],
         }
 
@@ -126,9 +116,7 @@ class Report:
 def judge(checks: list[Check], meanings: dict[str, str]) -> Report:
     """Corrects all p-values for each other and turns the small ones into failures.
 
-    Args:
-      checks: what was measured.
-      meanings: check name -> what a rejection there suggests.
+    `meanings` says for each check what a rejection there suggests.
     """
     tests = [(check, test) for check in checks for test in check.tests]
     corrected = holm([test.p_value for _, test in tests])
