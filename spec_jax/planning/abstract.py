@@ -13,10 +13,7 @@ from jax.typing import DTypeLike
 
 from spec_jax.checkpoints.packing import is_quantized
 from spec_jax.config import SamplingParams
-from spec_jax.decoding import prefill
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.decoding.score import headroom
-from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.batch_shape import BatchShape, prompt_block
 from spec_jax.engine.engine import Engine
@@ -26,7 +23,6 @@ from spec_jax.models.cache import KVCache, StateSize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.mixers import new_cache
 from spec_jax.models.model import Model
-from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sharding import HOST_MEMORY, Layout, Placement
 
 GREEDY = SamplingParams()
@@ -80,7 +76,7 @@ def abstract_cache(
     cache = jax.eval_shape(
         lambda: new_cache(model.config, StateSize(batch, capacity, dtype, headroom))
     )
-    return jax.tree.map(lambda leaf: _placed(model, leaf), cache)
+    return placed(model, cache)
 
 
 def plan_shape(
@@ -103,48 +99,20 @@ def plan_shape(
     return dataclasses.replace(shape, block=block)
 
 
-def abstract_prompts(target: Model, shapes: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
-    """The abstract arguments of `prefill.start` in an engine's prefill."""
-    return {
-        "tokens": _rows(target, shapes.batch, shapes.capacity),
-        "lengths": _rows(target, shapes.batch),
-        "max_lengths": _rows(target, shapes.batch),
-        "keys": _rows(target, shapes.batch, 2, dtype=jnp.uint32),
-    }
-
-
-def abstract_state(target: Model, drafter: DraftModel, shapes: BatchShape) -> DecodeState:
-    """The abstract arguments and result of an engine's decoding program."""
-    policy = Constant(drafter.lookahead)
-    state = jax.eval_shape(
-        lambda target, drafter, arrays: prefill.start(
-            target,
-            drafter,
-            policy,
-            block=shapes.block,
-            headroom=headroom(shapes.block, "block", drafter.lookahead, drafter.num_drafts),
-            **arrays,
-        ),
-        target,
-        drafter,
-        abstract_prompts(target, shapes),
-    )
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _placed(drafter.model if path[0].name == "drafter" else target, leaf),
-        state,
-    )
-
-
-def abstract_sampling(target: Model, batch: int, sampling: SamplingParams) -> BatchSampling:
-    """The parameters of a batch whose rows all sample alike."""
-    vocab, rows = target.config.vocab_size, [sampling] * batch
-    arrays = jax.eval_shape(lambda: BatchSampling.stack(rows, vocab, placement=target.placement))
-    return jax.tree.map(lambda leaf: _placed(target, leaf), arrays)
-
-
 def abstract_tokens(model: Model, batch: int, tokens: int) -> jax.ShapeDtypeStruct:
     """The tokens of one call."""
-    return _rows(model, batch, tokens)
+    return placed(model, jax.ShapeDtypeStruct((batch, tokens), jnp.int32))
+
+
+def placed(model: Model, tree: Any) -> Any:
+    """A batch's arrays with shardings: KV caches, the only arrays with four axes, or rows."""
+
+    def place(leaf: Any) -> jax.ShapeDtypeStruct:
+        entries = ("batch", "kv_heads", "length", None)
+        axes = entries if leaf.ndim == 4 else ("batch", *(None,) * (leaf.ndim - 1))
+        return leaf.update(sharding=model.placement.sharding(*axes))
+
+    return jax.tree.map(place, tree)
 
 
 def bytes_per_chip(tree: Any) -> int:
@@ -161,14 +129,3 @@ def host_bytes_per_chip(tree: Any) -> int:
 def _per_chip(leaf: Any) -> int:
     """The elements of an array on one device."""
     return math.prod(leaf.sharding.shard_shape(leaf.shape))
-
-
-def _rows(model: Model, *shape: int, dtype: DTypeLike = jnp.int32) -> jax.ShapeDtypeStruct:
-    return _placed(model, jax.ShapeDtypeStruct(shape, dtype))
-
-
-def _placed(model: Model, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """A batch's array with its sharding: KV caches (the only arrays with four axes), or rows."""
-    entries = ("batch", "kv_heads", "length", None)
-    axes = entries if leaf.ndim == 4 else ("batch", *(None,) * (leaf.ndim - 1))
-    return leaf.update(sharding=model.placement.sharding(*axes))

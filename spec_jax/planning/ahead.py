@@ -30,11 +30,10 @@ from spec_jax.engine.compile_cache import find_anywhere
 from spec_jax.engine.custom import DrafterSetting
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import make_draft_length_policy, make_drafting
-from spec_jax.engine.programs import Compiler
 from spec_jax.engine.requests import Request
 from spec_jax.errors import ConfigError
 from spec_jax.planning.abstract import abstract_model
-from spec_jax.planning.compiled import devices_for
+from spec_jax.planning.compiled import ShapeCompiler, devices_for
 from spec_jax.planning.pair import check_context
 from spec_jax.sharding import Layout
 
@@ -62,34 +61,21 @@ class Workload:
 
 
 class Compilation(NamedTuple):
-    """What was compiled: how many programs, in how many seconds."""
+    """The number of compiled programs, and the seconds that it took."""
 
     programs: int
     seconds: float
 
 
-class _AheadCompiler(Compiler):
-    """Compiles as an engine's compiler does; arrays are shapes, and programs only say theirs."""
-
-    def put(self, tree: Any) -> Any:
-        placement = self._target.placement
-
-        def shape(leaf: Any) -> jax.ShapeDtypeStruct:
-            axes = ("batch", *(None,) * (np.ndim(leaf) - 1))
-            return jax.eval_shape(lambda: leaf).update(sharding=placement.sharding(*axes))
-
-        return jax.tree.map(shape, tree)
+class _AheadCompiler(ShapeCompiler):
+    """Compiles as an engine's compiler does; programs only say their results."""
 
     def program(self, key: tuple[str, Hashable], *args: Any, **options: Any) -> Any:
-        compiled = super().program(key, *args, **options)
-
-        def results(*_: Any) -> Any:
-            return jax.tree.map(
-                lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding),
-                compiled.out_info,
-            )
-
-        return results
+        results = jax.tree.map(
+            lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding),
+            super().program(key, *args, **options).out_info,
+        )
+        return lambda *_: results
 
 
 def compile_ahead(

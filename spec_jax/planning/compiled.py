@@ -1,32 +1,32 @@
 """Compiles the programs of a plan ahead of time, for devices that need not exist here."""
 
+import dataclasses
 import importlib.util
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding import loop, prefill
+from spec_jax.decoding import loop
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.decoding.score import headroom as headroom_of_rounds
+from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.batch_shape import BatchShape
-from spec_jax.engine.programs import bytes_beside_arguments
+from spec_jax.engine.programs import DECODE, PREFILL, Compiler, bytes_beside_arguments
+from spec_jax.engine.requests import PADDING
+from spec_jax.engine.rounds import Rounds
+from spec_jax.engine.rows import RowPrograms
 from spec_jax.errors import ConfigError, is_out_of_memory
 from spec_jax.models.model import Model
-from spec_jax.planning.abstract import (
-    abstract_cache,
-    abstract_prompts,
-    abstract_sampling,
-    abstract_state,
-    abstract_tokens,
-)
+from spec_jax.planning.abstract import abstract_cache, abstract_tokens, placed
 from spec_jax.planning.hlo import Collective, by_kind, collectives
+from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import Layout
 
 _LIBTPU = {
@@ -153,38 +153,75 @@ def compile_call(
     return _compile(model.jit(call, donate_argnums=2), model, words, cache)
 
 
+class ShapeCompiler(Compiler):
+    """An engine's compiler for a run without data: arrays are their shapes and shardings."""
+
+    def put(self, tree: Any) -> Any:
+        """The shapes of arrays of one entry a row."""
+
+        def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+            axes = ("batch", *(None,) * (np.ndim(leaf) - 1))
+            return jax.eval_shape(lambda: leaf).update(sharding=self.placement.sharding(*axes))
+
+        return jax.tree.map(shape, tree)
+
+
+class _PlanCompiler(ShapeCompiler):
+    """Compiles the programs of a name, and says of other ones the results alone."""
+
+    compiled: CompiledProgram
+
+    def __init__(self, target: Model, drafter: DraftModel, name: str):
+        super().__init__(target)
+        self._drafter, self._name = drafter, name
+
+    def program(
+        self, key: tuple[str, Any], function: Callable, args: tuple, **options: Any
+    ) -> Callable[..., DecodeState]:
+        if key[0] == self._name:
+            # Prefill does not read the heads, but they take memory too.
+            jitted = self._target.jit(
+                function,
+                keep_unused=key[0] == PREFILL,
+                donate_argnums=options.get("donate", ()),
+                out_shardings=options.get("out_shardings"),
+            )
+            self.compiled = _compile(jitted, *args)
+        state = jax.eval_shape(function, *args)
+        drafter = placed(self._drafter.model, state.drafter)
+        state = dataclasses.replace(placed(self._target, state), drafter=drafter)
+        return lambda *_: state
+
+
+def _programs(target: Model, drafter: DraftModel, name: str = "") -> RowPrograms:
+    strategy = loop.Strategy(Constant(drafter.lookahead))
+    compiler = _PlanCompiler(target, drafter, name)
+    return RowPrograms(compiler, target, drafter, strategy, lambda *_: None)
+
+
+def abstract_state(target: Model, drafter: DraftModel, shapes: BatchShape) -> DecodeState:
+    """The shapes of the state that an engine's programs take and return."""
+    return _programs(target, drafter).start([], shapes).state
+
+
 def compile_round(
     target: Model, drafter: DraftModel, shapes: BatchShape, sampling: SamplingParams = SAMPLED
 ) -> CompiledProgram:
     """The decoding loop as an engine compiles it, with the whole state donated."""
-    state = abstract_state(target, drafter, shapes)
-    parameters = abstract_sampling(target, shapes.batch, sampling)
-    strategy = loop.Strategy(Constant(drafter.lookahead))
-
-    def decode(target, drafter, state, sampling, rounds):
-        return loop.decode(target, drafter, strategy, state, sampling, rounds)
-
-    jitted = target.jit(
-        decode,
-        donate_argnums=2,
-        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
-    )
-    rounds = jax.ShapeDtypeStruct((), jax.numpy.int32)
-    return _compile(jitted, target, drafter, state, parameters, rounds)
+    programs = _programs(target, drafter, DECODE)
+    features = SamplingFeatures.of([sampling])
+    shapes = dataclasses.replace(shapes, stops=0, bad_words=(0, 0), features=features)
+    rows = programs.start([dataclasses.replace(PADDING, sampling=sampling)] * shapes.batch, shapes)
+    models, strategy = (programs.compiler, target, drafter), programs.strategy
+    Rounds(*models, strategy, shapes, rows.sampling).decode(rows.state, 1)
+    return programs.compiler.compiled
 
 
 def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> CompiledProgram:
     """Prefill of both models as an engine compiles it; it creates the caches."""
-    policy = Constant(drafter.lookahead)
-
-    def start(target: Model, drafter: DraftModel, prompts: dict[str, Any]):
-        room = headroom_of_rounds(shapes.block, "block", drafter.lookahead, drafter.num_drafts)
-        state = prefill.start(target, drafter, policy, block=shapes.block, headroom=room, **prompts)
-        return prefill.prefill(target, drafter, state, shapes.block)
-
-    # Prefill does not read the heads, but they take memory too.
-    jitted = target.jit(start, keep_unused=True)
-    return _compile(jitted, target, drafter, abstract_prompts(target, shapes))
+    programs = _programs(target, drafter, PREFILL)
+    programs.prefill([], shapes)
+    return programs.compiler.compiled
 
 
 def _compile(jitted: Any, *args: Any) -> CompiledProgram:

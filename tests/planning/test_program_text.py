@@ -9,8 +9,13 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.models.config import Experts
 from spec_jax.models.model import Model
-from spec_jax.planning.abstract import abstract_state
-from spec_jax.planning.compiled import compile_call, compile_prefill, compile_round, devices_for
+from spec_jax.planning.compiled import (
+    abstract_state,
+    compile_call,
+    compile_prefill,
+    compile_round,
+    devices_for,
+)
 from spec_jax.planning.cost import Call, Weights, count_by_kind
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Layout

@@ -18,11 +18,16 @@ from spec_jax.planning import make_plan
 from spec_jax.planning.abstract import (
     abstract_cache,
     abstract_model,
-    abstract_state,
     abstract_tokens,
     bytes_per_chip,
 )
-from spec_jax.planning.compiled import compile_call, compile_prefill, compile_round, devices_for
+from spec_jax.planning.compiled import (
+    abstract_state,
+    compile_call,
+    compile_prefill,
+    compile_round,
+    devices_for,
+)
 from spec_jax.planning.hlo import by_kind
 from spec_jax.planning.pair import Pair
 from spec_jax.sampling.parameters import SamplingFeatures
