@@ -49,12 +49,7 @@ class CheckOutcome(NamedTuple):
 def check_all(
     pairs: Iterable[tuple[Problem, str]], on_progress: Callable[[str], None]
 ) -> list[CheckOutcome]:
-    """Outcomes of completions, in order; several run at a time.
-
-    Args:
-      pairs: problems and completions.
-      on_progress: called with a line of text.
-    """
+    """Outcomes of problems and completions, in order; several run at a time."""
     several = list(pairs)
     outcomes: list[CheckOutcome] = []
     with ThreadPoolExecutor(min(_MAX_PROCESSES, os.cpu_count() or 1)) as pool:

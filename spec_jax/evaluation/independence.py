@@ -41,16 +41,7 @@ def why_not_reproducible(engine: Engine) -> str | None:
 
 @dataclasses.dataclass
 class IndependenceChecks:
-    """Checks that a row does not depend on the other rows.
-
-    Attributes:
-      engine: the method.
-      prompts: what the rows start from.
-      settings: name -> how to sample.
-      max_tokens: tokens of a row.
-      seed: of the rows.
-      on_progress: called with a line of text.
-    """
+    """Checks that a row of `max_tokens` tokens does not depend on the other rows."""
 
     engine: Engine
     prompts: Sequence[RequestInput]
@@ -82,9 +73,8 @@ class IndependenceChecks:
                     "belong to a place in the batch.",
                 )
             late = _longer(late, text)
-            for slot, batch in enumerate(
-                ([row, early, late], [late, row, early], [early, late, row])
-            ):
+            batches = ([row, early, late], [late, row, early], [early, late, row])
+            for slot, batch in enumerate(batches):
                 beside.compare(
                     decode(self.engine, batch)[0][slot] == text,
                     "a row's tokens change with its neighbours: its random numbers, KV slots or "
@@ -116,19 +106,16 @@ class IndependenceChecks:
 
         The rows of the last setting are also inserted: each setting compiles other programs.
         """
-        shortest, longest = min(self.prompts, key=len), max(self.prompts, key=len)
         brief = SamplingParams(max_tokens=max(1, self.max_tokens // SHORT))
         hot = dataclasses.replace(HOT, max_tokens=self.max_tokens)
+        early = make_request(min(self.prompts, key=len), brief, key=(self.seed, 1))
+        late = make_request(max(self.prompts, key=len), hot, key=(self.seed, 2))
         for number, setting in enumerate(self.settings.values()):
             for each in range(SEEDS):
                 params = dataclasses.replace(setting, max_tokens=self.max_tokens)
                 prompt = self.prompts[each % len(self.prompts)]
-                yield (
-                    make_request(prompt, params, key=(self.seed, 1000 * number + each)),
-                    make_request(shortest, brief, key=(self.seed, 1)),
-                    make_request(longest, hot, key=(self.seed, 2)),
-                    number == len(self.settings) - 1,
-                )
+                row = make_request(prompt, params, key=(self.seed, 1000 * number + each))
+                yield row, early, late, number == len(self.settings) - 1
 
 
 def _longer(request: Request, token_ids: Sequence[int]) -> Request:

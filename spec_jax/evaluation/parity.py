@@ -23,13 +23,9 @@ NO_DIFFERENCE, DIFFERENT, NOT_TESTED = "no difference", "DIFFERENT", "NOT TESTED
 
 
 class Scale(NamedTuple):
-    """What a score means.
+    """What a score means; `bounded` ones are between 0 and 1.
 
-    Attributes:
-      name: of the score.
-      worthless: the score of an answer that shows nothing, or None if there is none.
-      higher_is_better: false for an error rate.
-      bounded: whether scores are between 0 and 1.
+    `worthless` is the score of an answer that shows nothing, or None if there is none.
     """
 
     name: str
@@ -83,8 +79,6 @@ class Parity:
 
     Attributes:
       items: how many there are.
-      plain: the score of plain decoding.
-      speculative: the score of the method.
       difference: speculative less plain, item by item.
       verdict: `no difference` if the interval of the difference holds 0, else `DIFFERENT`;
         `NOT TESTED` if there was nothing to see.
@@ -105,12 +99,11 @@ class Parity:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
+        estimates = ("plain", "speculative", "difference")
         return {
             "score": self.scale.name,
             "items": self.items,
-            "plain": self.plain._asdict(),
-            "speculative": self.speculative._asdict(),
-            "difference": self.difference._asdict(),
+            **{name: getattr(self, name)._asdict() for name in estimates},
             "level": LEVEL,
             "verdict": self.verdict,
             "detectable": self.detectable,

@@ -16,12 +16,9 @@ from spec_jax.llm import LLM
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way of decoding.
+    """One way of decoding: answers to each item, in order, and the score of each answer.
 
-    Attributes:
-      answers: of each item, in order.
-      scores: of each answer.
-      seconds: wall time of decoding, prompts included, without compilation.
+    `seconds` is the wall time of decoding, prompts included, without compilation.
     """
 
     answers: list[list[Answer]]
@@ -101,18 +98,16 @@ def evaluate(
     """
     sampled, decoded = sampling.temperature > 0, []
     for number, (name, llm) in enumerate((("plain", plain), ("speculative", speculative))):
+        sequence = np.random.SeedSequence((seed, number))
         params = [
             dataclasses.replace(sampling, seed=int(item_seed) if sampled else None)
-            for item_seed in np.random.SeedSequence((seed, number)).generate_state(
-                len(task.items), np.uint64
-            )
+            for item_seed in sequence.generate_state(len(task.items), np.uint64)
         ]
-        begin, compiled = time.perf_counter(), llm.engine.compile_seconds
+        begin = time.perf_counter() - llm.engine.compile_seconds
         answers = task.decode(
             llm, params, lambda message, name=name: on_progress(f"{name}: {message}")
         )
-        compiled = llm.engine.compile_seconds - compiled
-        decoded.append((answers, time.perf_counter() - begin - compiled))
+        decoded.append((answers, time.perf_counter() - llm.engine.compile_seconds - begin))
         if on_answers is not None:
             on_answers(name, answers)
     scores = _score(task, [answers for answers, _ in decoded], plain, on_progress)
@@ -127,7 +122,11 @@ def evaluate(
         np.array([item.weight for item in task.items]),
         reason="" if speculatively.total("drafted") else "nothing was drafted",
     )
-    differing = None if sampled else _differing(plainly, speculatively)
+    ids = (
+        [each.token_ids for samples in arm.answers for each in samples]
+        for arm in (plainly, speculatively)
+    )
+    differing = None if sampled else sum(map(operator.ne, *ids))
     return Quality(parity, plainly, speculatively, differing)
 
 
@@ -146,12 +145,3 @@ def _score(
     values = task.score(list(unique.values()), target, on_progress)
     scores = dict(zip(unique, values, strict=True))
     return [[[scores[key(each)] for each in samples] for samples in arm] for arm in arms]
-
-
-def _differing(plain: Arm, speculative: Arm) -> int:
-    """How many answers have other tokens."""
-    plain_ids, speculative_ids = (
-        [each.token_ids for samples in arm.answers for each in samples]
-        for arm in (plain, speculative)
-    )
-    return sum(map(operator.ne, plain_ids, speculative_ids))

@@ -37,11 +37,7 @@ def drafted(draft: Draft, size: int) -> Drafted:
 class Round:
     """The result of one round for each row; all zeros for a row that had finished.
 
-    Attributes:
-      start: how long the row was.
-      emitted: tokens it gained.
-      accepted: how many drafted tokens were accepted.
-      draft: what was proposed.
+    `start` is the length of the row before, and `emitted` the number of tokens that it gained.
     """
 
     start: Int[np.ndarray, " batch"]
@@ -53,12 +49,7 @@ class Round:
 def play(
     engine: Engine, requests: Sequence[Request]
 ) -> tuple[Int[np.ndarray, "batch length"], list[Round]]:
-    """Decodes requests round by round; returns all tokens, and the rounds.
-
-    Args:
-      engine: the method.
-      requests: none of them with a stop token.
-    """
+    """Decodes requests without stop tokens round by round; returns all tokens, and the rounds."""
     drafts: list[Drafted] = []
     size, rounds = len(requests), []
     batch = engine.start(requests, on_draft=lambda draft: drafts.append(drafted(draft, size)))

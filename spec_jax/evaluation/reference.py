@@ -5,6 +5,7 @@ The reference is written for clarity: numpy, float64, sorts, one token at a time
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,9 +85,7 @@ def one_hot(tokens: Int[np.ndarray, "*lead"], vocab: int) -> Float[np.ndarray, "
 class ReferenceDecoder:
     """Decodes a model one token at a time from scratch: slow, simple, and the ground truth.
 
-    Args:
-      model: the model.
-      source: token ids that its encoder reads, if it has one.
+    `source` are the token ids that its encoder reads, if it has one.
     """
 
     def __init__(self, model: Model, source: Sequence[int] | None = None):
@@ -112,46 +111,29 @@ class ReferenceDecoder:
         return np.asarray(self._all_logits(self.model, jnp.asarray(tokens)))[len(context) - 1]
 
     def distribution(
-        self,
-        context: Sequence[int],
-        prompt_length: int,
-        params: SamplingParams,
-        *,
-        stop_token_ids: Sequence[int] = (),
-        bad_words: Sequence[Sequence[int]] = (),
-        allowed: Collection[int] | None = None,
+        self, context: Sequence[int], prompt_length: int, params: SamplingParams, **options: Any
     ) -> Float[np.ndarray, " vocab"]:
-        """The exact distribution of the token after a context."""
+        """The exact distribution of the token after a context; see `reference_probabilities`."""
         return reference_probabilities(
-            self.logits(context),
-            context,
-            prompt_length,
-            params,
-            stop_token_ids=stop_token_ids,
-            bad_words=bad_words,
-            allowed=allowed,
+            self.logits(context), context, prompt_length, params, **options
         )
 
     def joint(
-        self,
-        prompt: Sequence[int],
-        length: int,
-        params: SamplingParams,
-        *,
-        bad_words: Sequence[Sequence[int]] = (),
+        self, prompt: Sequence[int], length: int, params: SamplingParams, **options: Any
     ) -> Float[np.ndarray, "..."]:
         """The exact joint distribution of the first `length` tokens, one axis per token."""
 
         def extend(context: list[int], left: int) -> np.ndarray:
-            first = self.distribution(context, len(prompt), params, bad_words=bad_words)
+            first = self.distribution(context, len(prompt), params, **options)
             if left == 1:
                 return first
             zeros = np.zeros((len(first),) * (left - 1))
-            rest = [
-                probability * extend([*context, token], left - 1) if probability else zeros
-                for token, probability in enumerate(first)
-            ]
-            return np.stack(rest)
+            return np.stack(
+                [
+                    probability * extend([*context, token], left - 1) if probability else zeros
+                    for token, probability in enumerate(first)
+                ]
+            )
 
         return extend(list(prompt), length)
 
@@ -161,20 +143,13 @@ class ReferenceDecoder:
         params: SamplingParams,
         *,
         stop_token_ids: Sequence[int] = (),
-        bad_words: Sequence[Sequence[int]] = (),
         max_length: int | None = None,
+        **options: Any,
     ) -> tuple[list[int], str]:
         """Greedy tokens and finish reason, stopping exactly where the definition says."""
-        context = list(prompt)
+        context, options = list(prompt), options | {"stop_token_ids": stop_token_ids}
         while True:
-            probs = self.distribution(
-                context,
-                len(prompt),
-                params,
-                stop_token_ids=stop_token_ids,
-                bad_words=bad_words,
-            )
-            token = int(np.argmax(probs))
+            token = int(self.distribution(context, len(prompt), params, **options).argmax())
             context.append(token)
             generated = len(context) - len(prompt)
             if token in stop_token_ids:

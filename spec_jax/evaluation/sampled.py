@@ -8,9 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine.requests import Request, RequestInput
+from spec_jax.engine.requests import RequestInput
 from spec_jax.evaluation import statistics
-from spec_jax.evaluation.decoding import make_request
 from spec_jax.evaluation.recorder import Round
 from spec_jax.evaluation.reference import one_hot, reference_probabilities
 from spec_jax.evaluation.scoring import Scorer
@@ -46,18 +45,13 @@ class SampledChecks:
     """
 
     def __init__(self, scorer: Scorer, verification: str, drafts: bool, seed: int):
-        self._scorer, self._drafts = scorer, drafts
+        self._scorer, self._verification, self._drafts = scorer, verification, drafts
         self._exact = scorer.model.dtype == jnp.float32
-        self._verification = verification
         self._random = np.random.default_rng(seed)
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._first: dict[tuple[str, int], np.ndarray] = {}
         self._drafted: dict[tuple, tuple] = {}
-        self.emitted, self.following, self.drafted = (
-            Check(EMITTED),
-            Check(FOLLOWING),
-            Check(DRAFTED),
-        )
+        self.emitted, self.following, self.drafted = map(Check, (EMITTED, FOLLOWING, DRAFTED))
         self.rows = self._several = 0
 
     def add(
@@ -69,15 +63,9 @@ class SampledChecks:
         tokens: Int[np.ndarray, "batch length"],
         rounds: Sequence[Round],
     ) -> None:
-        """Adds a decoded batch.
+        """Adds a decoded batch: each row's prompt and output, and its rounds.
 
-        Args:
-          setting: the name of the sampling parameters.
-          params: the sampling parameters.
-          prompts: what the rows start from.
-          which: each row's prompt.
-          tokens: each row's prompt and output.
-          rounds: what happened in each round.
+        `setting` names the sampling parameters, and `which` is each row's prompt.
         """
         width = params.token_limit
         begin = np.array([len(prompts[i]) for i in which])
@@ -95,16 +83,10 @@ class SampledChecks:
                     for each in rounds:
                         self._add_round(setting, each, chunk, begin[chunk], texts[chunk], p)
         for t in range(1, width):
-            self._add(
-                self.emitted,
-                f"{setting}, neighbours in a row",
-                statistics.by_pair(at[:, t - 1], at[:, t]),
-            )
-        self._add(
-            self.emitted,
-            f"{setting}, neighbouring rows",
-            statistics.by_pair(at[:-1].ravel(), at[1:].ravel()),
-        )
+            pairs = statistics.by_pair(at[:, t - 1], at[:, t])
+            self._add(self.emitted, f"{setting}, neighbours in a row", pairs)
+        pairs = statistics.by_pair(at[:-1].ravel(), at[1:].ravel())
+        self._add(self.emitted, f"{setting}, neighbouring rows", pairs)
         for each in rounds:
             self._add_draft(setting, each, which, begin, texts)
 
@@ -151,16 +133,15 @@ class SampledChecks:
         logits: Float[np.ndarray, "rows width vocab"],
     ) -> Float[np.ndarray, "rows width vocab"]:
         """Each token's exact distribution given those before it."""
-        p = np.zeros(logits.shape)
-        for row, text in enumerate(texts.tolist()):
-            for t in range(len(text)):
-                # All rows of a prompt share the first position.
-                if t == 0 and (setting, number) in self._first:
-                    p[row, 0] = self._first[setting, number]
-                    continue
-                context = [*prompt, *text[:t]]
-                p[row, t] = reference_probabilities(logits[row, t], context, len(prompt), params)
-            self._first.setdefault((setting, number), p[row, 0])
+        p, key = np.zeros(logits.shape), (setting, number)
+        for row, t in np.ndindex(texts.shape):
+            # All rows of a prompt share the first position.
+            if t == 0 and key in self._first:
+                p[row, 0] = self._first[key]
+                continue
+            context = [*prompt, *texts[row, :t].tolist()]
+            p[row, t] = reference_probabilities(logits[row, t], context, len(prompt), params)
+            self._first.setdefault(key, p[row, 0])
         return p
 
     def _add_emitted(
@@ -192,8 +173,7 @@ class SampledChecks:
         self.emitted.comparisons += emitted.size
         for row, t in np.argwhere(emitted == 0):
             context = [*prompt, *texts[row, :t].tolist()]
-            token = int(texts[row, t])
-            if not self._at_edge(params, context, len(prompt), token, logits[row, t]):
+            if not self._at_edge(params, context, len(prompt), int(texts[row, t]), logits[row, t]):
                 self.emitted.compare(
                     False,
                     "a token was emitted where its probability is exactly zero: truncation or a "
@@ -241,15 +221,14 @@ class SampledChecks:
             return
         vocab = p.shape[2]
 
-        def q(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
+        def q(rows: np.ndarray, at: int) -> np.ndarray:
             draft = played.draft
             if draft.probs is None:
                 return one_hot(draft.tokens[chunk[rows], at], vocab)
             return draft.probs[chunk[rows], at].astype(np.float64)
 
-        first = p[rows, start[rows]]
         drawn = texts[rows, start[rows]].astype(np.int64)
-        ratio = statistics.by_ratio(first, q(rows, np.zeros_like(rows)), drawn)
+        ratio = statistics.by_ratio(p[rows, start[rows]], q(rows, 0), drawn)
         self._add(self.emitted, f"{setting}, first of a round by p / q", ratio)
         if several or not self._exact:
             return
@@ -265,8 +244,7 @@ class SampledChecks:
                 at = start[these] + n
                 law = p[these, at]
                 if rejected:
-                    law = joint[these, None] * law - q(these, np.full_like(these, n))
-                    law = np.maximum(law, 0)
+                    law = np.maximum(joint[these, None] * law - q(these, n), 0)
                 mass = law.sum(1)
                 usable = mass > MIN_RESIDUAL
                 law = law[usable] / mass[usable, None]
@@ -278,12 +256,8 @@ class SampledChecks:
                 self._add(self.following, shared, statistics.by_index(law, drawn, n))
                 rarity = statistics.by_rarity(law, drawn)
                 self._add(self.following, f"{setting}, rare and common tokens", rarity)
-                quantile = statistics.quantiles(law, drawn, self._random)
-                self._add(
-                    self.following,
-                    f"{setting}, {kind} by order of ids",
-                    statistics.by_quantile(quantile),
-                )
+                order = statistics.by_quantile(statistics.quantiles(law, drawn, self._random))
+                self._add(self.following, f"{setting}, {kind} by order of ids", order)
 
     def _joint(
         self,
@@ -293,13 +267,13 @@ class SampledChecks:
         start: Int[np.ndarray, " rows"],
         n: int,
         p: Float[np.ndarray, "rows width vocab"],
-        q: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        q: Callable[[np.ndarray, int], np.ndarray],
     ) -> Float[np.ndarray, " rows"]:
         """min(P p(x) / q(x), 1) for draft token `n`, of rows that have accepted it."""
         rows = np.flatnonzero(played.accepted[chunk] > n)
         token = played.draft.tokens[chunk[rows], n]
         p_token = p[rows, start[rows] + n, token]
-        q_token = q(rows, np.full_like(rows, n))[np.arange(len(rows)), token]
+        q_token = q(rows, n)[np.arange(len(rows)), token]
         joint = joint.copy()
         joint[rows] = np.minimum(joint[rows] * p_token / np.maximum(q_token, 1e-30), 1.0)
         return joint
@@ -338,11 +312,8 @@ class SampledChecks:
             self._add(self.drafted, f"{setting}, rare and common tokens", rarity)
             at = statistics.quantiles(q, drawn, self._random)
             if i:
-                self._add(
-                    self.drafted,
-                    f"{setting}, neighbours in a draft",
-                    statistics.by_pair(before[rows], at),
-                )
+                pairs = statistics.by_pair(before[rows], at)
+                self._add(self.drafted, f"{setting}, neighbours in a draft", pairs)
             before[rows] = at
 
     def _add_deterministic(
@@ -359,17 +330,3 @@ class SampledChecks:
                 "the drafter reports no q, which says that it is deterministic, but drafts "
                 "different tokens after the same text.",
             )
-
-
-def requests_of(
-    prompts: Sequence[RequestInput],
-    params: SamplingParams,
-    which: Int[np.ndarray, " batch"],
-    seed: Sequence[int],
-) -> list[Request]:
-    """Sampled requests, each with another seed."""
-    keys = np.random.SeedSequence(list(seed)).generate_state(2 * len(which), np.uint32)
-    return [
-        make_request(prompts[i], params, key=key)
-        for i, key in zip(which, keys.reshape(-1, 2), strict=True)
-    ]

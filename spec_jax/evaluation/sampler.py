@@ -12,10 +12,10 @@ from spec_jax.config import SamplingParams
 from spec_jax.engine.batch_shape import MIN_CAPACITY, power_of_two
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, RequestInput, batch_of
-from spec_jax.evaluation.decoding import decode, drafts
+from spec_jax.evaluation.decoding import decode, drafts, make_request
 from spec_jax.evaluation.independence import why_not_reproducible
 from spec_jax.evaluation.recorder import play
-from spec_jax.evaluation.sampled import SampledChecks, requests_of
+from spec_jax.evaluation.sampled import SampledChecks
 from spec_jax.evaluation.scoring import Scorer
 from spec_jax.evaluation.verdict import Check
 
@@ -28,13 +28,9 @@ CROSS_CHECKED = 2
 
 
 class SampledAudit:
-    """Samples `width` tokens of each row, enough for two rounds.
+    """Samples `width` tokens of each row, enough for two rounds, of `samples` rows or more.
 
-    Args:
-      engine: the method.
-      prompts: what the rows start from.
-      samples: rows of each setting, at least; batches are full, so that one program serves all.
-      on_progress: called with a line of text.
+    Batches are full, so that one program serves all.
     """
 
     def __init__(
@@ -68,12 +64,18 @@ class SampledAudit:
             for batch in range(self._batches):
                 which = np.arange(batch * self._rows, (batch + 1) * self._rows)
                 which %= len(self._prompts)
-                requests = requests_of(self._prompts, params, which, (seed, number, batch))
-                self._say("sampling", name, batch)
+                seeds = np.random.SeedSequence([seed, number, batch])
+                keys = seeds.generate_state(2 * len(which), np.uint32).reshape(-1, 2)
+                requests = [
+                    make_request(self._prompts[i], params, key=key)
+                    for i, key in zip(which, keys, strict=True)
+                ]
+                where = f"{name}: batch {batch + 1} of {self._batches}"
+                self._on_progress(f"sampling, {where}")
                 tokens, rounds = play(self._engine, requests)
                 if irreproducible is None:
                     self._compare(among, requests, tokens)
-                self._say("comparing", name, batch)
+                self._on_progress(f"comparing, {where}")
                 checks.add(name, params, self._prompts, which, tokens, rounds)
                 if on_rows is not None:
                     on_rows(name, which, tokens)
@@ -95,9 +97,6 @@ class SampledAudit:
                 "of itself.",
             )
 
-    def _say(self, what: str, name: str, batch: int) -> None:
-        self._on_progress(f"{what}, {name}: batch {batch + 1} of {self._batches}")
-
 
 def width_of(engine: Engine) -> int:
     """Tokens sampled in a row."""
@@ -115,8 +114,8 @@ def _rows_at_once(engine: Engine, prompts: Sequence[RequestInput], width: int) -
         encoded = None if one is None else model.encode(jax.tree.map(jnp.asarray, one))
         return model.new_cache(1, max(MIN_CAPACITY, power_of_two(length))), encoded
 
-    cache = jax.eval_shape(caches)
-    cached = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+    leaves = jax.tree.leaves(jax.eval_shape(caches))
+    cached = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     # The draft's cache beside the target's; p, q, their intermediates and the rounds kept on host.
     distributions = 16 * (lookahead + 1) * model.config.vocab_size * 4
     most = max(1, BATCH_BYTES // (2 * cached + distributions))

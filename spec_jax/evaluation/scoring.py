@@ -23,13 +23,7 @@ _Arrays = tuple[Any, Any, EncoderInput | None]
 
 
 class Scorer:
-    """Teacher-forced logits of texts that continue a prompt.
-
-    Args:
-      model: the target.
-      rows: texts of a call.
-      width: tokens of a text.
-    """
+    """Teacher-forced logits of texts that continue a prompt: `rows` texts of `width` tokens."""
 
     def __init__(self, model: Model, *, rows: int, width: int):
         self.model, self._width = model, width
@@ -56,11 +50,9 @@ class Scorer:
         return logits[: len(texts)]
 
     def _logits(self, model: Model, arrays: _Arrays, tail: Array) -> Array:
-        cache = _read(model, *arrays)
         # Read once, the prompt is the same for every text.
-        cache = jax.tree.map(
-            lambda leaf: jnp.repeat(leaf, self.rows // self._num_shards, axis=0), cache
-        )
+        texts = self.rows // self._num_shards
+        cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, texts, axis=0), _read(model, *arrays))
         return _logits(model.score(tail, cache))
 
 

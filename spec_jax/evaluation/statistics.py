@@ -34,13 +34,9 @@ Binned = tuple[Indices, Float[np.ndarray, "count bins"]]
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """The outcome of one chi-square test.
+    """The outcome of one chi-square test of `count` tokens, with `freedom` degrees of freedom.
 
-    Attributes:
-      name: what was compared.
-      count: tokens compared.
-      freedom: degrees of freedom.
-      p_value: not corrected for the other tests.
+    The p-value is not corrected for the other tests.
     """
 
     name: str
@@ -67,8 +63,7 @@ class Tally:
 
     def __init__(self, bins: int):
         self.count = 0
-        self._difference = np.zeros(bins)
-        self._expected = np.zeros(bins)
+        self._difference, self._expected = np.zeros((2, bins))
         self._products = np.zeros((bins, bins))
 
     def add(self, drawn: Indices, expected: Float[np.ndarray, "count bins"]):
@@ -128,11 +123,11 @@ def pearson(
 def holm(p_values: list[float]) -> list[float]:
     """p-values corrected for each other (Holm 1979), in the order given."""
     order = np.argsort(p_values, kind="stable")
-    corrected, worst = [1.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        worst = max(worst, min(1.0, p_values[i] * (len(p_values) - rank)))
-        corrected[i] = worst
-    return corrected
+    factors = len(p_values) - np.arange(len(p_values))
+    corrected = np.empty(len(p_values))
+    scaled = np.minimum(1.0, np.asarray(p_values)[order] * factors)
+    corrected[order] = np.maximum.accumulate(scaled)
+    return corrected.tolist()
 
 
 def by_token(p: Probabilities, tokens: Indices) -> Binned:
@@ -159,11 +154,7 @@ def by_rarity(p: Probabilities, tokens: Indices) -> Binned:
     return label[rows, tokens], expected.reshape(len(p), RARITY_BINS).astype(np.float64)
 
 
-def by_ratio(
-    p: Probabilities,
-    q: Probabilities,
-    tokens: Indices,
-) -> Binned:
+def by_ratio(p: Probabilities, q: Probabilities, tokens: Indices) -> Binned:
     """Bins by p / q, with edges 1/2, 1 and 2: tokens that the draft over- and underestimates."""
     label = (2 * p > q).astype(np.int64) + (p > q) + (p > 2 * q)
     expected = np.stack([np.where(label == each, p, 0).sum(1) for each in range(4)], 1)
@@ -171,9 +162,7 @@ def by_ratio(
 
 
 def quantiles(
-    p: Probabilities,
-    tokens: Indices,
-    random: np.random.Generator,
+    p: Probabilities, tokens: Indices, random: np.random.Generator
 ) -> Float[np.ndarray, " count"]:
     """The quantile of each token in its distribution, at random within the token's own interval.
 

@@ -32,7 +32,6 @@ class Item(NamedTuple):
     """One problem, text or audio file.
 
     Attributes:
-      name: its label.
       prompt: the text to complete or to answer, or the path of an audio file.
       chat: whether the model's chat template, if any, is applied.
       reference: the expected answer: a text, or a problem of HumanEval.
@@ -47,14 +46,9 @@ class Item(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What was decoded for an item.
+    """What was decoded for an item, of which the number is given; the text has no stop string.
 
-    Attributes:
-      item: its number.
-      text: without a stop string.
-      token_ids: of the answer, for audio of all windows.
-      prompt_token_ids: empty for audio.
-      drafted, accepted: numbers of draft tokens.
+    For audio `token_ids` are the tokens of all windows, and `prompt_token_ids` are empty.
     """
 
     item: int
@@ -204,24 +198,22 @@ class Speech(Task):
         with extra("evaluate"):
             import jiwer
         with extra("speech"):
-            import soundfile  # noqa: F401 (what reads the sounds)
+            import soundfile  # noqa: F401 (reads the files)
         # OpenAI's own, for any language; it also makes one space of several.
         from transformers.models.whisper.english_normalizer import BasicTextNormalizer
 
         self._process, self._normalize = jiwer.process_words, BasicTextNormalizer()
         items = []
         for where, value in _lines(data, ("audio", "text")):
-            sound = data.parent / value["audio"]
-            if not sound.is_file():
+            audio, words = data.parent / value["audio"], self._words(value["text"])
+            if not audio.is_file():
                 raise RequestError(
-                    f"{where} names the sound {str(sound)!r}; there is no such file."
+                    f"{where} names the sound {str(audio)!r}; there is no such file."
                 )
-            words = self._words(value["text"])
             if not words:
                 raise RequestError(f"{where} has the text {value['text']!r}, which has no word.")
-            items.append(
-                Item(str(sound), str(sound), reference=words, weight=float(len(words.split())))
-            )
+            weight = float(len(words.split()))
+            items.append(Item(str(audio), str(audio), reference=words, weight=weight))
         super().__init__(items, count)
 
     def decode(
@@ -234,17 +226,13 @@ class Speech(Task):
             greedy = dataclasses.replace(params[0], n=1)
             results = llm.transcribe(paths, sampling_params=greedy)
             return [[self._transcript(i, each)] for i, each in enumerate(results)]
-        answers: list[list[Answer]] = []
-        for i, (path, sampling) in enumerate(zip(paths, params, strict=True)):
-            assert sampling.seed is not None
-            answers.append([])
-            for sample in range(sampling.n):
-                seed = (sampling.seed + sample) % 2**64
-                (result,) = llm.transcribe(
-                    [path], sampling_params=dataclasses.replace(sampling, n=1, seed=seed)
-                )
-                answers[-1].append(self._transcript(i, result))
-        return answers
+
+        def sample(item: int, number: int) -> Answer:
+            seed = ((params[item].seed or 0) + number) % 2**64
+            sampling = dataclasses.replace(params[item], n=1, seed=seed)
+            return self._transcript(item, *llm.transcribe([paths[item]], sampling_params=sampling))
+
+        return [[sample(i, number) for number in range(each.n)] for i, each in enumerate(params)]
 
     def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
         """Substituted, missing and inserted words per word of the reference."""
@@ -260,9 +248,8 @@ class Speech(Task):
     def _transcript(self, item: int, result: Any) -> Answer:
         windows = [each for window in result.windows for each in self._answers(item, window)]
         ids = tuple(token for each in windows for token in each.token_ids)
-        drafted, accepted = (
-            sum(getattr(each, name) for each in windows) for name in ("drafted", "accepted")
-        )
+        drafted = sum(each.drafted for each in windows)
+        accepted = sum(each.accepted for each in windows)
         return Answer(item, result.text, ids, (), drafted, accepted)
 
 
