@@ -45,13 +45,9 @@ STOP = (0,)
 
 @dataclass(frozen=True)
 class Workload:
-    """The requests that programs are compiled for.
+    """The requests that programs are compiled for: the prompts of one call of `LLM.generate`.
 
-    Attributes:
-      prompt_tokens: of the longest prompt.
-      sampling: how each is sampled, and how long it becomes.
-      num_prompts: given to one call of `LLM.generate`.
-      max_num_seqs: most of them decoded at once.
+    `prompt_tokens` is the length of the longest prompt; the sampling says how long each becomes.
     """
 
     prompt_tokens: int
@@ -112,12 +108,9 @@ def compile_ahead(
         compiling needs is missing, a prompt is longer than the context, or the method's programs
         depend on more than shapes.
     """
-    for name, value, choices in (
-        ("dtype", dtype, DTYPES),
-        ("quantization", quantization, PLAN_QUANTIZATIONS),
-        ("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES),
-    ):
-        check_choice(name, value, choices)
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("quantization", quantization, PLAN_QUANTIZATIONS)
+    check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     if layout.platform == "gpu":
         raise ConfigError(
             f"layout {layout.name} is for GPUs, whose compiler measures on them; let the first job "
@@ -176,22 +169,16 @@ def compile_ahead(
             )
             for row in range(min(workload.num_prompts, rows + 1))
         ]
-        _run(requests, rows, engine)
+        # Like a scheduler, until rows have finished and others take a slot: the last ones begin
+        # with different tokens and with the tokens of a row before them.
+        batch = engine.open(requests, rows)
+        slots = batch.slots(min(rows, len(requests)))
+        batch.insert(dict(zip(slots, requests, strict=False)))
+        batch.compile_rounds()
+        if len(requests) > rows:
+            for _ in range(2):
+                batch.insert({slots[0]: requests[-1]})
     return Compilation(compiler.traces, compiler.seconds)
-
-
-def _run(requests: Sequence[Request], rows: int, engine: Engine) -> None:
-    """Does as a scheduler until rows have finished and others take a slot.
-
-    The last ones begin with different tokens and with the tokens of a row before them.
-    """
-    batch = engine.open(requests, rows)
-    slots = batch.slots(min(rows, len(requests)))
-    batch.insert(dict(zip(slots, requests, strict=False)))
-    batch.compile_rounds()
-    if len(requests) > rows:
-        for _ in range(2):
-            batch.insert({slots[0]: requests[-1]})
 
 
 def _check(target: Shape, speculation: SpeculativeConfig) -> None:

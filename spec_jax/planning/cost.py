@@ -31,13 +31,11 @@ MAX_LOOKAHEAD = 16
 
 @dataclass(frozen=True)
 class Exchange:
-    """Collectives of one kind in a call.
+    """Collectives of one kind in a call, each among `num_chips` chips.
 
     Attributes:
       what: the data that is summed or sent.
-      count: of collectives.
       bytes: of each on every chip, before sending.
-      num_chips: chips that take part.
       kind: `all-reduce` or `all-to-all`.
     """
 
@@ -81,12 +79,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Cache:
-    """A chip's part of a key/value cache.
-
-    Attributes:
-      slots: KV slots of a row in each layer.
-      slot_bytes: bytes of a slot of a layer.
-    """
+    """A chip's part of a key/value cache: KV slots of a row in each layer, and bytes of each."""
 
     rows: int
     slots: tuple[int, ...]
@@ -108,8 +101,6 @@ class Weights:
     """An abstract model's weights on each chip, which its calls share.
 
     Attributes:
-      config: the model's shape.
-      placement: how it is sharded.
       dtype: of plain weights.
       bytes: of all weights of a chip.
       streamed: bytes of each block in host memory.
@@ -198,12 +189,8 @@ class Call:
     def of(cls, weights: Weights, cache: Cache, tokens: int, *, seen: int | None = None) -> "Call":
         """A call over `tokens` new tokens of each row.
 
-        Args:
-          weights: the model's.
-          cache: its cache.
-          tokens: new tokens of each row.
-          seen: slots of a row that are read, in a chunk of a prompt, which needs no logits either;
-            None reads all.
+        `seen` are the slots of a row that are read, in a chunk of a prompt, which needs no logits
+        either; None reads all.
         """
         config = weights.config
         rows = cache.rows * tokens
@@ -307,12 +294,7 @@ def exchange_latency(platform: str | None, chip: Chip, num_chips: int) -> float:
 
     On a TPU the sum is formed along each dimension of the slice in turn and spread again the same
     way, as its compiled programs show, and each step is a hop to the neighbour. Links that close a
-    ring are not assumed, since small slices have none.
-
-    Args:
-      platform: `tpu`, or anything else for NVLink.
-      chip: its `topology` gives the slice's dimensions.
-      num_chips: chips that take part.
+    ring are not assumed, since small slices have none. Other platforms are NVLink.
     """
     if platform != "tpu":
         return GPU_EXCHANGE_SECONDS
@@ -342,11 +324,7 @@ def speedup(
 ) -> float:
     """How much faster than plain decoding rounds of `lookahead` draft tokens are.
 
-    Args:
-      acceptance: the probability that a draft token is accepted.
-      lookahead: draft tokens of a round (K).
-      plain: seconds of a target call.
-      round_seconds: K -> seconds of a round.
+    `plain` is the seconds of a target call, and `round_seconds` gives the seconds of a round for K.
     """
     return tokens_per_round(acceptance, lookahead) * plain / round_seconds(lookahead)
 

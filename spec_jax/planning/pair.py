@@ -21,7 +21,7 @@ from spec_jax.planning.plan_figures import CallPlan, PrefillPlan
 from spec_jax.planning.sampling import sampling_exchanges
 from spec_jax.planning.temporaries import of_prefill, of_round
 from spec_jax.sampling.parameters import SamplingFeatures
-from spec_jax.sharding import Layout
+from spec_jax.sharding import ROLES, Layout
 
 
 def check_context(context: int, target: Shape) -> None:
@@ -39,14 +39,7 @@ def check_context(context: int, target: Shape) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What the jobs of a pair share.
-
-    Attributes:
-      models: target and draft, abstract.
-      weights: their weights on each chip.
-      layout: how they are sharded.
-      cache_dtype: of keys and values.
-    """
+    """What the jobs of a target and its draft share: abstract models, and weights on each chip."""
 
     models: tuple[Model, Model]
     weights: tuple[Weights, Weights]
@@ -71,27 +64,21 @@ class Pair:
     ) -> "Pair":
         """Lays out a target and a draft; arguments like `make_plan`.
 
-        Args:
-          shapes: of target and draft.
-          layout: the layout.
-          dtype: of weights and, but on CPU, caches.
-          quantization: of matrices.
-          offload: where the target's blocks lie.
-          resident_layers: those that stay on the chips.
-          devices: what to compile for; by default stand-ins.
+        `devices` are what to compile for; by default stand-ins.
 
         Raises:
           ConfigError: the layout does not fit a model.
         """
-        placed = []
-        for role, shape in zip(("target", "draft"), shapes, strict=True):
-            where = layout.place(role, shape.config.axis_sizes, devices or stand_ins(layout))
-            if role == "target":
-                where = offloaded(where, shape.config, offload, resident_layers)
-            placed.append(abstract_model(shape.config, dtype, quantization, where))
+        configs, devices = [shape.config for shape in shapes], devices or stand_ins(layout)
+        here, there = (
+            layout.place(role, config.axis_sizes, devices)
+            for role, config in zip(ROLES, configs, strict=True)
+        )
+        here = offloaded(here, configs[0], offload, resident_layers)
+        target = abstract_model(configs[0], dtype, quantization, here)
+        draft = abstract_model(configs[1], dtype, quantization, there)
         # On CPU a model keeps its cache in float32.
         cache_dtype = jnp.dtype("float32" if layout.platform == "cpu" else dtype)
-        target, draft = placed
         return cls((target, draft), (Weights(target), Weights(draft)), layout, cache_dtype)
 
     def job(self, batch: int, context: int, lookahead: int, features: SamplingFeatures) -> "Job":
@@ -105,12 +92,7 @@ class Pair:
 class Job:
     """A batch of a pair; every time is a projection.
 
-    Attributes:
-      pair: the models.
-      shapes: of the batch.
-      context: tokens of the longest prompt, and of prompt and completion together.
-      lookahead: draft tokens of a round (K).
-      features: what the rows ask of sampling.
+    The context is the tokens of the longest prompt, and of prompt and completion together.
     """
 
     pair: Pair
@@ -122,15 +104,11 @@ class Job:
     @functools.cached_property
     def caches(self) -> tuple[Cache, Cache]:
         """The caches of target and draft."""
-        target, draft = self.pair.weights
-        shapes, dtype = self.shapes, self.pair.cache_dtype
-        room = (
-            headroom(shapes.block, "block", self.lookahead, 1),
-            headroom_of_drafts(shapes.block, self.lookahead),
-        )
+        (target, draft), dtype = self.pair.weights, self.pair.cache_dtype
+        size, block = (self.shapes.batch, self.shapes.capacity), self.shapes.block
         return (
-            target.cache(shapes.batch, shapes.capacity, room[0], dtype),
-            draft.cache(shapes.batch, shapes.capacity, room[1], dtype),
+            target.cache(*size, headroom(block, "block", self.lookahead, 1), dtype),
+            draft.cache(*size, headroom_of_drafts(block, self.lookahead), dtype),
         )
 
     def call(self, role: int, tokens: int) -> CallPlan:
@@ -139,9 +117,9 @@ class Job:
         layout = self.pair.layout
         terms = call.terms(layout.platform, layout.chip) if layout.chip else None
         return CallPlan(
-            weight_bytes=call.weight_bytes,
-            host_bytes=call.host_bytes,
-            cache_bytes=call.cache_bytes,
+            call.weight_bytes,
+            call.host_bytes,
+            call.cache_bytes,
             exchanges=call.exchanges,
             terms=terms,
             seconds=terms.total if terms else None,
@@ -162,18 +140,15 @@ class Job:
     @property
     def round(self) -> CallPlan:
         """K draft steps, the first of which reads two tokens, scoring, and sampling."""
-        drafted = [self.call(1, 2)]
-        if self.lookahead > 1:
-            drafted += [self.call(1, 1)] * (self.lookahead - 1)
-        scoring, first = self.call(0, self.lookahead + 1), drafted[0]
-        calls = [scoring, *drafted, self.sampling]
+        scoring, first = self.call(0, self.lookahead + 1), self.call(1, 2)
+        steps = [self.call(1, 1)] * (self.lookahead - 1) if self.lookahead > 1 else []
+        calls = [scoring, first, *steps, self.sampling]
         terms = [each.terms for each in calls if each.terms]
-        temporary = of_round(self.pair.weights, self.caches, self.lookahead, self.pair.platform)
         return CallPlan(
-            weight_bytes=scoring.weight_bytes + first.weight_bytes,
-            host_bytes=scoring.host_bytes + first.host_bytes,
-            cache_bytes=scoring.cache_bytes + first.cache_bytes,
-            temporary_bytes=temporary,
+            scoring.weight_bytes + first.weight_bytes,
+            scoring.host_bytes + first.host_bytes,
+            scoring.cache_bytes + first.cache_bytes,
+            of_round(self.pair.weights, self.caches, self.lookahead, self.pair.platform),
             exchanges=tuple(exchange for each in calls for exchange in each.exchanges),
             terms=sum(terms, Terms()) if terms else None,
             seconds=sum(each.total for each in terms) if terms else None,
@@ -182,7 +157,7 @@ class Job:
     @property
     def prefill(self) -> PrefillPlan:
         """Prefill of prompts as long as the context into both models' caches, all rows at once."""
-        layout, block = self.pair.layout, self.shapes.block
+        layout, block, platform = self.pair.layout, self.shapes.block, self.pair.platform
         chunks = -(-(self.context - 1) // block)
         caches, weights = self.caches, self.pair.weights
         seconds = None
@@ -194,18 +169,13 @@ class Job:
                 for each, cache in zip(weights, caches, strict=True)
             ]
             seconds = chunks * sum(call.terms(layout.platform, layout.chip).total for call in calls)
-        platform = self.pair.platform
         alone = prompt_block(platform, self.context, 1, weights[0].config.embed_size)
-        together = rows_read_together(
-            platform,
-            dataclasses.replace(self.shapes, block=alone),
-            weights[0].shards("batch"),
-        )
-        held = sum(each.held for each in weights)
+        shape = dataclasses.replace(self.shapes, block=alone)
+        together = rows_read_together(platform, shape, weights[0].shards("batch"))
         return PrefillPlan(
             block=block,
             chunks=chunks,
-            held_bytes=held + sum(each.bytes for each in caches),
+            held_bytes=sum(each.held for each in weights) + sum(each.bytes for each in caches),
             temporary_bytes=of_prefill(weights, caches, block, platform),
             joining_bytes=sum(each.bytes * together // self.shapes.batch for each in caches),
             seconds=seconds,

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from spec_jax.checkpoints.shape import Shape
-from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS, SamplingParams
+from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS, SamplingParams, check_choice
 from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.errors import ConfigError
-from spec_jax.models.config import TransformerConfig
 from spec_jax.models.sizes import WideShallow
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import GREEDY
@@ -19,10 +18,11 @@ from spec_jax.planning.compiled import (
     compile_round,
     devices_for,
 )
+from spec_jax.planning.cost import Weights
 from spec_jax.planning.pair import Job, Pair, check_context
 from spec_jax.planning.plan_figures import Plan, Replicated
 from spec_jax.sampling.parameters import SamplingFeatures
-from spec_jax.sharding import ROLES, Layout, Placement
+from spec_jax.sharding import ROLES, Layout
 
 
 def derived_draft(target: Shape, layout: Layout) -> Shape:
@@ -75,13 +75,9 @@ def make_plan(
     """
     context = target.config.max_position if context is None else context
     _check(num_speculative_tokens, acceptance, batch, context)
-    for name, value, choices in (
-        ("dtype", dtype, DTYPES),
-        ("quantization", quantization, PLAN_QUANTIZATIONS),
-        ("offload", offload, OFFLOADS),
-    ):
-        if value not in choices:
-            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}.")
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("quantization", quantization, PLAN_QUANTIZATIONS)
+    check_choice("offload", offload, OFFLOADS)
     if offload == "host" and layout.chip and layout.chip.host is None:
         raise ConfigError(
             f"offload is 'host', but layout {layout.name} does not say how fast a device reads "
@@ -120,13 +116,10 @@ def make_plan(
         for name, program in programs.items():
             sections[name] = dataclasses.replace(sections[name], program=program)
     return Plan(
-        target=target,
-        draft=draft,
-        layout=layout,
-        dtype=dtype,
-        quantization=quantization,
-        offload=offload,
-        resident_layers=resident_layers,
+        target,
+        draft,
+        layout,
+        *settings,
         batch=job.shapes.batch,
         capacity=job.shapes.capacity,
         num_speculative_tokens=lookahead,
@@ -137,7 +130,7 @@ def make_plan(
         replicated=tuple(
             each
             for role, weights in zip(ROLES, pair.weights, strict=True)
-            for each in _replicated(layout, role, weights.config, weights.placement)
+            for each in _replicated(layout, role, weights)
         ),
         tokens_per_round=cost.tokens_per_round(acceptance, lookahead),
         speedup=speedup,
@@ -148,21 +141,17 @@ def make_plan(
 def _compile(
     job: Job, sampling: SamplingParams, progress: Callable[[str], object]
 ) -> dict[str, CompiledProgram]:
-    target, draft = job.pair.models
-    calls = {
-        "target_call": (target, 1),
-        "scoring": (target, job.lookahead + 1),
-        "draft_step": (draft, 1),
-    }
-    programs = {}
-    for name, (model, tokens) in calls.items():
+    (target, draft), shapes, dtype = job.pair.models, job.shapes, job.pair.cache_dtype
+    drafter, programs = DraftModel(draft, job.lookahead), {}
+    for name, compile in {
+        "target_call": lambda: compile_call(target, shapes, 1, dtype),
+        "scoring": lambda: compile_call(target, shapes, job.lookahead + 1, dtype),
+        "draft_step": lambda: compile_call(draft, shapes, 1, dtype),
+        "round": lambda: compile_round(target, drafter, shapes, sampling),
+        "prefill": lambda: compile_prefill(target, drafter, shapes),
+    }.items():
         progress(f"compiling the {name.replace('_', ' ')}")
-        programs[name] = compile_call(model, job.shapes, tokens, job.pair.cache_dtype)
-    drafter = DraftModel(draft, job.lookahead)
-    progress("compiling the round")
-    programs["round"] = compile_round(target, drafter, job.shapes, sampling)
-    progress("compiling the prefill")
-    programs["prefill"] = compile_prefill(target, drafter, job.shapes)
+        programs[name] = compile()
     return programs
 
 
@@ -175,12 +164,9 @@ def _check(lookahead: int, acceptance: float, batch: int, context: int) -> None:
         raise ConfigError(f"acceptance is {acceptance}; give a probability, such as 0.8.")
 
 
-def _replicated(
-    layout: Layout, role: str, config: TransformerConfig, placement: Placement
-) -> list[Replicated]:
-    mesh, replicated = dict(layout.mesh), []
+def _replicated(layout: Layout, role: str, weights: Weights) -> Iterator[Replicated]:
+    mesh, sizes = dict(layout.mesh), weights.config.axis_sizes
     for axis, rule in getattr(layout, role):
-        size, requested = config.axis_sizes.get(axis), math.prod(mesh[name] for name in rule.axes)
-        if size is not None and placement.num_shards(axis) < requested:
-            replicated.append(Replicated(role, axis, size, requested, placement.num_shards(axis)))
-    return replicated
+        requested, num_shards = math.prod(mesh[name] for name in rule.axes), weights.shards(axis)
+        if axis in sizes and num_shards < requested:
+            yield Replicated(role, axis, sizes[axis], requested, num_shards)

@@ -73,16 +73,15 @@ class CallPlan:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the compiler's figures replace computed ones."""
         compiled = self.program.as_dict() if self.program else None
-        names = ("weight_bytes", "host_bytes", "cache_bytes", "temporary_bytes")
-        computed = {
-            name: getattr(self, name) for name in (*names, "collectives", "collective_bytes")
-        }
+        sizes = ("weight_bytes", "host_bytes", "cache_bytes", "temporary_bytes")
         return {
             "memory_bytes_per_chip": self.memory_bytes,
             "collectives": compiled["collectives"] if compiled else self.collectives,
             "projected_seconds": self.seconds,
-            "computed": computed
-            | {"seconds": dataclasses.asdict(self.terms) if self.terms else None},
+            "computed": {
+                **_values(self, *sizes, "collectives", "collective_bytes"),
+                "seconds": dataclasses.asdict(self.terms) if self.terms else None,
+            },
             "compiled": compiled,
         }
 
@@ -118,12 +117,11 @@ class PrefillPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        computed = ("held_bytes", "temporary_bytes")
         return {
             "memory_bytes_per_chip": self.memory_bytes,
             "projected_seconds": self.seconds,
-            **{name: getattr(self, name) for name in ("block", "chunks", "joining_bytes")},
-            "computed": {name: getattr(self, name) for name in computed},
+            **_values(self, "block", "chunks", "joining_bytes"),
+            "computed": _values(self, "held_bytes", "temporary_bytes"),
             "compiled": self.program.as_dict() if self.program else None,
         }
 
@@ -133,9 +131,6 @@ class Plan:
     """A target and its draft on a layout; every time is a projection.
 
     Attributes:
-      target: the target's shape.
-      draft: the draft's shape.
-      layout: the layout.
       dtype: of weights and, but on CPU, caches.
       quantization: of matrices.
       offload: `host` if the target's blocks lie in host memory, else `none`.
@@ -227,9 +222,7 @@ class Plan:
             *("dtype", "quantization", "offload", "resident_layers", "batch", "capacity"),
             *("num_speculative_tokens", "acceptance"),
         )
-        figures = (
-            *("seconds_to_first_token", "tokens_per_round", "speedup", "compile_seconds", "fits"),
-        )
+        figures = "tokens_per_round", "speedup", "compile_seconds", "fits"
         return {
             "projection": True,
             "target": _model_as_dict(self.target),
@@ -237,15 +230,19 @@ class Plan:
             "layout": self.layout.name,
             "devices": self.layout.size,
             "chip": dataclasses.asdict(chip) if chip else None,
-            **{name: getattr(self, name) for name in settings},
-            **{name: getattr(self.parameters, name) for name in ("temperature", "top_k", "top_p")},
+            **_values(self, *settings),
+            **_values(self.parameters, "temperature", "top_k", "top_p"),
             **{name: getattr(self, name).as_dict() for name in (*CALLS, "prefill")},
-            **{name: getattr(self, name) for name in figures},
+            **_values(self, "seconds_to_first_token", *figures),
             "best_num_speculative_tokens": best,
             "best_speedup": best_speedup,
             "replicated": [dataclasses.asdict(each) for each in self.replicated],
             "memory_bytes_per_chip": self.memory_bytes,
         }
+
+
+def _values(record: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def _model_as_dict(shape: Shape) -> dict[str, Any]:

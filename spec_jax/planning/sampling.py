@@ -25,14 +25,7 @@ def sampling_exchanges(
 ) -> tuple[Exchange, ...]:
     """The collectives of a round that belong to neither model's calls.
 
-    Penalties and grammars add none.
-
-    Args:
-      target: the target's weights, of which only the shards count.
-      draft: the draft's weights.
-      rows: of a chip.
-      lookahead: draft tokens of a round (K).
-      features: what the batch's rows ask for.
+    Penalties and grammars add none. Of the weights only the shards count; `rows` are a chip's.
     """
     softmax = SOFTMAX if features.random and not features.cut else 0
     drawn, verified = (DRAWN, VERIFIED) if features.random else (GREEDY, GREEDY)

@@ -25,14 +25,9 @@ class Candidate(NamedTuple):
     """One way to run a pair; every time is a projection, and memory an estimate, on each chip.
 
     Attributes:
-      layout: of target and draft.
       draft_chips: chips that hold one copy of the draft together.
       is_given: whether it is the layout that the search was started with.
-      quantization: of the matrices.
       context: tokens of prompt and completion together.
-      batch: rows.
-      num_speculative_tokens: K, the draft tokens of a round.
-      round_seconds: time of a round.
       tokens_per_second: of all rows together.
       speedup: over plain decoding of the same batch.
       seconds_to_first_token: prefill of prompts as long as the context, and a round.
@@ -107,8 +102,8 @@ class Search:
     @property
     def given(self) -> list[Candidate]:
         """The best of each group with the given layout."""
-        own_layout = [[each for each in group if each.is_given] for group in self.groups]
-        return [max(group, key=lambda each: each.rank) for group in own_layout]
+        groups = [[each for each in group if each.is_given] for group in self.groups]
+        return [max(group, key=lambda each: each.rank) for group in groups]
 
     @property
     def excess(self) -> list[float]:
@@ -128,7 +123,7 @@ class Search:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the best K of each draft layout."""
         ranked = sorted(self.candidates, key=lambda each: each.rank)
-        kept = {(*each.key, each.layout.name): each for each in ranked}
+        best_lookaheads = {(*each.key, each.layout.name): each for each in ranked}
         return {
             "projection": True,
             "target": self.target.name,
@@ -142,7 +137,7 @@ class Search:
                 {"quantization": quantization, "context": context, "batch": batch}
                 for (quantization, context), batch in self.largest.items()
             ],
-            "candidates": [each.as_dict() for each in kept.values()],
+            "candidates": [each.as_dict() for each in best_lookaheads.values()],
         }
 
 
@@ -196,14 +191,12 @@ def search(
             job = pair.job(batch, context, lookahead, features)
             round, plain, prefill = job.round, job.call(0, 1), job.prefill
             assert round.seconds and plain.seconds and prefill.seconds is not None
+            assert round.memory_bytes and prefill.memory_bytes  # nothing is compiled
             emitted = cost.tokens_per_round(acceptance, lookahead)
-            round_bytes, prefill_bytes = round.memory_bytes, prefill.memory_bytes
-            assert round_bytes is not None and prefill_bytes is not None  # nothing is compiled
+            mesh = dict(pair.layout.mesh)
             return Candidate(
-                layout=pair.layout,
-                draft_chips=math.prod(
-                    dict(pair.layout.mesh)[axis] for axis in _axes(pair.layout, "draft")
-                ),
+                pair.layout,
+                draft_chips=math.prod(mesh[axis] for axis in _axes(pair.layout, "draft")),
                 is_given=pair.layout is layout,
                 quantization=of,
                 context=context,
@@ -213,12 +206,12 @@ def search(
                 tokens_per_second=job.shapes.batch * emitted / round.seconds,
                 speedup=emitted * plain.seconds / round.seconds,
                 seconds_to_first_token=prefill.seconds + round.seconds,
-                round_bytes=round_bytes,
-                prefill_bytes=prefill_bytes,
+                round_bytes=round.memory_bytes,
+                prefill_bytes=prefill.memory_bytes,
                 memory=chip.memory,
             )
 
-        for batch in batches or _doubled(shards):
+        for batch in batches or (shards << i for i in range((MAX_ROWS // shards).bit_length())):
             some = [tried(pair, batch, k) for pair in pairs for k in lookaheads]
             candidates += some
             if not batches and all(each.too_large for each in some):
@@ -240,23 +233,19 @@ def draft_layouts(layout: Layout) -> Iterator[Layout]:
         return
     total = math.prod(mesh[axis] for axis in axes)
     others = tuple(each for each in layout.mesh if each[0] not in axes)
-    batch = tuple((name, rule) for name, rule in layout.target if name == "batch")
+    batch = [(name, rule) for name, rule in layout.target if name == "batch"]
     for chips in (2**i for i in range(total.bit_length()) if total % 2**i == 0):
         inner = (("outer", total // chips), ("inner", chips))
         parts = inner if 1 < chips < total else (("model", total),)
         names = tuple(name for name, _ in parts)
+        cut = [(name, Rule(names, replicate=rule.replicate)) for name, rule in sharded.items()]
+        of_draft = [(name, Rule(names[-1:], replicate=True)) for name in sharded if chips > 1]
         varied = dataclasses.replace(
             layout,
             name=f"{layout.name}-draft-on-{chips}",
             mesh=(*others, *parts),
-            target=(
-                *batch,
-                *((name, Rule(names, replicate=rule.replicate)) for name, rule in sharded.items()),
-            ),
-            draft=(
-                *batch,
-                *((name, Rule(names[-1:], replicate=True)) for name in sharded if chips > 1),
-            ),
+            target=(*batch, *cut),
+            draft=(*batch, *of_draft),
         )
         if not _alike(varied, layout):
             yield varied
@@ -271,14 +260,8 @@ def _axes(layout: Layout, role: str) -> tuple[str, ...]:
 
 def _alike(one: Layout, other: Layout) -> bool:
     """Whether the draft of two layouts lies on as many neighbouring chips."""
-    sizes = [
+    first, second = (
         [(name, [dict(each.mesh)[axis] for axis in rule.axes]) for name, rule in each.draft]
         for each in (one, other)
-    ]
-    return sizes[0] == sizes[1]
-
-
-def _doubled(least: int) -> Iterator[int]:
-    while least <= MAX_ROWS:
-        yield least
-        least *= 2
+    )
+    return first == second
