@@ -1,21 +1,16 @@
 """`spec-jax bench`: measures systems side by side, into a file of results."""
 
-from collections.abc import Sequence
-
-from rich.table import Table
-
 from spec_jax import distributed
 from spec_jax.benchmarking import prompts
 from spec_jax.benchmarking.baselines import check_baseline, prepare_baselines
 from spec_jax.benchmarking.measuring import BenchProgress, describe, encode, measure
 from spec_jax.benchmarking.results import Results, Setting, Writer
-from spec_jax.benchmarking.summary import Measured, Spread, summarize
+from spec_jax.benchmarking.summary import Measured, summarize
 from spec_jax.benchmarking.systems import Runner, grid, prepare
 from spec_jax.cli.interrupts import INTERRUPTED, acknowledge
-from spec_jax.cli.loading import connect
+from spec_jax.cli.loading import make_llm
 from spec_jax.cli.screen import Screen, minutes_left, plain_table
 from spec_jax.cli.tool_options import BenchOptions
-from spec_jax.llm import LLM
 
 _LEGEND = (
     "tokens/s: medians of the repeats. Speed-up: against the fastest plain decoding, and its "
@@ -23,9 +18,10 @@ _LEGEND = (
     "requests, to the first token and of each after it. Loop: measured speed-up over what the cost "
     "of calls predicts."
 )
+_HEADINGS = ("tokens/s", "speed-up", "a call", "kept", "first, ms", "token, ms", "loop")
 
 
-def run(options: BenchOptions) -> int:
+def run(options: BenchOptions, screen: Screen) -> int:
     """Measures and prints a table; returns the exit code, 130 after Ctrl-C."""
     for name in options.baseline:
         check_baseline(name)
@@ -38,80 +34,64 @@ def run(options: BenchOptions) -> int:
         options=options.speculation,
     )
     sets = [prompts.load(name).some(options.num_prompts) for name in options.prompt_set]
-    with Screen() as screen:
-        screen.progress("loading")
-        shown = _Shown(screen)
-        arguments = dict(options.llm)
-        layout = connect(arguments.pop("layout", None), screen)
-        llm = LLM(
-            options.target,
-            layout=layout,
-            seed=options.seed,
-            on_progress=shown.waiting,
-            **arguments,
-        )
-        encoded = encode(llm, sets, options.max_tokens, screen.note)
-        runners: list[Runner] = [*prepare(llm, configs)]
-        runners += prepare_baselines(options.baseline, llm, options.target, configs, screen.note)
-        header = describe(
-            llm,
-            runners,
-            encoded,
-            target=options.target,
-            draft=options.speculation.get("draft"),
-            options=_named(options),
-            settings=tuple(_settings(options)),
-            batch_sizes=tuple(options.batch_size),
-            max_tokens=options.max_tokens,
-            ignore_eos=options.ignore_eos,
-            repeats=options.repeats,
-            seed=options.seed,
-            command=options.command,
-        )
-        writer: Writer | None = None
+    progress = _RunProgress(screen)
+    llm = make_llm(
+        options.target, screen, seed=options.seed, on_progress=progress.waiting, **options.llm
+    )
+    encoded = encode(llm, sets, options.max_tokens, screen.note)
+    runners: list[Runner] = [*prepare(llm, configs)]
+    runners += prepare_baselines(options.baseline, llm, options.target, configs, screen.note)
+    header = describe(
+        llm,
+        runners,
+        encoded,
+        target=options.target,
+        draft=options.speculation.get("draft"),
+        options={
+            name: str(value)
+            for name, value in {**options.llm, **options.speculation}.items()
+            if name not in ("draft", "dtype", "quantization", "layout")  # fields of the header
+        },
+        settings=tuple(_settings(options)),
+        batch_sizes=tuple(options.batch_size),
+        max_tokens=options.max_tokens,
+        ignore_eos=options.ignore_eos,
+        repeats=options.repeats,
+        seed=options.seed,
+        command=options.command,
+    )
+    writer: Writer | None = None
 
-        def open_file() -> None:
-            nonlocal writer
-            writer = Writer(options.output, header, resume=options.resume)
+    def open_file() -> None:
+        nonlocal writer
+        writer = Writer(options.output, header, resume=options.resume)
 
-        distributed.from_first(open_file)
-        interrupted = False
-        try:
-            measure(header, runners, encoded, writer, shown)
-        except KeyboardInterrupt:
-            acknowledge()
-            interrupted = True
-        screen.settle()
-        if writer is not None:
-            show(screen, writer.results)
-            done = len(writer.results.runs)
-            screen.note(f"{done} runs in {options.output}")
-        if interrupted:
-            screen.note("interrupted; the same command with --resume continues")
+    distributed.from_first(open_file)
+    interrupted = False
+    try:
+        measure(header, runners, encoded, writer, progress)
+    except KeyboardInterrupt:
+        acknowledge()
+        interrupted = True
+    screen.settle()
+    if writer is not None:
+        _show(screen, writer.results)
+        screen.note(f"{len(writer.results.runs)} runs in {options.output}")
+    if interrupted:
+        screen.note("interrupted; the same command with --resume continues")
     return INTERRUPTED if interrupted else 0
 
 
-def _settings(options: BenchOptions) -> list[Setting]:
+def _settings(options: BenchOptions) -> dict[Setting, None]:
     """Greedy decoding once, and each temperature with each top-p."""
-    settings = [
+    return dict.fromkeys(
         Setting(temperature=temperature, top_p=top_p if temperature else 1.0)
         for temperature in options.temperature
         for top_p in options.top_p
-    ]
-    return list(dict.fromkeys(settings))
+    )
 
 
-def _named(options: BenchOptions) -> dict[str, str]:
-    """Options without a field in the header of the file."""
-    options_by_name = {**options.llm, **options.speculation}
-    return {
-        name: str(value)
-        for name, value in options_by_name.items()
-        if name not in ("draft", "dtype", "quantization", "layout")
-    }
-
-
-class _Shown:
+class _RunProgress:
     """Progress of the runs, and what is compiled for the run that was shown last."""
 
     def __init__(self, screen: Screen):
@@ -130,30 +110,22 @@ class _Shown:
             self(self._last, f" ({activity})")
 
 
-def show(screen: Screen, results: Results) -> None:
+def _show(screen: Screen, results: Results) -> None:
     """Prints a table for each set of prompts, way of sampling and batch size."""
-    for cell, measured in summarize(results).items():
-        screen.show(cell.name, _table(measured), "")
+    for cell, systems in summarize(results).items():
+        screen.show(cell.name, plain_table(["system"], _HEADINGS, map(_row, systems)), "")
     screen.show(_LEGEND)
 
 
-def _table(measured: Sequence[Measured]) -> Table:
-    numbers = ("tokens/s", "speed-up", "a call", "kept", "first, ms", "token, ms", "loop")
-    table = plain_table(["system"], numbers)
-    for each in measured:
-        rate, efficiency = each.acceptance_rate, each.loop_efficiency
-        table.add_row(
-            each.system.name,
-            f"{each.tokens_per_second.median:.1f}",
-            _spread(each.speedup),
-            f"{each.tokens_per_call:.2f}",
-            "" if rate is None else f"{rate:.0%}",
-            f"{1000 * each.first_token_seconds[0]:.1f}",
-            f"{1000 * each.seconds_per_output_token[0]:.1f}",
-            "" if efficiency is None else f"{efficiency.median:.2f}",
-        )
-    return table
-
-
-def _spread(spread: Spread | None) -> str:
-    return "" if spread is None else spread.text()
+def _row(each: Measured) -> list[str]:
+    rate, efficiency = each.acceptance_rate, each.loop_efficiency
+    return [
+        each.system.name,
+        f"{each.tokens_per_second.median:.1f}",
+        "" if each.speedup is None else each.speedup.text(),
+        f"{each.tokens_per_call:.2f}",
+        "" if rate is None else f"{rate:.0%}",
+        f"{1000 * each.first_token_seconds[0]:.1f}",
+        f"{1000 * each.seconds_per_output_token[0]:.1f}",
+        "" if efficiency is None else f"{efficiency.median:.2f}",
+    ]

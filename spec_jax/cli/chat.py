@@ -30,7 +30,7 @@ A message that begins with a slash needs a space before it."""
 LONGER = ", for longer texts"
 
 
-def run(options: ChatOptions) -> int:
+def run(options: ChatOptions, screen: Screen) -> int:
     """Converses until the input ends; returns the exit code."""
     layout = options.llm.get("layout")
     if layout and (count := Layout.read(layout).processes) > 1:
@@ -40,11 +40,10 @@ def run(options: ChatOptions) -> int:
         )
     if sys.stdin is None:
         raise ConfigError("standard input is closed; chat reads the messages there.")
-    with Screen() as screen:
-        llm = load(options, screen)
-        conversation = Conversation(llm.encode_chat, options.system)
-        screen.settle()
-        return _Chat(llm, options.sampling, conversation, screen).run()
+    llm = load(options, screen)
+    conversation = Conversation(llm.encode_chat, options.system)
+    screen.settle()
+    return _Chat(llm, options.sampling, conversation, screen).run()
 
 
 class _Chat:

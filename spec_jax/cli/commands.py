@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_jax.cli import decoding_options, flags, tool_options
-from spec_jax.cli.options import PromptOptions
+from spec_jax.cli.options import CompletedPrompts, PromptOptions
 from spec_jax.cli.prompts import read_prompts
 
 OPTIONS: dict[str, type] = {
@@ -46,11 +46,13 @@ def run(command: str, arguments: Sequence[str]) -> int:
       command: its name.
       arguments: the arguments after it.
     """
-    parsed = parse(command, arguments)
-    texts = ()
-    if isinstance(parsed, decoding_options.AuditOptions):
-        texts = (read_prompts(parsed.sources) if parsed.sources else None,)
-    elif isinstance(parsed, PromptOptions):
-        texts = (read_prompts(parsed.sources),)
+    options = parse(command, arguments)
+    inputs = []
+    if isinstance(options, PromptOptions):
+        texts = isinstance(options, CompletedPrompts) or options.sources
+        inputs = [read_prompts(options.sources) if texts else []]
+    from spec_jax.cli.screen import Screen
+
     module = importlib.import_module(f"spec_jax.cli.{command.replace('-', '_')}")
-    return module.run(parsed, *texts)
+    with Screen(json_lines=getattr(options, "json", False)) as screen:
+        return module.run(options, screen, *inputs)

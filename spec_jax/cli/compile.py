@@ -17,24 +17,23 @@ from spec_jax.planning import Workload, compile_ahead
 from spec_jax.sharding import Layout
 
 
-def run(options: CompileOptions) -> int:
+def run(options: CompileOptions, screen: Screen) -> int:
     """Compiles and keeps the programs; returns the exit code."""
     layout = Layout.read(options.layout)
     prepare_to_compile_for(layout)
-    with Screen() as screen, tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as made:
         jax.config.update("jax_compilation_cache_dir", made)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_raise_persistent_cache_errors", True)  # such as a full disk
 
         def progress(message: str) -> None:
-            # Nothing is wrong with what was asked, and what is compiled stays, whatever comes.
+            # The options are valid, and what is compiled stays, whatever comes.
             publish(Path(made), options.output)
             screen.progress(message)
 
         target = read_shape(options.target, on_progress=screen.progress)
-        draft = target
-        if options.speculative.draft != options.target:
-            draft = _draft(options.speculative.draft, screen)
+        same = options.speculative.draft == options.target
+        draft = target if same else _draft(options.speculative.draft, screen)
         workloads = [
             Workload(tokens, options.sampling, options.num_prompts, options.max_num_seqs)
             for tokens in options.prompt_tokens

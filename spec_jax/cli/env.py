@@ -1,38 +1,27 @@
 """`spec-jax env`: versions and devices, for bug reports."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from spec_jax import __version__
+from spec_jax.cli.screen import Screen
 from spec_jax.cli.tool_options import EnvOptions
 
 PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "numpy",
-    "ml-dtypes",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "gguf",
-    "llguidance",
-    "huggingface-hub",
-    "libtpu",
-    "jax-cuda12-plugin",
-    "jax-cuda13-plugin",
-    "jax-rocm7-plugin",
+    *("jax", "jaxlib", "flax", "numpy", "ml-dtypes", "transformers", "tokenizers", "safetensors"),
+    *("gguf", "llguidance", "huggingface-hub", "libtpu"),
+    *("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin"),
 )
 VARIABLES = ("JAX_", "XLA_", "CUDA_", "NVIDIA_VISIBLE", "TPU_", "LIBTPU_", "ROCR_", "SPEC_JAX_")
 """Prefixes of the variables that change how a run behaves; none of them holds a secret."""
 
 
-def run(options: EnvOptions) -> int:
+def run(options: EnvOptions, screen: Screen) -> int:
     """Prints the report; returns the exit code."""
     report = _report()
     if options.json:
@@ -44,30 +33,27 @@ def run(options: EnvOptions) -> int:
             continue
         print(f"{title}:")
         for name, value in values.items():
-            print(f"  {name}: {', '.join(value) if isinstance(value, list) else value}")
+            value = ", ".join(value) if isinstance(value, list) else value
+            print(f"  {name}: {value}")
     return 0
 
 
 def _report() -> dict[str, Any]:
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
+    variables = sorted(each for each in os.environ.items() if each[0].startswith(VARIABLES))
     return {
         "spec-jax": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "executable": sys.executable,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": packages,
         "jax": _jax(),
-        "environment": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)
-        },
+        "environment": dict(variables),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _jax() -> dict[str, Any]:
@@ -91,10 +77,9 @@ def _jax() -> dict[str, Any]:
 
 
 def _device(device: Any) -> str:
-    memory: Callable[[], dict[str, int] | None] = device.memory_stats
-    try:
-        limit = (memory() or {}).get("bytes_limit")
-    except Exception:  # not every platform reports it
-        limit = None
-    room = f", {limit / 2**30:.1f} GiB" if limit else ""
-    return f"{device} ({device.device_kind}{room})"
+    statistics: dict[str, int] | None = None
+    with contextlib.suppress(Exception):  # not every platform reports it
+        statistics = device.memory_stats()
+    limit = (statistics or {}).get("bytes_limit")
+    memory = f", {limit / 2**30:.1f} GiB" if limit else ""
+    return f"{device} ({device.device_kind}{memory})"

@@ -3,12 +3,11 @@
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from spec_jax import distributed
 from spec_jax.cli.decoding_options import GenerateOptions
 from spec_jax.cli.interrupts import INTERRUPTED, acknowledge
-from spec_jax.cli.loading import load
+from spec_jax.cli.loading import load, prompts_of
 from spec_jax.cli.results_file import ResultsFile, refuse_existing
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.statistics import Run, same_tokens, table
@@ -20,35 +19,41 @@ HEADING_WIDTH = 60
 """Characters of a prompt that the heading above its result shows."""
 
 
-def run(options: GenerateOptions, texts: Sequence[str]) -> int:
+def run(options: GenerateOptions, screen: Screen, texts: list[str]) -> int:
     """Completes prompts and prints the results; returns the exit code."""
-    compare = options.compare and options.speculative.method != "none"
     if options.output is not None:
         refuse_existing(options.output, options.resume)
-    with Screen(json_lines=options.json) as screen:
-        llm = load(options, screen)
-        if options.chat:
-            chats = [[{"role": "user", "content": text}] for text in texts]
-            prompts: list[Prompt] = [llm.encode_chat(chat) for chat in chats]
-        else:
-            prompts = list(texts)
-        if options.output is not None:
-            return _write(llm, prompts, texts, options, screen)
-        if compare:
-            _warm_up(llm, prompts, options)
-        outputs = []
-        for output in _decode(llm, prompts, options, screen, None if options.json else texts):
-            outputs.append(output)
-            if options.json and not compare:
-                screen.record(_head(len(outputs) - 1, texts) | output.as_dict())
-        ours = Run(options.speculative.method, outputs, llm)
-        plain = _compare(ours, prompts, texts, options, screen) if compare else None
-        if not options.json:
-            screen.note("")
-            screen.note(table(ours, plain, greedy=options.sampling.temperature == 0))
-        if options.speculative.method == "none" and (options.compare or not options.json):
-            screen.note(f"{'nothing to compare: ' if options.compare else ''}{PLAIN}")
-        return _report_errors(outputs, screen)
+    llm = load(options, screen)
+    prompts = prompts_of(llm, options, texts)
+    if options.output is not None:
+        return _write(llm, prompts, texts, options, screen)
+    method, greedy = options.speculative.method, options.sampling.temperature == 0
+    compare = options.compare and method != "none"
+    if compare:
+        _warm_up(llm, prompts, options)
+    outputs, records = [], []
+    for output in _decode(llm, prompts, options, screen, None if options.json else texts):
+        if options.json:
+            index = len(outputs)
+            records.append({"index": index, "prompt": texts[index], **output.as_dict()})
+            if not compare:
+                screen.record(records.pop())
+        outputs.append(output)
+    ours, plain = Run(method, outputs, llm), None
+    if compare:
+        screen.progress("decoding plainly, to compare")
+        plainly = llm.with_speculation(options.speculative.plain)  # with the same weights
+        _warm_up(plainly, prompts, options)
+        plain = Run("plain", list(_decode(plainly, prompts, options, screen)), plainly)
+        same = same_tokens(ours, plain) if greedy else [None] * len(prompts)
+        for record, other, identical in zip(records, plain.outputs, same, strict=False):
+            screen.record(record | {"plain": other.metrics.as_dict(), "identical": identical})
+    if not options.json:
+        screen.note("")
+        screen.note(table(ours, plain, greedy=greedy))
+    if method == "none" and (options.compare or not options.json):
+        screen.note(f"{'nothing to compare: ' if options.compare else ''}{PLAIN}")
+    return screen.errors_of(outputs)
 
 
 def _write(
@@ -85,15 +90,7 @@ def _write(
     if interrupted:
         screen.note("interrupted; the same command with --resume continues")
         return INTERRUPTED
-    return _report_errors(outputs, screen)
-
-
-def _report_errors(outputs: Sequence[RequestOutput], screen: Screen) -> int:
-    """Shows the errors of requests; returns the exit code."""
-    errors = [output.error for output in outputs if output.error is not None]
-    for error in errors:
-        screen.error(error)
-    return 2 if errors else 0
+    return screen.errors_of(outputs)
 
 
 def _decode(
@@ -103,14 +100,17 @@ def _decode(
     screen: Screen,
     texts: Sequence[str] | None = None,
 ) -> Iterator[RequestOutput]:
-    """Yields the results in order; prints the text of each as it comes if the prompts are given."""
+    """Yields the results in order; prints the text of each as it comes if there are prompts."""
     last = -1
     for chunk in _in_order(llm.stream(prompts, options.sampling)):
         if texts is None:
             screen.progress(f"decoding, {chunk.index} of {len(prompts)} prompts done")
         else:
             if len(texts) > 1 and chunk.index != last:
-                screen.heading(f"==> prompt {chunk.index}: {_shortened(texts[chunk.index])} <==")
+                line = " ".join(texts[chunk.index].split())
+                if len(line) > HEADING_WIDTH:
+                    line = line[: HEADING_WIDTH - 1] + "\u2026"
+                screen.heading(f"==> prompt {chunk.index}: {line} <==")
             screen.write(chunk.text)
             last = chunk.index
         if chunk.output is not None:
@@ -133,36 +133,7 @@ def _in_order(chunks: Iterable[StreamChunk]) -> Iterator[StreamChunk]:
                 current += 1
 
 
-def _head(index: int, texts: Sequence[str]) -> dict[str, Any]:
-    """What says of a JSON object which prompt it is the result of."""
-    return {"index": index, "prompt": texts[index]}
-
-
-def _compare(
-    ours: Run, prompts: list[Prompt], texts: Sequence[str], options: GenerateOptions, screen: Screen
-) -> Run:
-    """Decodes the same prompts plainly, with the same weights."""
-    screen.progress("decoding plainly, to compare")
-    llm = ours.llm.with_speculation(options.speculative.plain)
-    _warm_up(llm, prompts, options)
-    outputs = list(_decode(llm, prompts, options, screen))
-    plain = Run("plain", outputs, llm)
-    if options.json:
-        same = same_tokens(ours, plain)
-        every = zip(ours.outputs, outputs, same, strict=True)
-        for index, (output, other, identical) in enumerate(every):
-            identical = identical if options.sampling.temperature == 0 else None
-            comparison = {"plain": other.metrics.as_dict(), "identical": identical}
-            screen.record(_head(index, texts) | output.as_dict() | comparison)
-    return plain
-
-
 def _warm_up(llm: LLM, prompts: list[Prompt], options: GenerateOptions) -> None:
     """Compiles and runs the first rounds, so that neither run is measured cold."""
     for _ in llm.stream(prompts, options.sampling):
         break
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= HEADING_WIDTH else line[: HEADING_WIDTH - 1] + "\u2026"

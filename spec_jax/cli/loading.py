@@ -1,18 +1,19 @@
 """From options to a model that is ready."""
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from spec_jax import distributed
 from spec_jax.cli.devices import ignore_absent_tpu
-from spec_jax.cli.options import SpeculationOptions
+from spec_jax.cli.options import CompletedPrompts, SpeculationOptions
 from spec_jax.cli.screen import Screen
-from spec_jax.llm import LLM
+from spec_jax.llm import LLM, Prompt
 from spec_jax.sharding import Layout
 
 
 def connect(file: str | None, screen: Screen) -> Layout | None:
-    """Reads a layout file and joins the other processes; only the first process prints."""
+    """Reads a layout file and connects the processes; only the first process prints."""
     ignore_absent_tpu()
     if file is None:
         return None
@@ -26,33 +27,50 @@ def connect(file: str | None, screen: Screen) -> Layout | None:
     return layout
 
 
-def job_summary(options: SpeculationOptions, llm: LLM) -> dict[str, Any]:
-    """What a command was job_summary to look at, as its record and its first line have it."""
-    how = options.speculative
-    return {
-        "target": options.target,
-        "draft": how.draft,
-        "method": how.method,
-        "verification": how.verification,
-        "num_speculative_tokens": how.lookahead,
-        "dtype": llm.dtype,
-        "quantization": llm.quantization,
-    }
+def make_llm(
+    target: str,
+    screen: Screen,
+    *,
+    layout: str | None = None,
+    seed: int | None = None,
+    on_progress: Callable[[str], object] | None = None,
+    **arguments: Any,
+) -> LLM:
+    """An `LLM` on the devices of a layout file, showing progress while it loads.
+
+    Requests without a seed get random ones if there is no seed.
+    """
+    screen.progress("loading")
+    return LLM(
+        target,
+        layout=connect(layout, screen),
+        seed=distributed.from_first(lambda: secrets.randbits(32)) if seed is None else seed,
+        on_progress=on_progress or screen.progress,
+        **arguments,
+    )
 
 
 def load(options: SpeculationOptions, screen: Screen) -> LLM:
-    """Loads target and draft, showing progress.
+    """Loads target and draft."""
+    return make_llm(options.target, screen, speculative_config=options.speculative, **options.llm)
 
-    Requests without a seed get random ones.
-    """
-    screen.progress("loading")
-    arguments = dict(options.llm)
-    layout = connect(arguments.pop("layout", None), screen)
-    return LLM(
-        options.target,
-        speculative_config=options.speculative,
-        layout=layout,
-        seed=distributed.from_first(lambda: secrets.randbits(32)),
-        on_progress=screen.progress,
-        **arguments,
-    )
+
+def prompts_of(llm: LLM, options: CompletedPrompts, texts: list[str]) -> list[Prompt]:
+    """The texts, or token ids of chats that ask them."""
+    if not options.chat:
+        return list(texts)
+    return [llm.encode_chat([{"role": "user", "content": text}]) for text in texts]
+
+
+def job_summary(options: SpeculationOptions, llm: LLM) -> dict[str, Any]:
+    """The models and settings of a command, as its record and its first line show them."""
+    config = options.speculative
+    return {
+        "target": options.target,
+        "draft": config.draft,
+        "method": config.method,
+        "verification": config.verification,
+        "num_speculative_tokens": config.lookahead,
+        "dtype": llm.dtype,
+        "quantization": llm.quantization,
+    }

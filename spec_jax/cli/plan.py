@@ -1,17 +1,15 @@
 """`spec-jax plan`: what a target and its draft will take on a layout."""
 
-from collections.abc import Callable
-
 import jax
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from spec_jax.checkpoints.recipe import Published
-from spec_jax.checkpoints.shape import Shape, read_shape
+from spec_jax.checkpoints.shape import read_shape
 from spec_jax.cli.devices import prepare_to_compile_for
 from spec_jax.cli.plan_search import report_search, write_best
-from spec_jax.cli.screen import Screen, visible
+from spec_jax.cli.screen import Screen, plain_table, visible
 from spec_jax.cli.tool_options import PLAN_LOOKAHEAD, PlanOptions
 from spec_jax.models.sizes import parameter_count
 from spec_jax.planning import (
@@ -19,28 +17,57 @@ from spec_jax.planning import (
     CallPlan,
     CompiledProgram,
     Plan,
-    Replicated,
     derived_draft,
     make_plan,
     search,
 )
+from spec_jax.planning.plan_figures import CALLS
 from spec_jax.sharding import Layout
 
+_MEMORY = {
+    "weights, GiB": "weight_bytes",
+    "weights in host memory, GiB": "host_bytes",
+    "caches, GiB": "cache_bytes",
+    "temporaries, estimated, GiB": "temporary_bytes",
+    "memory, computed, GiB": "computed_bytes",
+}
+_TERMS = {
+    "reading weights, ms": "weights",
+    "reading caches, ms": "cache",
+    "arithmetic meanwhile, ms": "compute",
+    "collectives, hops, ms": "latency",
+    "collectives, bytes, ms": "transfer",
+    "host memory meanwhile, ms": "stream",
+}
+"""Label of a row -> the figure of a call."""
 
-def run(options: PlanOptions) -> int:
+
+def run(options: PlanOptions, screen: Screen) -> int:
     """Makes the plan and prints it; returns the exit code."""
     layout = Layout.read(options.layout)
     if options.compile:
         prepare_to_compile_for(layout)
     else:
         jax.config.update("jax_platforms", "cpu")
-    with Screen(json_lines=options.json) as screen:
-        target = read_shape(options.target, on_progress=screen.progress)
-        draft = options.draft and read_shape(options.draft, on_progress=screen.progress)
-        draft = draft or derived_draft(target, layout)
-        if options.search:
-            _search(target, draft, layout, options, screen)
-            return 0
+    target = read_shape(options.target, on_progress=screen.progress)
+    draft = options.draft and read_shape(options.draft, on_progress=screen.progress)
+    draft = draft or derived_draft(target, layout)
+    if options.search:
+        results = search(
+            target,
+            draft,
+            layout,
+            acceptance=options.acceptance,
+            batches=options.batch,
+            contexts=options.context,
+            lookaheads=options.num_speculative_tokens or LOOKAHEADS,
+            quantizations=options.quantization,
+            sampling=options.sampling,
+            dtype=options.dtype,
+        )
+        written = [write_best(results, options.out)] if options.out else []
+        lines, record = [*report_search(results), *written], results.as_dict()
+    else:
         plan = make_plan(
             target,
             draft,
@@ -57,33 +84,12 @@ def run(options: PlanOptions) -> int:
             compile=options.compile,
             on_progress=screen.progress,
         )
-        if options.json:
-            screen.record(plan.as_dict())
-        else:
-            screen.show(*_report(plan))
-    return 0
-
-
-def _search(
-    target: Shape, draft: Shape, layout: Layout, options: PlanOptions, screen: Screen
-) -> None:
-    results = search(
-        target,
-        draft,
-        layout,
-        acceptance=options.acceptance,
-        batches=options.batch,
-        contexts=options.context,
-        lookaheads=options.num_speculative_tokens or LOOKAHEADS,
-        quantizations=options.quantization,
-        sampling=options.sampling,
-        dtype=options.dtype,
-    )
-    written = write_best(results, options.out) if options.out else ""
+        lines, record = _report(plan), plan.as_dict()
     if options.json:
-        screen.record(results.as_dict())
-        return
-    screen.show(*report_search(results), *([written] if written else []))
+        screen.record(record)
+    else:
+        screen.show(*lines)
+    return 0
 
 
 def _report(plan: Plan) -> list[RenderableType]:
@@ -104,88 +110,58 @@ def _report(plan: Plan) -> list[RenderableType]:
         for shape in (plan.target, plan.draft)
     ]
     note = "Figures are for one device."
-    return [Text(visible(heading), "bold"), *sizes, note, "", _sections(plan), "", *_verdicts(plan)]
+    return [Text(visible(heading), "bold"), *sizes, note, "", _table(plan), "", *_in_words(plan)]
 
 
-def _sections(plan: Plan) -> Table:
-    sections = {
-        "target call": plan.target_call,
-        f"scoring {plan.num_speculative_tokens + 1}": plan.scoring,
-        "draft step": plan.draft_step,
-        "sampling": plan.sampling,
-        "round": plan.round,
+def _table(plan: Plan) -> Table:
+    """A column for each call and for the prefill, a row for each figure that one of them has."""
+    calls: list[CallPlan] = [getattr(plan, name) for name in CALLS]
+    parts = [*calls, plan.prefill]
+    programs = [part.program for part in parts]
+    compiled = [program.as_dict() if program else {} for program in programs]
+    published = {id(call): f"{each.ms_per_token:g}" for _, each, call in plan.published}
+    rows: dict[str, list[str]] = {
+        label: [_gib(getattr(part, name, 0)) for part in parts] for label, name in _MEMORY.items()
     }
-    programs = [section.program for section in (*sections.values(), plan.prefill)]
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", style="dim")  # may wrap, for the sake of the numbers
-    for name in [*sections, "prefill"]:
-        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
-
-    def row(label: str, of: Callable[[CallPlan], str], prefill: str = "") -> None:
-        cells = [of(section) for section in sections.values()]
-        if any(cells):
-            table.add_row(label, *cells, prefill)
-
-    def compiled_row(label: str, of: Callable[[CompiledProgram], str]) -> None:
-        cells = [of(program) if program else "" for program in programs]
-        if any(cells):
-            table.add_row(label, *cells)
-
-    def memory(label: str, of: Callable[[CallPlan], int], prefill: str = "") -> None:
-        row(label, lambda s: _gib(of(s)) if s.weight_bytes else "", prefill)
-
-    memory("weights, GiB", lambda s: s.weight_bytes)
-    if plan.offload == "host":
-        memory("weights in host memory, GiB", lambda s: s.host_bytes)
-    memory("caches, GiB", lambda s: s.cache_bytes)
-    held, temporary = plan.prefill.held_bytes, plan.prefill.temporary_bytes
-    row(
-        "temporaries, estimated, GiB",
-        lambda s: _gib(s.temporary_bytes) if s.temporary_bytes else "",
-        _gib(temporary),
-    )
-    memory(
-        "memory, computed, GiB",
-        lambda s: s.computed_bytes,
-        _gib(held + temporary),
-    )
-    compiled_row("memory, compiled, GiB", _compiled_memory)
-    compiled_row("  of it temporary, GiB", lambda program: _gib(program.temporary_bytes))
+    rows["memory, compiled, GiB"] = [_compiled(program) for program in programs]
+    rows["  of it temporary, GiB"] = [
+        _gib(program.temporary_bytes) if program else "" for program in programs
+    ]
     for kind in dict.fromkeys(("all-reduce", *plan.round.collectives)):
-        row(f"{kind}s, computed", lambda s, kind=kind: str(s.collectives.get(kind, 0)))
-    row("  bytes exchanged, KiB", lambda s: f"{s.collective_bytes / 2**10:.0f}")
-    for kind in sorted({kind for program in programs if program for kind in _collectives(program)}):
-        compiled_row(
-            f"{kind}, compiled", lambda program, kind=kind: _collectives(program).get(kind, "")
-        )
-    if plan.round.terms is None:
-        return table
-    table.add_section()
-    for name, label in _TERMS.items():
-        if name != "stream" or plan.offload == "host":
-            row(label, lambda s, name=name: _ms(getattr(s.terms, name)))
-    row("projection, ms", lambda s: _ms(s.seconds), _ms(plan.prefill.seconds))
-    published = {id(section): each for _, each, section in plan.published}
-
-    def measured(section: CallPlan) -> str:
-        each = published.get(id(section))
-        return f"{each.ms_per_token:g}" if each else ""
-
-    row("published, ms", measured)
+        rows[f"{kind}s, computed"] = [str(call.collectives.get(kind, 0)) for call in calls]
+    rows["  bytes exchanged, KiB"] = [f"{call.collective_bytes / 2**10:.0f}" for call in calls]
+    for kind in sorted({kind for each in compiled for kind in each.get("collectives", ())}):
+        rows[f"{kind}, compiled"] = [_range(each, kind) for each in compiled]
+    if plan.round.terms is not None:
+        for label, name in _TERMS.items():
+            if name != "stream" or plan.offload == "host":
+                rows[label] = [_ms(getattr(call.terms, name)) for call in calls]
+        rows["projection, ms"] = [_ms(part.seconds) for part in parts]
+        rows["published, ms"] = [published.get(id(call), "") for call in calls]
+    headings = [name.replace("_", "\n") for name in (*CALLS, "prefill")]
+    headings[CALLS.index("scoring")] += f"\n{plan.num_speculative_tokens + 1}"
+    lines = ((label, *cells) for label, cells in rows.items() if any(cells))
+    table = plain_table([""], headings, lines, padding=1)
+    table.columns[0].style = "dim"
     return table
 
 
-_TERMS = {
-    "weights": "reading weights, ms",
-    "cache": "reading caches, ms",
-    "compute": "arithmetic meanwhile, ms",
-    "latency": "collectives, hops, ms",
-    "transfer": "collectives, bytes, ms",
-    "stream": "host memory meanwhile, ms",
-}
+def _compiled(program: CompiledProgram | None) -> str:
+    if program is None:
+        return ""
+    return "too much" if program.memory_bytes is None else _gib(program.memory_bytes)
 
 
-def _verdicts(plan: Plan) -> list[str]:
+def _range(program: dict[str, dict[str, int]], kind: str) -> str:
+    """How often a collective runs: `least - most` if conditionals decide."""
+    most = program.get("collectives", {}).get(kind)
+    if most is None:
+        return ""
+    least = program["least_collectives"].get(kind, 0)
+    return str(most) if least == most else f"{least} - {most}"
+
+
+def _in_words(plan: Plan) -> list[str]:
     """What the table means."""
     lines = []
     chip, memory, prefill = plan.layout.chip, plan.memory_bytes, plan.prefill
@@ -224,7 +200,12 @@ def _verdicts(plan: Plan) -> list[str]:
     for role in ("target", "draft"):
         replicated = [each for each in plan.replicated if each.role == role]
         if replicated:
-            axes = ", ".join(f"{each.axis} ({each.size}: {_shards(each)})" for each in replicated)
+            axes = ", ".join(
+                f"{each.axis} ({each.size}: "
+                f"{each.num_shards if each.num_shards > 1 else 'replicated'} instead of "
+                f"{each.requested} shards)"
+                for each in replicated
+            )
             lines.append(f"Not divisible as the layout asks, of the {role}: {axes}.")
     if plan.compile_seconds is not None:
         lines.append(f"Compiled in {plan.compile_seconds:.1f} s.")
@@ -249,29 +230,8 @@ def _compared(role: str, published: Published, section: CallPlan) -> str:
     )
 
 
-def _shards(each: Replicated) -> str:
-    shards = str(each.num_shards) if each.num_shards > 1 else "replicated"
-    return f"{shards} instead of {each.requested} shards"
-
-
-def _compiled_memory(program: CompiledProgram) -> str:
-    return "too much" if program.memory_bytes is None else _gib(program.memory_bytes)
-
-
-def _collectives(program: CompiledProgram) -> dict[str, str]:
-    """Kind -> count in the compiled program: `least - most` if conditionals decide."""
-    compiled = program.as_dict()
-    least, most = compiled["least_collectives"], compiled["collectives"]
-    return {
-        kind: str(most[kind])
-        if least.get(kind, 0) == most[kind]
-        else f"{least.get(kind, 0)} - {most[kind]}"
-        for kind in most
-    }
-
-
-def _gib(count: int | float) -> str:
-    return f"{count / 2**30:.2f}"
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f}" if count else ""
 
 
 def _ms(seconds: float | None) -> str:

@@ -1,15 +1,14 @@
-"""`spec-jax plan --search`: the tables of what was results."""
+"""`spec-jax plan --search`: the tables of its results."""
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from spec_jax.cli.screen import plain_table, visible
 from spec_jax.planning import Candidate, Search
 
 COLUMNS = (
-    *("batch", "draft on", "K", "round ms", "tokens a s", "speed- up", "first token s"),
-    *("round GiB", "prefill GiB"),
+    *("batch", "draft\non", "K", "round\nms", "tokens\na\ns", "speed-\nup", "first\ntoken\ns"),
+    *("round\nGiB", "prefill\nGiB"),
 )
 """Each word has a line, so that a terminal of 60 columns holds the table."""
 
@@ -28,21 +27,27 @@ def report_search(results: Search) -> list[RenderableType]:
         "is an estimate, for one device.",
         "The draft lies on this number of devices; * is the given layout, ! what does not fit.",
     ]
+    pairs = list(zip(results.best, results.given, strict=True))
     for (quantization, context), rows in results.largest.items():
+        cells = [
+            _cells(each)
+            for best, current in pairs
+            if (best.quantization, best.context) == (quantization, context)
+            for each in ([best] if current.rank == best.rank else [best, current])
+        ]
         most = f"the largest of these batches that fits has {rows} rows" if rows else "none fits"
         shown += [
             "",
             f"Quantization {quantization}, {context} tokens of context: {most}.",
-            _table(results, quantization, context),
+            plain_table([], COLUMNS, cells, padding=1),
         ]
     worst, best = max(zip(results.excess, results.best, strict=True), key=lambda each: each[0])
+    last = "No other draft layout is faster than the given one."
     if worst > 0:
         last = (
             f"The given layout takes up to {100 * worst:.1f} % more time a token than the best: "
             f"the draft on {best.draft_chips} devices ({_job(best)})."
         )
-    else:
-        last = "No other draft layout is faster than the given one."
     return [*shown, "", last]
 
 
@@ -53,16 +58,8 @@ def write_best(results: Search, file: str) -> str:
     return f"{file} has the draft on {best.draft_chips} devices ({_job(best)})."
 
 
-def _table(results: Search, quantization: str, context: int) -> Table:
-    table = plain_table([], [name.replace(" ", "\n") for name in COLUMNS], padding=1)
-    for best, current in zip(results.best, results.given, strict=True):
-        if (best.quantization, best.context) == (quantization, context):
-            for each in [best] if current.rank == best.rank else [best, current]:
-                table.add_row(*_cells(each))
-    return table
-
-
 def _cells(each: Candidate) -> list[str]:
+    sizes = {"round": each.round_bytes, "prefill": each.prefill_bytes}.items()
     return [
         str(each.batch),
         f"{each.draft_chips}{'*' if each.is_given else ' '}",
@@ -71,13 +68,8 @@ def _cells(each: Candidate) -> list[str]:
         f"{each.tokens_per_second:.0f}",
         f"{each.speedup:.2f}",
         f"{each.seconds_to_first_token:.2f}",
-        _memory("round", each.round_bytes, each),
-        _memory("prefill", each.prefill_bytes, each),
+        *(f"{size / 2**30:.2f}{'!' if of in each.too_large else ' '}" for of, size in sizes),
     ]
-
-
-def _memory(of: str, size: int, each: Candidate) -> str:
-    return f"{size / 2**30:.2f}{'!' if of in each.too_large else ' '}"
 
 
 def _job(each: Candidate) -> str:

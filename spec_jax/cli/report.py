@@ -7,26 +7,23 @@ from spec_jax.cli.tool_options import ReportOptions
 from spec_jax.files import replace_text
 
 
-def run(options: ReportOptions) -> int:
+def run(options: ReportOptions, screen: Screen) -> int:
     """Writes the report; returns the exit code."""
-    with Screen() as screen:
-        stems = [path.stem for path in options.results]
-        names = [
-            path.stem if stems.count(path.stem) == 1 else str(path) for path in options.results
-        ]
-        screen.progress("drawing")
-        files = {
-            name: results.read(path) for name, path in zip(names, options.results, strict=True)
-        }
-        replace_text(options.output, render(files))
-        screen.note(f"the report is {options.output}")
-        if options.png is not None:
-            count = 0
-            for name, each in files.items():
-                folder = options.png if len(files) == 1 else options.png / name.replace("/", "_")
-                folder.mkdir(parents=True, exist_ok=True)
-                for file, image in draw(each).items():
-                    (folder / file).write_bytes(image)
-                    count += 1
-            screen.note(f"{count} figures in {options.png}")
+    stems = [path.stem for path in options.results]
+    screen.progress("drawing")
+    files = {
+        path.stem if stems.count(path.stem) == 1 else str(path): results.read(path)
+        for path in options.results
+    }
+    replace_text(options.output, render(files))
+    screen.note(f"the report is {options.output}")
+    if options.png is not None:
+        count = 0
+        for name, each in files.items():
+            folder = options.png if len(files) == 1 else options.png / name.replace("/", "_")
+            folder.mkdir(parents=True, exist_ok=True)
+            for file, image in draw(each).items():
+                (folder / file).write_bytes(image)
+                count += 1
+        screen.note(f"{count} figures in {options.png}")
     return 0

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
@@ -17,6 +17,7 @@ from rich.text import Text
 from spec_jax.cli.interrupts import postponed
 from spec_jax.cli.waiting import Waiting
 from spec_jax.cli.wrapping import Wrapper
+from spec_jax.outputs import RequestOutput
 
 LOG_SECONDS = 30.0
 """Between lines of a log, where there is no terminal."""
@@ -45,19 +46,30 @@ def minutes_left(seconds: float | None) -> str:
     return f", {minutes}:{rest:02d} left"
 
 
-def plain_table(labels: Sequence[str], numbers: Sequence[str], *, padding: int = 2) -> Table:
+def plain_table(
+    labels: Sequence[str],
+    numbers: Sequence[str],
+    rows: Iterable[Sequence[RenderableType]],
+    *,
+    padding: int = 2,
+    header: bool = True,
+) -> Table:
     """A table without lines.
 
     Args:
-      labels: headings of columns of text.
+      labels: headings of columns of text; of several, the first is never broken.
       numbers: headings of columns of numbers, which are never broken.
+      rows: the cells.
       padding: spaces between columns.
+      header: whether to show the headings.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, padding, 0, 0))
-    for label in labels:
-        table.add_column(label, overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, padding, 0, 0), show_header=header)
+    for place, label in enumerate(labels):
+        table.add_column(label, overflow="fold", no_wrap=place < len(labels) - 1 and not place)
     for number in numbers:
         table.add_column(number, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -78,6 +90,7 @@ class Screen:
     """
 
     def __init__(self, *, json_lines: bool = False):
+        self._json_lines = json_lines
         self._out: TextIO = sys.stdout
         self.is_terminal = self._out.isatty()
         if isinstance(self._out, io.TextIOWrapper):
@@ -205,6 +218,16 @@ class Screen:
         for line in lines:
             console.print(Text(visible(line)) if isinstance(line, str) else line)
 
+    def report(
+        self, job: dict[str, Any], result: dict[str, Any], lines: Sequence[RenderableType]
+    ) -> None:
+        """Writes what a job was and its result, as one JSON line or as `lines` for people."""
+        if self._json_lines:
+            self.record(job | result)
+        else:
+            settings = (f"{name} {value}" for name, value in job.items() if value is not None)
+            self.show(", ".join(settings), "", *lines)
+
     def record(self, value: dict[str, Any]) -> None:
         """Writes one JSON line."""
         self.settle()
@@ -224,6 +247,13 @@ class Screen:
     def error(self, message: str) -> None:
         """Reports what went wrong without ending the program."""
         self.note(Text(f"spec-jax: error: {visible(message)}"))
+
+    def errors_of(self, outputs: Iterable[RequestOutput]) -> int:
+        """Reports the errors of requests; returns the exit code."""
+        errors = [output.error for output in outputs if output.error is not None]
+        for error in errors:
+            self.error(error)
+        return 2 if errors else 0
 
     def _columns(self) -> int:
         """How wide the terminal is now; 0 if it does not say or cannot take words back."""

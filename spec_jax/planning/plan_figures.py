@@ -110,10 +110,14 @@ class PrefillPlan:
     program: CompiledProgram | None = None
 
     @property
+    def computed_bytes(self) -> int:
+        """Memory without the compiler's figures."""
+        return self.held_bytes + self.temporary_bytes
+
+    @property
     def memory_bytes(self) -> int | None:
         """Compiled, or else estimated; None if the compiler found the program too large."""
-        held = self.held_bytes + self.temporary_bytes
-        return self.program.memory_bytes if self.program else held
+        return self.program.memory_bytes if self.program else self.computed_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
