@@ -47,7 +47,7 @@ def _guarded(arguments: list[str]) -> int:
     try:
         streams.open_closed()
         with raised_until_acknowledged():
-            code = _unwrapped(arguments)
+            code = _run(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -90,21 +90,11 @@ def _guarded(arguments: list[str]) -> int:
         return PEER_LOST
 
 
-def _unwrapped(arguments: list[str]) -> int:
-    """Runs a command; an error during decoding is reported like any other error."""
-    try:
-        return _run(arguments)
-    except GenerationError as error:
-        raise error.__cause__ or error from None
-    except SystemExit as exit:  # argparse, after --help
-        return exit.code if isinstance(exit.code, int) else 2
-
-
 def _run(arguments: list[str]) -> int:
     if not arguments:
         print(OVERVIEW, file=sys.stderr)
         return 2
-    command, *rest = arguments
+    command, *flags = arguments
     if command in ("-h", "--help"):
         print(OVERVIEW)
         return 0
@@ -117,7 +107,12 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)}")
     from spec_jax.cli import commands
 
-    return commands.run(command, rest)
+    try:
+        return commands.run(command, flags)
+    except GenerationError as error:
+        raise error.__cause__ or error from None
+    except SystemExit as exit:  # argparse, after --help
+        return exit.code if isinstance(exit.code, int) else 2
 
 
 def _process() -> tuple[int, int]:

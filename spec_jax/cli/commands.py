@@ -30,22 +30,12 @@ OPTIONS: dict[str, type] = {
 
 
 def parse(command: str, arguments: Sequence[str]) -> Any:
-    """The options of a command.
-
-    Raises:
-      ConfigError: an argument is missing, unknown, malformed or out of range, or two contradict
-        each other.
-    """
+    """The options of a command; the errors are the same as for `flags.parse`."""
     return flags.parse(command, OPTIONS[command], arguments)
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
-    """Runs a command; returns its exit code.
-
-    Args:
-      command: its name.
-      arguments: the arguments after it.
-    """
+    """Runs a command with the arguments after its name; returns its exit code."""
     options = parse(command, arguments)
     inputs = []
     if isinstance(options, PromptOptions):

@@ -13,7 +13,7 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from spec_jax.cli.parser import Parser, integer, integers, names, number, numbers
 from spec_jax.config import (
@@ -57,17 +57,33 @@ class Group:
     of: type | None = None
 
 
-class _Option(NamedTuple):
+class _Option:
     """A field of a class of options, with what its annotation says."""
 
-    name: str
-    owner: type
-    default: Any
-    flag: Flag
-    group: Group
-    kind: Any
-    is_sequence: bool
-    choices: tuple[Any, ...]
+    def __init__(self, owner: type, name: str):
+        annotation = annotations_of(owner)[name]
+        (field,) = (each for each in dataclasses.fields(owner) if each.name == name)
+        marks = _marks(annotation)
+        self.owner, self.name = owner, name
+        self.flag = next((each for each in marks if isinstance(each, Flag)), Flag())
+        self.group = next((each for each in marks if isinstance(each, Group)), Group())
+        self.kind, self.is_sequence = _kind(annotation)
+        make: Any = field.default_factory
+        self.default = field.default if make is dataclasses.MISSING else make()
+        self.needed = self.default is dataclasses.MISSING
+        kind = self.group.of or self.kind
+        self.nested: Any = kind if dataclasses.is_dataclass(kind) else None
+        """The class of options that the field holds, if any."""
+        self.flag_name = self.flag.name or name.replace("_", "-")
+        self.has_commas = self.is_sequence and (self.flag.commas or self.kind in (int, float))
+        choices = choices_of(annotation)
+        if owner is SpeculativeConfig and name == "method":
+            choices = tuple(each for each in METHODS if each != CUSTOM)
+        self.metavar = self.flag.metavar or "|".join(choices)
+        if not self.metavar and self.kind in _PARSERS:
+            self.metavar = _PARSERS[self.kind][2]
+        if self.has_commas and "," not in self.metavar:
+            self.metavar += ",..."
 
 
 def parse(command: str, options: type[T], arguments: Sequence[str]) -> T:
@@ -83,17 +99,17 @@ def parse(command: str, options: type[T], arguments: Sequence[str]) -> T:
         *groups, name = place.split(".")
         inner = functools.reduce(lambda each, group: each.setdefault(group, {}), groups, values)
         inner[name] = tuple(value) if isinstance(value, list) else value
-    if any(option.name == "command" for option in _options(options)):
-        values["command"] = f"spec-jax {command} {shlex.join(arguments)}"
     for option in _options(options):
-        if option.default is dataclasses.MISSING and not values.get(option.name):
-            remedy = option.flag.remedy or f"give --{_flag_name(option)}"
+        if option.name == "command":
+            values["command"] = f"spec-jax {command} {shlex.join(arguments)}"
+        if option.needed and not values.get(option.name):
+            remedy = option.flag.remedy or f"give --{option.flag_name}"
             raise ConfigError(f"no {option.name.replace('_', ' ')} given; {remedy}.")
     complete: Callable[[dict[str, Any]], None] = getattr(options, "complete", lambda values: None)
     complete(values)
     for option in _options(options):
-        if (nested := _nested(option)) and not option.group.of and option.name in values:
-            values[option.name] = nested(**values[option.name])
+        if option.nested and not option.group.of and option.name in values:
+            values[option.name] = option.nested(**values[option.name])
     return options(**values)
 
 
@@ -105,27 +121,35 @@ def make_parser(command: str, options: type, explain: bool = True) -> Parser:
       options: the class of its options.
       explain: whether to read the fields' documentation, for the help texts.
     """
-    operands = []
+    operands, needed_flags = [], []
     for option in _options(options):
-        needed = option.default is dataclasses.MISSING
         if option.flag.positional:
-            many = "..." if option.is_sequence else ""
-            operands.append(f"{_metavar(option)}{many}" if needed else f"[{_metavar(option)}]")
-        elif needed:
-            operands.append(f"--{_flag_name(option)} {_metavar(option)}")
-    operands.sort(key=lambda each: each.startswith("--"))
+            operand = f"{option.metavar}{'...' if option.is_sequence else ''}"
+            operands.append(operand if option.needed else f"[{operand}]")
+        elif option.needed:
+            needed_flags.append(f"--{option.flag_name} {option.metavar}")
     summary, _, epilog = (inspect.getdoc(options) or "").partition("\n\n")
-    parser = Parser(command, " ".join(operands), summary, epilog)
+    parser = Parser(command, " ".join(operands + needed_flags), summary, epilog)
     _add(parser, options, Group(), "", None, explain)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
+@functools.cache
 def documentation(config: type) -> dict[str, str]:
     """The docstrings below the fields of a class and its bases."""
     texts: dict[str, str] = {}
-    for each in reversed(config.__mro__[:-1]):
-        texts |= _own_documentation(each)
+    for base in reversed(config.__bases__):
+        texts |= documentation(base)
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
+    except (OSError, TypeError):
+        return texts
+    assert isinstance(definition, ast.ClassDef)
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(value))):
+                texts[name] = inspect.cleandoc(value)
     return texts
 
 
@@ -139,14 +163,20 @@ def _add(
             continue
         place = f"{path}{option.name}"
         text = documentation(option.owner).get(option.name, "") if explain else ""
-        if nested := _nested(option):
+        if option.nested:
             title = option.group.title or option.name.replace("_", " ")
             inner = group or parser.add_argument_group(title, text or None)
-            _add(parser, nested, option.group, f"{place}.", inner, explain)
+            _add(parser, option.nested, option.group, f"{place}.", inner, explain)
             continue
-        if options is SpeculativeConfig and (methods := _methods(option.name)):
-            text = f"{_sentence(text)}; for {methods}"
-        title = _declaring(option).__dict__.get("GROUP")
+        if options is SpeculativeConfig:
+            methods = [
+                each for each, config in METHODS.items() if option.name in option_names(config)
+            ]
+            if methods and 2 * len(methods) <= len(METHODS):
+                text = f"{_sentence(text)}; for {', '.join(methods)}"
+        mro = option.owner.__mro__
+        declaring = next(each for each in mro if option.name in inspect.get_annotations(each))
+        title = declaring.__dict__.get("GROUP")
         if group is None and title not in groups:
             groups[title] = parser.add_argument_group(title)
         _add_flag(group or groups[title], option, place, chosen.defaults.get(option.name), text)
@@ -161,72 +191,32 @@ def _add_flag(group: Any, option: _Option, place: str, default: str | None, text
     if default:
         help = re.sub(r" \(default: [^)]*\)", "", help)
     default = default or _shown(option.default)
-    repeated = option.is_sequence and not _has_commas(option)
-    notes = [*(["repeatable"] if repeated and not flag.positional else [])]
+    repeated = option.is_sequence and not option.has_commas
+    notes = ["repeatable"] if repeated and not flag.positional else []
     notes += [f"default: {default}"] if default and "(default: " not in help else []
     help += f" ({'; '.join(notes)})" if notes else ""
+    flags = [f"--{each}" for each in (option.flag_name, flag.also) if each]
     if option.kind is bool:
-        group.add_argument(f"--{_flag_name(option)}", dest=place, action="store_true", help=help)
+        group.add_argument(*flags, dest=place, action="store_true", help=help)
         if flag.off:
-            off = f"not --{_flag_name(option)} (default)"
+            off = f"not {flags[0]} (default)"
             group.add_argument(f"--{flag.off}", dest=place, action="store_false", help=off)
         return
     one, several, _ = _PARSERS[option.kind]
-    how: dict[str, Any] = {"metavar": _metavar(option), "help": help}
-    how["type"] = several if _has_commas(option) else one
+    how: dict[str, Any] = {"metavar": option.metavar, "help": help}
+    how["type"] = several if option.has_commas else one
     if flag.positional:
-        how["nargs"] = "*" if option.is_sequence else "?"
-        group.add_argument(place, **how)
-        return
-    if repeated:
-        how["action"] = "append"
-    flags = [f"--{each}" for each in (_flag_name(option), flag.also) if each]
-    group.add_argument(*flags, dest=place, **how)
+        group.add_argument(place, nargs="*" if option.is_sequence else "?", **how)
+    else:
+        action = "append" if repeated else "store"
+        group.add_argument(*flags, dest=place, action=action, **how)
 
 
 @functools.cache
 def _options(config: type) -> list[_Option]:
     if config is SpeculativeConfig:
-        owners = all_options()
-    else:
-        owners = {field.name: config for field in dataclasses.fields(config) if field.init}
-    options = []
-    for name, owner in owners.items():
-        annotation = annotations_of(owner)[name]
-        (field,) = (each for each in dataclasses.fields(owner) if each.name == name)
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        kind, is_sequence = _kind(annotation)
-        marks = _marks(annotation)
-        flag = next((each for each in marks if isinstance(each, Flag)), Flag())
-        group = next((each for each in marks if isinstance(each, Group)), Group())
-        choices = choices_of(annotation)
-        if owner is SpeculativeConfig and name == "method":
-            choices = tuple(each for each in METHODS if each != CUSTOM)
-        options.append(_Option(name, owner, default, flag, group, kind, is_sequence, choices))
-    return options
-
-
-def _nested(option: _Option) -> Any:
-    """The class of options that a field holds, if any."""
-    kind = option.group.of or option.kind
-    return kind if _is_options(kind) else None
-
-
-def _is_options(kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind)
-
-
-def _declaring(option: _Option) -> type:
-    classes = option.owner.__mro__
-    return next(each for each in classes if option.name in inspect.get_annotations(each))
-
-
-def _methods(name: str) -> str:
-    """The methods that have an option, unless most have it."""
-    methods = [method for method, config in METHODS.items() if name in option_names(config)]
-    return ", ".join(methods) if 2 * len(methods) <= len(METHODS) else ""
+        return [_Option(owner, name) for name, owner in all_options().items()]
+    return [_Option(config, name) for name in option_names(config)]
 
 
 def _kind(annotation: Any) -> tuple[Any, bool]:
@@ -235,8 +225,9 @@ def _kind(annotation: Any) -> tuple[Any, bool]:
     if origin is Annotated:
         return _kind(parts[0])
     if origin in (Union, types.UnionType):
-        kinds = [_kind(each) for each in parts]
-        return next(each for each in kinds if each[0] in (bool, *_PARSERS) or _is_options(each[0]))
+        kinds = {bool, *_PARSERS}
+        pairs = map(_kind, parts)
+        return next(each for each in pairs if each[0] in kinds or dataclasses.is_dataclass(each[0]))
     if origin in (Sequence, tuple):
         return _kind(parts[0])[0], True
     return (str if choices_of(annotation) else annotation), False
@@ -245,19 +236,6 @@ def _kind(annotation: Any) -> tuple[Any, bool]:
 def _marks(annotation: Any) -> list[Any]:
     marks = list(getattr(annotation, "__metadata__", ()))
     return marks + [mark for part in get_args(annotation) for mark in _marks(part)]
-
-
-def _flag_name(option: _Option) -> str:
-    return option.flag.name or option.name.replace("_", "-")
-
-
-def _has_commas(option: _Option) -> bool:
-    return option.is_sequence and (option.flag.commas or option.kind in (int, float))
-
-
-def _metavar(option: _Option) -> str:
-    metavar = option.flag.metavar or "|".join(option.choices) or _PARSERS[option.kind][2]
-    return f"{metavar},..." if _has_commas(option) and "," not in metavar else metavar
 
 
 def _shown(default: Any) -> str:
@@ -271,18 +249,3 @@ def _sentence(text: str) -> str:
     """The first sentence of a documentation, without its full stop."""
     sentence = re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
     return sentence[:1].lower() + sentence[1:] if not sentence[1:2].isupper() else sentence
-
-
-@functools.cache
-def _own_documentation(config: type) -> dict[str, str]:
-    try:
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
-    except (OSError, TypeError):
-        return {}
-    assert isinstance(definition, ast.ClassDef)
-    texts = {}
-    for field, text in zip(definition.body, definition.body[1:], strict=False):
-        match field, text:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(value))):
-                texts[name] = inspect.cleandoc(value)
-    return texts
