@@ -32,8 +32,9 @@ from spec_jax.config import (
 )
 from spec_jax.errors import ConfigError
 
+WITHOUT_LOGPROBS = (*PYTHON_ONLY, "logprobs")
 AUDIT_LOOKAHEAD = 4
-"""K of an audit: drafts of this length are accepted whole and refused often enough to be tested."""
+"""K of an audit: such drafts are accepted in full and rejected often enough to be tested."""
 AUDIT_TEMPERATURE = 1.0
 
 
@@ -86,9 +87,7 @@ class ChatOptions(Batches, SpeculationOptions):
 
     GROUP: ClassVar[str] = "conversation"
 
-    sampling: Annotated[SamplingParams, Group(without=(*PYTHON_ONLY, "logprobs"))] = (
-        SamplingParams()
-    )
+    sampling: Annotated[SamplingParams, Group(without=WITHOUT_LOGPROBS)] = SamplingParams()
     system: str | None = None
     """Tell the model how to answer."""
 
@@ -137,9 +136,7 @@ class AuditOptions(PromptOptions, SpeculationOptions):
 
     speculative: Annotated[
         SpeculativeConfig,
-        Group(
-            title="speculative decoding", defaults={"num_speculative_tokens": str(AUDIT_LOOKAHEAD)}
-        ),
+        Group("speculative decoding", defaults={"num_speculative_tokens": str(AUDIT_LOOKAHEAD)}),
     ] = NoDraftConfig()
     sampling: Annotated[
         SamplingParams,
@@ -199,10 +196,7 @@ class ProfileOptions(CompletedPrompts, SpeculationOptions):
 
     sampling: Annotated[
         SamplingParams,
-        Group(
-            without=(*PYTHON_ONLY, "logprobs"),
-            defaults={"max_tokens": "as many as the rounds can give"},
-        ),
+        Group(without=WITHOUT_LOGPROBS, defaults={"max_tokens": "as many as the rounds can give"}),
     ] = SamplingParams()
     output: Annotated[
         Path,
@@ -225,12 +219,12 @@ class ProfileOptions(CompletedPrompts, SpeculationOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         directory = self.output
-        parent = directory.absolute().parent
-        if not parent.is_dir() or (directory.exists() and not directory.is_dir()):
+        exists, inside = directory.is_dir(), directory.absolute().parent.is_dir()
+        if not inside or (directory.exists() and not exists):
             raise ConfigError(
                 f"out is {str(directory)!r}; give a directory, in one that exists, for the trace."
             )
-        if directory.is_dir() and any(directory.iterdir()):
+        if exists and any(directory.iterdir()):
             raise ConfigError(
                 f"{directory} is not empty, and nothing is overwritten; give another --out."
             )
@@ -294,7 +288,24 @@ class EvaluateOptions(Batches, SpeculationOptions):
             sampling.setdefault("temperature", 1.0)
 
     def __post_init__(self) -> None:
-        self._check_task()
+        task, data, executes = self.task, self.data, self.task == "humaneval"
+        if executes and data is not None:
+            raise ConfigError(f"data is {data!r}, but task 'humaneval' has its own; leave it out.")
+        if executes and not self.allow_code_execution:
+            raise ConfigError(
+                "task 'humaneval' runs code that the model writes, in a subprocess with limits of "
+                "time and memory but without a sandbox; if this machine may do that, give "
+                "--allow-code-execution."
+            )
+        if self.allow_code_execution and not executes:
+            raise ConfigError(f"task {task!r} runs no code; leave --allow-code-execution out.")
+        if task == "likelihood" and data is not None:
+            prompts.check_known(data)
+        if task in self.LINES and data is None:
+            raise ConfigError(
+                f"task {task!r} needs data; name a .jsonl file of lines {self.LINES[task]} with "
+                "--data."
+            )
         if self.speculative.method == "none":
             raise ConfigError(
                 "method is 'none', and a method is compared with plain decoding; give "
@@ -309,27 +320,3 @@ class EvaluateOptions(Batches, SpeculationOptions):
         object.__setattr__(self, "sampling", dataclasses.replace(self.sampling, n=self.samples))
         if self.output is not None:
             refuse_existing(self.output)
-
-    def _check_task(self) -> None:
-        task, data, allowed = self.task, self.data, self.allow_code_execution
-        if task == "humaneval":
-            if data is not None:
-                raise ConfigError(
-                    f"data is {data!r}, but task 'humaneval' has its own; leave it out."
-                )
-            if not allowed:
-                raise ConfigError(
-                    "task 'humaneval' runs code that the model writes, in a subprocess with limits "
-                    "of time and memory but without a sandbox; if this machine may do that, give "
-                    "--allow-code-execution."
-                )
-        elif allowed:
-            raise ConfigError(f"task {task!r} runs no code; leave --allow-code-execution out.")
-        elif task == "likelihood":
-            if data is not None:
-                prompts.check_known(data)
-        elif data is None:
-            raise ConfigError(
-                f"task {task!r} needs data; name a .jsonl file of lines {self.LINES[task]} with "
-                "--data."
-            )

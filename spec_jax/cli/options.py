@@ -1,6 +1,7 @@
 """Groups of options that several commands have. Imports no JAX."""
 
 import dataclasses
+import functools
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from spec_jax.cli.flags import Group
@@ -65,11 +66,11 @@ class ModelOptions(LoadingOptions):
     def llm(self) -> dict[str, Any]:
         """Arguments of `LLM` besides the target that are not the defaults."""
         fields = (*dataclasses.fields(ModelOptions), *dataclasses.fields(Batches))
-        values = {each.name: getattr(self, each.name, each.default) for each in fields}
         return {
-            each.name: values[each.name]
+            each.name: value
             for each in fields
-            if each.name != "target" and values[each.name] != each.default
+            if each.name != "target"
+            and (value := getattr(self, each.name, each.default)) != each.default
         }
 
 
@@ -99,22 +100,16 @@ class SpeculationOptions(ModelOptions):
 
 
 def _add_prompts(group: Any, place: str) -> None:
-    for kind, metavar, help in (
-        ("text", "TEXT", "a prompt (repeatable)"),
-        (
-            *("file", "FILE"),
-            '.jsonl: one object with the key "prompt" a line; any other file is one prompt; - is '
-            "standard input (repeatable)",
-        ),
-    ):
-        group.add_argument(
-            "--prompt" if kind == "text" else "--prompt-file",
-            dest=place,
-            action="append",
-            type=lambda value, kind=kind: Source(kind, value),
-            metavar=metavar,
-            help=help,
-        )
+    add = functools.partial(group.add_argument, dest=place, action="append")
+    text, file = (functools.partial(Source, kind) for kind in ("text", "file"))
+    add("--prompt", type=text, metavar="TEXT", help="a prompt (repeatable)")
+    add(
+        "--prompt-file",
+        type=file,
+        metavar="FILE",
+        help='.jsonl: one object with the key "prompt" a line; any other file is one prompt; - is '
+        "standard input (repeatable)",
+    )
 
 
 @config_class

@@ -11,8 +11,8 @@ from spec_jax.config import CUSTOM, METHODS, all_options, option_names
 
 _SHARED = ("model", "speculative decoding", "sampling")
 """Groups of options that many commands have."""
-_FLAG = re.compile(r"(?<![`\w-])(--[a-z][a-z-]*[a-z])")
-_HEAD = """\
+_CODE_OR_FLAG = re.compile(r"(`[^`]*`)|(?<![`\w-])(--[a-z][a-z-]*[a-z])")
+_HEADER = """\
 # Command line
 
 `python -m spec_jax.cli.reference > docs/cli.md` makes this page from the classes of options, and a
@@ -24,49 +24,46 @@ shows the traceback of an error.
 def page() -> str:
     """The text of docs/cli.md."""
     groups: dict[str, dict[str, tuple[str, list[str]]]] = {title: {} for title in _SHARED}
-    commands = []
+    parts = [_HEADER]
     for command, options in OPTIONS.items():
         parser = make_parser(command, options)
-        rows, shared = [], []
+        rows, links = [], []
         for group in parser._action_groups:
             actions = [each for each in group._group_actions if each.dest not in ("help", "debug")]
-            if actions and group.title in groups:
-                shared.append(group.title)
-                for action in actions:
-                    entry = groups[group.title].setdefault(_flags(action), (str(action.help), []))
-                    entry[1].append(command)
+            lines = [(_flags(action), str(action.help)) for action in actions]
+            if lines and group.title in groups:
+                links.append(f"[{group.title}](#{group.title.replace(' ', '-')})")
+                for flag, help in lines:
+                    groups[group.title].setdefault(flag, (help, []))[1].append(command)
             else:
-                rows += [(_flags(action), str(action.help)) for action in actions]
-        commands += [f"## `spec-jax {command}`", str(parser.description)]
-        if shared:
-            commands.append(f"Takes options of: {', '.join(map(_link, shared))}.")
-        commands += [_table(("Flag", "Meaning"), rows), parser.epilog or ""]
-    parts = [_HEAD, *commands]
+                rows += lines
+        parts += [f"## `spec-jax {command}`", str(parser.description)]
+        if links:
+            parts.append(f"Takes options of: {', '.join(links)}.")
+        parts += [_table(("Flag", "Meaning"), rows), parser.epilog or ""]
     for title, flags in groups.items():
-        users = [command for _, names in flags.values() for command in names]
-        every = {each for each in OPTIONS if each in users}
+        users = {command for _, commands in flags.values() for command in commands}
         rows = [
-            (flag, help if set(names) >= every else f"{help}; only {', '.join(names)}")
-            for flag, (help, names) in flags.items()
+            (flag, help if users <= set(commands) else f"{help}; only {', '.join(commands)}")
+            for flag, (help, commands) in flags.items()
         ]
-        names = ", ".join(f"`{each}`" for each in OPTIONS if each in every)
+        names = ", ".join(f"`{each}`" for each in OPTIONS if each in users)
         text = f"Of {names}, unless a row names commands."
         parts += [f"## {title.capitalize()}", text, _table(("Flag", "Meaning"), rows)]
-    text = "\n\n".join([part.strip() for part in (*parts, _methods()) if part]) + "\n"
-    parts = text.split("`")  # the odd ones are code
-    return "`".join(
-        _FLAG.sub(r"`\1`", each) if i % 2 == 0 else each for i, each in enumerate(parts)
-    )
+    text = "\n\n".join(part.strip() for part in (*parts, *_methods()) if part.strip()) + "\n"
+    return _CODE_OR_FLAG.sub(lambda match: match[1] or f"`{match[2]}`", text)
 
 
-def _methods() -> str:
+def _methods() -> list[str]:
     """Which method has which options."""
-    methods = [each for each in METHODS if each != CUSTOM]
-    summaries = [f"- `{each}`: {str(METHODS[each].__doc__).splitlines()[0]}" for each in methods]
+    methods = {name: config for name, config in METHODS.items() if name != CUSTOM}
+    summaries = [
+        f"- `{name}`: {str(config.__doc__).splitlines()[0]}" for name, config in methods.items()
+    ]
     rows = [
         (
             f"`{name}`",
-            *("yes" if name in option_names(METHODS[each]) else "" for each in methods),
+            *("yes" if name in option_names(config) else "" for config in methods.values()),
         )
         for name in all_options()
         if name != "method"
@@ -75,36 +72,24 @@ def _methods() -> str:
         f"- `{name}`: {' '.join(documentation(config)[name].split())}"
         for name, config in all_options().items()
     ]
-    return "\n\n".join(
-        [
-            "## Options of each method",
-            "These are the fields of `SpeculativeConfig(method=...)`, and with hyphens the flags.",
-            "\n".join(summaries),
-            _table(("Option", *(f"`{each}`" for each in methods)), rows),
-            "\n".join(meanings),
-        ]
-    )
+    return [
+        "## Options of each method",
+        "These are the fields of `SpeculativeConfig(method=...)`, and with hyphens the flags.",
+        "\n".join(summaries),
+        _table(("Option", *(f"`{each}`" for each in methods)), rows),
+        "\n".join(meanings),
+    ]
 
 
 def _flags(action: argparse.Action) -> str:
     metavar = "" if action.nargs == 0 else f" {action.metavar}"
-    return ", ".join(f"`{each}{metavar}`" for each in action.option_strings or [""]).replace(
-        "` ", "`"
-    )
+    return ", ".join(f"`{f'{each}{metavar}'.strip()}`" for each in action.option_strings or [""])
 
 
-def _link(title: str) -> str:
-    return f"[{title}](#{title.replace(' ', '-')})"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [
-        head,
-        ["---"] * len(head),
-        *([each.replace("|", "\\|") for each in row] for row in rows),
-    ]
-    lines = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join(lines).replace("%%", "%") if len(lines) > 2 else ""
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [[each.replace("|", "\\|").replace("%%", "%") for each in row] for row in rows]
+    lines = [header, ["---"] * len(header), *lines] if lines else []
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

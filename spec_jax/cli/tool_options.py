@@ -41,8 +41,11 @@ from spec_jax.training.config import TrainingConfig
 
 PROGRAMS_DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
 PLAN_LOOKAHEAD = 4
-_LISTED = ("num_speculative_tokens", "draft_length_policy", "verification", "scoring")
-"""Options that `bench` takes lists of."""
+_NOT_OF_ALL = (
+    *("method", "num_speculative_tokens", "draft_length_policy", "verification", "scoring"),
+    *("scoring_consistent", "confidence_threshold", "retune_confidence"),
+)
+"""Options that `bench` takes lists of, or not at all."""
 
 
 @config_class
@@ -85,16 +88,9 @@ class BenchOptions(ModelOptions):
     """Rows decoded at once."""
     baseline: Annotated[Many[str], Flag(metavar="transformers|llama-cpp")] = ()
     """Also measure this library, if it is installed, one request at a time."""
-    speculation: Annotated[
-        Mapping[str, Any],
-        Group(
-            of=SpeculativeConfig,
-            without=(
-                *("method", *_LISTED, "scoring_consistent"),
-                *("confidence_threshold", "retune_confidence"),
-            ),
-        ),
-    ] = Field(default_factory=dict)
+    speculation: Annotated[Mapping[str, Any], Group(of=SpeculativeConfig, without=_NOT_OF_ALL)] = (
+        Field(default_factory=dict)
+    )
     """Options for all methods that have them."""
     prompt_set: Annotated[
         Many[str], Flag(metavar="|".join((*prompts.BUILT_IN, prompts.HUMANEVAL, "FILE")))
@@ -232,14 +228,13 @@ class ConvertOptions:
     sharding/*.toml (default: one device)."""
 
     def __post_init__(self) -> None:
-        outputs = [each for each in (self.directory, self.out) if each]
-        if len(outputs) != 1:
-            mistake = (
-                f"the output is named twice, {' and '.join(outputs)}"
-                if outputs
-                else "no output given"
-            )
-            raise ConfigError(f"{mistake}; name the directory with --out.")
+        if self.directory and self.out:
+            mistake = f"the output is named twice, {self.directory} and {self.out}"
+        elif not self.output:
+            mistake = "no output given"
+        else:
+            return
+        raise ConfigError(f"{mistake}; name the directory with --out.")
 
     @property
     def output(self) -> str:
