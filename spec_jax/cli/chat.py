@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Iterator
 
 from spec_jax.cli.conversation import Conversation
 from spec_jax.cli.decoding_options import ChatOptions
@@ -108,26 +109,26 @@ class _Chat:
             )
         if text and not takes[name]:
             raise RequestError(f"{name} takes nothing after it, but got {text!r}.")
+        if name == "/save" and not text:
+            raise RequestError("no file given; write /save FILE.")
         if name == "/help":
-            lines = [f"{each:14}{meaning}" for each, meaning in COMMANDS.items()]
-            self._screen.note("\n".join([*lines, KEYS]))
+            note = "\n".join([*(f"{each:14}{use}" for each, use in COMMANDS.items()), KEYS])
         elif name == "/reset":
             self._conversation.clear()
-            self._screen.note("a new conversation starts")
+            note = "a new conversation starts"
         elif name == "/save":
-            if not text:
-                raise RequestError("no file given; write /save FILE.")
-            self._screen.note(f"saved to {self._conversation.save(text)}")
+            note = f"saved to {self._conversation.save(text)}"
         elif text:
             self._conversation.instruct(text)
-            self._screen.note("the system message is set")
+            note = "the system message is set"
         else:
-            told = self._conversation.system
-            self._screen.note("there is no system message" if told is None else told)
+            system = self._conversation.system
+            note = "there is no system message" if system is None else system
+        self._screen.note(note)
 
     def _turn(self, text: str) -> None:
         """Answers one message; the turn is forgotten if there was no answer."""
-        ids = self._conversation.asked(text)
+        ids = self._conversation.encode(text)
         context = self._llm.max_model_len
         if len(ids) >= context:
             raise RequestError(
@@ -149,27 +150,20 @@ class _Chat:
             self._screen.end_line()
             self._screen.note("(interrupted)")
         self._screen.end_line()
+        if output is not None and output.error is not None:
+            raise RequestError(output.error)
         if output is not None:
-            self._report(output)
-        if answer and (output is None or output.error is None):
+            self._screen.note(f"({', '.join(self._statistics(output))})")
+        if answer:
             self._conversation.add(text, answer)
 
-    def _report(self, output: RequestOutput) -> None:
-        """One line of statistics, and why the answer stopped if that was not its own end."""
-        if output.error is not None:
-            raise RequestError(output.error)
-        metrics = output.metrics
-        parts = [
-            f"{metrics.completion_tokens} tokens",
-            f"{metrics.mean_acceptance_length:.2f} per target call",
-            f"{metrics.tokens_per_second:.1f} per second",
-        ]
-        if output.finish_reason == "length":
-            if output.usage.total_tokens >= self._llm.max_model_len:
-                parts.append(
-                    f"the context of {self._llm.max_model_len} tokens is full: "
-                    "/reset starts a new conversation"
-                )
-            else:
-                parts.append(f"cut at --max-tokens {self._sampling.max_tokens}")
-        self._screen.note(f"({', '.join(parts)})")
+    def _statistics(self, output: RequestOutput) -> Iterator[str]:
+        """Counts, and why the answer stopped if the model did not end it."""
+        metrics, context = output.metrics, self._llm.max_model_len
+        yield f"{metrics.completion_tokens} tokens"
+        yield f"{metrics.mean_acceptance_length:.2f} per target call"
+        yield f"{metrics.tokens_per_second:.1f} per second"
+        if output.finish_reason == "length" and output.usage.total_tokens >= context:
+            yield f"the context of {context} tokens is full: /reset starts a new conversation"
+        elif output.finish_reason == "length":
+            yield f"cut at --max-tokens {self._sampling.max_tokens}"

@@ -8,12 +8,9 @@ from spec_jax.cli.prompts import checked
 from spec_jax.errors import RequestError
 from spec_jax.files import replace_text
 
-Message = dict[str, str]
-Encode = Callable[[Sequence[Message]], Sequence[int]]
-
 
 class Conversation:
-    """What was said so far, after a system message if there is one.
+    """The messages so far, after a system message if there is one.
 
     Args:
       encode: messages -> token ids, by the model's chat template.
@@ -23,35 +20,36 @@ class Conversation:
       RequestError: the model has no chat template, or one that refuses system messages.
     """
 
-    def __init__(self, encode: Encode, system: str | None = None):
+    def __init__(
+        self, encode: Callable[[Sequence[dict[str, str]]], Sequence[int]], system: str | None = None
+    ):
         self._encode = encode
-        self._turns: list[Message] = []
+        self._turns: list[tuple[str, str]] = []
         self._saved: set[Path] = set()
         self.system: str | None = None
         self.instruct(system)
 
-    @property
-    def messages(self) -> list[Message]:
-        """All messages, the system message first."""
-        system = [] if self.system is None else [_message("system", self.system)]
-        return [*system, *self._turns]
+    def _messages(self, *more: tuple[str, str]) -> list[dict[str, str]]:
+        system = [] if self.system is None else [("system", self.system)]
+        pairs = (*system, *self._turns, *more)
+        return [{"role": role, "content": content} for role, content in pairs]
 
     def instruct(self, system: str | None) -> None:
         """Replaces the system message; without one the template's own applies."""
         before, self.system = self.system, system and checked(system, "the system message")
         try:
-            self._encode([*self.messages, _message("user", "Hello")])
+            self._encode(self._messages(("user", "Hello")))
         except RequestError:
             self.system = before
             raise
 
-    def asked(self, text: str) -> Sequence[int]:
+    def encode(self, question: str) -> Sequence[int]:
         """The token ids of the conversation with one more question, which is not kept."""
-        return self._encode([*self.messages, _message("user", checked(text, "the message"))])
+        return self._encode(self._messages(("user", checked(question, "the message"))))
 
     def add(self, question: str, answer: str) -> None:
         """Keeps a turn."""
-        self._turns += [_message("user", question), _message("assistant", answer)]
+        self._turns += [("user", question), ("assistant", answer)]
 
     def clear(self) -> None:
         """Forgets all turns; the system message stays."""
@@ -66,16 +64,11 @@ class Conversation:
         path = Path(name).expanduser().absolute()
         if path.exists() and path not in self._saved:
             raise RequestError(f"{name} exists and is not of this conversation; name another file.")
-        content = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
         try:
-            replace_text(path, content)
+            replace_text(path, json.dumps(self._messages(), ensure_ascii=False, indent=2) + "\n")
         except OSError as error:
             raise RequestError(
                 f"cannot write {name}: {error.strerror}; the conversation continues."
             ) from error
         self._saved.add(path)
         return path
-
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}

@@ -46,17 +46,12 @@ def prepare_to_compile_for(layout: Layout) -> None:
 
 def has_tpu() -> bool:
     """Whether there may be a TPU on the PCI bus."""
-    return any(
-        _read(device / "vendor") == GOOGLE and not _read(device / "class").startswith(OTHER_CLASSES)
-        for device in PCI.glob("*")
-    )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    for device in PCI.glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == GOOGLE and not kind.startswith(OTHER_CLASSES):
+                return True
+    return False
 
 
 def _plugins() -> bool:

@@ -114,13 +114,7 @@ def parse(command: str, options: type[T], arguments: Sequence[str]) -> T:
 
 
 def make_parser(command: str, options: type, explain: bool = True) -> Parser:
-    """The parser of a command's flags.
-
-    Args:
-      command: its name.
-      options: the class of its options.
-      explain: whether to read the fields' documentation, for the help texts.
-    """
+    """The parser of a command's flags, for help texts with the fields' documentation."""
     operands, needed_flags = [], []
     for option in _options(options):
         if option.flag.positional:

@@ -67,7 +67,7 @@ def _write(
 
         def open_file() -> list[int]:
             nonlocal file
-            file = stack.enter_context(ResultsFile(options, texts))
+            file = ResultsFile(options, texts, stack)
             return sorted(file.done)
 
         done = set(distributed.from_first(open_file))

@@ -18,12 +18,9 @@ PAUSE = 0.03
 
 
 class Keyboard:
-    """Reads messages, of one line or several: what is pasted is one message until Enter is pressed.
+    """Reads messages, of one line or several: pasted text is one message until Enter is pressed.
 
-    Args:
-      source: the terminal that is typed at.
-      screen: the terminal that shows what is typed.
-      commands: words that the Tab key completes.
+    It reads from the terminal `source` and shows it on `screen`; the Tab key completes `commands`.
     """
 
     def __init__(self, source: TextIO, screen: TextIO, commands: Sequence[str]):

@@ -56,9 +56,7 @@ def _json_lines(text: str, name: str) -> list[str]:
 def checked(text: str, where: str) -> str:
     """The text, unless it is empty or holds bytes that the locale's encoding cannot decode.
 
-    Args:
-      text: what the user gave.
-      where: what to call it in a message.
+    An error calls the text by the name `where`.
     """
     if not text:
         raise RequestError(f"{where} is empty ('{text}'); give at least one character.")

@@ -1,5 +1,6 @@
 """A file of results that a killed job continues. Imports no JAX."""
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -7,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from spec_jax.errors import ConfigError
 from spec_jax.text.json_lines import append_line, drop_unfinished_line
@@ -20,11 +21,7 @@ _OF_THE_TEXT = ("dtype", "quantization", "kv_cache_dtype", "max_model_len")
 
 
 def refuse_existing(path: Path, resume: bool | None = None) -> None:
-    """Refuses to write where something is, unless the job continues it.
-
-    Args:
-      path: the file.
-      resume: whether the job continues it; None if it cannot.
+    """Refuses to write where something is, unless the job continues it (`resume`).
 
     Raises:
       ConfigError: there is a file and `resume` is not set, or there can be none.
@@ -42,6 +39,7 @@ class ResultsFile:
     Args:
       options: what was asked for.
       prompts: the text of all prompts.
+      stack: until it is closed, other processes are kept from writing the file.
 
     Attributes:
       done: the numbers of the prompts whose results the file holds.
@@ -52,37 +50,28 @@ class ResultsFile:
       OSError: it cannot be read or written.
     """
 
-    def __init__(self, options: "GenerateOptions", prompts: Sequence[str]):
+    def __init__(
+        self, options: "GenerateOptions", prompts: Sequence[str], stack: contextlib.ExitStack
+    ):
         assert options.output is not None
         self._path, self._prompts, self._settings = options.output, prompts, _digest(options)
         refuse_existing(self._path, options.resume)
         self.done: set[int] = set()
-        self._lock = self._path.open("ab")
-        try:
-            self._claim()
-            drop_unfinished_line(self._path, b'{"index": ')
-            with self._path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
-                    self.done.add(self._index(line, f"{self._path}, line {number}"))
-        except BaseException:
-            self._lock.close()
-            raise
-
-    def __enter__(self) -> "ResultsFile":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.close()
+        self._claim(stack.enter_context(self._path.open("ab")))
+        drop_unfinished_line(self._path, b'{"index": ')
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                self.done.add(self._index(line, f"{self._path}, line {number}"))
 
     def add(self, index: int, result: dict[str, Any]) -> None:
         """Writes the result of a prompt."""
-        head = {"index": index, "prompt": self._prompts[index]}
-        append_line(self._path, {**head, **result, "settings": self._settings})
+        header = {"index": index, "prompt": self._prompts[index]}
+        append_line(self._path, {**header, **result, "settings": self._settings})
         self.done.add(index)
 
-    def _claim(self) -> None:
+    def _claim(self, file: IO[bytes]) -> None:
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
                 f"{self._path} is being written by another process; wait for it, or choose another."
@@ -111,10 +100,7 @@ class ResultsFile:
 
 def _digest(options: "GenerateOptions") -> str:
     """What a text depends on, besides its prompt."""
-    told = (
-        options.target,
-        options.chat,
-        sorted(dataclasses.asdict(options.sampling).items()),
-        [options.llm.get(name) for name in _OF_THE_TEXT],
-    )
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    sampling = sorted(dataclasses.asdict(options.sampling).items())
+    loading = [options.llm.get(name) for name in _OF_THE_TEXT]
+    settings = (options.target, options.chat, sampling, loading)
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]

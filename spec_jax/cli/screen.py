@@ -39,11 +39,11 @@ def visible(text: str) -> str:
 
 
 def minutes_left(seconds: float | None) -> str:
-    """How long something still takes, if that is known."""
+    """How long something still takes, if that is clear."""
     if seconds is None:
         return ""
-    minutes, rest = divmod(round(seconds), 60)
-    return f", {minutes}:{rest:02d} left"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f", {minutes}:{seconds:02d} left"
 
 
 def plain_table(
@@ -54,14 +54,9 @@ def plain_table(
     padding: int = 2,
     header: bool = True,
 ) -> Table:
-    """A table without lines.
+    """A table without lines, of columns of text and then of numbers, given by their headings.
 
-    Args:
-      labels: headings of columns of text; of several, the first is never broken.
-      numbers: headings of columns of numbers, which are never broken.
-      rows: the cells.
-      padding: spaces between columns.
-      header: whether to show the headings.
+    Numbers are never broken over lines, nor is the first of several columns of text.
     """
     table = Table(box=None, pad_edge=False, padding=(0, padding, 0, 0), show_header=header)
     for place, label in enumerate(labels):
@@ -152,15 +147,7 @@ class Screen:
                 waiting.start()
 
     def count(self, done: int, total: int, unit: str, text: str, *, now: bool = False) -> None:
-        """Shows how much of something is done: a bar, or without a terminal lines of a log.
-
-        Args:
-          done: how many are done.
-          total: how many there are.
-          unit: what they are.
-          text: more about it.
-          now: write the line of the log even if the last one is recent.
-        """
+        """Shows a bar; without a terminal a line of a log, with `now` even if one is recent."""
         if not self._errors.is_terminal:
             self.log(f"{done} of {total} {unit}: {text}", now=now)
             return

@@ -34,13 +34,7 @@ def _wall(seconds: Sequence[float], slots: int) -> float:
 
 
 class Run:
-    """One run over all prompts, as one column of the table.
-
-    Args:
-      name: the column's heading.
-      outputs: the results.
-      llm: what decoded them.
-    """
+    """The results of one run over all prompts, as one column of the table with its heading."""
 
     def __init__(self, name: str, outputs: Sequence[RequestOutput], llm: LLM):
         self.name, self.outputs, self.llm = name, outputs, llm
@@ -105,10 +99,7 @@ def same_tokens(run: Run, other: Run) -> list[bool]:
 def table(run: Run, plain: Run | None = None, *, greedy: bool = False) -> Table:
     """The statistics of a run, beside the statistics of plain decoding if there are any.
 
-    Args:
-      run: the run with speculation.
-      plain: the same prompts decoded plainly.
-      greedy: both are deterministic, so their tokens can be compared.
+    With `greedy` both are deterministic, so their tokens are compared.
     """
     if plain is None:
         names, columns = [run.name], [run.rows() | run.estimate()]

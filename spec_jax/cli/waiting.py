@@ -1,4 +1,4 @@
-"""What the program waits for, and how long already."""
+"""A spinner with the elapsed time."""
 
 import re
 import threading
@@ -18,11 +18,7 @@ GROWTH = 0.25
 
 
 class Waiting:
-    """A spinner on a terminal; elsewhere, a line now and then once it takes long.
-
-    Args:
-      console: where to show it.
-    """
+    """A spinner on a terminal; elsewhere, a line now and then once it takes long."""
 
     def __init__(self, console: Console):
         self._console = console

@@ -11,10 +11,7 @@ class Wrapper:
     """Text that comes in pieces, which may end within a word.
 
     The beginning of a word is shown at once. If the word passes the edge later, it is taken back
-    and begins the next line.
-
-    Args:
-      columns: tells how many columns there are; 0 if nobody knows.
+    and begins the next line. `columns` tells how many columns there are, 0 if that is unclear.
     """
 
     def __init__(self, columns: Callable[[], int]):
