@@ -33,7 +33,7 @@ def make_llm(
     *,
     layout: str | None = None,
     seed: int | None = None,
-    on_progress: Callable[[str], object] | None = None,
+    on_progress: Callable[[str], None] | None = None,
     **arguments: Any,
 ) -> LLM:
     """An `LLM` on the devices of a layout file, showing progress while it loads.

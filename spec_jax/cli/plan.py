@@ -230,7 +230,7 @@ def _compared(role: str, published: Published, section: CallPlan) -> str:
     )
 
 
-def _gib(count: int) -> str:
+def _gib(count: float) -> str:
     return f"{count / 2**30:.2f}" if count else ""
 
 
