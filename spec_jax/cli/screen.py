@@ -95,8 +95,7 @@ class Screen:
         self._wrapper = Wrapper(self._columns)
         self.remark = ""
         """Added to what the program waits for."""
-        self._waiting: Waiting | None = None
-        self._bar: Progress | None = None
+        self._shown: Waiting | Progress | None = None
         self._in_line = False
         self._logged = 0.0
 
@@ -139,27 +138,27 @@ class Screen:
         """Shows what the program waits for, if no line of text is unfinished on the terminal."""
         if self._in_line and self.is_terminal:
             return
-        waiting = self._waiting or Waiting(self._errors)
-        waiting.update(visible(message + self.remark))
-        if self._waiting is None:
-            with postponed():
-                self._waiting = waiting
-                waiting.start()
+        message = visible(message + self.remark)
+        if isinstance(self._shown, Waiting):
+            self._shown.update(message)
+        else:
+            self._start(Waiting(self._errors, message))
 
     def count(self, done: int, total: int, unit: str, text: str, *, now: bool = False) -> None:
         """Shows a bar; without a terminal a line of a log, with `now` even if one is recent."""
         if not self._errors.is_terminal:
             self.log(f"{done} of {total} {unit}: {text}", now=now)
             return
-        if self._bar is None:
-            self.settle()
+        if not isinstance(self._shown, Progress):
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-            with postponed():
-                self._bar = Progress(*columns, console=self._errors, transient=True)
-                self._bar.add_task("")
-                self._bar.start()
-        task = self._bar.task_ids[0]
-        self._bar.update(task, completed=done, total=total, description=escape(visible(text)))
+            bar = Progress(*columns, console=self._errors, transient=True)
+            bar.add_task("")
+            self._start(bar)
+        assert isinstance(self._shown, Progress)
+        description = escape(visible(text))
+        self._shown.update(
+            self._shown.task_ids[0], completed=done, total=total, description=description
+        )
 
     def log(self, text: str, *, now: bool = False) -> None:
         """Shows what happens: on a terminal as progress, else as a line, two a minute at most."""
@@ -171,11 +170,16 @@ class Screen:
 
     def settle(self) -> None:
         """Takes the progress away."""
-        waiting, bar, self._waiting, self._bar = self._waiting, self._bar, None, None
-        for shown in (waiting, bar):
-            if shown is not None:
-                with postponed():
-                    shown.stop()
+        if (shown := self._shown) is not None:
+            with postponed():
+                self._shown = None
+                shown.stop()
+
+    def _start(self, shown: Waiting | Progress) -> None:
+        self.settle()
+        with postponed():
+            self._shown = shown
+            shown.start()
 
     def write(self, text: str) -> None:
         """Writes text of the model, literally; a terminal gets whole words."""

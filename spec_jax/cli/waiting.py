@@ -20,9 +20,9 @@ GROWTH = 0.25
 class Waiting:
     """A spinner on a terminal; elsewhere, a line now and then once it takes long."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Console, message: str):
         self._console = console
-        self._message, self._since = "", time.monotonic()
+        self._message, self._since = message, time.monotonic()
         self._spinner, self._over = Spinner("dots"), threading.Event()
         # Not held while the terminal changes: Live has a lock too.
         self._lock = threading.Lock()

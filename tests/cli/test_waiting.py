@@ -21,7 +21,7 @@ def log(monkeypatch) -> io.StringIO:
 def test_long_waits_are_logged_with_their_time(log, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("spec_jax.cli.waiting.time.monotonic", lambda: now[0])
-    shown = Waiting(Console(file=log, width=20))
+    shown = Waiting(Console(file=log, width=20), "decoding, 1 of 8 prompts done")
 
     def until(text: str) -> None:
         for _ in range(1000):
@@ -30,7 +30,6 @@ def test_long_waits_are_logged_with_their_time(log, monkeypatch):
             time.sleep(0.01)
         raise AssertionError(log.getvalue())
 
-    shown.update("decoding, 1 of 8 prompts done")
     shown.start()
     now[0] += 65
     shown.update("decoding, 2 of 8 prompts done")  # the clock goes on
@@ -46,8 +45,7 @@ def test_long_waits_are_logged_with_their_time(log, monkeypatch):
 
 def test_short_waits_leave_no_line(log, monkeypatch):
     monkeypatch.setattr(waiting, "PAUSE", 5.0)
-    shown = Waiting(Console(file=log))
-    shown.update("loading")
+    shown = Waiting(Console(file=log), "loading")
     shown.start()
     shown.stop()
     assert not log.getvalue()
@@ -64,8 +62,7 @@ def test_a_log_that_cannot_be_written_ends_the_lines_alone(monkeypatch):
 
     tried: list[tuple] = []
     monkeypatch.setattr(waiting, "PAUSE", 0.01)
-    shown = Waiting(Closed(file=io.StringIO()))
-    shown.update("loading")
+    shown = Waiting(Closed(file=io.StringIO()), "loading")
     shown.start()
     time.sleep(0.2)
     shown.stop()
