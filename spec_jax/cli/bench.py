@@ -14,11 +14,11 @@ from spec_jax.cli.tool_options import BenchOptions
 
 _LEGEND = (
     "tokens/s: medians of the repeats. Speed-up: against the fastest plain decoding, and its "
-    "range. A call: tokens a target call. Kept: of drafted tokens. First, token: medians of "
+    "range. A call: tokens a target call. Accepted: of drafted tokens. First, token: medians of "
     "requests, to the first token and of each after it. Loop: measured speed-up over what the cost "
     "of calls predicts."
 )
-_HEADINGS = ("tokens/s", "speed-up", "a call", "kept", "first, ms", "token, ms", "loop")
+_HEADINGS = ("tokens/s", "speed-up", "a call", "accepted", "first, ms", "token, ms", "loop")
 
 
 def run(options: BenchOptions, screen: Screen) -> int:

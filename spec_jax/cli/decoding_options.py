@@ -105,7 +105,7 @@ class TranscribeOptions(Batches, SpeculationOptions):
 
     sampling: Annotated[SamplingParams, Group(only=DISTRIBUTION)] = SamplingParams()
     sounds: Annotated[
-        Many[str], Flag(positional=True, metavar="SOUND", remedy="name one or several audio files")
+        Many[str], Flag(positional=True, metavar="AUDIO", remedy="name one or several audio files")
     ]
     """An audio file."""
     language: Annotated[str | None, Flag(metavar="CODE")] = None
@@ -115,7 +115,7 @@ class TranscribeOptions(Batches, SpeculationOptions):
     timestamps: bool = False
     """Say when each segment was spoken."""
     json: bool = False
-    """Print one JSON object for each sound."""
+    """Print one JSON object for each audio file."""
 
 
 @config_class

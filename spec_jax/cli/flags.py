@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from spec_jax.cli.parser import Parser, integer, integers, names, number, numbers
+from spec_jax.cli.parser import Parser, integer, integers, number, several
 from spec_jax.config import (
     CUSTOM,
     METHODS,
@@ -31,8 +31,8 @@ from spec_jax.errors import ConfigError
 T = TypeVar("T")
 _PARSERS: dict[type, tuple[Callable[[str], Any], Callable[[str], Any], str]] = {
     int: (integer, integers, "N"),
-    float: (number, numbers, "X"),
-    str: (str, names, "TEXT"),
+    float: (number, several(number), "X"),
+    str: (str, several(str), "TEXT"),
     Path: (Path, Path, "FILE"),
 }
 """Type -> what reads one value, what reads several with commas between them, and a metavar."""
@@ -196,9 +196,9 @@ def _add_flag(group: Any, option: _Option, place: str, default: str | None, text
             off = f"not {flags[0]} (default)"
             group.add_argument(f"--{flag.off}", dest=place, action="store_false", help=off)
         return
-    one, several, _ = _PARSERS[option.kind]
+    one, many, _ = _PARSERS[option.kind]
     how: dict[str, Any] = {"metavar": option.metavar, "help": help}
-    how["type"] = several if option.has_commas else one
+    how["type"] = many if option.has_commas else one
     if flag.positional:
         group.add_argument(place, nargs="*" if option.is_sequence else "?", **how)
     else:

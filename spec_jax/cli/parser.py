@@ -3,11 +3,12 @@
 import argparse
 import shutil
 import textwrap
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from spec_jax.errors import ConfigError, did_you_mean
 
+T = TypeVar("T")
 MAX_COLUMNS = 100
 """Columns of help on a wide terminal: longer lines are hard to read."""
 WIDE = 80
@@ -99,20 +100,19 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message.removeprefix('argument ')}.")
 
 
-def integer(text: str) -> int:
-    """An integer, for `type=`."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+def _reader(kind: Callable[[str], T], noun: str) -> Callable[[str], T]:
+    """Reads a value of a kind, for `type=`."""
+
+    def read(text: str) -> T:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {noun}") from None
+
+    return read
 
 
-def number(text: str) -> float:
-    """A number, for `type=`."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+integer, number = _reader(int, "an integer"), _reader(float, "a number")
 
 
 def integers(text: str) -> tuple[int, ...]:
@@ -129,11 +129,6 @@ def integers(text: str) -> tuple[int, ...]:
     return tuple(values)
 
 
-def numbers(text: str) -> tuple[float, ...]:
-    """Numbers such as `0,0.8`, for `type=`."""
-    return tuple(number(part) for part in text.split(","))
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Names such as `a,b`, for `type=`."""
-    return tuple(part.strip() for part in text.split(","))
+def several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Reads values with commas between them, for `type=`."""
+    return lambda text: tuple(read(part.strip()) for part in text.split(","))

@@ -153,12 +153,12 @@ def _compiled(program: CompiledProgram | None) -> str:
 
 
 def _range(program: dict[str, dict[str, int]], kind: str) -> str:
-    """How often a collective runs: `least - most` if conditionals decide."""
-    most = program.get("collectives", {}).get(kind)
-    if most is None:
+    """How often a collective runs: a range if conditionals decide."""
+    highest = program.get("collectives", {}).get(kind)
+    if highest is None:
         return ""
-    least = program["least_collectives"].get(kind, 0)
-    return str(most) if least == most else f"{least} - {most}"
+    lowest = program["least_collectives"].get(kind, 0)
+    return str(highest) if lowest == highest else f"{lowest} - {highest}"
 
 
 def _in_words(plan: Plan) -> list[str]:
@@ -185,10 +185,10 @@ def _in_words(plan: Plan) -> list[str]:
         )
     rounds = f"{plan.tokens_per_round:.2f} tokens a round if {plan.acceptance:g} are accepted"
     if plan.speedup is not None and plan.best is not None:
-        best, most = plan.best
+        best, best_speedup = plan.best
         lines.append(
             f"Projection: {rounds}, {plan.speedup:.2f} times as fast as plain decoding; "
-            f"best at K = {best}: {most:.2f} times."
+            f"best at K = {best}: {best_speedup:.2f} times."
         )
         lines.append(
             "A projection is the least time that memory, arithmetic and links take; software "

@@ -35,10 +35,10 @@ def report_search(results: Search) -> list[RenderableType]:
             if (best.quantization, best.context) == (quantization, context)
             for each in ([best] if current.rank == best.rank else [best, current])
         ]
-        most = f"the largest of these batches that fits has {rows} rows" if rows else "none fits"
+        largest = f"the largest of these batches that fits has {rows} rows" if rows else "none fits"
         shown += [
             "",
-            f"Quantization {quantization}, {context} tokens of context: {most}.",
+            f"Quantization {quantization}, {context} tokens of context: {largest}.",
             plain_table([], COLUMNS, cells, padding=1),
         ]
     worst, best = max(zip(results.excess, results.best, strict=True), key=lambda each: each[0])

@@ -37,7 +37,7 @@ class ResultsFile:
     """One JSON object a line, each whole on the disk once its prompt is done, in any order.
 
     Args:
-      options: what was asked for.
+      options: of the job.
       prompts: the text of all prompts.
       stack: until it is closed, other processes are kept from writing the file.
 

@@ -53,10 +53,10 @@ class BenchOptions(ModelOptions):
     """Measure speed on your models and prompts.
 
     Every combination of the lists is measured, as far as a method supports it, and plain
-    decoding beside it. At temperature 0 all verifications keep the same tokens, so that only one of
-    them is measured. All systems take turns within each repeat. Speed-ups count against the fastest
-    plain decoding that was measured, tokens/s is the mean over requests (in batches: of all rows
-    together), and prompts are included.
+    decoding beside it. At temperature 0 all verifications accept the same tokens, so that only one
+    of them is measured. All systems take turns within each repeat. Speed-ups count against the
+    fastest plain decoding that was measured, tokens/s is the mean over requests (in batches: of all
+    rows together), and prompts are included.
 
     FILE.jsonl has a line for each run. Ctrl-C keeps the runs that have ended, and --resume
     continues. `spec-jax report FILE.jsonl --out report.html` draws it.
@@ -77,7 +77,7 @@ class BenchOptions(ModelOptions):
     draft_length_policy: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("constant",)
     """How K changes."""
     verification: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("token",)
-    """Which drafted tokens to keep."""
+    """Which drafted tokens to accept."""
     scoring: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("block",)
     """How a draft is scored."""
     temperature: Annotated[Many[float], Flag(metavar="T")] = (0.0,)

@@ -40,7 +40,7 @@ def run(options: TranscribeOptions, screen: Screen) -> int:
         screen.note(table(Run(options.speculative.method, outputs, llm)))
         audio_seconds = sum(text.seconds for text in transcriptions)
         screen.note(
-            f"{audio_seconds:.1f} s of sound in {seconds:.1f} s without compilation "
+            f"{audio_seconds:.1f} s of audio in {seconds:.1f} s without compilation "
             f"(real-time factor {seconds / audio_seconds:.2f})"
         )
     return screen.errors_of(outputs)
