@@ -157,7 +157,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
     @classmethod
-    def joined(cls, parts: Sequence["RequestOutput"]) -> "RequestOutput":
+    def of_completions(cls, parts: Sequence["RequestOutput"]) -> "RequestOutput":
         """The result of a prompt whose completions were decoded one by one."""
         outputs = sorted((each for part in parts for each in part.outputs), key=lambda c: c.index)
         return dataclasses.replace(parts[0], outputs=tuple(outputs))

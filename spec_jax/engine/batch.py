@@ -1,6 +1,5 @@
 """A batch that is being decoded, as the host sees it: rows enter its slots and leave them."""
 
-import collections
 import contextlib
 import dataclasses
 import time
@@ -13,35 +12,17 @@ from jaxtyping import Int
 from spec_jax import distributed
 from spec_jax.decoding.state import ERROR, RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Draft
-from spec_jax.engine.batch_shape import BatchShape, prompt_block
+from spec_jax.engine.batch_shape import BatchShape, tokens_between_rounds
 from spec_jax.engine.cost_profiling import CostProfiler
 from spec_jax.engine.host_rounds import HostDrafts, HostRounds
+from spec_jax.engine.prefill_queue import Prefill, PrefillQueue, rows_read_together
 from spec_jax.engine.programs import Compiler
-from spec_jax.engine.requests import PADDING, Request
+from spec_jax.engine.requests import Request
 from spec_jax.engine.rounds import Rounds
 from spec_jax.engine.rows import DeviceRows, RowPrograms
-from spec_jax.engine.slots import NO_TEXT, Prefill, Slot
+from spec_jax.engine.slots import NO_TEXT, Slot
 from spec_jax.engine.view import Seconds, View
 from spec_jax.sampling.parameters import SamplingFeatures
-
-TOKENS_AT_ONCE = 256
-"""Tokens that an accelerator reads in about the time of one, because it reads its weights once.
-
-Prompts of entering rows are read together up to this many. On CPU the time grows with the tokens.
-"""
-
-
-def rows_read_together(platform: str, shape: BatchShape, shards: int) -> int:
-    """Rows whose prompts are read by one call while others of the batch decode.
-
-    Args:
-      platform: of the target.
-      shape: of the batch, with the block of prompts that are read on their own.
-      shards: of the batch's rows.
-    """
-    if platform == "cpu":
-        return shards
-    return min(shape.batch, max(1, TOKENS_AT_ONCE // shape.block) * shards)
 
 
 class Batch:
@@ -85,7 +66,7 @@ class Batch:
         self._host = None if host is None else host(programs.compiler, shape)
         self._slots = [Slot() for _ in range(shape.batch)]
         self._num_entries = 0
-        self._prefills: collections.deque[Prefill] = collections.deque()
+        self._prefills = PrefillQueue(programs, self._shards)
         self._running: set[int] = set()
         self._rows: DeviceRows | None = None
         self._rows_shape = shape
@@ -121,13 +102,7 @@ class Batch:
     @property
     def prefill_shape(self) -> BatchShape:
         """The shape in which prompts are read."""
-        target, together = self._programs.target, self.together
-        # All blocks that a prompt may be read in, however long it is.
-        fits = prompt_block(
-            target.platform, 1 << 20, together // self._shards, target.config.embed_size
-        )
-        block = self.shape.ring_block or min(self.shape.block, fits)
-        return dataclasses.replace(self.shape, batch=together, block=block)
+        return self._prefills.shape(self.shape, self.together)
 
     def grow(self, shape: BatchShape) -> dict[int, int]:
         """Makes room for other rows; the device follows when the next ones enter.
@@ -147,7 +122,7 @@ class Batch:
             slots[new] = self._slots[old]
         self._slots, self._running = slots, {moved[slot] for slot in self._running}
         if not self._running and shape.of_rows != self.shape.of_rows:
-            self._forget_texts()  # rows are copied for those that run
+            self._forget_texts()  # the rows that run are copied, and no other
         if self._host is not None:
             self._host.grow(shape, moved)
         self.shape, self._view, self._together = shape, None, None
@@ -155,7 +130,7 @@ class Batch:
 
     def _forget_texts(self) -> None:
         for slot in self._slots:
-            slot.text = NO_TEXT
+            slot.hold()
 
     def choose_slots(self, requests: Sequence[Request], free: Sequence[int]) -> dict[int, Request]:
         """A slot for each request, out of at least as many free ones.
@@ -179,81 +154,74 @@ class Batch:
         if self._rows is None or not self._programs.copies_prefix(request):
             return 0
         block = self.prefill_shape.block if self._rows.state.cache.can_truncate else None
-        return self._slots[slot].num_shared(request.prompt_token_ids, block)
+        return self._slots[slot].num_shared(request, block)
 
     @property
-    def reading(self) -> set[int]:
-        """The slots of requests whose prompts are being read."""
-        return {slot for each in self._prefills for slot in each.group if slot is not None}
+    def reading(self) -> dict[int, int]:
+        """The slots whose prompts are being read, and how many tokens were computed or copied."""
+        return self._prefills.num_computed_tokens
 
     def insert(self, requests: Mapping[int, Request], *, by_chunks: bool = False) -> None:
         """Reads the prompts of requests and puts their rows into slots that have none running.
 
         Args:
           requests: by slot. All fit the batch's shape.
-          by_chunks: leaves the reading to `read_chunk`.
+          by_chunks: leaves the reading to `read_chunks`.
         """
-        for group in self._groups(list(requests)):
-            entering = [PADDING if slot is None else requests[slot] for slot in group]
-            self._prefills.append(Prefill(group, entering, self.prefill_shape))
-            for slot in group:
-                if slot is not None:
-                    self._num_entries += 1
-                    self._slots[slot].entry = self._num_entries
+        self._prefills.add(requests, self.shape, self.together)
+        for slot in requests:
+            self._num_entries += 1
+            self._slots[slot].entry = self._num_entries
         while self._prefills and not by_chunks:
             self._read_first(to_end=True)
         self._together = None  # later ones enter beside rows that decode
 
-    def read_chunk(self) -> None:
-        """Reads one block of the prompts that came first; prompts to their ends if no row runs."""
+    def read_chunks(self) -> None:
+        """Reads what prompts may be read between two rounds; prompts to their ends if no row runs.
+
+        That is one block of a long prompt, or several short prompts of as many tokens together.
+        """
+        limit = num_left = tokens_between_rounds(self._programs.target.platform)
         while self._prefills:
-            waits = bool(self._running)
-            self._read_first(to_end=not waits)
-            if waits:
+            shape = self._prefills.first.shape
+            num_tokens = shape.block * shape.batch // self._shards
+            if self._running and num_left < min(num_tokens, limit):
                 return
+            self._read_first(to_end=not self._running)
+            num_left -= num_tokens
 
     def _read_first(self, *, to_end: bool) -> None:
         """Reads the prompts of the first group; its rows enter at the end."""
-        prefill, before = self._prefills[0], self.seconds.prefill
+        prefill, before = self._prefills.first, self.seconds.prefill
         with self._measured("prefill"):
-            rows = prefill.rows or self._begin(prefill, to_end)
-            for _ in range(prefill.num_chunks if to_end else min(1, prefill.num_chunks)):
-                rows = self._programs.read_chunk(rows, prefill.shape)
-                prefill.num_chunks -= 1
-            prefill.rows = rows
+            if prefill.rows is None:
+                self._begin(prefill, to_end)
+            prefill.read(self._programs, to_end=to_end)
             if not prefill.num_chunks:
-                self._prefills.popleft()
-                self._enter(prefill, rows)
-            jax.block_until_ready(rows.state.lengths)
+                self._prefills.pop()
+                self._enter(prefill)
         prefill.seconds += self.seconds.prefill - before
         slots = [slot for slot in prefill.group if slot is not None]
         for slot in slots:
-            record, share = self._slots[slot], prefill.seconds / len(slots)
-            record.num_computed_tokens += prefill.shape.block
-            record.began = self.seconds._replace(prefill=share)
+            self._slots[slot].began = self.seconds._replace(prefill=prefill.seconds / len(slots))
 
-    def _begin(self, prefill: Prefill, to_end: bool) -> DeviceRows:
-        """Makes the rows of a group: read to the end by one program, or with what they copy."""
-        requests, shape = prefill.requests, prefill.shape
+    def _begin(self, prefill: Prefill, to_end: bool) -> None:
+        """Makes the rows of a group with what they copy, unless one program reads all of it."""
         slots, num_tokens = self._sources(prefill)
-        num_left = [
-            len(request.prompt_token_ids) - 1 - count
-            for request, count in zip(requests, num_tokens, strict=True)
-        ]
-        num_chunks = -(-max(num_left) // shape.block)
+        prefill.num_computed = num_tokens
         for slot, count in zip(prefill.group, num_tokens.tolist(), strict=True):
             if slot is not None:
-                record = self._slots[slot]
-                record.num_cached_tokens = record.num_computed_tokens = count
-        if not num_tokens.any() and (to_end or num_chunks <= 1):
-            return self._programs.read(requests, shape)
-        prefill.num_chunks, rows = num_chunks, self._programs.start(requests, shape)
-        self._make_room(rows)
-        if not num_tokens.any():
-            return rows
-        assert self._rows is not None
-        shapes = shape, self.shape
-        return self._programs.copy_prefix(rows, self._rows, shapes, slots, num_tokens)
+                self._slots[slot].num_cached_tokens = count
+        copies = num_tokens.any()
+        if not copies and (to_end or prefill.num_chunks <= 1):
+            return
+        programs, shape = self._programs, prefill.shape
+        prefill.rows = programs.start(prefill.requests, shape)
+        self._make_room(prefill.rows)
+        if copies:
+            assert self._rows is not None
+            shapes = shape, self.shape
+            prefill.rows = programs.copy_prefix(prefill.rows, self._rows, shapes, slots, num_tokens)
 
     def _sources(
         self, prefill: Prefill
@@ -267,9 +235,10 @@ class Batch:
             slots[row], num_tokens[row] = np.argmax(counts), max(counts)
         return slots.reshape(self._shards, joining), num_tokens
 
-    def _enter(self, prefill: Prefill, rows: DeviceRows) -> None:
+    def _enter(self, prefill: Prefill) -> None:
         """Puts rows whose prompts are read into their slots."""
-        programs, shape, group = self._programs, self.shape, prefill.group
+        programs, shape, group, rows = self._programs, self.shape, prefill.group, prefill.rows
+        assert rows is not None
         if self._profiler is not None:
             rows = dataclasses.replace(rows, state=self._profiler.begin(self._key, rows.state))
         fills_batch = len(group) == shape.batch and all(
@@ -285,7 +254,8 @@ class Batch:
         for slot, request in zip(group, prefill.requests, strict=True):
             if slot is not None:
                 record = self._slots[slot]
-                record.request, record.text = request, np.array(request.prompt_token_ids, np.int32)
+                record.request = request
+                record.hold(np.array(request.prompt_token_ids, np.int32))
                 if len(record.text) < request.max_length:
                     self._running.add(slot)
         self._rows_shape, self._view = shape, None
@@ -314,27 +284,8 @@ class Batch:
         """What decides how long rounds take."""
         return self.shape.of_rounds
 
-    def _groups(self, slots: Sequence[int]) -> list[list[int | None]]:
-        """The slots in lists, one for each call that reads prompts.
-
-        Each list has an entry for each row of the call: its slot, or None for padding.
-        """
-        size, joining = self.shape.batch // self._shards, self.together // self._shards
-        waiting = [
-            sorted(slot for slot in slots if slot // size == shard) for shard in range(self._shards)
-        ]
-        calls = max(-(-len(each) // joining) for each in waiting)
-        return [
-            [
-                each[row] if row < len(each) else None
-                for each in waiting
-                for row in range(call * joining, (call + 1) * joining)
-            ]
-            for call in range(calls)
-        ]
-
     def _places(self, group: Sequence[int | None]) -> Int[np.ndarray, "shards joining"]:
-        """The slots of one of `_groups` as `insert_rows` takes them."""
+        """The slots of rows that are read together as `insert_rows` takes them."""
         size = self.shape.batch // self._shards
         slots = [size if slot is None else slot % size for slot in group]
         return np.array(slots, np.int32).reshape(self._shards, -1)
@@ -385,10 +336,7 @@ class Batch:
 
     def stop(self, slots: Sequence[int]) -> None:
         """Ends rows that only the host knows to have ended, such as by a stop string."""
-        for prefill in list(self._prefills):
-            prefill.group = [None if slot in slots else slot for slot in prefill.group]
-            if not any(slot is not None for slot in prefill.group):
-                self._prefills.remove(prefill)
+        self._prefills.remove(slots)
         slots = [slot for slot in slots if slot in self._running]
         if not slots:
             return
@@ -402,12 +350,12 @@ class Batch:
     def _end(self, slots: Sequence[int]) -> None:
         """Records rows that have finished."""
         if self._profiler is not None and slots:
-            self._profiler.learn(self.state, slots)
+            self._profiler.record(self.state, slots)
         self._running.difference_update(slots)
         view = self.view
         for slot in slots:
             text = view.tokens[slot, : view.lengths[slot]]
-            self._slots[slot].text = NO_TEXT if view.finish[slot] == ERROR else text
+            self._slots[slot].hold(NO_TEXT if view.finish[slot] == ERROR else text)
 
     @property
     def view(self) -> View:
@@ -421,10 +369,6 @@ class Batch:
     def num_cached_tokens(self, slot: int) -> int:
         """How many tokens of its prompt the request in a slot has copied."""
         return self._slots[slot].num_cached_tokens
-
-    def num_computed_tokens(self, slot: int) -> int:
-        """How many tokens of its prompt the request in a slot has computed or copied."""
-        return self._slots[slot].num_computed_tokens
 
     @property
     def running(self) -> bool:

@@ -11,8 +11,13 @@ NO_FEATURES = SamplingFeatures()
 MIN_CAPACITY = 256
 MIN_BLOCK, MAX_BLOCK = 32, 512
 CPU_BLOCK = 128
-"""The largest block on CPU, where time grows with the tokens of a block, padding included, and a
-short prompt is read by the program of the longest one that waits (benchmarks/LOG.md)."""
+"""The largest block on CPU, where time grows with the tokens of a block, padding included: a short
+prompt that is read in the blocks of a long one takes as long as a block."""
+TOKENS_AT_ONCE = 256
+"""Tokens that an accelerator reads in about the time of one, because it reads its weights once.
+
+Prompts of entering rows are read together up to this many. On CPU the time grows with the tokens.
+"""
 CHUNK_BYTES = 2**27
 """Bytes that the residual stream of what prefill reads at a time may take on a device."""
 MIN_CHUNK = 64
@@ -110,6 +115,11 @@ def prompt_block(platform: str, longest: int, rows: int, embed_size: int) -> int
     while block > MIN_CHUNK and 4 * rows * block * embed_size > CHUNK_BYTES:
         block //= 2
     return block
+
+
+def tokens_between_rounds(platform: str) -> int:
+    """Tokens of each shard's prompts that are read between rounds; one block may have more."""
+    return CPU_BLOCK if platform == "cpu" else TOKENS_AT_ONCE
 
 
 def source_shape(sources: Sequence[np.ndarray | None]) -> tuple[int, ...]:

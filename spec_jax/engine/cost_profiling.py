@@ -85,8 +85,8 @@ class CostProfiler:
         self.costs[key] = np.array(distributed.from_first(quickest.tolist))
         return _with(state, {"forced": np.int32(-1), "costs": self.costs[key].astype(np.float32)})
 
-    def learn(self, state: DecodeState, rows: Sequence[int]) -> None:
-        """Remembers the acceptances of finished rows; earlier rows count less."""
+    def record(self, state: DecodeState, rows: Sequence[int]) -> None:
+        """Records the acceptances of finished rows; earlier rows count less."""
         adaptive: AdaptiveState = state.draft_length
         accepted, judged, patience, rounds = distributed.to_host(
             (adaptive.accepted, adaptive.judged, adaptive.patience, state.counters.rounds)

@@ -21,6 +21,10 @@ Entry = tuple[Request, Origin]
 """A request, and where it comes from."""
 
 
+SECONDS_FOR_OTHERS = 0.001
+"""How long a caller leaves the lock to others after a step, so that their next requests join it."""
+
+
 class Device:
     """Whose step comes next, among the batches that share a device.
 
@@ -68,7 +72,7 @@ class Dispatcher:
     def __init__(self, scheduler: Scheduler, device: Device):
         self.scheduler, self._device = scheduler, device
         self._mailboxes: dict[int, Mailbox] = {}
-        self._is_stepping = False
+        self._is_stepping, self._num_waiting = False, 0
 
     def chunks(self, entries: Iterable[Entry], *, streaming: bool) -> Iterator[StreamChunk]:
         """Decodes requests, from the first chunk that is asked for on.
@@ -110,7 +114,7 @@ class Dispatcher:
                         advance()
         except Exception as error:
             outputs = [
-                RequestOutput.joined(parts) if len(parts) == count else None
+                RequestOutput.of_completions(parts) if len(parts) == count else None
                 for parts, count in zip(completed, counts, strict=True)
             ]
             num_done = sum(output is not None for output in outputs)
@@ -119,7 +123,7 @@ class Dispatcher:
                 f"this error's `outputs`: {error}",
                 outputs,
             ) from error
-        return [RequestOutput.joined(parts) for parts in completed]
+        return [RequestOutput.of_completions(parts) for parts in completed]
 
     def _next(self, mailbox: Mailbox) -> StreamChunk | None:
         """The caller's next chunk, for which steps are run if nobody else runs one."""
@@ -130,9 +134,15 @@ class Dispatcher:
                 if not mailbox.open:
                     return None
                 if self._is_stepping:
-                    self._device.changed.wait()
+                    self._num_waiting += 1
+                    try:
+                        self._device.changed.wait()
+                    finally:
+                        self._num_waiting -= 1
                 else:
                     self._step()
+                    if self._num_waiting:  # they may add requests once they have their chunks
+                        self._device.changed.wait(SECONDS_FOR_OTHERS)
             return mailbox.chunks.popleft()
 
     def _step(self) -> None:

@@ -57,6 +57,8 @@ class Engine:
         self.inputs: HostInputs = inputs or (lambda requests, shape: None)
         self.host = host
         self.compiler = Compiler(target, on_progress)
+        self.free_idle_batch: Callable[[], Callable[[], None] | None] = lambda: None
+        """A weak reference to what frees the memory of a batch in which nothing runs."""
 
     @property
     def shards(self) -> int:
@@ -136,6 +138,8 @@ class Engine:
           on_draft: called with each round's draft before it is verified; rounds are then run in
             two parts, which takes time.
         """
+        if (free := self.free_idle_batch()) is not None:
+            free()
         shape = self.plan(requests)
         batch = self._batch(shape, shape.batch, on_draft)
         batch.insert(dict(enumerate(requests)))

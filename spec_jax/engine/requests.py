@@ -14,7 +14,7 @@ from spec_jax.models.source import EncoderInput
 from spec_jax.text.grammar import Grammar
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Request:
     """One row of a batch: token ids, how to sample them, and what ends them.
 

@@ -1,6 +1,7 @@
 """The compiled programs that make rows and move them: prefill, empty, grow, insert."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from jaxtyping import Int
 
 from spec_jax.decoding import loop, prefill
 from spec_jax.decoding.logprobs import Logprobs
-from spec_jax.decoding.rows import broadcast_rows, insert_rows, take_rows
+from spec_jax.decoding.rows import insert_rows, take_rows
 from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Drafter
@@ -208,8 +209,8 @@ class RowPrograms:
 
         def copied(state: DecodeState, rows: DecodeState) -> DecodeState:
             larger = prefill.empty_batch(policy, rows, shards, after.batch)
-            slots = first_slots(state.tokens, shards)
-            return prefill.insert(policy, larger, slots, _padded(state, rows))
+            insert = functools.partial(prefill.insert, policy)
+            return grown_rows(_with_logprobs(state, larger), larger, shards, insert)
 
         key = (GROW, (before.of_rows, after.of_rows, len(rows.state.lengths)))
         args, out = (batch.state, rows.state), shardings(rows.state)
@@ -243,37 +244,35 @@ class RowPrograms:
         return DeviceRows(state, sampling).with_features(shape.features)
 
 
-def _padded(state: DecodeState, like: DecodeState) -> DecodeState:
-    """The rows of a state with room for as much as the rows of `like`."""
-    if state.logprobs is None and like.logprobs is not None:
-        batch, length = state.tokens.shape
-        zeros = Logprobs.zeros(batch, length, like.logprobs.top.shape[-1])
-        state = dataclasses.replace(state, logprobs=zeros)
-    return pad_rows(state, like)
+def _with_logprobs(state: DecodeState, like: DecodeState) -> DecodeState:
+    """A state that has log-probabilities if `like` has them."""
+    if state.logprobs is not None or like.logprobs is None:
+        return state
+    zeros = Logprobs.zeros(*state.tokens.shape, like.logprobs.top.shape[-1])
+    return dataclasses.replace(state, logprobs=zeros)
 
 
-def pad_rows(rows: Any, like: Any) -> Any:
-    """Rows whose arrays have room for as much as the arrays of `like`, in its structure.
+def grown_rows(
+    batch: Any, larger: Any, shards: int, insert: Callable[..., Any] = insert_rows
+) -> Any:
+    """A larger batch of free slots with the rows of a batch, which keep their shards.
 
     Arrays get longer at their ends. A ring is either as long as before, or a full cache that
     becomes a ring of at least as many slots: in both cases each token keeps its slot.
+
+    Args:
+      batch: arrays of one entry a row.
+      larger: the free slots, in the same structure, with room for as much a row or more.
+      shards: of the rows; the rows of each take its first slots.
+      insert: inserts rows into slots of `larger`, as `insert_rows` does.
     """
 
-    def pad(leaf: jax.Array, model: jax.Array) -> jax.Array:
-        more = [(0, b - a) for a, b in zip(leaf.shape[1:], model.shape[1:], strict=True)]
+    def pad(leaf: jax.Array, like: jax.Array) -> jax.Array:
+        more = [(0, b - a) for a, b in zip(leaf.shape[1:], like.shape[1:], strict=True)]
         return jnp.pad(leaf, [(0, 0), *more]) if more else leaf
 
-    pairs = zip(jax.tree.leaves(rows), jax.tree.leaves(like), strict=True)
-    return jax.tree.unflatten(jax.tree.structure(like), [pad(*pair) for pair in pairs])
-
-
-def grown_rows(batch: Any, rows: Any, shards: int, size: int) -> Any:
-    """A larger copy of a batch: `size` rows with as much room as `rows`; shards keep their rows."""
-    slots = first_slots(batch, shards)
-    return insert_rows(broadcast_rows(rows, shards, size), slots, pad_rows(batch, rows))
-
-
-def first_slots(batch: Any, shards: int) -> Int[jax.Array, "shards joining"]:
-    """The slots that a batch's rows take in a larger one: the first ones of each shard."""
+    pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(larger), strict=True)
+    rows = jax.tree.unflatten(jax.tree.structure(larger), [pad(*pair) for pair in pairs])
     size = len(jax.tree.leaves(batch)[0]) // shards
-    return jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (shards, size))
+    slots = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (shards, size))
+    return insert(larger, slots, rows)

@@ -7,6 +7,7 @@ so that all processes of a run decide alike.
 import collections
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Iterable
 
 from spec_jax.config import check_integer
@@ -57,6 +58,7 @@ class Scheduler:
     ):
         check_integer("max_num_seqs", max_num_seqs, 1)
         self.engine, self.max_num_seqs = engine, max_num_seqs
+        engine.free_idle_batch = weakref.WeakMethod(self.release)
         self._tokenizer, self._on_finished = tokenizer, on_finished
         self._numbers = itertools.count()
         self._streaming: set[int] = set()
@@ -120,7 +122,7 @@ class Scheduler:
         self._admit()
         if self._running:
             assert self._batch is not None
-            self._batch.read_chunk()
+            self._batch.read_chunks()
             self._drop_features()
             num_decoding = len(self._running) - len(self._batch.reading)
             min_running = num_decoding if self._waiting else 1
@@ -240,9 +242,10 @@ class Scheduler:
         """Hands each sequence its new tokens, and ends those whose stop string came up."""
         assert self._batch is not None
         view, stopped = self._batch.view, []
-        for slot in self._batch.reading:
-            self._running[slot].num_computed_tokens = self._batch.num_computed_tokens(slot)
-        decoding = self._running.keys() - self._batch.reading
+        reading = self._batch.reading
+        for slot, count in reading.items():
+            self._running[slot].num_computed_tokens = count
+        decoding = self._running.keys() - reading.keys()
         for slot, sequence in _by_number((slot, self._running[slot]) for slot in decoding):
             begin = len(sequence.request.prompt_token_ids) + len(sequence.token_ids)
             token_ids = view.tokens[slot, begin : view.lengths[slot]].tolist()

@@ -130,7 +130,7 @@ class UniversalText:
         elif self._cache_key != self._key:
             grow = self._compiler.program(
                 ("a larger cache of the drafter", (self._cache_key, key)),
-                grown_rows,
+                _grow,
                 (self._cache, rows),
                 (shards, batch),
                 out_shardings=shardings(rows),
@@ -206,6 +206,10 @@ def _begin(
             "has layers whose state cannot be rolled back that far. Use universal_vocabulary."
         )
     return prefill(model, tokens, lengths - 1, cache, block)
+
+
+def _grow(cache: KVCache, rows: KVCache, shards: int, batch: int) -> KVCache:
+    return grown_rows(cache, broadcast_rows(rows, shards, batch), shards)
 
 
 def _draft(

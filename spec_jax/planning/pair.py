@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.decoding.score import headroom
 from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
-from spec_jax.engine.batch import rows_read_together
 from spec_jax.engine.batch_shape import BatchShape, prompt_block
 from spec_jax.engine.offloading import offloaded
+from spec_jax.engine.prefill_queue import rows_read_together
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
 from spec_jax.planning.abstract import abstract_model, plan_shape, stand_ins

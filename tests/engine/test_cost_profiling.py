@@ -120,7 +120,7 @@ def test_a_new_batch_starts_from_the_acceptances_of_those_before(rounds):
         )
         state = dataclasses.replace(state, draft_length=pace)
         state = pacer.advance("loop", state, 100, 1, rounds)
-        pacer.learn(state, [0, 1, 2])
+        pacer.record(state, [0, 1, 2])
         state = pacer.begin("loop", state_of(pacer.policy, [30, 30, 0]))
         rates.append(float(rate(state)[0]))
         assert len(set(rate(state).tolist())) == 1
@@ -148,5 +148,5 @@ def test_rows_teach_by_themselves_and_only_when_they_have_finished(rounds):
     state = dataclasses.replace(state, draft_length=pace)
     state = pacer.advance("loop", state, 2, 1, rounds)
     assert first() == before
-    pacer.learn(state, [0])  # as a stop string ends it, while the other goes on
+    pacer.record(state, [0])  # as a stop string ends it, while the other goes on
     assert first() < before

@@ -149,3 +149,43 @@ def test_parts_of_prompts_are_read_by_programs_that_are_traced_once():
     traces = engine.traces
     schedule(1)
     assert engine.traces == traces
+
+
+def test_several_short_prompts_are_read_in_the_time_of_one_chunk(monkeypatch):
+    """As many as a chunk has tokens, so that requests that come together soon run together."""
+    monkeypatch.setattr(batch_shape, "CPU_BLOCK", 64)
+    engine, params = make_engine("prompt_lookup", TARGET, lookahead=2), SamplingParams(max_tokens=9)
+    requests = [request(text(i, 9), params, seed=i) for i in range(3)]
+    expected = alone(engine, requests)
+    scheduler = Scheduler(engine, 4)
+    stream = request([1, 2, 3], SamplingParams(max_tokens=60))
+    scheduler.add(stream, streaming=True)
+    scheduler.step()
+    numbers = [scheduler.add(each) for each in requests]
+    outputs = {number: chunk.output for number, chunk in scheduler.step()}
+    assert len(scheduler.batch.reading) == 1
+    while scheduler.busy:
+        outputs |= {number: chunk.output for number, chunk in scheduler.step()}
+    assert [outputs[number].token_ids for number in numbers] == expected
+
+
+def test_computed_tokens_of_a_prompt_are_counted_exactly():
+    engine, params = make_engine("none", TARGET), SamplingParams(max_tokens=90)
+    scheduler = Scheduler(engine, 2)
+    scheduler.add(request([1, 2, 3], params), streaming=True)
+    scheduler.step()
+    scheduler.add(request(text(1, 75), params))
+    counts = []
+    while not counts or scheduler.batch.reading:
+        scheduler.step()
+        counts += scheduler.batch.reading.values()
+    assert counts == [32, 64]
+
+
+def test_a_batch_that_is_started_frees_the_idle_one():
+    engine, params = make_engine("none", TARGET), SamplingParams(max_tokens=3)
+    scheduler = Scheduler(engine, 2)
+    run(scheduler, [request([1, 2], params)])
+    assert scheduler.batch is not None
+    engine.start([request([1, 2], params)])
+    assert scheduler.batch is None
