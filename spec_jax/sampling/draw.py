@@ -1,7 +1,7 @@
 """Random numbers that follow every probability a float can hold, and draws of tokens.
 
-`jax.random.uniform` in float32 knows multiples of 2^-23 only, and so does the Gumbel noise that is
-made of it: a token of probability 1e-7 would come up half as often as it should, one of 1e-8 never.
+`jax.random.uniform` in float32 returns multiples of 2^-23 only, and JAX makes its Gumbel noise from
+it: a token of probability 1e-7 would be drawn half as often as it should, one of 1e-8 never.
 """
 
 import math
@@ -12,9 +12,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, Shaped
 
 EXPONENT_WORDS = 4
-"""Random words whose leading zeros make the exponent of a uniform; float32 can hold no more."""
-MOST_SHARDS = 256
-"""Up to this many shards of the vocabulary hold whole blocks, if the number is a power of two."""
+"""Random words whose leading zeros make the exponent of a uniform number; float32 has no use for
+more."""
+MAX_SHARDS = 256
+"""Up to this many shards of the vocabulary hold whole blocks, if their number is a power of two."""
 
 
 def uniform(
@@ -22,8 +23,8 @@ def uniform(
 ) -> Float[Array, "*shape"]:
     """Floats in (0, 1), each as likely as the real numbers that round down to it.
 
-    So `uniform < chance` has exactly the probability `chance`, from 1 down to 2^-126. Those of a
-    shorter first axis begin with the same numbers: how many a row needs depends on its neighbours.
+    So `uniform(...) < x` has exactly the probability x, from 1 down to 2^-126. The numbers of a row
+    do not depend on the length of the first axis, which depends on the row's neighbours.
 
     Args:
       key: the randomness.
@@ -31,14 +32,15 @@ def uniform(
       dtype: float32 or float64.
     """
     info, words = jnp.finfo(dtype), jnp.uint64 if jnp.dtype(dtype).itemsize == 8 else jnp.uint32
-    drawn = jax.random.bits(key, (*shape, 1 + EXPONENT_WORDS), words)
-    mantissa, *rest = (drawn[..., i] for i in range(1 + EXPONENT_WORDS))
+    random_words = jax.random.bits(key, (*shape, 1 + EXPONENT_WORDS), words)
+    mantissa = random_words[..., 0]
     zeros = jnp.zeros(shape, words)
-    for i, word in enumerate(rest):
+    for i in range(EXPONENT_WORDS):
+        word = random_words[..., 1 + i]
         zeros = zeros + jnp.where(zeros == i * info.bits, jax.lax.clz(word), jnp.zeros((), words))
-    # A uniform in [1/2, 1) has no leading zero; the smallest normal number ends the range.
-    half, least = 2 ** (info.nexp - 1) - 2, 1
-    exponent = half - jnp.minimum(zeros, jnp.asarray(half - least, words))
+    # A number in [1/2, 1) has no leading zero; the smallest normal number has the exponent 1.
+    exponent_of_half = 2 ** (info.nexp - 1) - 2
+    exponent = exponent_of_half - jnp.minimum(zeros, jnp.asarray(exponent_of_half - 1, words))
     bits = (exponent << info.nmant) | (mantissa >> (info.bits - info.nmant))
     return jax.lax.bitcast_convert_type(bits, dtype)
 
@@ -46,26 +48,26 @@ def uniform(
 def argmax(x: Shaped[Array, "*lead size"]) -> Int[Array, "*lead"]:
     """`jnp.argmax` over the last axis: the first index of the largest number, or of a NaN.
 
-    JAX (0.10) makes a new reducer for each of its own argmax that it lowers, and keeps it and its
-    trace as long as the process lives: some 20 KiB for every program.
+    JAX (0.10) makes a new reducer for each `jnp.argmax` that it lowers, and keeps it with its trace
+    as long as the process lives: some 20 KiB for every program.
 
     Args:
       x: numbers of any type, or booleans.
     """
     x = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
-    floats = jnp.issubdtype(x.dtype, jnp.floating)
-    least = -jnp.inf if floats else jnp.iinfo(x.dtype).min
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    minimum = -jnp.inf if is_float else jnp.iinfo(x.dtype).min
     indices = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-    start = jnp.asarray(least, x.dtype), jnp.int32(0)
+    start = jnp.asarray(minimum, x.dtype), jnp.int32(0)
     return jax.lax.reduce((x, indices), start, _larger, (x.ndim - 1,))[1]
 
 
 def _larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The pair of a number and an index that wins; one function, so that JAX traces it once."""
+    """The pair with the larger number; one function, so that JAX traces it once."""
     (x, i), (y, j) = a, b
-    first = (x > y) | (x != x)
-    earlier = first | ((x == y) & (i < j))
-    return jax.lax.select(first, x, y), jax.lax.select(earlier, i, j)
+    is_larger = (x > y) | (x != x)
+    is_first = is_larger | ((x == y) & (i < j))
+    return jax.lax.select(is_larger, x, y), jax.lax.select(is_first, i, j)
 
 
 def largest(x: Float[Array, "*lead size"]) -> Int[Array, "*lead"]:
@@ -83,14 +85,14 @@ def draw(
 ) -> Int[Array, " batch"]:
     """One token per row: first a block of the vocabulary, then a token inside it.
 
-    Each choice is a race: of independent exponential variables, that of rate w_i comes first with
-    probability w_i / sum(w). Two short races need a hundredth of the random numbers of one over the
-    vocabulary, and leave it sharded: only the block that won is gathered.
+    Each choice is a race of independent exponential variables: the one with rate w_i comes first
+    with probability w_i / sum(w). Two short races need a hundredth of the random numbers of one
+    race over the vocabulary, and leave it sharded: only the block that won is gathered.
 
     Args:
       keys: each row's randomness.
-      probs: each row's distribution, of any finite sum. A token of probability zero is never drawn,
-        unless the row holds zeros alone: it has no distribution, and what is drawn means nothing.
+      probs: each row's distribution, of any finite sum. A token of probability zero is never drawn.
+        A row of zeros has no distribution, and its token means nothing.
       random: whether any row is random; otherwise all are one-hot, and no random number is made.
         Static.
     """
@@ -99,7 +101,7 @@ def draw(
     count, size = blocks(probs.shape[1])
     padded = jnp.pad(probs, ((0, 0), (0, count * size - probs.shape[1])))
     parts = padded.reshape(-1, count, size)
-    # Words of their own for each race: those of the first are sharded as the blocks are.
+    # Each race has separate random words: the words of the first are sharded like the blocks.
     halves = jax.vmap(lambda key: jax.random.split(key))(keys)
     race = jax.vmap(lambda key, racers: uniform(key, racers.shape, racers.dtype))
     sums = parts.sum(-1)
@@ -111,20 +113,20 @@ def draw(
 def _first(
     uniforms: Float[Array, "batch racers"], rates: Float[Array, "batch racers"]
 ) -> Int[Array, " batch"]:
-    """Which of exponential variables of these rates is the smallest."""
+    """The index of the smallest of exponential variables with these rates."""
     # Relative to the largest rate, so that no quotient that can win leaves the float's range.
-    most = rates.max(-1, keepdims=True)
-    rates = rates / jnp.where(most > 0, most, jnp.ones((), rates.dtype))
+    largest_rate = rates.max(-1, keepdims=True)
+    rates = rates / jnp.where(largest_rate > 0, largest_rate, jnp.ones((), rates.dtype))
     return argmax(rates / -jnp.log1p(-uniforms))
 
 
 def blocks(vocab: int) -> tuple[int, int]:
-    """How many blocks of which size hold a vocabulary: near its square root, both.
+    """The number and the size of the blocks of a vocabulary, both near its square root.
 
-    Where the vocabulary's divisors allow, the blocks fill it and every shard of it has whole ones;
-    otherwise the last are padded.
+    If the divisors of the vocabulary's size allow it, the blocks fill the vocabulary and every
+    shard has whole blocks; otherwise the last blocks are padded.
     """
-    shards = min(vocab & -vocab, MOST_SHARDS)
+    shards = min(vocab & -vocab, MAX_SHARDS)
     part = vocab // shards
     sizes = [size for size in range(1, part + 1) if part % size == 0]
     best = min(sizes, key=lambda size: vocab // size + size)

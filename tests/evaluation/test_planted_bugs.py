@@ -92,14 +92,14 @@ BUGS = {
     ),
     "bad words blind to the draft": PlantedBug(
         "sampling/processors.py",
-        "_recent",
+        "_TokensBefore.recent",
         "V & (B[:, None] == W)",
         "V & (B[:1, None] == W)",
         [LOOP, "-k", "bad_words and self"],
     ),
     "min_tokens counted from the round's start": PlantedBug(
         "sampling/processors.py",
-        "_forbidden",
+        "_TokensBefore.num_generated",
         "H.lengths[:, None] + D",
         "H.lengths[:, None] + 0 * D",
         [LOOP, "-k", "min_tokens and self"],

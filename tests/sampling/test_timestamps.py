@@ -9,7 +9,7 @@ import pytest
 
 from spec_jax.config import SamplingParams
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sampling.processors import MOST_INITIAL_TIMESTAMP, History, process
+from spec_jax.sampling.processors import MAX_INITIAL_TIMESTAMP, History, process
 
 TEXT, END, NO_TIMESTAMPS = 12, 12, 13
 """Ids of text, the end of the text, the token that asks for none, and then timestamps."""
@@ -33,7 +33,7 @@ def expected(logits, said):
         logits[FIRST : times[-1] + (0 if last and not one_before else 1)] = -np.inf
     if not said:
         logits[:FIRST] = -np.inf
-        logits[FIRST + MOST_INITIAL_TIMESTAMP + 1 :] = -np.inf
+        logits[FIRST + MAX_INITIAL_TIMESTAMP + 1 :] = -np.inf
     with np.errstate(divide="ignore"):
         mass = np.log(np.exp(logits[FIRST:]).sum())
     if mass > logits[:FIRST].max():
@@ -125,7 +125,7 @@ def test_every_drafted_place_is_as_in_transformers(seed):
         no_timestamps_token_id=NO_TIMESTAMPS,
         eos_token_id=END,
         bos_token_id=END,
-        max_initial_timestamp_index=MOST_INITIAL_TIMESTAMP,
+        max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP,
     )
     theirs = WhisperTimeStampLogitsProcessor(told, begin_index=len(PROMPT))
     case = Case(seed)
