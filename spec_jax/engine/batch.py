@@ -42,8 +42,6 @@ class Batch:
         default, and after the first ones, as many as pays while other rows decode.
       host: makes what drafts on the host, if the method does.
       profiler: measures what an adaptive policy's rounds cost.
-      on_draft: called with each round's draft before it is verified; rounds are then run in two
-        parts, which takes time.
 
     Attributes:
       shape: of the batch.
@@ -58,10 +56,9 @@ class Batch:
         together: int | None = None,
         host: Callable[[Compiler, BatchShape], HostDrafts] | None = None,
         profiler: CostProfiler | None = None,
-        on_draft: Callable[[Draft], None] | None = None,
     ):
         self.shape, self.seconds = shape, Seconds()
-        self._programs, self._profiler, self._on_draft = programs, profiler, on_draft
+        self._programs, self._profiler = programs, profiler
         self._together = together
         self._host = None if host is None else host(programs.compiler, shape)
         self._slots = [Slot() for _ in range(shape.batch)]
@@ -303,16 +300,24 @@ class Batch:
             self._rows.sampling,
         )
 
-    def advance(self, max_rounds: int, min_running: int = 1) -> None:
-        """Decodes at most `max_rounds` rounds, and none with less than `min_running` rows."""
-        rounds, watched = self._rounds, self._on_draft is not None
+    def advance(
+        self,
+        max_rounds: int,
+        min_running: int = 1,
+        on_draft: Callable[[Draft], None] | None = None,
+    ) -> None:
+        """Decodes at most `max_rounds` rounds, and none with less than `min_running` rows.
+
+        `on_draft` gets each round's draft before it is verified; each round then takes two programs.
+        """
+        rounds = self._rounds
         grammars = [
             None if at not in self._running or slot.request is None else slot.request.grammar
             for at, slot in enumerate(self._slots)
         ]
         advance = rounds.decode
-        if self._host is not None or watched or any(grammars):
-            advance = HostRounds(rounds, grammars, self._host, self._on_draft).advance
+        if self._host is not None or on_draft is not None or any(grammars):
+            advance = HostRounds(rounds, grammars, self._host, on_draft).advance
         with self._measured("decode"):
             if self._profiler is None:
                 state = advance(self.state, max_rounds, min_running)

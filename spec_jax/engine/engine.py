@@ -9,7 +9,7 @@ from spec_jax.decoding import loop
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import DraftLengthPolicy
 from spec_jax.decoding.score import kv_slots_per_round
-from spec_jax.drafters.base import Draft, Drafter
+from spec_jax.drafters.base import Drafter
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.batch_shape import (
     MAX_BLOCK,
@@ -128,20 +128,12 @@ class Engine:
         # As many as may be asked for: a few more take less time than another program.
         return min(MAX_LOGPROBS, self.target.config.vocab_size)
 
-    def start(
-        self, requests: Sequence[Request], on_draft: Callable[[Draft], None] | None = None
-    ) -> Batch:
-        """A batch of all the requests, one row each, whose prompts are read at once.
-
-        Args:
-          requests: in the order of their slots.
-          on_draft: called with each round's draft before it is verified; rounds are then run in
-            two parts, which takes time.
-        """
+    def start(self, requests: Sequence[Request]) -> Batch:
+        """A batch of all the requests, in the order of their slots, with their prompts computed."""
         if (free := self.free_idle_batch()) is not None:
             free()
         shape = self.plan(requests)
-        batch = self._batch(shape, shape.batch, on_draft)
+        batch = self._batch(shape, shape.batch)
         batch.insert(dict(enumerate(requests)))
         return batch
 
@@ -151,19 +143,13 @@ class Engine:
         fits = len(requests) <= rows
         return self._batch(shape, shape.batch if fits else None)
 
-    def _batch(
-        self,
-        shape: BatchShape,
-        together: int | None,
-        on_draft: Callable[[Draft], None] | None = None,
-    ) -> Batch:
+    def _batch(self, shape: BatchShape, together: int | None) -> Batch:
         return Batch(
             self._row_programs,
             shape,
             together=together,
             host=self.host,
             profiler=self.cost_profiler,
-            on_draft=on_draft,
         )
 
     @property

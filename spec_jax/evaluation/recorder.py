@@ -52,10 +52,10 @@ def play(
     """Decodes requests without stop tokens round by round; returns all tokens, and the rounds."""
     drafts: list[Drafted] = []
     size, rounds = len(requests), []
-    batch = engine.start(requests, on_draft=lambda draft: drafts.append(drafted(draft, size)))
+    batch = engine.start(requests)
     while batch.running:
         before = batch.view
-        batch.advance(1)
+        batch.advance(1, on_draft=lambda draft: drafts.append(drafted(draft, size)))
         after = batch.view
         emitted = after.lengths - before.lengths
         accepted = np.asarray(after.counters.accepted) - np.asarray(before.counters.accepted)

@@ -67,8 +67,8 @@ def _drafted_anew(
         for row, each in enumerate(rows)
     ]
     drafts: list[Drafted] = []
-    batch = engine.start(anew, on_draft=lambda draft: drafts.append(drafted(draft, len(anew))))
-    batch.advance(1)
+    batch = engine.start(anew)
+    batch.advance(1, on_draft=lambda draft: drafts.append(drafted(draft, len(anew))))
     return drafts[0]
 
 
