@@ -308,7 +308,7 @@ class Batch:
     ) -> None:
         """Decodes at most `max_rounds` rounds, and none with less than `min_running` rows.
 
-        `on_draft` gets each round's draft before it is verified; each round then takes two programs.
+        `on_draft` gets each round's draft before it is verified, which takes two programs a round.
         """
         rounds = self._rounds
         grammars = [
