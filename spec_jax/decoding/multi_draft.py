@@ -2,11 +2,11 @@
 
 The i-th tokens of drafts with a common prefix are candidates for the token after that prefix. They
 were drawn from q independently, so they can be tried one after another: accept candidate x with
-probability min(1, r(x) / q(x)), where r is p at first and after each refusal max(r - q, 0)
-normalised; if all are refused, emit a token drawn from r (SpecInfer: Miao et al. 2023, arXiv
+probability min(1, r(x) / q(x)), where r is p at first and after each rejection max(r - q, 0)
+normalised; if all are rejected, emit a token drawn from r (SpecInfer: Miao et al. 2023, arXiv
 2305.09781, section 4.3; SpecTr: Sun et al. 2023, arXiv 2310.15141). After an acceptance continue
 with all drafts that begin with the accepted tokens, tried before or not: their next tokens were
-drawn given the same prefix, independently of what was accepted.
+drawn given the same prefix, independently of the accepted tokens.
 """
 
 from typing import NamedTuple
@@ -15,34 +15,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.decoding.verification import RowDraft, acceptance_probability
-
-
-def node(step: Int[Array, ""], draft_index: Int[Array, ""], num_drafts: int) -> Int[Array, ""]:
-    """The query position after `step` tokens of a draft, as an index into `p`."""
-    return jnp.where(step == 0, 0, 1 + (step - 1) * num_drafts + draft_index)
-
-
-def refuse(residual: Float[Array, " vocab"], q: Float[Array, " vocab"]) -> Float[Array, " vocab"]:
-    """The residual distribution after a candidate drawn from q was refused."""
-    difference = jnp.maximum(residual - q, 0.0)
-    mass = difference.sum()
-    return jnp.where(mass > 0, difference / jnp.where(mass > 0, mass, 1.0), residual)
-
-
-def acceptance(
-    residual: Float[Array, " vocab"], q: Float[Array, " vocab"], token: Int[Array, ""]
-) -> Float[Array, ""]:
-    """The probability of accepting a candidate; 0 for a draft that has none (-1)."""
-    at = jnp.maximum(token, 0)
-    return jnp.where(token < 0, 0.0, acceptance_probability(residual[at], q[at]))
+from spec_jax.decoding.verification import RowDraft, acceptance_probability, residual
 
 
 class AcceptedPath(NamedTuple):
     """How far verification went along one of a row's drafts.
 
     Attributes:
-      accepted: how many tokens are kept.
+      accepted: how many tokens are accepted.
       draft_index: the draft that they come from.
       next_token_probs: the distribution of the token after them.
       acceptance: the acceptance probability of each candidate of several drafts; NaN if it was not
@@ -65,7 +45,7 @@ def follow(
     steps = draft.tokens.shape[0] // num_drafts
 
     def step(carry: tuple, i: Int[Array, ""]) -> tuple:
-        accepted, draft_index, alive, residual = carry
+        accepted, draft_index, alive, remainder = carry
         is_open = (accepted == i) & (i < draft.length)
         is_accepted = jnp.zeros((), bool)
         tried_acceptance = []
@@ -73,17 +53,19 @@ def follow(
         for n in range(num_drafts):
             at = i * num_drafts + n
             q = draft.q(at, p)
+            # A draft that has ended has the token -1 and no candidate.
             tried = is_open & alive[n] & ~is_accepted & (tokens[n] >= 0)
-            probability = acceptance(residual, q, tokens[n])
+            token = jnp.maximum(tokens[n], 0)
+            probability = acceptance_probability(remainder[token], q[token])
             taken = tried & (uniforms[at] < probability)
             draft_index = jnp.where(taken, n, draft_index)
-            residual = jnp.where(tried & ~taken, refuse(residual, q), residual)
+            remainder = jnp.where(tried & ~taken, residual(remainder, q), remainder)
             is_accepted = is_accepted | taken
             tried_acceptance.append(jnp.where(tried, probability, jnp.nan))
         alive = alive & (tokens == tokens[draft_index])
         accepted = accepted + is_accepted.astype(jnp.int32)
-        residual = jnp.where(is_accepted, p[node(i + 1, draft_index, num_drafts)], residual)
-        return (accepted, draft_index, alive, residual), jnp.stack(tried_acceptance)
+        remainder = jnp.where(is_accepted, p[1 + i * num_drafts + draft_index], remainder)
+        return (accepted, draft_index, alive, remainder), jnp.stack(tried_acceptance)
 
     zero = jnp.int32(0)
     start = (zero, zero, jnp.ones((num_drafts,), bool), p[0])

@@ -1,4 +1,4 @@
-"""What verification is given and what it returns, and the ratio by which every rule decides."""
+"""A draft as verification sees it, its result, and the two formulas of rejection sampling."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Verification(NamedTuple):
-    """What verification decided.
+    """The result of verification.
 
     Attributes:
-      accepted: how many draft tokens each row keeps (n).
+      accepted: how many draft tokens of each row are accepted (n).
       draft_index: which of several drafts they come from.
       token: the token emitted after them, from the residual or, after a full acceptance, from p.
       valid: false where the target gave no distribution for that token (NaN or all masked).
@@ -55,5 +55,14 @@ def acceptance_probability(
     p_token: Float[Array, "*shape"], q_token: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
     """min(1, p / q), and 0 for a token that has probability 0 in both."""
-    # Not a quotient: a q of zero and a p of zero must both come out as a probability.
+    # A quotient alone would be infinite or NaN where q is zero.
     return jnp.where(p_token >= q_token, (p_token > 0).astype(p_token.dtype), p_token / q_token)
+
+
+def residual(
+    p: Float[Array, " vocab"], q: Float[Array, " vocab"], scale: Float[Array, ""] | float = 1.0
+) -> Float[Array, " vocab"]:
+    """max(scale * p - q, 0), normalised: after a rejection; p if it is zero everywhere."""
+    difference = jnp.maximum(scale * p - q, 0.0)
+    mass = difference.sum()
+    return jnp.where(mass > 0, difference / jnp.where(mass > 0, mass, 1.0), p)

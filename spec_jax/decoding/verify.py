@@ -1,4 +1,4 @@
-"""Verification: which prefix of a draft to keep, and what to emit after it. Pure, for one row.
+"""Verification: which prefix of a draft to accept, and what to emit after it. Pure, for one row.
 
 Every rule is a few functions of the target's distributions p and the draft's q. Kept apart from
 the random numbers, they can be enumerated, which is how the tests prove the rules lossless.
@@ -12,21 +12,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.decoding.multi_draft import AcceptedPath, follow
-from spec_jax.decoding.verification import RowDraft, Verification, acceptance_probability
+from spec_jax.decoding.verification import (
+    RowDraft,
+    Verification,
+    acceptance_probability,
+    residual,
+)
 from spec_jax.drafters.base import Draft
 from spec_jax.sampling.draw import draw, largest, uniform
 
 Probs = Float[Array, "positions vocab"]
-"""The target's distributions after the last known token and after each draft token (p)."""
+"""The target's distributions after the last token of the text and after each draft token (p)."""
 
 
 class VerificationRule(NamedTuple):
     """A verification rule for one row.
 
     Attributes:
-      acceptance: (p, draft) -> the probability that each draft token is kept, independently of the
-        others.
-      accepted: which draft tokens are kept (bool [K]) -> how many tokens are accepted.
+      acceptance: (p, draft) -> the probability that each draft token passes its test,
+        independently of the others.
+      accepted: which draft tokens passed (bool [K]) -> how many tokens are accepted.
       next_token_probs: (p, draft, number accepted) -> distribution [V] of the token emitted after
         the accepted ones: the residual, or p if the whole draft was accepted.
     """
@@ -36,29 +41,26 @@ class VerificationRule(NamedTuple):
     next_token_probs: Callable[[Probs, RowDraft, Int[Array, ""]], Float[Array, " vocab"]]
 
 
-def num_leading(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
-    """The number of draft tokens before the first that is not kept."""
-    return jnp.cumprod(kept.astype(jnp.int32)).sum(dtype=jnp.int32)
+def num_leading(passed: Bool[Array, " lookahead"]) -> Int[Array, ""]:
+    """The number of draft tokens before the first that did not pass."""
+    return jnp.cumprod(passed.astype(jnp.int32)).sum(dtype=jnp.int32)
 
 
-def last_accepted(kept: Bool[Array, " lookahead"]) -> Int[Array, ""]:
-    """The last draft token that is kept, counted from one; 0 if none is."""
-    counts = jnp.arange(1, kept.shape[0] + 1, dtype=jnp.int32)
-    return jnp.where(kept, counts, 0).max(initial=0)
+def last_accepted(passed: Bool[Array, " lookahead"]) -> Int[Array, ""]:
+    """The last draft token that passed, counted from one; 0 if there is none."""
+    counts = jnp.arange(1, passed.shape[0] + 1, dtype=jnp.int32)
+    return jnp.where(passed, counts, 0).max(initial=0)
 
 
-def _residual(
-    p: Probs, draft: RowDraft, accepted: Int[Array, ""], scale: Float[Array, ""]
+def _next_token_probs(
+    p: Probs, draft: RowDraft, accepted: Int[Array, ""], scale: Float[Array, ""] | float = 1.0
 ) -> Float[Array, " vocab"]:
-    """max(scale * p - q, 0), normalised, at the first refused token; p if none was refused."""
+    """The residual at the first rejected token, or p if the whole draft was accepted."""
     p_next = p[accepted]
     if draft.tokens.shape[0] == 0:
         return p_next
     q_next = draft.q(jnp.minimum(accepted, draft.tokens.shape[0] - 1), p)
-    residual = jnp.maximum(scale * p_next - q_next, 0.0)
-    mass = residual.sum()
-    rejected = (accepted < draft.length) & (mass > 0)
-    return jnp.where(rejected, residual / jnp.where(rejected, mass, 1.0), p_next)
+    return jnp.where(accepted < draft.length, residual(p_next, q_next, scale), p_next)
 
 
 def _p_tokens(p: Probs, draft: RowDraft) -> Float[Array, " lookahead"]:
@@ -67,10 +69,6 @@ def _p_tokens(p: Probs, draft: RowDraft) -> Float[Array, " lookahead"]:
 
 def _token_acceptance(p: Probs, draft: RowDraft) -> Float[Array, " lookahead"]:
     return acceptance_probability(_p_tokens(p, draft), draft.q_tokens(p))
-
-
-def _token_next(p: Probs, draft: RowDraft, accepted: Int[Array, ""]) -> Float[Array, " vocab"]:
-    return _residual(p, draft, accepted, jnp.ones((), p.dtype))
 
 
 def joint_acceptance(p: Probs, draft: RowDraft) -> Float[Array, " positions"]:
@@ -103,7 +101,7 @@ def _block_acceptance(p: Probs, draft: RowDraft) -> Float[Array, " lookahead"]:
 
 
 def _block_next(p: Probs, draft: RowDraft, accepted: Int[Array, ""]) -> Float[Array, " vocab"]:
-    return _residual(p, draft, accepted, joint_acceptance(p, draft)[accepted])
+    return _next_token_probs(p, draft, accepted, joint_acceptance(p, draft)[accepted])
 
 
 def _argmax(p: Probs) -> Probs:
@@ -116,11 +114,11 @@ def _argmax(p: Probs) -> Probs:
 RULES: dict[str, VerificationRule] = {
     # Modified rejection sampling (Chen et al. 2023, arXiv 2302.01318, algorithm 2): accept x with
     # probability min(1, p(x) / q(x)), else draw from max(p - q, 0) normalised. For greedy rows,
-    # whose p and q are one-hot, this is "keep while the draft is the argmax".
-    "token": VerificationRule(_token_acceptance, num_leading, _token_next),
+    # whose p and q are one-hot, this is "accept while the draft is the argmax".
+    "token": VerificationRule(_token_acceptance, num_leading, _next_token_probs),
     # Block verification (Sun et al. 2024, arXiv 2403.10444, algorithm 2): accept the longest
-    # prefix whose own test succeeds, so that a later success keeps earlier tokens. With
-    # Z = sum max(P_i p - q, 0) at the position after token i, it succeeds with probability
+    # prefix whose last token passes, whether earlier tokens passed or not. With
+    # Z = sum max(P_i p - q, 0) at the position after token i, it passes with probability
     # Z / (Z + 1 - P_i), and P_i for the last token; then draw from max(P_i p - q, 0) normalised.
     "block": VerificationRule(_block_acceptance, last_accepted, _block_next),
     # The longest prefix equal to the target's argmax; exact at temperature 0 only.
@@ -140,13 +138,13 @@ def verify(
     keys: Key[Array, " batch"],
     random: bool = True,
 ) -> Verification:
-    """Keeps a prefix of a draft of each row, and draws one token after it.
+    """Accepts a prefix of a draft of each row, and draws one token after it.
 
     Args:
       verification: the name of the rule; several drafts of a row are verified by `follow`.
-      p: the target's distributions after the last known token, then after each draft token, in the
-        order of `Draft`; a position without a distribution holds zeros.
-      draft: what was proposed.
+      p: the target's distributions after the last token of the text, then after each draft token,
+        in the order of `Draft`; a position without a distribution holds zeros.
+      draft: the proposed tokens.
       keys: each row's randomness for this round.
       random: whether any row samples; static.
     """

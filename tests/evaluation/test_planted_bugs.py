@@ -42,15 +42,15 @@ BUGS = {
         [DRAWS, "-k", "jointly_exact and unlike"],
     ),
     "residual not clamped": PlantedBug(
-        "decoding/verify.py",
-        "_residual",
+        "decoding/verification.py",
+        "residual",
         "jnp.maximum(R, 0.0)",
         "R",
         [PROOF, "-k", "joint_distribution"],
     ),
     "bonus token from the wrong row": PlantedBug(
         "decoding/verify.py",
-        "_residual",
+        "_next_token_probs",
         "p[A]",
         "p[jnp.maximum(A - 1, 0)]",
         [PROOF, "-k", "joint_distribution"],
