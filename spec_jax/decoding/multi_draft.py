@@ -18,6 +18,11 @@ from jaxtyping import Array, Float, Int
 from spec_jax.decoding.verification import RowDraft, acceptance_probability, residual
 
 
+def node(step: Int[Array, ""], draft_index: Int[Array, ""], num_drafts: int) -> Int[Array, ""]:
+    """The query position after the token of a draft in a step, as an index into `p`."""
+    return 1 + step * num_drafts + draft_index
+
+
 class AcceptedPath(NamedTuple):
     """How far verification went along one of a row's drafts.
 
@@ -64,7 +69,7 @@ def follow(
             tried_acceptance.append(jnp.where(tried, probability, jnp.nan))
         alive = alive & (tokens == tokens[draft_index])
         accepted = accepted + is_accepted.astype(jnp.int32)
-        remainder = jnp.where(is_accepted, p[1 + i * num_drafts + draft_index], remainder)
+        remainder = jnp.where(is_accepted, p[node(i, draft_index, num_drafts)], remainder)
         return (accepted, draft_index, alive, remainder), jnp.stack(tried_acceptance)
 
     zero = jnp.int32(0)

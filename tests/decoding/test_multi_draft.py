@@ -245,14 +245,11 @@ def plain_problem(vocab=3, drafts=2, steps=2):
 
 
 WRONG = {
-    # A second candidate is judged by p again, as if the first had not been refused.
-    "residual forgotten": ("refuse", lambda residual, q: residual),
-    "residual not normalised": ("refuse", lambda residual, q: jnp.maximum(residual - q, 0.0)),
-    # The node of another draft's token, whose context is not what was accepted.
-    "another draft's node": (
-        "node",
-        lambda step, draft_index, drafts: jnp.where(step == 0, 0, 1 + (step - 1) * drafts),
-    ),
+    # A second candidate is judged by p again, as if the first had not been rejected.
+    "residual forgotten": ("residual", lambda p, q: p),
+    "residual not normalised": ("residual", lambda p, q: jnp.maximum(p - q, 0.0)),
+    # The node of another draft's token, whose context was not accepted.
+    "another draft's node": ("node", lambda step, draft_index, drafts: 1 + step * drafts),
 }
 
 
