@@ -13,14 +13,14 @@ from spec_jax.sampling.draw import argmax
 
 @pytree
 class AdaptiveState:
-    """What is known of each row's drafts and of what rounds cost.
+    """Statistics of each row's drafts, and the measured costs of rounds.
 
     Attributes:
-      accepted: drafted tokens that were kept; older ones count less.
-      judged: drafted tokens that were kept or refused; older ones count less.
+      accepted: how many drafted tokens were accepted; older ones count less.
+      judged: how many drafted tokens were accepted or rejected; older ones count less.
       idle: rounds since the row last drafted.
-      patience: rounds that a row whose drafts do not pay waits before it tries one.
-      costs: seconds of a round that drafts as many tokens as each of the policy's choices.
+      patience: rounds that a row whose drafts do not pay waits before it drafts a token again.
+      costs: the seconds of a round for each of the policy's choices of K.
       forced: the K of every row while costs are measured; -1 otherwise.
     """
 
@@ -34,7 +34,7 @@ class AdaptiveState:
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive(DraftLengthPolicy):
-    """Drafts as many tokens as should give the most tokens per second, or none.
+    """Drafts the number of tokens that should give the most tokens per second, which may be 0.
 
     With an acceptance rate of a, a round of K drafted tokens emits (1 - a^(K+1)) / (1 - a) tokens
     (Leviathan et al. 2023, arXiv 2211.17192, equation 1), and the cost of a round is measured. If
@@ -42,11 +42,11 @@ class Adaptive(DraftLengthPolicy):
     whether that has changed: after 8 rounds, and after twice as many each time drafting still does
     not pay. If it did not pay in the request before, the first wait is up to 32 rounds.
 
-    The costs depend on the machine, and so do the rounds: the tokens of a sampled request keep
-    their distribution, but may differ from run to run, unlike under the other policies.
+    The costs depend on the machine, and so do the rounds: unlike under the other policies, the
+    tokens of a sampled request may differ from run to run. Their distribution does not change.
 
     Attributes:
-      num_speculative_tokens: most tokens per round.
+      num_speculative_tokens: the largest number of tokens per round.
     """
 
     num_speculative_tokens: int = 8
@@ -82,7 +82,7 @@ class Adaptive(DraftLengthPolicy):
         return jnp.where(state.forced >= 0, state.forced, chosen)
 
     def update(self, state: AdaptiveState, outcome: DraftOutcome) -> AdaptiveState:
-        """Counts what verification judged: the accepted tokens and the first refused one."""
+        """Counts what verification judged: the accepted tokens and the first rejected one."""
         accepted, drafted = outcome.accepted, outcome.drafted
         tried = (drafted > 0) & (state.forced < 0) & (self._best(state) == 0)
         judged = (accepted + (accepted < drafted).astype(jnp.int32)).astype(jnp.float32)

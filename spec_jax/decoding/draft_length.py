@@ -18,7 +18,7 @@ class DraftOutcome:
 
     Attributes:
       drafted: tokens that each row drafted; 0 for finished rows.
-      accepted: how many of them were kept.
+      accepted: how many of them were accepted.
       confidence: the drafter's confidence in each token of the chosen draft; None if the policy
         does not use it.
     """
@@ -29,32 +29,33 @@ class DraftOutcome:
 
     @classmethod
     def of(cls, draft: Draft, path: Array, drafted: Array, accepted: Array) -> "DraftOutcome":
-        """Reads the confidence along the draft that was kept; see `Draft.path`."""
-        if draft.confidence is None:
-            return cls(drafted, accepted, None)
-        return cls(drafted, accepted, jnp.take_along_axis(draft.confidence, path, axis=1))
+        """The outcome with the confidence along the accepted draft; see `Draft.path`."""
+        confidence = draft.confidence
+        if confidence is not None:
+            confidence = jnp.take_along_axis(confidence, path, axis=1)
+        return cls(drafted, accepted, confidence)
 
 
 class DraftLengthPolicy:
     """How much to draft: pure functions around a state. A policy is hashable and static under jit.
 
     Attributes:
-      num_speculative_tokens: most tokens that a row may ever draft in a round (K).
+      num_speculative_tokens: the largest number of tokens that a row drafts in a round (K).
       varies: whether rounds differ in how much they draft.
       reproducible: whether a sampled row's seed fixes its tokens, since no measured time is used.
-      counts_refused: whether refused tokens count as drafted.
+      counts_rejected: whether rejected tokens count as drafted.
     """
 
     num_speculative_tokens: int
     varies: bool = True
     reproducible: bool = True
-    counts_refused: bool = True
+    counts_rejected: bool = True
 
     def init(self, batch: int) -> Any:
         """The state before the first round."""
 
     def limits(self, state: Any, batch: int) -> Int[Array, " batch"]:
-        """Most tokens that each row may draft now; by default K."""
+        """The largest number of tokens that each row may draft now; by default K."""
         return jnp.full((batch,), self.num_speculative_tokens, jnp.int32)
 
     def threshold(self, state: Any, batch: int) -> Float[Array, " batch"] | None:
@@ -67,7 +68,7 @@ class DraftLengthPolicy:
     def insert(self, state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> Any:
         """Puts rows into slots of a running state; for `slots` see `insert_rows`.
 
-        What rows share, such as measured costs, is left as it is.
+        Values that rows share, such as measured costs, do not change.
         """
         return insert_rows(state, slots, rows)
 
@@ -108,13 +109,13 @@ class Constant(DraftLengthPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class Oracle(Constant):
-    """For analysis: counts the drafts of a policy that would know what is accepted.
+    """For analysis: counts the drafts of a policy that knows the accepted tokens in advance.
 
-    It drafts K tokens and pays for them, but counts only accepted tokens as drafted: the fewest
-    draft steps that give as few target calls (cf. arXiv 2405.04304, section 3).
+    It drafts K tokens and pays for them, but counts only accepted tokens as drafted: the smallest
+    number of draft steps with the same target calls (cf. arXiv 2405.04304, section 3).
     """
 
-    counts_refused = False
+    counts_rejected = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Heuristic(DraftLengthPolicy):
     """Two more after a fully accepted draft, otherwise one fewer (Hugging Face 2023).
 
     Attributes:
-      num_speculative_tokens: most tokens per round.
+      num_speculative_tokens: the largest number of tokens per round.
       start: tokens of the first round.
     """
 
@@ -147,29 +148,29 @@ class Heuristic(DraftLengthPolicy):
 
 @pytree
 class ConfidenceCounts:
-    """The drafter's confidence in tokens that were kept, and in those that were refused.
+    """The drafter's confidence in accepted tokens, and in rejected tokens.
 
     Attributes:
       accepted: counts by confidence, in bins of equal width.
-      refused: counts by confidence, in the same bins.
+      rejected: counts by confidence, in the same bins.
     """
 
     accepted: Float[Array, "batch bins"]
-    refused: Float[Array, "batch bins"]
+    rejected: Float[Array, "batch bins"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Confidence(DraftLengthPolicy):
     """Stops drafting after a token with a confidence below a threshold.
 
-    The token itself is kept (dynamic speculation, arXiv 2405.04304, as Hugging Face's
-    `assistant_confidence_threshold`).
+    The token itself is part of the draft (dynamic speculation, arXiv 2405.04304, like Hugging
+    Face's `assistant_confidence_threshold`).
 
     Attributes:
-      num_speculative_tokens: most tokens per round.
+      num_speculative_tokens: the largest number of tokens per round.
       start: the smallest probability with which drafting continues.
       retune: choose the threshold again after each round, from the row's own acceptances. It
-        minimises the share of refused tokens above it plus three times the share of accepted
+        minimises the share of rejected tokens above it plus three times the share of accepted
         tokens below it, once more than five tokens of both kinds were seen.
     """
 
@@ -182,27 +183,27 @@ class Confidence(DraftLengthPolicy):
         """Nothing seen yet."""
         if not self.retune:
             return None
-        accepted, refused = (jnp.zeros((batch, self.bins), jnp.float32) for _ in range(2))
-        return ConfidenceCounts(accepted, refused)
+        accepted, rejected = (jnp.zeros((batch, self.bins), jnp.float32) for _ in range(2))
+        return ConfidenceCounts(accepted, rejected)
 
     def threshold(self, state: ConfidenceCounts | None, batch: int) -> Float[Array, " batch"]:
         """The configured threshold, or the one chosen from the row's acceptances."""
         fixed = jnp.full((batch,), self.start, jnp.float32)
         if state is None:
             return fixed
-        accepted, refused = state.accepted.sum(-1), state.refused.sum(-1)
+        accepted, rejected = state.accepted.sum(-1), state.rejected.sum(-1)
         below = jnp.cumsum(state.accepted, -1) - state.accepted
-        above = refused[:, None] - (jnp.cumsum(state.refused, -1) - state.refused)
+        above = rejected[:, None] - (jnp.cumsum(state.rejected, -1) - state.rejected)
         false_stops = below / jnp.maximum(accepted, 1.0)[:, None]
-        false_runs = above / jnp.maximum(refused, 1.0)[:, None]
+        false_runs = above / jnp.maximum(rejected, 1.0)[:, None]
         best = argmax(-(false_runs + 3.0 * false_stops)).astype(jnp.float32)
-        enough = (accepted > 0) & (refused > 0) & (accepted + refused > 5)
+        enough = (accepted > 0) & (rejected > 0) & (accepted + rejected > 5)
         return jnp.where(enough, best / self.bins, fixed)
 
     def update(
         self, state: ConfidenceCounts | None, outcome: DraftOutcome
     ) -> ConfidenceCounts | None:
-        """Accepted tokens and the first refused one; those after it were not judged."""
+        """Counts accepted tokens and the first rejected one; later tokens were not judged."""
         if state is None or outcome.confidence is None:
             return state
         at = jnp.clip((outcome.confidence * self.bins).astype(jnp.int32), 0, self.bins - 1)
@@ -210,8 +211,8 @@ class Confidence(DraftLengthPolicy):
         steps = jnp.arange(at.shape[1], dtype=jnp.int32)[None]
         num_accepted, drafted = outcome.accepted[:, None], outcome.drafted[:, None]
         accepted = hit & (steps < num_accepted)[..., None]
-        refused = hit & ((steps == num_accepted) & (num_accepted < drafted))[..., None]
+        rejected = hit & ((steps == num_accepted) & (num_accepted < drafted))[..., None]
         return ConfidenceCounts(
             accepted=state.accepted + accepted.sum(1, dtype=jnp.float32),
-            refused=state.refused + refused.sum(1, dtype=jnp.float32),
+            rejected=state.rejected + rejected.sum(1, dtype=jnp.float32),
         )

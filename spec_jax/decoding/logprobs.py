@@ -45,7 +45,7 @@ class Logprobs:
         """Records the log-probabilities of one round's tokens.
 
         Args:
-          logits: of the target, after the last known token and along the draft that was kept.
+          logits: of the target, after the last token of the text and along the accepted draft.
           tokens: the rows, with the round's tokens.
           lengths: of the rows before the round.
         """
@@ -59,7 +59,7 @@ def logprobs_of(
     token_ids: Int[Array, "batch positions"],
     top: int,
 ) -> Logprobs:
-    """Log-probabilities in places whose logits are known.
+    """Log-probabilities of tokens from the logits in their places.
 
     Args:
       logits: of the target in each place.

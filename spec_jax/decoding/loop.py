@@ -26,7 +26,7 @@ class Strategy:
 
     Attributes:
       draft_length: how many tokens to draft.
-      verification: which of them to keep.
+      verification: which of them to accept.
       scoring: how the target is called.
       consistent: whether every round scores K + 1 tokens of a row, however few are drafted.
     """
@@ -134,9 +134,9 @@ def propose(
 def limits(
     policy: DraftLengthPolicy, state: DecodeState
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"] | None]:
-    """Most tokens that each row may draft, and the confidence below which it stops.
+    """How many tokens each row may draft at most, and the confidence below which it stops.
 
-    The policy's limit, but at most one less than the row can still emit.
+    It is the limit of the policy, but at most one less than the row can still emit.
     """
     batch = state.lengths.shape[0]
     room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
@@ -200,7 +200,7 @@ def commit(
     drafted = jnp.where(running, drafted, 0)
     accepted = jnp.minimum(jnp.where(running, verified.accepted, 0), emitted)
     outcome = DraftOutcome.of(draft, path, drafted, accepted)
-    counted = drafted if policy.counts_refused else accepted
+    counted = drafted if policy.counts_rejected else accepted
     committed = Committed(tokens, state.lengths, lengths, verified.draft_index, scored.features)
     logprobs = state.logprobs
     if logprobs is not None:

@@ -1,4 +1,4 @@
-"""Rows before their first round: they start, read their prompts, and enter a running batch.
+"""Rows before their first round: they start, compute their prompts, and enter a running batch.
 
 A row has computed as many tokens as its cache is long. Prefill computes all but the last token of
 the prompt, block by block, and the first round scores that one in front of its draft.
@@ -39,7 +39,7 @@ def start(
     source: EncoderInput | None = None,
     logprobs: int | None = None,
 ) -> DecodeState:
-    """The state of rows of whose prompts nothing is read yet.
+    """The state of rows with prompts of which nothing is computed yet.
 
     Args:
       target: the target model.
@@ -49,10 +49,11 @@ def start(
       lengths: tokens of each prompt.
       max_lengths: where each row must end; a row that is as long already starts finished.
       keys: each row's PRNG key data.
-      block: tokens of a prompt that a call reads; static.
-      headroom: most KV slots that a call writes past a row's text, see `KVCache`; static.
-      inputs: what the drafter's host side has made, if it has one.
-      source: what the encoder reads, of a target that has one.
+      block: tokens of a prompt that a call computes; static.
+      headroom: the largest number of KV slots that a call writes past a row's text, see `KVCache`;
+        static.
+      inputs: the inputs that the drafter's host side has made, if it has one.
+      source: the encoder's input, for a target that has an encoder.
       logprobs: how many of the likeliest tokens are recorded beside each token, with their
         log-probabilities; None records none. Static.
     """
@@ -80,7 +81,7 @@ def start(
 def prefill(
     target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool = False
 ) -> DecodeState:
-    """Reads the prompts to their ends; see `prefill_step` for the arguments."""
+    """Computes the prompts to their ends; for the arguments see `prefill_step`."""
     end, begin = state.lengths - 1, state.cache.lengths
     steps = blocks_left(end, state.cache, block)
     if drafter.feature_layers:
@@ -107,13 +108,13 @@ def prefill(
 def prefill_step(
     target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool = False
 ) -> DecodeState:
-    """Reads the next block of each prompt that is not read to its end.
+    """Computes the next block of each prompt that is not complete.
 
     Args:
       target: the target model.
-      drafter: the drafter, which gets each block after the target has read it.
-      state: rows of which no round was decoded yet.
-      block: tokens of a row that are read; static.
+      drafter: the drafter, which gets each block after the target has computed it.
+      state: rows before their first round.
+      block: tokens of a row that are computed; static.
       prompt_logprobs: whether log-probabilities of the prompts' tokens are recorded; static.
     """
     state, read = _read_block(target, drafter, state, block, prompt_logprobs)
@@ -123,7 +124,7 @@ def prefill_step(
 def _read_block(
     target: Model, drafter: Drafter, state: DecodeState, block: int, prompt_logprobs: bool
 ) -> tuple[DecodeState, PromptBlock]:
-    """The target reads the next block of each prompt, which the drafter then gets."""
+    """The target computes the next block of each prompt, which the drafter then gets."""
     begin, layers = state.cache.lengths, drafter.feature_layers
     if prompt_logprobs:
         layers = (*layers, target.config.num_layers)
@@ -163,18 +164,18 @@ def _add(
 def copy_prefix(
     drafter: Drafter, state: DecodeState, other: DecodeState, num_tokens: Int[Array, " batch"]
 ) -> DecodeState:
-    """Rows that begin with what other rows have computed, so that prefill reads only the rest.
+    """Rows that begin with tokens that other rows have computed, so that prefill can skip these.
 
-    Only if `drafter.copies_prefixes`. Log-probabilities of the copied tokens are not recorded.
+    It needs `drafter.copies_prefixes`. Log-probabilities of the copied tokens are not recorded.
 
     Args:
       drafter: the batch's drafter.
       state: the rows, as `start` made them.
-      other: as many rows of the same shapes: row i for row i.
+      other: the rows to copy from, of the same number and shapes: row i for row i.
       num_tokens: how many tokens of each row are copied; 0 copies none. Both texts agree in these
         and in the next one, since a drafter may read a token's features with the token after it.
-        The last two tokens of a prompt are always read. If `not other.cache.can_truncate`, nothing
-        is copied but all that the other row has computed.
+        The last two tokens of a prompt are always computed. If `not other.cache.can_truncate`, a
+        row copies all that the other row has computed, or nothing.
     """
     computed = other.cache.lengths
     num_tokens = jnp.minimum(jnp.minimum(num_tokens, computed), jnp.maximum(state.lengths - 2, 0))
@@ -215,7 +216,7 @@ def insert(
     slots: Int[Array, "shards inserted"],
     rows: DecodeState,
 ) -> DecodeState:
-    """Puts rows whose prompts are read into slots of a running state.
+    """Puts rows whose prompts are computed into slots of a running state.
 
     Donate `state`: the rows are written into its buffers. A row's tokens depend neither on when it
     is inserted nor on its slot: its randomness is a function of its key and length.

@@ -1,4 +1,4 @@
-"""Scoring: the target's distributions after the last known token and after each draft token."""
+"""Scoring: the target's distributions after each row's text and after each draft token."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,23 +20,23 @@ from spec_jax.sampling.processors import History
 
 
 def kv_slots_per_round(scoring: str, lookahead: int, num_drafts: int) -> int:
-    """KV slots that scoring may write past a row's known tokens."""
+    """The largest number of KV slots that scoring writes past a row's computed tokens."""
     if scoring == "prefix_batch":
         return (lookahead + 1) * (lookahead + 2) // 2
     return 1 + lookahead * num_drafts
 
 
 def headroom(block: int, scoring: str, lookahead: int, num_drafts: int) -> int:
-    """Most KV slots that a call writes past a row's text, in a prompt's block or in a round."""
+    """The largest number of KV slots that a call writes past a row's text: a block, or a round."""
     # One more for the token beside a single bfloat16 row, see `Model.score`.
     return max(block, kv_slots_per_round(scoring, lookahead, num_drafts) + 1)
 
 
 class Scored(NamedTuple):
-    """A target call over the last known token and the draft.
+    """A target call over the last token of the text and the draft.
 
     Attributes:
-      p: the distributions after the last known token and after each draft token.
+      p: the distributions after the last token of the text and after each draft token.
       logits: the logits that `p` was made from, before all processors.
       features: the target's features at the same tokens, or None; see `TargetOutput`.
       cache: the cache with these tokens, which its lengths do not count yet.
@@ -50,7 +50,7 @@ class Scored(NamedTuple):
     def along(
         self, draft: Draft, path: Int[Array, "batch lookahead"], lengths: Int[Array, " batch"]
     ) -> "Scored":
-        """Logits, features and cache of one draft of each row alone; see `Draft.path`."""
+        """Logits, features and cache of one of each row's drafts; see `Draft.path`."""
         if draft.num_drafts == 1:
             return self
         scored = jnp.pad(path + 1, ((0, 0), (1, 0)))
@@ -74,7 +74,7 @@ def score(
     allowed: UInt32[Array, "batch positions words"] | None = None,
     feature_layers: Sequence[int] = (),
 ) -> Scored:
-    """The target's distributions p after each row's known tokens and after each draft token.
+    """The target's distributions p after each row's text and after each draft token.
 
     The processors at a query position see the tokens before it in the same draft.
 
@@ -99,19 +99,17 @@ def score(
     elif scoring == "prefix_batch":
         out = _score_prefixes(target, tokens, cache, layers)
     else:
-        mask = (
-            mask_of_drafts(cache, draft.lookahead, draft.num_drafts)
-            if draft.num_drafts > 1
-            else None
-        )
+        mask = None
+        if draft.num_drafts > 1:
+            mask = mask_of_drafts(cache, draft.lookahead, draft.num_drafts)
         out = target.score(tokens, cache, mask, feature_layers=layers)
     assert out.logits is not None
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
-    before = None
+    ancestors = None
     if draft.num_drafts > 1:
-        before = drafted_before(draft.lookahead, draft.num_drafts)
+        ancestors = drafted_before(draft.lookahead, draft.num_drafts)
     p = probabilities(
-        out.logits, sampling, history, draft.tokens, before, allowed, target.placement
+        out.logits, sampling, history, draft.tokens, ancestors, allowed, target.placement
     )
     return Scored(p, out.logits, out.features, out.cache)
 
@@ -124,7 +122,7 @@ def drafted_before(steps: int, num_drafts: int) -> Bool[np.ndarray, "positions d
 def _seen_in_tree(steps: int, num_drafts: int) -> Bool[np.ndarray, "positions positions"]:
     """[i, j]: whether query position i sees token j: itself and the tokens before it in its draft.
 
-    Position 0 is the last known token, and `1 + i * drafts + n` is token i of draft n.
+    Position 0 is the last token of the text, and `1 + i * drafts + n` is token i of draft n.
     """
     step = np.concatenate([[-1], np.repeat(np.arange(steps), num_drafts)])
     draft = np.concatenate([[-1], np.tile(np.arange(num_drafts), steps)])

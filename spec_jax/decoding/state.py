@@ -1,9 +1,7 @@
 """The loop's state: one documented pytree."""
 
-from typing import Any
-
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Int, PyTree, UInt32
 
 from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.rows import write_rows
@@ -16,15 +14,15 @@ RUNNING, STOP, LENGTH, ERROR = range(4)
 
 @pytree
 class Counters:
-    """What each row's rounds did; tokens drafted past a stop are not counted.
+    """Counts of each row's rounds; tokens drafted past a stop are not counted.
 
     Attributes:
       rounds: target calls.
-      drafted: tokens proposed.
-      accepted: proposed tokens that were kept.
-      accepted_per_position: for each draft position, how often its token was kept.
-      drafted_at: for the first token that a round emitted, one more than the tokens that the round
-        drafted, and 0 for all others: from it follow the counters at any token.
+      drafted: proposed tokens.
+      accepted: accepted tokens.
+      accepted_per_position: for each draft position, how often its token was accepted.
+      drafted_at: at the first token that a round emitted, one more than the number of tokens that
+        the round drafted; 0 at all other tokens. The counters at any token follow from it.
     """
 
     rounds: Int[Array, " batch"]
@@ -56,19 +54,19 @@ class Counters:
         Args:
           running: the rows that the round decoded.
           drafted: tokens that each row proposed.
-          accepted: how many of them were kept.
+          accepted: how many of them were accepted.
           emitted: tokens that each row gained.
           lengths: of the rows before the round.
           width: draft positions that were scored; static.
         """
-        kept = jnp.arange(width, dtype=jnp.int32)[None] < accepted[:, None]
+        is_accepted = jnp.arange(width, dtype=jnp.int32)[None] < accepted[:, None]
         log = jnp.where(emitted > 0, drafted + 1, 0)[:, None]
         return Counters(
             rounds=self.rounds + running.astype(jnp.int32),
             drafted=self.drafted + drafted,
             accepted=self.accepted + accepted,
             accepted_per_position=self.accepted_per_position.at[:, :width].add(
-                kept.astype(jnp.int32)
+                is_accepted.astype(jnp.int32)
             ),
             drafted_at=write_rows(self.drafted_at, log, lengths),
         )
@@ -78,13 +76,13 @@ class Counters:
 class DecodeState:
     """Everything that changes while a batch is decoded.
 
-    The target's cache is as long as the tokens that are computed: between rounds all tokens of a
-    row but the last, which the next round scores in front of the draft.
+    The lengths of the target's cache count the computed tokens: between rounds all tokens of a row
+    except the last, which the next round scores in front of the draft.
 
     Attributes:
       tokens: prompt and output; only the first `lengths` of each row are valid. The capacity
         leaves room for K + 1 tokens past a row's maximum length.
-      lengths: known tokens of each row.
+      lengths: the number of tokens of each row.
       prompt_lengths: how many of them are the prompt's.
       max_lengths: where each row must end: its max_tokens or the context's edge.
       finish: RUNNING, or why the row ended; finished rows are frozen.
@@ -104,7 +102,7 @@ class DecodeState:
     finish: Int[Array, " batch"]
     keys: UInt32[Array, "batch 2"]
     cache: KVCache
-    drafter: Any
-    draft_length: Any
+    drafter: PyTree
+    draft_length: PyTree
     counters: Counters
     logprobs: Logprobs | None = None

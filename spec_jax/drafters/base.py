@@ -208,7 +208,7 @@ class Drafter:
         raise NotImplementedError
 
     def commit(self, state: Any, committed: Committed) -> Any:
-        """Updates the state to the rows' new tokens, and rolls back the refused ones."""
+        """Updates the state to the rows' new tokens, and rolls back the rejected ones."""
         return state
 
     @property

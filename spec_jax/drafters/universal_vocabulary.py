@@ -133,7 +133,7 @@ class UniversalVocabulary(Drafter):
             state.tokens, state.lengths, committed.tokens, committed.before, accepted, last
         )
         lengths = state.lengths + accepted + spelt
-        # The KV slot after the accepted tokens holds a refused token.
+        # The KV slot after the accepted tokens holds a rejected token.
         valid = jnp.minimum(state.cache.lengths, state.lengths + accepted)
         cache = state.cache.commit(jnp.minimum(lengths - 1, valid))
         return self._checked(OwnText(tokens, lengths, state.full, cache))

@@ -51,7 +51,7 @@ def check_lossless(
     first four at most jointly, with the exact distribution by enumeration; the token after a
     rejection follows the residual. Drafted tokens follow the q that the drafter reports; without q,
     the same text gives the same draft. A row has the same tokens alone, beside neighbours, and when
-    it is inserted into a running batch. After refused tokens a draft depends on the text alone.
+    it is inserted into a running batch. After rejected tokens a draft depends on the text alone.
 
     All p-values are corrected for each other (Holm): a lossless drafter fails one in a thousand
     seeds. A check that sees nothing, such as one of drafts if nothing is drafted, fails too.

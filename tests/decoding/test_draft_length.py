@@ -59,7 +59,7 @@ def test_a_constant_policy_is_the_same_for_all(policy):
     state = policy.update(policy.init(3), outcome([4, 4, 2], [4, 0, 1]))
     assert policy.limits(state, 3).tolist() == [4, 4, 4]
     assert policy.threshold(state, 3) is None
-    assert (policy.varies, policy.counts_refused) == (False, policy == Constant(4))
+    assert (policy.varies, policy.counts_rejected) == (False, policy == Constant(4))
 
 
 def test_the_heuristic_drafts_two_more_after_a_whole_draft_and_else_one_less():
@@ -93,12 +93,12 @@ def test_a_row_knows_the_confidence_of_the_draft_that_was_chosen():
 def expected_threshold(judged, start, bins=50):
     """Plain Python: the bin edge of the least fpr + 3 fnr, once there is enough to judge by."""
     accepted = [int(confidence * bins) for confidence, kept in judged if kept]
-    refused = [int(confidence * bins) for confidence, kept in judged if not kept]
-    if not accepted or not refused or len(judged) <= 5:
+    rejected = [int(confidence * bins) for confidence, kept in judged if not kept]
+    if not accepted or not rejected or len(judged) <= 5:
         return start
     costs = []
     for cut in range(bins):
-        false_runs = sum(each >= cut for each in refused) / len(refused)
+        false_runs = sum(each >= cut for each in rejected) / len(rejected)
         false_stops = sum(each < cut for each in accepted) / len(accepted)
         costs.append(false_runs + 3 * false_stops)
     return int(np.argmin(np.round(costs, 6))) / bins
@@ -127,7 +127,7 @@ def test_the_threshold_is_retuned_by_what_each_row_saw():
         for row in range(rows):
             n = accepted[row]
             judged[row] += [(confidence[row, i], True) for i in range(n)]
-            # The first refused token was judged; those after it were not.
+            # The first rejected token was judged; those after it were not.
             judged[row] += [(confidence[row, n], False)] if n < drafted[row] else []
         moved += len(set(np.asarray(policy.threshold(state, rows)).tolist())) > 2
     assert policy.threshold(state, rows)[:2].tolist() == [np.float32(0.4)] * 2
@@ -307,7 +307,7 @@ def test_a_drafter_says_how_confident_it_was_and_the_threshold_follows(method, t
     batch = finish(engine.start([request([1, 2, 3], params)]))
     seen = batch.state.draft_length
     # A greedy row's q is certain of its token; the drafter is not.
-    assert (seen.accepted + seen.refused)[:, :-1].sum() > 0
+    assert (seen.accepted + seen.rejected)[:, :-1].sum() > 0
     assert int(seen.accepted.sum()) == int(batch.state.counters.accepted.sum())
-    assert seen.refused.sum() > 0
+    assert seen.rejected.sum() > 0
     assert policy.threshold(seen, 1)[0] != policy.threshold(policy.init(1), 1)[0]
