@@ -1,9 +1,10 @@
-"""Drafting methods, one per file, behind the protocol in `base`; and what a drafter is made of.
+"""Drafting methods, one per file, behind the protocol in `base`; and the parts of a drafter.
 
-These names are all that a drafter outside of the package needs (docs/drafter.md). It is a `pytree`
-and a subclass of `Drafter`. Its `propose` returns a `Draft`, whose `probs` are exactly what the
-tokens were drawn from: `probabilities` makes them of logits as the request asks, with temperature,
-truncation, penalties and bans; `draw` draws from them; `autoregress` does both token by token.
+A drafter outside the package needs no other names (docs/drafter.md). It is a `pytree` and a
+subclass of `Drafter`. Its `propose` returns a `Draft`, whose `probs` are exactly the distributions
+that the tokens were drawn from: `probabilities` makes them from logits with the request's
+temperature, truncation, penalties and bans; `draw` draws tokens from them; `autoregress` does both
+token by token.
 """
 
 from spec_jax.drafters.autoregressive import autoregress

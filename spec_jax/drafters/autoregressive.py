@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @pytree
 class _Drafting(Generic[T]):
-    """What the steps update; arrays of `rows` have an entry for each draft of each row."""
+    """The state of the steps; arrays of `rows` have an entry for each draft of each row."""
 
     carry: T
     history: History
@@ -48,17 +48,17 @@ def autoregress(
 
     A row stops at its limit, or after a token whose confidence is below the row's threshold, and
     the loop ends when all rows have stopped, or after K steps if `context.fixed_length`. Rows that
-    have stopped are still read, and the KV slots that they write must not be counted.
+    have stopped are still computed, and the KV slots that they write must not be counted.
 
     Args:
       step: (carry, i, tokens drawn in step i - 1) -> logits [batch, drafts, target's vocab] of
         the i-th tokens, and the carry. `i` is the Python number 0 in the first step, whose tokens
         mean nothing.
-      carry: what the steps update in place, such as a cache.
+      carry: arrays that the steps update in place, such as a cache.
       context: the rows.
-      lookahead: most tokens to draft; static.
+      lookahead: the largest number of tokens to draft; static.
       num_drafts: drafts of each row; static.
-      placement: of the model whose logits they are; static.
+      placement: of the model that computes the logits; static.
     """
     batch = context.lengths.shape[0]
     rows, vocab = batch * num_drafts, context.sampling.logit_bias.shape[1]
@@ -67,7 +67,7 @@ def autoregress(
     history = History.of(
         context.tokens, context.lengths, context.prompt_lengths, context.sampling
     ).repeat(num_drafts)
-    nothing = jnp.zeros((rows, 0), jnp.int32)
+    no_tokens = jnp.zeros((rows, 0), jnp.int32)
 
     def write(buffer: Array, new: Array, i: int | Array) -> Array:
         new = new.reshape(batch, num_drafts, *buffer.shape[2:])
@@ -76,7 +76,7 @@ def autoregress(
     def one(i: int | Array, state: _Drafting[T]) -> _Drafting[T]:
         logits, carry = step(state.carry, i, state.last.reshape(batch, num_drafts))
         logits = logits.reshape(rows, 1, vocab)
-        logits = process(logits, sampling, state.history, nothing)
+        logits = process(logits, sampling, state.history, no_tokens)
         q = warp(logits, sampling, placement)[:, 0]
         keys = jax.vmap(lambda key: _fold(key, i * num_drafts, num_drafts))(context.keys)
         last = draw(keys.reshape(rows), q, random)
@@ -87,10 +87,10 @@ def autoregress(
         confidence = state.confidence
         if context.threshold is not None and confidence is not None:
             # A greedy row's q is one-hot; its confidence is the probability at temperature 1.
-            sure = jnp.where(is_greedy, jax.nn.softmax(logits[:, 0], -1), q)
-            sure = jnp.take_along_axis(sure, last[:, None], axis=1)[:, 0]
-            active = active & (sure.reshape(batch, num_drafts).max(-1) >= context.threshold)
-            confidence = write(confidence, sure, i)
+            likelihoods = jnp.where(is_greedy, jax.nn.softmax(logits[:, 0], -1), q)
+            new = jnp.take_along_axis(likelihoods, last[:, None], axis=1)[:, 0]
+            active = active & (new.reshape(batch, num_drafts).max(-1) >= context.threshold)
+            confidence = write(confidence, new, i)
         return _Drafting(
             carry=carry,
             history=state.history.add(last),

@@ -1,10 +1,9 @@
 """The base of every drafter: pure functions around one explicit state."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from spec_jax.models.cache import KVCache
 from spec_jax.models.source import EncoderInput
@@ -18,16 +17,16 @@ class Context:
 
     Attributes:
       tokens: prompt and output; only the first `lengths` of each row are valid.
-      lengths: known tokens of each row.
+      lengths: the number of tokens of each row.
       prompt_lengths: how many of them are the prompt's.
       keys: randomness of this round's draft.
-      sampling: the parameters the request is sampled with; drafts use the same.
-      limits: most tokens that each row may draft in this round; 0 for a row that has ended.
+      sampling: the parameters of the requests; drafts are sampled with the same.
+      limits: how many tokens each row may draft at most in this round; 0 for a row that has ended.
       threshold: a row stops drafting after a token of a lower probability than this; None if
         no row does.
       cache: the target's cache, for drafters that are part of the target.
       fixed_length: whether every row drafts K tokens in every round, or as many as it has room
-        for: then a loop of fixed length, which accelerators run without asking the host, is best.
+        for. Then a loop of fixed length is best, which accelerators run without asking the host.
         Static.
     """
 
@@ -47,8 +46,8 @@ class PartialForward:
     """The part of the target's call that the drafter has already computed.
 
     Attributes:
-      hidden: hidden states after the target's first layers, of the last known token and each draft
-        token.
+      hidden: hidden states after the target's first layers, of the last token of the text and each
+        draft token.
       cache: the target's cache with the keys and values of these tokens in those layers, which its
         lengths do not count yet; the loop uses it from here on.
       num_layers: how many layers; static.
@@ -68,15 +67,15 @@ class Draft:
 
     Attributes:
       tokens: the draft tokens. A token at or past `lengths` has no meaning; -1 ends its draft.
-      probs: q, exactly the distribution each token was drawn from, or None if the drafter is
+      probs: q, exactly the distribution that each token was drawn from, or None if the drafter is
         deterministic and every q is one-hot.
       lengths: how many steps each row proposes.
       num_drafts: drafts of each row; static.
-      is_certain: the tokens whose q is one-hot, whatever `probs` holds for them; None if those are
-        all tokens without `probs`, and no token with them.
+      is_certain: the tokens whose q is one-hot, whatever `probs` holds for them. None means all
+        tokens if `probs` is None, and otherwise no token.
       partial: the part of the target's call that the drafter has already computed.
-      confidence: how sure the drafter was of each token, if there is a threshold: q, for a greedy
-        row at temperature 1.
+      confidence: the drafter's confidence in each token, if there is a threshold: the probability
+        of the token under q, for a greedy row at temperature 1.
     """
 
     tokens: Int[Array, "batch drafted"]
@@ -89,7 +88,7 @@ class Draft:
 
     @property
     def lookahead(self) -> int:
-        """Most steps of a row's draft (K); static."""
+        """The largest number of steps of a row's draft (K); static."""
         return self.tokens.shape[1] // self.num_drafts
 
     def first(self, steps: int) -> "Draft":
@@ -116,12 +115,12 @@ class Committed:
 
     Attributes:
       tokens: prompt and output after the round.
-      before: known tokens of each row before the round.
-      lengths: known tokens after the round: the accepted tokens and one more, or no more if the row
-        had ended.
-      draft_index: which of several drafts was kept.
-      features: the target's features, as `Drafter.feature_layers` asks, of the token at
-        `before - 1` and those after it along the kept draft; the first `lengths - before` count.
+      before: the number of tokens of each row before the round.
+      lengths: the number of tokens after the round. A running row gains the accepted tokens and one
+        more.
+      draft_index: which of several drafts was accepted.
+      features: the target's features of `Drafter.feature_layers`, of the token at `before - 1` and
+        of the next tokens along the accepted draft; the first `lengths - before` count.
     """
 
     tokens: Int[Array, "batch length"]
@@ -133,35 +132,35 @@ class Committed:
 
 @pytree
 class DrafterPrompt:
-    """What the rows begin with.
+    """The prompts of the rows.
 
     Attributes:
       tokens: the prompts, left-aligned.
       lengths: tokens of each.
-      inputs: what the drafter's host side has made, if it has one.
-      source: what an encoder reads, with the output of the target's.
-      block: tokens that are read at a time; static.
+      inputs: the inputs that the drafter's host side has made, if it has one.
+      source: the encoder's input, with the output of the target's encoder.
+      block: tokens that are computed at a time; static.
     """
 
     tokens: Int[Array, "batch length"]
     lengths: Int[Array, " batch"]
-    inputs: Any = None
+    inputs: PyTree = None
     source: EncoderInput | None = None
     block: int = static(default=1)
 
 
 @pytree
 class PromptBlock:
-    """The next tokens of each row's prompt, which the target has just read.
+    """The next tokens of each row's prompt, which the target has just computed.
 
     Attributes:
       tokens: the rows' prompts.
       lengths: tokens of each prompt. No block holds the last one.
       begin: where each row's block begins.
-      num_tokens: how many tokens the row's block has, 0 if it was read to its end before.
-      features: the target's features at these tokens, as `Drafter.feature_layers` asks; the first
+      num_tokens: how many tokens the row's block has; 0 if the prompt is complete.
+      features: the target's features of `Drafter.feature_layers` at these tokens; the first
         `num_tokens` count.
-      size: most tokens of a block; static.
+      size: the largest number of tokens of a block; static.
     """
 
     tokens: Int[Array, "batch length"]
@@ -183,12 +182,12 @@ class Drafter:
     All attributes are static.
 
     Attributes:
-      lookahead: most tokens that it proposes per round and draft (K).
+      lookahead: the largest number of tokens that it proposes per round and draft (K).
       num_drafts: drafts that it proposes side by side.
       fixed_length: whether it always proposes as many tokens as its limit allows.
-      feature_layers: the features of the target that it gets with each kept token. Feature i is the
-        residual stream after the target's first i layers: 0 is the embedding, and the number of
-        layers is the input of the final norm.
+      feature_layers: the features of the target that it gets with each token of the text. Feature i
+        is the residual stream after the target's first i layers: 0 is the embedding, and the number
+        of layers is the input of the final norm.
     """
 
     lookahead: int
@@ -196,35 +195,35 @@ class Drafter:
     fixed_length: bool = False
     feature_layers: tuple[int, ...] = ()
 
-    def init(self, prompt: DrafterPrompt) -> Any:
-        """The state before the prompts are read: None, or arrays with the rows along axis 0."""
+    def init(self, prompt: DrafterPrompt) -> PyTree:
+        """The state before prefill: None, or arrays with the rows along axis 0."""
 
-    def prefill(self, state: Any, block: PromptBlock) -> Any:
-        """Reads the next tokens of the prompts, after the target has read them."""
+    def prefill(self, state: PyTree, block: PromptBlock) -> PyTree:
+        """The state after the next tokens of the prompts, which the target has computed."""
         return state
 
-    def propose(self, state: Any, context: Context) -> tuple[Draft, Any]:
+    def propose(self, state: PyTree, context: Context) -> tuple[Draft, PyTree]:
         """Up to K tokens for each row."""
         raise NotImplementedError
 
-    def commit(self, state: Any, committed: Committed) -> Any:
-        """Updates the state to the rows' new tokens, and rolls back the rejected ones."""
+    def commit(self, state: PyTree, committed: Committed) -> PyTree:
+        """Adds the rows' new tokens to the state, and rolls back rejected tokens."""
         return state
 
     @property
     def copies_prefixes(self) -> bool:
         """Whether rows may begin with tokens that other rows have computed; see `copy_prefix`."""
-        reads_prompts = type(self).prefill is not Drafter.prefill
-        return not reads_prompts or type(self).copy_prefix is not Drafter.copy_prefix
+        has_prefill = type(self).prefill is not Drafter.prefill
+        return not has_prefill or type(self).copy_prefix is not Drafter.copy_prefix
 
-    def copy_prefix(self, state: Any, other: Any, num_tokens: Int[Array, " batch"]) -> Any:
+    def copy_prefix(self, state: PyTree, other: PyTree, num_tokens: Int[Array, " batch"]) -> PyTree:
         """The state of rows whose first `num_tokens` were computed by other rows.
 
-        A drafter with a `prefill` has to implement it, or no row begins in this way.
+        A drafter with a `prefill` has to implement it, or its rows copy no prefix.
 
         Args:
-          state: what `init` made of the rows.
-          other: the state of as many other rows.
+          state: the state of the rows after `init`.
+          other: the state of the other rows, the same number.
           num_tokens: how many tokens of each row `prefill` will not get. The texts of both rows
             agree in these and in the next one.
         """

@@ -21,7 +21,7 @@ from spec_jax.models.prefill import prefill, take_tokens
 from spec_jax.pytree import pytree, static
 
 CATCH_UP = 16
-"""Tokens that a draft model reads at a time if it has not drafted for some rounds."""
+"""Tokens that a draft model computes at a time if it has not drafted for some rounds."""
 
 
 @pytree
@@ -34,8 +34,8 @@ class DraftModel(Drafter):
       num_drafts: independent drafts of each row.
       columns: the model's output for each of the target's ids, or -1 if it has none; by default
         both models share their ids.
-      shares_encoder: whether the draft is a decoder for the output of the target's encoder, as
-        Distil-Whisper (arXiv 2311.00430) is; static.
+      shares_encoder: whether the draft attends to the output of the target's encoder, like
+        Distil-Whisper (arXiv 2311.00430); static.
     """
 
     model: Model
@@ -51,20 +51,20 @@ class DraftModel(Drafter):
         return empty_cache(self.model, prompt.tokens, prompt, headroom, self.shares_encoder)
 
     def prefill(self, state: KVCache, block: PromptBlock) -> KVCache:
-        """Reads the block, and what is missing before it after `copy_prefix`."""
+        """Computes the block, and the tokens before it that `copy_prefix` did not copy."""
         return prefill(self.model, self._readable(block.tokens), block.end, state, block.size)
 
     def copy_prefix(self, state: KVCache, other: KVCache, num_tokens: Array) -> KVCache:
-        """The other rows' caches, cut to what both have."""
+        """The other rows' caches, cut to the common tokens."""
         lengths = jnp.minimum(other.lengths, num_tokens)
         if not other.can_truncate:
             lengths = jnp.where(other.lengths <= num_tokens, lengths, 0)
         return dataclasses.replace(other, lengths=lengths, encoded=state.encoded)
 
     def _readable(self, tokens: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
-        """The tokens; ids that exist only in the target's padded embedding are replaced.
+        """The tokens without ids that exist only in the target's padded embedding.
 
-        The draft's embedding has no row for such an id: it would read NaN and stop drafting.
+        The draft's embedding has no row for such an id: it would compute NaN and stop drafting.
         """
         return jnp.minimum(tokens, self.model.config.vocab_size - 1)
 
@@ -86,14 +86,14 @@ class DraftModel(Drafter):
         )
 
     def commit(self, state: KVCache, committed: Committed) -> KVCache:
-        """Keeps the accepted tokens that were read; the next round's first step reads the rest."""
+        """Rolls back to the accepted tokens; the next round's first step computes missing ones."""
         if self.num_drafts > 1:
             steps = jnp.arange(self.lookahead - 1, dtype=jnp.int32)[None]
             sources = (
                 committed.before[:, None] + steps * self.num_drafts + committed.draft_index[:, None]
             )
-            num_read = jnp.maximum(state.lengths - committed.before, 0)
-            state = state.gather(sources, committed.before, num_read)
+            num_computed = jnp.maximum(state.lengths - committed.before, 0)
+            state = state.gather(sources, committed.before, num_computed)
         return state.commit(jnp.minimum(state.lengths, committed.lengths - 1))
 
 
@@ -104,12 +104,12 @@ def empty_cache(
     headroom: int,
     shares_encoder: bool = False,
 ) -> KVCache:
-    """A draft model's cache of prompts of which nothing is read.
+    """A draft model's cache before prefill.
 
     Args:
-      model: the draft model; with an encoder, it reads the prompt's source.
+      model: the draft model; if it has an encoder, it encodes the prompt's source.
       tokens: the prompts in its tokens.
-      prompt: as the drafter has it.
+      prompt: the prompts of the drafter's `init`.
       headroom: see `headroom_of_drafts`.
       shares_encoder: see `DraftModel`.
     """
@@ -122,10 +122,10 @@ def empty_cache(
 
 
 def headroom_of_drafts(block: int, drafted: int) -> int:
-    """Most KV slots that a draft model's calls write past its next query; see `KVCache`.
+    """The largest number of KV slots that a draft model's calls write past its next query.
 
-    A call writes a block of a prompt, what `catch_up` reads, or drafted tokens after the two that a
-    round's first step reads.
+    A call writes a block of a prompt, a block of `catch_up`, or drafted tokens after the two tokens
+    of a round's first step; see `KVCache`.
     """
     return max(block, CATCH_UP, drafted + 2)
 
@@ -140,23 +140,23 @@ def draft_on(
     lookahead: int,
     num_drafts: int = 1,
     columns: Int[Array, " vocab"] | None = None,
-    own_ids: Int[Array, " vocab"] | None = None,
+    drafter_ids: Int[Array, " vocab"] | None = None,
 ) -> tuple[Draft, KVCache]:
-    """Continues texts of which the cache lacks one or two tokens, if a row's limit is above 0.
+    """Drafts the next tokens of rows whose cache lacks one or two tokens of the text.
 
-    The first step reads them: the last known token, and, after a full acceptance, the last draft
-    token before it, which no step has read. So the cache catches up without an additional call.
+    The first step computes these: the last token of the text and, after a full acceptance, the last
+    draft token before it. So the cache catches up without an additional call.
 
     Args:
       model: the draft model.
       tokens: the rows' texts in its tokens.
-      lengths: known tokens of each row.
-      cache: the tokens that it has computed; rows with a limit of 0 may lack any number.
+      lengths: the number of these tokens of each row.
+      cache: the model's cache; rows with a limit of 0 may lack any number of tokens.
       context: the rows.
-      lookahead: most tokens to draft; static.
+      lookahead: the largest number of tokens to draft; static.
       num_drafts: drafts of each row; static.
       columns: the model's output for each of the target's ids; as in `DraftModel`.
-      own_ids: the model's input id for each of the target's ids; by default they are the same.
+      drafter_ids: the model's input id for each of the target's ids; by default they are the same.
     """
     vocab, computed = context.sampling.logit_bias.shape[1], cache.lengths
     drafting = context.limits > 0
@@ -170,7 +170,7 @@ def draft_on(
             at = jnp.maximum(num_missing - 1, 0)[:, None, None]
             logits = over_vocabulary(jnp.take_along_axis(out.logits, at, axis=1), vocab, columns)
             return jnp.repeat(logits, num_drafts, axis=1), out.cache
-        last = last if own_ids is None else own_ids[last]
+        last = last if drafter_ids is None else drafter_ids[last]
         cache = cache.with_lengths(lengths + (i - 1) * num_drafts)
         num_tokens = jnp.where(drafting, num_drafts, 0)
         if num_drafts == 1:
@@ -184,8 +184,8 @@ def draft_on(
     draft, cache = autoregress(
         step, cache, context, lookahead=lookahead, num_drafts=num_drafts, placement=model.placement
     )
-    read = lengths + jnp.maximum(draft.lengths - 1, 0)
-    return draft, cache.with_lengths(jnp.where(drafting, read, computed))
+    drafted = lengths + jnp.maximum(draft.lengths - 1, 0)
+    return draft, cache.with_lengths(jnp.where(drafting, drafted, computed))
 
 
 def _latest_of_drafts(
@@ -195,7 +195,7 @@ def _latest_of_drafts(
     num_drafts: int,
     num_tokens: Int[Array, " batch"],
 ) -> AttentionMask:
-    """The drafts' latest tokens: each sees the text and the draft that it is part of."""
+    """The mask of the drafts' latest tokens: each sees the text and its draft."""
     drafted = jnp.arange(lookahead * num_drafts, dtype=jnp.int32)
     draft = jnp.arange(num_drafts, dtype=jnp.int32)
     same_draft = (drafted < step * num_drafts)[None] & (
@@ -217,22 +217,20 @@ def catch_up(
     end: Int[Array, " batch"],
     cache: KVCache,
 ) -> KVCache:
-    """Reads known tokens until each row's cache holds at least `wanted` of them."""
+    """Computes tokens until each row's cache holds at least the first `end` of them."""
     return prefill(model, tokens, end, cache, min(CATCH_UP, tokens.shape[1]))
 
 
 def over_vocabulary(
-    logits: Float[Array, "*lead own"], vocab: int, columns: Int[Array, " vocab"] | None
+    logits: Float[Array, "*lead draft_vocab"], vocab: int, columns: Int[Array, " vocab"] | None
 ) -> Float[Array, "*lead vocab"]:
     """The draft's logits over the target's ids; -inf for ids that the draft cannot propose.
 
     Without `columns` both models share their ids; padding rows of an embedding have no meaning.
     """
-    size = logits.shape[-1]
     if columns is not None:
         shared = (columns >= 0).reshape((1,) * (logits.ndim - 1) + (-1,))
         return jnp.where(shared, jnp.take(logits, jnp.maximum(columns, 0), axis=-1), -jnp.inf)
-    if size >= vocab:
-        return logits[..., :vocab]
-    missing = [(0, 0)] * (logits.ndim - 1) + [(0, vocab - size)]
+    logits = logits[..., :vocab]
+    missing = [(0, 0)] * (logits.ndim - 1) + [(0, vocab - logits.shape[-1])]
     return jnp.pad(logits, missing, constant_values=-jnp.inf)

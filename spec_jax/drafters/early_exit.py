@@ -1,4 +1,4 @@
-"""Self-speculation: the target's first layers draft through its own head.
+"""Self-speculation: the target's first layers draft, with its output head.
 
 LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3), including its cache of keys, values
 and hidden states at the exit: scoring continues from the layer where drafting stopped.
@@ -36,7 +36,7 @@ class EarlyExit(Drafter):
         """K tokens, and the hidden states of all of them after the first layers."""
         cache = context.cache
         assert cache is not None
-        last_known = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)
+        last_token = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)
         batch, width = len(context.lengths), self.model.config.embed_size
         hidden = jnp.zeros((batch, self.lookahead + 1, width), jnp.float32)
 
@@ -48,7 +48,7 @@ class EarlyExit(Drafter):
             return (after, jax.lax.dynamic_update_slice_in_dim(hidden, x, i, axis=1)), x
 
         def step(carry: tuple[KVCache, Array], i: int | Array, last: Array):
-            carry, x = read(carry, i, last_known if isinstance(i, int) else last)
+            carry, x = read(carry, i, last_token if isinstance(i, int) else last)
             return self.model.logits(x), carry
 
         start = cache.lengths
@@ -59,10 +59,10 @@ class EarlyExit(Drafter):
             lookahead=self.lookahead,
             placement=self.model.placement,
         )
-        # The last draft token has not been read yet. Rows that stopped earlier have read theirs.
+        # The last draft token is not computed yet, except in rows that stopped earlier.
         steps = jnp.int32(self.lookahead) if context.fixed_length else draft.lengths.max()
-        read_in_order = jnp.concatenate([last_known, draft.tokens], axis=1)
-        token = jax.lax.dynamic_slice_in_dim(read_in_order, steps, 1, axis=1)
+        in_order = jnp.concatenate([last_token, draft.tokens], axis=1)
+        token = jax.lax.dynamic_slice_in_dim(in_order, steps, 1, axis=1)
         (cache, hidden), _ = read(carry, steps, token)
         partial = PartialForward(hidden, cache.with_lengths(start), self.layers)
         return dataclasses.replace(draft, partial=partial), None

@@ -22,7 +22,7 @@ class HostDraft(Drafter):
     """Proposes the host's tokens as a deterministic draft.
 
     Attributes:
-      lookahead: most tokens proposed per round (K).
+      lookahead: the largest number of tokens proposed per round (K).
     """
 
     lookahead: int = static()

@@ -1,4 +1,4 @@
-"""Prompt lookup: copy what followed the latest n-gram earlier in prompt or output."""
+"""Prompt lookup: copies the tokens after an earlier occurrence of the last n-gram."""
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,13 @@ class PromptLookup(Drafter):
 
     The longest n-gram is tried first, down to one token. The leftmost earlier occurrence that has a
     continuation is copied from. Further drafts come from the next occurrences in this order whose
-    continuations are not prefixes of an earlier draft. What an encoder reads is searched, too, like
-    a text before the decoder's.
+    continuations are not prefixes of an earlier draft. An encoder's input is searched too, as if it
+    stood before the decoder's text.
 
     Attributes:
-      lookahead: most tokens proposed (K).
-      max_ngram: longest n-gram looked for.
-      num_drafts: most continuations proposed side by side.
+      lookahead: the largest number of tokens proposed (K).
+      max_ngram: the longest n-gram looked for.
+      num_drafts: the largest number of continuations proposed side by side.
     """
 
     lookahead: int = static()
@@ -40,7 +40,7 @@ class PromptLookup(Drafter):
         return jnp.where(positions < source.lengths[:, None], values, -1)
 
     def propose(self, state: Searched, context: Context) -> tuple[Draft, Searched]:
-        """The continuations of the longest matches, cut at the end of the known tokens."""
+        """The continuations of the longest matches, cut at the end of the text."""
         tokens, lengths = context.tokens, context.lengths
         if state is not None:
             tokens, lengths = jnp.concatenate([state, tokens], axis=1), lengths + state.shape[1]
@@ -91,8 +91,7 @@ def continuation(
     matched: Int[Array, " length"],
     lookahead: int,
 ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
-    """The tokens after the leftmost longest match, and how many of them are known."""
-    # argmax takes the first, so the leftmost position of the longest match.
+    """The tokens after the leftmost longest match, and how many of them are in the text."""
     start = argmax(matched)
     length_of_draft = jnp.where(matched.max() > 0, jnp.minimum(lookahead, length - start), 0)
     padded = jnp.pad(tokens, (0, lookahead))

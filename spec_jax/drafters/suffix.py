@@ -1,4 +1,4 @@
-"""Suffix lookup: copy what followed the longest match in the outputs of earlier requests."""
+"""Suffix lookup: copies the tokens after the longest match in the outputs of earlier requests."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,9 @@ from spec_jax.drafters.prompt_lookup import continuation, match_lengths
 from spec_jax.pytree import pytree, static
 from spec_jax.sampling.draw import argmax
 
-SHORTEST = 2
+MIN_NGRAM = 2
 """Tokens that must match: the continuation of a single token seldom repeats."""
-OCCURRENCES = 16
+MAX_OCCURRENCES = 16
 """How many occurrences of a match are compared with each other."""
 
 
@@ -20,7 +20,7 @@ class PastText:
     """The past outputs that each row may search besides its own text.
 
     Attributes:
-      tokens: outputs one after another, each followed by -1, which also fills the rest.
+      tokens: outputs one after another, each followed by -1, with -1 as padding.
       order: the suffix array: positions of their tokens, sorted by the suffixes that start there.
       counts: how many positions there are.
     """
@@ -38,8 +38,8 @@ class SuffixLookup(Drafter):
     longer match of the row's end, and from the row's own text if both are equally long.
 
     Attributes:
-      lookahead: most tokens proposed (K).
-      max_ngram: longest match looked for.
+      lookahead: the largest number of tokens proposed (K).
+      max_ngram: the longest match looked for.
     """
 
     lookahead: int = static()
@@ -67,7 +67,7 @@ class SuffixLookup(Drafter):
         count: Int[Array, ""],
     ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
         matched = match_lengths(tokens, length, self.max_ngram)
-        matched = jnp.where(matched >= SHORTEST, matched, 0)
+        matched = jnp.where(matched >= MIN_NGRAM, matched, 0)
         from_row, num_from_row = continuation(tokens, length, matched, self.lookahead)
         size, low, high = longest_match(tokens, length, text, order, count, self.max_ngram)
         from_past, num_from_past = likeliest(text, order, low, high, size, self.lookahead)
@@ -90,7 +90,7 @@ def longest_match(
     Also its occurrences, as a range of `order`. One binary search of size.bit_length() steps looks
     for all sizes at once.
     """
-    sizes = jnp.arange(SHORTEST, max_ngram + 1, dtype=jnp.int32)
+    sizes = jnp.arange(MIN_NGRAM, max_ngram + 1, dtype=jnp.int32)
     steps = jnp.arange(max_ngram + 1, dtype=jnp.int32)
     inside, compared = steps[None] < sizes[:, None], steps[None] <= sizes[:, None]
     ngrams = tokens[jnp.maximum(length - sizes[:, None] + steps[None], 0)]
@@ -126,14 +126,14 @@ def likeliest(
 ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
     """The best continuation of an n-gram of `size` tokens at `order[low:high]`.
 
-    It compares up to `OCCURRENCES` evenly spaced occurrences and takes the continuation that shares
-    most tokens with all of them. If the row continues like one of them, this one is expected to
-    have the most tokens accepted.
+    It compares up to `MAX_OCCURRENCES` evenly spaced occurrences and takes the continuation that
+    shares most tokens with all of them. If the row continues like one of them, this continuation
+    has the largest expected number of accepted tokens.
     """
     occurrences = high - low
-    index = jnp.arange(OCCURRENCES, dtype=jnp.int32)
-    spread = (2 * index + 1) * occurrences // (2 * OCCURRENCES)
-    at = low + jnp.where(occurrences > OCCURRENCES, spread, index)
+    index = jnp.arange(MAX_OCCURRENCES, dtype=jnp.int32)
+    spread = (2 * index + 1) * occurrences // (2 * MAX_OCCURRENCES)
+    at = low + jnp.where(occurrences > MAX_OCCURRENCES, spread, index)
     starts = order[jnp.minimum(at, len(order) - 1)] + size
     steps = jnp.arange(lookahead, dtype=jnp.int32)
     texts = text[jnp.minimum(starts[:, None] + steps[None], len(text) - 1)]

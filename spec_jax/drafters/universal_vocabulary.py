@@ -8,7 +8,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from spec_jax.drafters.base import (
     Committed,
@@ -31,25 +31,25 @@ from spec_jax.pytree import pytree, static
 
 
 @pytree
-class OwnText:
+class DrafterText:
     """The rows in the drafter's tokens.
 
     Attributes:
       tokens: prompt and output; only the first `lengths` of each row are valid.
-      lengths: known tokens of each row.
-      full: rows whose text no longer fits in `tokens`; nothing more is drafted for them.
+      lengths: the number of tokens of each row.
+      full: rows whose text no longer fits in `tokens`; they draft nothing more.
       cache: the drafter's cache.
     """
 
-    tokens: Int[Array, "batch own_length"]
+    tokens: Int[Array, "batch drafter_length"]
     lengths: Int[Array, " batch"]
-    full: Array
+    full: Bool[Array, " batch"]
     cache: KVCache
 
 
 @pytree
 class UniversalVocabulary(Drafter):
-    """Drafts tokens that target and drafter share; it reads the text in the drafter's tokens.
+    """Drafts tokens that target and drafter share, after the text in the drafter's tokens.
 
     Attributes:
       model: the drafter.
@@ -68,38 +68,38 @@ class UniversalVocabulary(Drafter):
 
     @property
     def _reserve(self) -> int:
-        """KV slots that a round may need past the known tokens."""
+        """KV slots that a round may need past the text."""
         return self.lookahead + self.spelling.shape[1] + 1
 
-    def init(self, prompt: DrafterPrompt) -> OwnText:
+    def init(self, prompt: DrafterPrompt) -> DrafterText:
         """`inputs` holds the prompts in the drafter's tokens, and their lengths."""
         if prompt.inputs is None:
             raise ValueError("a drafter with its own vocabulary needs the prompts in its tokens")
         tokens, lengths = prompt.inputs
         headroom = headroom_of_drafts(prompt.block, self.lookahead)
         cache = empty_cache(self.model, tokens, prompt, headroom)
-        return self._checked(OwnText(tokens, lengths, jnp.zeros(lengths.shape, bool), cache))
+        return self._checked(DrafterText(tokens, lengths, jnp.zeros(lengths.shape, bool), cache))
 
-    def prefill(self, state: OwnText, block: PromptBlock) -> OwnText:
-        """Reads a block of the drafter's tokens, and all that are left when the prompt ends."""
-        last_read = jnp.maximum(state.lengths - 1, 0)
+    def prefill(self, state: DrafterText, block: PromptBlock) -> DrafterText:
+        """Computes a block of the drafter's tokens, and all missing ones when the prompt ends."""
+        last = jnp.maximum(state.lengths - 1, 0)
         ends = block.end >= block.lengths - 1
-        end = jnp.where(ends, last_read, jnp.minimum(last_read, state.cache.lengths + block.size))
+        end = jnp.where(ends, last, jnp.minimum(last, state.cache.lengths + block.size))
         cache = prefill(self.model, state.tokens, end, state.cache, block.size)
         return dataclasses.replace(state, cache=cache)
 
-    def copy_prefix(self, state: OwnText, other: OwnText, num_tokens: Array) -> OwnText:
+    def copy_prefix(self, state: DrafterText, other: DrafterText, num_tokens: Array) -> DrafterText:
         """Copies nothing: the same text may have other tokens before a different end."""
         return state
 
-    def _checked(self, text: OwnText) -> OwnText:
+    def _checked(self, text: DrafterText) -> DrafterText:
         # A write past the end would be moved back and overwrite earlier tokens.
         full = text.full | (text.lengths + self._reserve > text.tokens.shape[1])
         lengths = jnp.where(full, 1, text.lengths)
         cache = text.cache.with_lengths(jnp.where(full, 0, text.cache.lengths))
-        return OwnText(text.tokens, lengths, full, cache)
+        return DrafterText(text.tokens, lengths, full, cache)
 
-    def propose(self, state: OwnText, context: Context) -> tuple[Draft, OwnText]:
+    def propose(self, state: DrafterText, context: Context) -> tuple[Draft, DrafterText]:
         """K tokens, each drawn from the drafter's processed distribution over shared tokens."""
         limits = jnp.where(state.full, 0, context.limits)
         end = jnp.where(limits > 0, state.lengths - 2, 0)
@@ -112,12 +112,12 @@ class UniversalVocabulary(Drafter):
             dataclasses.replace(context, limits=limits),
             lookahead=self.lookahead,
             columns=self.to_drafter,
-            own_ids=self.to_drafter,
+            drafter_ids=self.to_drafter,
         )
         return draft, dataclasses.replace(state, cache=cache)
 
-    def commit(self, state: OwnText, committed: Committed) -> OwnText:
-        """Adds the accepted tokens and the spelling of the next token; rolls back the rest."""
+    def commit(self, state: DrafterText, committed: Committed) -> DrafterText:
+        """Adds the accepted tokens and the spelling of the next token; rolls back other tokens."""
         emitted = committed.lengths - committed.before
         accepted = jnp.maximum(emitted - 1, 0)
         last = jnp.take_along_axis(committed.tokens, committed.lengths[:, None] - 1, axis=1)[:, 0]
@@ -133,7 +133,7 @@ class UniversalVocabulary(Drafter):
             state.tokens, state.lengths, committed.tokens, committed.before, accepted, last
         )
         lengths = state.lengths + accepted + spelt
-        # The KV slot after the accepted tokens holds a rejected token.
+        # The next KV slot after the accepted tokens holds a rejected token.
         valid = jnp.minimum(state.cache.lengths, state.lengths + accepted)
         cache = state.cache.commit(jnp.minimum(lengths - 1, valid))
-        return self._checked(OwnText(tokens, lengths, state.full, cache))
+        return self._checked(DrafterText(tokens, lengths, state.full, cache))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.base import Context, DrafterPrompt
-from spec_jax.drafters.suffix import OCCURRENCES, SuffixLookup
+from spec_jax.drafters.suffix import MAX_OCCURRENCES, SuffixLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.suffix_index import SuffixIndex
 from spec_jax.sampling.parameters import BatchSampling
@@ -60,8 +60,10 @@ def look_up(known, outputs, lookahead, max_ngram):
             return own[0][:lookahead]
         past = sorted(text for output in outputs for text in after(output))
         if past:
-            if len(past) > OCCURRENCES:
-                spread = [(2 * i + 1) * len(past) // (2 * OCCURRENCES) for i in range(OCCURRENCES)]
+            if len(past) > MAX_OCCURRENCES:
+                spread = [
+                    (2 * i + 1) * len(past) // (2 * MAX_OCCURRENCES) for i in range(MAX_OCCURRENCES)
+                ]
                 past = [past[i] for i in spread]
             past = [text[:lookahead] for text in past]
             return max(past, key=lambda text: sum(in_common(text, other) for other in past))
