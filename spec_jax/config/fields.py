@@ -142,6 +142,8 @@ class Table(pydantic.BaseModel):
             raise error(f"{file} is not a TOML file: {reason}.") from None
         except pydantic.ValidationError as reason:
             raise error(f"{file}: {explain(reason)}") from None
+        except error as reason:  # by a validator
+            raise error(f"{file}: {reason}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from spec_jax import CheckpointError, ConfigError, checkpoints
-from spec_jax.checkpoints import bucket, orbax_directory
-from spec_jax.checkpoints.bucket_arrays import BucketArrays
+from spec_jax.checkpoints import orbax_directory
 from spec_jax.checkpoints.files import fingerprint
+from spec_jax.checkpoints.orbax_arrays import OrbaxArrays
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.models.model import Model
@@ -82,8 +82,8 @@ def wanted(place):
     return Model.abstract(config, dtype="float32", placement=place(config)).weights
 
 
-def arrays_of(url) -> BucketArrays:
-    return BucketArrays(bucket.weights_in(checkpoints.locate(url, print)[1]))
+def arrays_of(url) -> OrbaxArrays:
+    return OrbaxArrays(checkpoints.locate(url, print)[1])
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
@@ -178,13 +178,13 @@ def test_a_file_of_weights_is_missing(store, chunks):
 def test_a_file_that_is_replaced_while_it_is_read(store, chunks, monkeypatch):
     upload(store, chunks)
     name = the_data_file(store)
-    load = BucketArrays.load
+    load = OrbaxArrays.load
 
     def replaced(self, wanted):
         store.objects[name] = b"another"
         return load(self, wanted)
 
-    monkeypatch.setattr(BucketArrays, "load", replaced)
+    monkeypatch.setattr(OrbaxArrays, "load", replaced)
     message = error_of()
     assert f"{URL}/weights" in message and "was changed while it was read" in message
 

@@ -1,14 +1,23 @@
-"""The arrays of an Orbax checkpoint in an object store, of which TensorStore reads byte ranges."""
+"""The arrays of an Orbax checkpoint on a disk or in a bucket, of which TensorStore reads parts."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from spec_jax.checkpoints.bucket import DATABASE, StoredFile, first_line, kvstore, unreadable
+from spec_jax.checkpoints.bucket import (
+    DATABASE,
+    first_line,
+    is_url,
+    kvstore,
+    unreadable,
+    weights_in,
+)
+from spec_jax.checkpoints.files import damaged
 from spec_jax.errors import CheckpointError, extra
 from spec_jax.models.family import Slices
 
@@ -20,20 +29,26 @@ _NO_ACCESS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_E
 """What TensorStore's errors begin with if the store or the network refuses."""
 
 
-class BucketArrays:
+class OrbaxArrays:
     """The arrays of one checkpoint.
 
     Args:
-      files: the checkpoint's files by their paths in it, one of which is the database's.
+      path: the directory that holds it, or the copy of one in a bucket without its weights.
 
     Attributes:
-      source: its address.
+      source: its path or address.
     """
 
-    def __init__(self, files: Mapping[str, StoredFile]):
+    def __init__(self, path: Path):
+        files = weights_in(path)
+        if files is None:
+            databases = [str(each) for each in (path.absolute() / "weights").rglob(DATABASE)]
+        else:
+            databases = [file.url for name, file in files.items() if name.endswith(DATABASE)]
+        if not databases:
+            raise damaged(path, f"weights/**/{DATABASE} is missing")
         # Each process that wrote has a database too, deeper; this one leads to all of them.
-        manifest = min((name for name in files if name.endswith(DATABASE)), key=len)
-        self._address = files[manifest].url.removesuffix(DATABASE)
+        self._address = min(databases, key=len).removesuffix(DATABASE)
         self.source = self._address.rstrip("/")
 
     @cached_property
@@ -41,7 +56,7 @@ class BucketArrays:
         """Shape and dtype by name: of an array, or of each part of a quantized matrix.
 
         Raises:
-          CheckpointError: the store fails, or a file is missing or damaged.
+          CheckpointError: the disk or store fails, or a file is missing or damaged.
           ConfigError: TensorStore is not installed.
         """
         stored: dict[str, Any] = {}
@@ -62,7 +77,7 @@ class BucketArrays:
             of the parts of a quantized matrix.
 
         Raises:
-          CheckpointError: the store fails, or a file is missing, damaged or was changed.
+          CheckpointError: the disk or store fails, or a file is missing, damaged or was changed.
         """
         parts: dict[tuple[str, str], Slices] = {}  # slices can be keys in Python 3.12 only
         for name, each in leaves.items():
@@ -119,6 +134,11 @@ class BucketArrays:
         except CheckpointError:
             raise
         except Exception as error:
+            if not is_url(self.source):
+                raise CheckpointError(
+                    f"{self.source} is damaged, so that its weights cannot be read "
+                    f"({first_line(error)}). Copy it again, or convert the model again."
+                ) from error
             if str(error).startswith(_NO_ACCESS):
                 raise unreadable(self.source, error) from error
             raise CheckpointError(
