@@ -6,18 +6,18 @@ defines model.bin: version, name, revision, count, then for each variable its
 name, rank, dimensions, type and bytes, and last the aliases.
 """
 
-import dataclasses
+import math
 import mmap
 import re
-import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import tokenizers
 
 from spec_jax.checkpoints.files import damaged
+from spec_jax.checkpoints.gguf_header import Reader
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Quantized
 from spec_jax.models.family import Slices, Stored
@@ -60,22 +60,12 @@ _OTHERS = {
 _LEAVES = {"gamma": "weight", "beta": "bias"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Variable:
+class Variable(NamedTuple):
     """A variable's place in the file."""
 
     shape: tuple[int, ...]
     dtype: Any
     offset: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tensor:
-    """A tensor under Hugging Face's name: rows of a variable."""
-
-    variable: str
-    rows: slice
-    shape: tuple[int, ...]
 
 
 class Ctranslate2Directory:
@@ -92,9 +82,12 @@ class Ctranslate2Directory:
     def __init__(self, path: Path):
         self.path, self._file = path, path / MODEL
         try:
-            with self._file.open("rb") as file, _mapped(file) as data:
+            with (
+                self._file.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
                 self.variables, settings = _read_header(data)
-        except (ValueError, OverflowError, struct.error) as error:
+        except (ValueError, OverflowError) as error:
             raise damaged(
                 self._file, f"it does not read as a CTranslate2 model ({error})"
             ) from None
@@ -106,10 +99,10 @@ class Ctranslate2Directory:
         if _STORED.keys() <= {each.dtype for each in self.variables.values()}:
             # A converter writes one of the two; a wrong byte makes the other, of the same size.
             raise damaged(self._file, "some weights are float16 and others bfloat16")
-        self._tensors: dict[str, _Tensor] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._rows: dict[str, tuple[str, slice]] = {}  # of a variable
         for name, variable in self.variables.items():
             self._add(name, variable.shape)
-        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self._settings = settings
 
     @property
@@ -127,13 +120,12 @@ class Ctranslate2Directory:
             for stack, positions in (("encoder", "source"), ("decoder", "target")):
                 prefix = f"model.{stack}"
                 layers = {name.split(".")[3] for name in self.shapes if f"{prefix}.layers." in name}
+                (num_positions, _) = self.shapes[f"{prefix}.embed_positions.weight"]
                 config |= {
                     f"{stack}_layers": len(layers),
                     f"{stack}_attention_heads": self._settings[f"{stack}/num_heads"],
                     f"{stack}_ffn_dim": self.shapes[f"{prefix}.layers.0.fc1.weight"][0],
-                    f"max_{positions}_positions": self.shapes[f"{prefix}.embed_positions.weight"][
-                        0
-                    ],
+                    f"max_{positions}_positions": num_positions,
                 }
         except KeyError as error:
             raise damaged(self._file, f"it has no {error}") from None
@@ -152,10 +144,10 @@ class Ctranslate2Directory:
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it; 8-bit weights become float32."""
-        tensor = self._tensors[name]
-        array = self._map(tensor.variable)[tensor.rows]
+        variable, rows = self._rows[name]
+        array = self._map(variable)[rows]
         if array.dtype == np.int8:
-            scales = self._map(f"{tensor.variable}_scale")[tensor.rows].astype(np.float32)
+            scales = self._map(f"{variable}_scale")[rows].astype(np.float32)
             array = array.astype(np.float32) / scales.reshape(-1, *[1] * (array.ndim - 1))
         return array[part]
 
@@ -173,9 +165,8 @@ class Ctranslate2Directory:
             return
         self._check_numbers(name)
         for tensor, rows in _parts(name, shape):
-            if tensor in self._tensors:
+            if tensor in self.shapes:
                 raise damaged(self._file, f"it holds {tensor} twice")
-            part = (rows.stop - rows.start, *shape[1:])
             if tensor.endswith("k_proj.bias"):
                 # Whisper's keys have no bias; a fused bias is 0 there.
                 if np.any(np.asarray(self._map(name)[rows], np.float32)):
@@ -183,7 +174,8 @@ class Ctranslate2Directory:
                         f"{self._file}: {name} has a bias of keys, which is not 0."
                     )
                 continue
-            self._tensors[tensor] = _Tensor(name, rows, part)
+            self._rows[tensor] = name, rows
+            self.shapes[tensor] = (rows.stop - rows.start, *shape[1:])
 
     def _check_numbers(self, name: str) -> None:
         """Refuses integers of other sizes, and 8-bit weights without valid scales."""
@@ -226,10 +218,6 @@ def _start_token(path: Path) -> int:
     return next((i for i, token in tokens.items() if token == "<|startoftranscript|>"), 1)
 
 
-def _mapped(file: Any) -> mmap.mmap:
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
 def _parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, slice]]:
     """Hugging Face's names of a variable's parts, and their rows."""
     rows = slice(0, shape[0] if shape else 1)
@@ -253,63 +241,53 @@ def _parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, slice]]:
     return [(".".join(["model", stack, *modules, _LEAVES.get(leaf, leaf)]), rows)]
 
 
-def _read_header(data: mmap.mmap) -> tuple[dict[str, _Variable], dict[str, int]]:
+def _read_header(data: mmap.mmap) -> tuple[dict[str, Variable], dict[str, int]]:
     """The variables of a file, and its scalars; all sizes are checked against the file."""
-    at = 0
-
-    def take(kind: str) -> int:
-        nonlocal at
-        (value,) = struct.unpack_from(f"<{kind}", data, at)
-        at += struct.calcsize(f"<{kind}")
-        return value
+    reader = Reader(data)
 
     def text() -> str:
-        nonlocal at
-        size = take("H")
-        if not 0 < size <= _MAX_NAME_BYTES or at + size > len(data):
+        size = reader.scalar("H")
+        if not 0 < size <= _MAX_NAME_BYTES:
             raise ValueError(f"a name of {size} bytes")
-        at += size
-        return data[at - size : at].rstrip(b"\0").decode()
+        return reader.bytes(size).rstrip(b"\0").decode()
 
     def count() -> int:
-        number = take("I")
+        number = reader.scalar("I")
         if number > _MAX_VARIABLES:
             raise ValueError(f"{number} entries are declared; at most {_MAX_VARIABLES} are read")
         return number
 
-    version = take("I")
+    version = reader.scalar("I")
     if version != _VERSION:
         raise ValueError(f"version {version}; this reads version {_VERSION}")
     spec = text()
     if spec != _SPEC:
         raise ValueError(f"it is a {spec}; this reads {_SPEC}")
-    take("I")  # the specification's revision
-    variables: dict[str, _Variable] = {}
+    reader.scalar("I")  # the specification's revision
+    variables: dict[str, Variable] = {}
     settings: dict[str, int] = {}
     for _ in range(count()):
-        name, rank = text(), take("B")
+        name, rank = text(), reader.scalar("B")
         if rank > _MAX_RANK:
             raise ValueError(f"{name!r} has {rank} dimensions")
-        shape = tuple(take("I") for _ in range(rank))
-        kind, size = take("B"), take("I")
+        shape = reader.numbers("I", rank)
+        kind, size = reader.scalar("B"), reader.scalar("I")
         if kind >= len(_DTYPES):
             raise ValueError(f"{name!r} is of the unknown type {kind}")
-        dtype, number = _DTYPES[kind], 1
-        for each in shape:
-            number *= each
-        if not number or number * np.dtype(dtype).itemsize != size or at + size > len(data):
-            raise ValueError(f"{name!r} of shape {shape} takes {size} bytes at {at}")
+        dtype, begin = _DTYPES[kind], reader.position
+        if not 0 < math.prod(shape) * np.dtype(dtype).itemsize == size:
+            raise ValueError(f"{name!r} of shape {shape} takes {size} bytes at {begin}")
+        reader.skip(size)
         if name in variables or name in settings:
             raise ValueError(f"{name!r} is there twice")
         if shape:
-            variables[name] = _Variable(shape, dtype, at)
+            variables[name] = Variable(shape, dtype, begin)
         else:
-            settings[name] = int(np.frombuffer(data[at : at + size], dtype)[0])
-        at += size
+            settings[name] = int(np.frombuffer(data[begin : begin + size], dtype)[0])
     for _ in range(count()):  # other names of variables, such as the tied head's
         text()
         text()
-    if at != len(data):
-        raise ValueError(f"{len(data) - at} bytes follow its end")
+    if reader.position != len(data):
+        raise ValueError(f"{len(data) - reader.position} bytes follow its end")
     variables.pop("decoder/alignment_heads", None)  # for timestamps of words
     return variables, settings

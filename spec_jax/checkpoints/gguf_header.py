@@ -75,7 +75,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
       OSError: it cannot be read.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        reader = _Reader(data)
+        reader = Reader(data)
         if reader.bytes(4) != _MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = reader.scalar("I")
@@ -83,17 +83,17 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             reader.order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
         if version not in _VERSIONS:
             raise ValueError(f"version {version} is unknown")
-        tensors, fields = reader.count(24), reader.count(13)
+        tensors, fields = reader._count(24), reader._count(13)
         metadata: dict[str, Any] = {}
         for _ in range(fields):
-            name = reader.string()
+            name = reader._string()
             if name in metadata:
                 raise ValueError(f"it has two fields {name!r}")
-            metadata[name] = reader.value(reader.scalar("I"))
+            metadata[name] = reader._value(reader.scalar("I"))
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment is {alignment!r}, which is not a power of two")
-        stored = [reader.tensor() for _ in range(tensors)]
+        stored = [reader._tensor() for _ in range(tensors)]
         begin = -(-reader.position // alignment) * alignment
         return metadata, _placed(stored, begin, len(data), alignment, reader.order)
 
@@ -103,40 +103,46 @@ _Described = tuple[str, tuple[int, ...], GGMLQuantizationType, int]
 """A tensor's name, shape, kind, and offset among the tensors."""
 
 
-class _Reader:
+class Reader:
     """Reads values one after another; none reaches past the end of the data."""
 
     def __init__(self, data: mmap.mmap):
         self.data, self.position = data, 0
         self.order: _Order = "<"
 
-    def bytes(self, size: int) -> bytes:
-        begin, end = self.position, self.position + size
-        if end > len(self.data):
+    def skip(self, size: int) -> None:
+        """Moves past some bytes."""
+        begin, self.position = self.position, self.position + size
+        if self.position > len(self.data):
             raise ValueError(f"{size} bytes are declared at byte {begin} of {len(self.data)}")
-        self.position = end
-        return self.data[begin:end]
+
+    def bytes(self, size: int) -> bytes:
+        """The next bytes."""
+        self.skip(size)
+        return self.data[self.position - size : self.position]
 
     def numbers(self, code: str, count: int) -> tuple[Any, ...]:
+        """The next numbers, of a type as `struct` names it."""
         layout = f"{self.order}{count}{code}"
         return struct.unpack(layout, self.bytes(struct.calcsize(layout)))
 
     def scalar(self, code: str) -> Any:
+        """The next number."""
         return self.numbers(code, 1)[0]
 
-    def count(self, min_size: int) -> int:
+    def _count(self, min_size: int) -> int:
         """A declared number of entries that take at least `min_size` bytes each."""
         count = self.scalar("Q")
         if count * min_size > len(self.data) - self.position:
             raise ValueError(f"{count} entries are declared, for which the file is too short")
         return count
 
-    def string(self) -> str:
+    def _string(self) -> str:
         return self.bytes(self.scalar("Q")).decode()
 
-    def value(self, kind: int) -> Any:
+    def _value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self.string()
+            return self._string()
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
         if kind != _ARRAY:
@@ -144,15 +150,15 @@ class _Reader:
         kind = self.scalar("I")
         if kind != _STRING and kind not in _SCALARS:
             raise ValueError(f"an array has entries of the type {kind}, which is not supported")
-        count = self.count(8 if kind == _STRING else struct.calcsize(_SCALARS[kind]))
+        count = self._count(8 if kind == _STRING else struct.calcsize(_SCALARS[kind]))
         if count > _MAX_ENTRIES:
             raise ValueError(f"an array has {count} entries, more than {_MAX_ENTRIES}")
         if kind == _STRING:
-            return [self.string() for _ in range(count)]
+            return [self._string() for _ in range(count)]
         return list(self.numbers(_SCALARS[kind], count))
 
-    def tensor(self) -> _Described:
-        name, dimensions = self.string(), self.scalar("I")
+    def _tensor(self) -> _Described:
+        name, dimensions = self._string(), self.scalar("I")
         if dimensions > _MAX_DIMENSIONS:
             raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
         shape = self.numbers("Q", dimensions)[::-1]  # the fastest dimension comes first

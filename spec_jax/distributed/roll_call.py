@@ -1,4 +1,7 @@
-"""Waits for all processes before JAX does, which would abort without naming the missing ones."""
+"""Waits for all processes before JAX does, and names the missing ones.
+
+JAX 0.10.2 names none: each process aborts with the stack trace of a failed RPC, up to 8 s late.
+"""
 
 import contextlib
 import os

@@ -78,7 +78,17 @@ class TrainingConfig:
     """Seed of the samples, and of the order of the rows."""
 
     def __post_init__(self) -> None:
-        self._check_layers()
+        layers = self.from_layers
+        if layers is not None and len(layers) != self.layers:
+            raise ConfigError(
+                f"from_layers names {len(layers)} layers, but layers is {self.layers}; name one "
+                "for each."
+            )
+        if layers is not None and self.width is not None:
+            raise ConfigError(
+                f"from_layers is {list(layers)}, but layers of the target cannot initialise a "
+                f"draft of width {self.width}; leave one of the two out."
+            )
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"accumulate is {self.accumulate}, which does not divide batch_size "
@@ -88,19 +98,4 @@ class TrainingConfig:
             raise ConfigError(
                 f"width is {self.width}, but embedding 'shared' has the target's width; use "
                 "embedding 'own', or leave width out."
-            )
-
-    def _check_layers(self) -> None:
-        if self.from_layers is None:
-            return
-        layers = self.from_layers
-        if len(layers) != self.layers:
-            raise ConfigError(
-                f"from_layers names {len(layers)} layers, but layers is {self.layers}; name one "
-                "for each."
-            )
-        if self.width is not None:
-            raise ConfigError(
-                f"from_layers is {list(layers)}, but layers of the target cannot initialise a "
-                f"draft of width {self.width}; leave one of the two out."
             )

@@ -9,6 +9,7 @@ from typing import Any
 import filelock
 
 from spec_jax import distributed
+from spec_jax.checkpoints.bucket import first_line
 from spec_jax.errors import CheckpointError, ConfigError, extra
 from spec_jax.files import replace_text
 from spec_jax.training.distil import TrainState
@@ -154,7 +155,7 @@ class RunStore:
             self._checkpointer.save(step, dict(vars(state)), metrics=dict(acceptance), force=True)
         except Exception as error:  # TensorStore's errors have no common type
             raise OSError(
-                f"the checkpoint of step {step} cannot be written ({_first_line(error)}); "
+                f"the checkpoint of step {step} cannot be written ({first_line(error)}); "
                 f"{self.kept}"
             ) from error
 
@@ -169,14 +170,10 @@ class RunStore:
         except Exception as error:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.path} is damaged "
-                f"({_first_line(error)}); delete {self.path / 'checkpoints' / str(step)} to resume "
+                f"({first_line(error)}); delete {self.path / 'checkpoints' / str(step)} to resume "
                 "from another."
             ) from error
 
 
 def _score(metrics: Any) -> float:
     return (metrics["greedy"] + metrics["sampled"]) / 2
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -69,7 +69,7 @@ EIGHT = {LINEAR: np.ones((2, 3), np.int8)}
     [
         (packed(ONE, version=5), "version 5"),
         (packed(ONE, spec="TransformerSpec"), "it is a TransformerSpec"),
-        (packed(ONE)[:-1], "buffer"),
+        (packed(ONE)[:-1], "4 bytes are declared at byte"),
         (packed(ONE) + b"x", "1 bytes follow its end"),
         (packed(ONE).replace(b"\2\0\0\0\3\0\0\0", b"\2\0\0\0\4\0\0\0"), "takes 12 bytes"),
         (packed(ONE).replace(b"\2\0\0\0\3\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\xff"), "takes 12"),
