@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 import tokenizers
 from jax.sharding import SingleDeviceSharding
 
@@ -26,11 +27,12 @@ from spec_jax.checkpoints.orbax_arrays import OrbaxArrays
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, StoredWeights, to_rows
 from spec_jax.config import AUTO
+from spec_jax.config.explain import explain
 from spec_jax.errors import CheckpointError, ConfigError, extra, raising_panics
 from spec_jax.kernels import Quantized, Weight
-from spec_jax.models.config import Experts, LayerConfig, TransformerConfig
+from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
-from spec_jax.models.rotary import LongRopeScaling, RopeScaling, RotaryConfig, YarnScaling
+from spec_jax.models.rotary import LongRopeScaling, RopeScaling, YarnScaling
 from spec_jax.sharding import Placement
 from spec_jax.text.chat_template import ChatTemplate
 from spec_jax.text.tokenizer import Tokenizer
@@ -163,49 +165,30 @@ def read_manifest(path: Path) -> tuple[TransformerConfig, dict[str, Any]]:
         )
     try:
         return _shape(manifest["config"]), manifest
+    except pydantic.ValidationError as error:
+        raise damaged(path / MANIFEST, explain(error)) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
 
 
+_CONFIG = pydantic.TypeAdapter(TransformerConfig)
+_SCALING = pydantic.TypeAdapter(RopeScaling | YarnScaling | LongRopeScaling | None)
+
+
 def _shape(fields: dict[str, Any]) -> TransformerConfig:
     """The inverse of `dataclasses.asdict` and JSON."""
-    shape = _tuples(fields)
-    experts = dict(shape.get("experts") or {})
-    dense_layers = experts.pop("dense_layers", ())
-    if experts:
+    text = json.dumps(fields).replace('"whole":', '"truncate":')  # which older versions wrote
+    if "layers" in fields:
+        return _CONFIG.validate_json(text, strict=True, extra="forbid")
+    fields = json.loads(text)
+    shape = {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
+    shape["rope_scaling"] = _SCALING.validate_python(fields["rope_scaling"], extra="forbid")
+    if experts := dict(fields.get("experts") or {}):
+        shape["dense_layers"] = tuple(experts.pop("dense_layers", ()))
         shape["experts"] = Experts(**experts)
-    if encoder := shape.get("encoder"):
+    if encoder := fields.get("encoder"):
         shape["encoder"] = _shape(encoder)
-    if "layers" not in shape:
-        shape["rope_scaling"] = _scaling(shape["rope_scaling"])
-        return TransformerConfig.of(**shape, dense_layers=dense_layers)
-    layers: dict[str, LayerConfig] = {}
-    for each in shape["layers"]:
-        key = json.dumps(each)
-        if key not in layers:
-            rotary = each["rotary"] and RotaryConfig(
-                **{**each["rotary"], "scaling": _scaling(each["rotary"]["scaling"])}
-            )
-            layers[key] = LayerConfig(**{**each, "rotary": rotary})
-    stack = tuple(layers[json.dumps(each)] for each in shape["layers"])
-    return TransformerConfig(**{**shape, "layers": stack})
-
-
-def _scaling(fields: dict[str, Any] | None) -> RopeScaling | YarnScaling | LongRopeScaling | None:
-    if not fields:
-        return None
-    # Files name it as older versions of spec-jax did.
-    fields = {"truncate" if name == "whole" else name: each for name, each in fields.items()}
-    (kind,) = (
-        kind
-        for kind in (RopeScaling, YarnScaling, LongRopeScaling)
-        if {field.name for field in dataclasses.fields(kind)} == set(fields)
-    )
-    return kind(**_tuples(fields))
-
-
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
+    return TransformerConfig.of(**shape)
 
 
 class _OrbaxWeights(StoredWeights):
@@ -300,19 +283,17 @@ def _writing() -> Iterator[None]:
         raise OSError(str(error)) from error
 
 
-def _batches(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:
+def _batches(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Collection[list[str]]:
     """Names whose weights are `_READ_AT_ONCE` bytes together, or a single one; the largest first.
 
     Temporary copies of the largest are then freed before the others take memory.
     """
-    batch: list[str] = []
-    size = 0
-    for name in sorted(leaves, key=lambda name: -leaves[name].size):
-        num_bytes = leaves[name].size * leaves[name].dtype.itemsize
-        if batch and size + num_bytes > _READ_AT_ONCE:
-            yield batch
-            batch, size = [], 0
-        batch.append(name)
-        size += num_bytes
-    if batch:
-        yield batch
+    from huggingface_hub import split_state_dict_into_shards_factory  # slow to import
+
+    batches = split_state_dict_into_shards_factory(
+        dict(sorted(leaves.items(), key=lambda item: -item[1].size)),
+        get_storage_size=lambda leaf: leaf.size * leaf.dtype.itemsize,
+        filename_pattern="{suffix}",
+        max_shard_size=_READ_AT_ONCE,
+    )
+    return batches.filename_to_tensors.values()

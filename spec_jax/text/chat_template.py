@@ -38,16 +38,9 @@ class ChatTemplate:
     def __call__(
         self,
         messages: list[dict[str, str]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        **options: bool,
     ) -> str:
-        """The prompt that messages make.
-
-        Args:
-          messages: each has a `role` and its `content`.
-          add_generation_prompt: ask for the assistant's next message.
-          continue_final_message: leave the last message open instead.
+        """The prompt that messages make; the options are `Tokenizer.apply_chat_template`'s.
 
         Raises:
           RequestError: the template refuses the messages, makes no sense or meets a limit.
@@ -57,10 +50,7 @@ class ChatTemplate:
                 "source": self.source,
                 "special_tokens": dict(self.special_tokens),
                 "messages": messages,
-                "options": {
-                    "add_generation_prompt": add_generation_prompt,
-                    "continue_final_message": continue_final_message,
-                },
+                "options": {"add_generation_prompt": True} | options,
             }
         )
         if "text" in answer:
@@ -95,11 +85,11 @@ class _Renderer:
             try:
                 answer = self._answer(process, line, SECONDS)
             finally:
-                if answer is None or not answer.endswith(b"\n"):
+                if not answer:
                     self.stop()
         if answer is None:
             return {"failed": f"took more than {SECONDS:g} seconds"}
-        if not answer.endswith(b"\n"):
+        if not answer:
             return {"failed": "made the process that renders it fail"}
         return json.loads(answer)
 
@@ -126,7 +116,7 @@ class _Renderer:
     def _answer(
         self, process: "subprocess.Popen[bytes]", line: bytes, seconds: float
     ) -> bytes | None:
-        """The line that answers a line; incomplete if the process ends, None if it is late."""
+        """The line that answers a line; empty if the process ends, None if it is late."""
         assert process.stdin and process.stdout
         is_late = threading.Event()
 
@@ -144,7 +134,9 @@ class _Renderer:
                 answer = process.stdout.readline()
         finally:
             timer.cancel()
-        return None if is_late.is_set() else answer
+        if is_late.is_set():
+            return None
+        return answer if answer.endswith(b"\n") else b""
 
     def stop(self) -> None:
         """Ends the process."""

@@ -201,14 +201,18 @@ class TrainingRun:
         self._begin(data)
         step = int(self.state.position)
         acceptance = self.history[-1] if self.history else self._evaluate(step)
-        clock, total = _Clock(), _zero()
+        total, clock = _zero(), time.perf_counter
+        reported = clock()
+        # The first step waits for the compiler.
+        num_timed, seconds, num_tokens = -1, 0.0, 0.0
         while step < config.steps:
-            clock.start()
+            started = clock()
             batch = self._batch(self._data.train, self._numbers(step), config.accumulate)
             self.state, measures = self._advance(self.state, self._student, self._teacher, batch)
             measures = jax.tree.map(float, measures)
-            step += 1
-            clock.stop(measures.tokens)
+            step, num_timed = step + 1, num_timed + 1
+            if num_timed:
+                seconds, num_tokens = seconds + clock() - started, num_tokens + measures.tokens
             if not math.isfinite(measures.loss):
                 raise TrainingError(
                     f"the loss of step {step} is {measures.loss}; {self.store.kept} Lower "
@@ -219,11 +223,19 @@ class TrainingRun:
             evaluating = step % config.evaluate_every == 0 or step == config.steps
             if evaluating:
                 acceptance, total = self._evaluate(step, loss), _zero()
-            if evaluating or clock.due():
-                kinds = {kind: acceptance[kind] for kind in data.held_out}
-                left = (config.steps - step) * clock.seconds_per_step
-                speed = clock.tokens_per_second
-                yield TrainingProgress(step, config.steps, loss, speed, left, kinds, evaluating)
+            is_due = clock() - reported >= REPORT_SECONDS
+            if is_due:
+                reported = clock()
+            if evaluating or is_due:
+                yield TrainingProgress(
+                    step=step,
+                    steps=config.steps,
+                    loss=loss,
+                    tokens_per_second=num_tokens / seconds if seconds else 0.0,
+                    seconds_left=(config.steps - step) * seconds / max(1, num_timed),
+                    acceptance={kind: acceptance[kind] for kind in data.held_out},
+                    evaluated=evaluating,
+                )
 
     def best(self) -> TrainedDraft:
         """The draft with the highest acceptance; after `run`."""
@@ -326,39 +338,6 @@ class TrainingRun:
         distributed.from_first(lambda: replace_lines(self._metrics, self.history))
         self.store.save(step, self.state, {kind: entry[kind] for kind in self._data.held_out})
         return entry
-
-
-class _Clock:
-    """Times steps, except for the first, which waits for the compiler."""
-
-    def __init__(self) -> None:
-        self._steps, self._seconds, self._tokens = -1, 0.0, 0.0
-        self._reported = self._started = time.perf_counter()
-
-    def start(self) -> None:
-        self._started = time.perf_counter()
-
-    def stop(self, tokens: float) -> None:
-        self._steps += 1
-        if self._steps:
-            self._seconds += time.perf_counter() - self._started
-            self._tokens += tokens
-
-    def due(self) -> bool:
-        """Whether it is time for a report."""
-        now = time.perf_counter()
-        if now - self._reported < REPORT_SECONDS:
-            return False
-        self._reported = now
-        return True
-
-    @property
-    def seconds_per_step(self) -> float:
-        return self._seconds / max(1, self._steps)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self._tokens / self._seconds if self._seconds else 0.0
 
 
 def _zero() -> Measures:
