@@ -7,6 +7,7 @@ from pathlib import Path
 from spec_jax import distributed
 from spec_jax.checkpoints import draft_directory, orbax_directory
 from spec_jax.checkpoints.checksums import write_checksums
+from spec_jax.checkpoints.files import reading
 from spec_jax.checkpoints.generation_config import sampling_settings
 from spec_jax.checkpoints.hf_writer import (
     GENERATION,
@@ -88,12 +89,9 @@ def convert(
             f"{name} is a draft made for one target; it cannot be converted. Use its directory as "
             "it is, which is small."
         )
-    try:
-        written_dtype = STORED if dtype == AUTO else dtype
-        stored = open_model(source, written_dtype, packing, place)
+    with reading(source):
+        stored = open_model(source, STORED if dtype == AUTO else dtype, packing, place)
         speech = speech_tokens(name, source, stored)
-    except OSError as error:
-        raise CheckpointError(f"{source} cannot be read: {error}.") from error
     if format == "safetensors":
         family_of_shape(stored.config)  # it can be written
     with new_directory(path) as partial:

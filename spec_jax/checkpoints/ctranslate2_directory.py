@@ -19,7 +19,6 @@ import tokenizers
 from spec_jax.checkpoints.files import damaged
 from spec_jax.checkpoints.gguf_header import Reader
 from spec_jax.errors import CheckpointError
-from spec_jax.kernels import Quantized
 from spec_jax.models.family import Slices, Stored
 from spec_jax.text.tokenizer import Tokenizer
 
@@ -151,9 +150,8 @@ class Ctranslate2Directory:
             array = array.astype(np.float32) / scales.reshape(-1, *[1] * (array.ndim - 1))
         return array[part]
 
-    def read_quantized(self, name: str) -> Quantized | None:
+    def read_quantized(self, name: str) -> None:
         """None: quantized matrices are dequantized."""
-        return None
 
     def _map(self, name: str) -> np.ndarray:
         variable = self.variables[name]

@@ -8,11 +8,11 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 
 from spec_jax import distributed
 from spec_jax.checkpoints.checkpoint import Checkpoint
@@ -22,6 +22,7 @@ from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.shape import hf_shape
 from spec_jax.checkpoints.weights import TensorWeights
+from spec_jax.config.explain import explain
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Weight, columns
 from spec_jax.models.config import TransformerConfig
@@ -31,6 +32,16 @@ from spec_jax.sharding import Placement
 MANIFEST = "spec_jax_draft.json"
 _VERSION = 1
 _COMPARED = 64
+
+
+class _Manifest(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+    version: int
+    target: str
+    embedding: str
+    borrowed: list[str]
+    outputs: list[int] | None
 
 
 def write_draft(
@@ -61,14 +72,14 @@ def write_draft(
     write_model(path, shape, dtype, leave_out=borrowed)
     if not borrowed:
         write_tokenizer(path, target.tokenizer)
-    manifest = {
-        "version": _VERSION,
-        "target": target.name,
-        "embedding": _fingerprint(target.model),
-        "borrowed": list(borrowed),
-        "outputs": None if outputs is None else outputs.tolist(),
-    }
-    write_json(path / MANIFEST, manifest)
+    manifest = _Manifest(
+        version=_VERSION,
+        target=target.name,
+        embedding=_fingerprint(target.model),
+        borrowed=list(borrowed),
+        outputs=None if outputs is None else outputs.tolist(),
+    )
+    write_json(path / MANIFEST, manifest.model_dump())
 
 
 def load_draft(
@@ -85,17 +96,25 @@ def load_draft(
     Raises:
       CheckpointError: it is damaged, or was trained for another target.
     """
-    manifest = _manifest(path)
-    borrowed, outputs = manifest["borrowed"], manifest["outputs"]
+    manifest = read_json(path / MANIFEST)
+    if manifest.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{path / MANIFEST} is of version {manifest.get('version')!r}; this spec-jax reads "
+            f"{_VERSION}. Update spec-jax, or train the draft again."
+        )
+    try:
+        manifest = _Manifest(**manifest)
+    except pydantic.ValidationError as error:
+        raise damaged(path / MANIFEST, explain(error)) from None
     family, shape = hf_shape(path)
-    ids = None if outputs is None else np.asarray(outputs, np.int32)
+    ids = None if manifest.outputs is None else np.asarray(manifest.outputs, np.int32)
     if ids is not None:
         shape = dataclasses.replace(shape, tied_head=False)
     placement = place(shape)
     tensors = SafetensorsFiles(path)
     dtype, packing = packing.settled(dtype, tensors.stored)
     weights = {}
-    if borrowed:
+    if manifest.borrowed:
         weights = _borrow(path, manifest, target, dtype, placement)
     stored = TensorWeights(
         shape,
@@ -114,13 +133,13 @@ def load_draft(
 
 def _borrow(
     path: Path,
-    manifest: dict[str, Any],
+    manifest: _Manifest,
     target: Checkpoint | None,
     dtype: str,
     placement: Placement,
 ) -> dict[str, Weight]:
     """The target's weights that the draft uses."""
-    made_for = manifest["target"]
+    made_for = manifest.target
     if target is None:
         raise CheckpointError(
             f"{path} is a draft that borrows its embedding from {made_for}, the target it was "
@@ -130,17 +149,17 @@ def _borrow(
     if Packing(target.quantization).rounds:
         matches = target.name == made_for
     else:
-        matches = _fingerprint(target.model) == manifest["embedding"]
+        matches = _fingerprint(target.model) == manifest.embedding
     if not matches:
         raise CheckpointError(
             f"{path} is a draft that borrows its embedding from {made_for}, and {target.name} has "
             "another; use it with the target it was trained for, or train one for this target."
         )
-    outputs = manifest["outputs"]
+    outputs = manifest.outputs
     source = target.model if outputs is None else target.model.with_outputs(outputs)
     axes = ("embed", "vocab")
     weights = {}
-    for name in manifest["borrowed"]:
+    for name in manifest.borrowed:
         weight = source.weights[name]
         if isinstance(weight, jax.Array):
             weight = jax.device_put(weight.astype(dtype), placement.sharding(*axes))
@@ -152,16 +171,3 @@ def _fingerprint(model: Model) -> str:
     """Identifies an embedding, independently of its dtype and sharding."""
     first = columns(model.weights["embed.weight"], jnp.arange(_COMPARED)).T.astype(jnp.bfloat16)
     return hashlib.sha256(np.asarray(distributed.to_host(first)).tobytes()).hexdigest()[:16]
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    manifest = read_json(path / MANIFEST)
-    if manifest.get("version") != _VERSION:
-        raise CheckpointError(
-            f"{path / MANIFEST} is of version {manifest.get('version')!r}; this spec-jax reads "
-            f"{_VERSION}. Update spec-jax, or train the draft again."
-        )
-    for name, kind in (("target", str), ("embedding", str), ("borrowed", list)):
-        if not isinstance(manifest.get(name), kind):
-            raise damaged(path / MANIFEST, f"its {name!r} is {manifest.get(name)!r}")
-    return manifest

@@ -55,6 +55,15 @@ def fingerprint(path: Path) -> str:
 
 
 @contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns errors of the disk into one that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+
+
+@contextlib.contextmanager
 def making_sense(path: Path) -> Iterator[None]:
     """Turns the errors that senseless settings cause into one that names their file."""
     try:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from spec_jax.checkpoints import draft_directory
 from spec_jax.checkpoints.checkpoint import Checkpoint
+from spec_jax.checkpoints.files import reading
 from spec_jax.checkpoints.generation_config import sampling_settings
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
 from spec_jax.checkpoints.memory import check_weights_fit
 from spec_jax.checkpoints.opening import Place, find, on_single_device, open_model, speech_tokens
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import ArrayWeights
-from spec_jax.errors import CheckpointError
 
 
 def load(
@@ -47,7 +47,7 @@ def load(
     name, path, packing = find(
         reference, dtype, packing, by_itself=target is None, on_progress=on_progress
     )
-    try:
+    with reading(path):
         if (path / draft_directory.MANIFEST).is_file():
             return _load_draft(name, path, dtype, packing, place, target)
         stored = open_model(path, dtype, packing, place)
@@ -55,8 +55,6 @@ def load(
             check_weights_fit(name, stored.weights.leaves, stored.packing)
         model = stored.load()
         speech, sampling = speech_tokens(name, path, stored), sampling_settings(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return Checkpoint(
         model,
         stored.tokenizer,

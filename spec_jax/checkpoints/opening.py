@@ -14,7 +14,7 @@ from spec_jax.checkpoints import ctranslate2_directory, orbax_directory
 from spec_jax.checkpoints.byte_tokenizer import byte_tokenizer
 from spec_jax.checkpoints.checksums import verify_checksums
 from spec_jax.checkpoints.ctranslate2_directory import Ctranslate2Directory
-from spec_jax.checkpoints.files import fingerprint, making_sense, read_json, refuse_devices
+from spec_jax.checkpoints.files import fingerprint, making_sense, read_json, reading, refuse_devices
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
@@ -86,14 +86,12 @@ def find(
                 "which round its weights."
             )
         packing = dataclasses.replace(packing, quantization="none")
-    try:
+    with reading(path):
         refuse_devices(path)
         if distributed.process()[1] > 1:
             distributed.agree({f"the files of {name}": fingerprint(path)})
         if path.is_dir():
             verify_checksums(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return name, path, packing
 
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_jax.checkpoints.ctranslate2_directory import MODEL, Ctranslate2Directory
-from spec_jax.checkpoints.files import making_sense, read_json
+from spec_jax.checkpoints.files import making_sense, read_json, reading
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.orbax_directory import MANIFEST, read_manifest
 from spec_jax.checkpoints.recipe import Published, Recipe
 from spec_jax.checkpoints.reference import locate, path_of
-from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
 from spec_jax.models.registry import family_of_gguf, family_of_hf
@@ -54,12 +53,9 @@ def read_shape(
         published = recipe.published
         if recipe.shape is not None:
             return Shape(name, recipe.shape, published)
-    try:
-        return Shape(
-            name, _of_directory(path) if path.is_dir() else gguf_shape(GgufFile(path))[1], published
-        )
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    with reading(path):
+        config = _of_directory(path) if path.is_dir() else gguf_shape(GgufFile(path))[1]
+    return Shape(name, config, published)
 
 
 def hf_shape(path: Path) -> tuple[Family, TransformerConfig]:
