@@ -188,10 +188,14 @@ def _sentencepiece_bpe(
     if not scores:
         raise CheckpointError("the GGUF file's tokenizer has no tokenizer.ggml.scores.")
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    # Text that looks like another token stays text.
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    apart = (_UNKNOWN, _CONTROL, _BYTE)
+    joinable = {token for token, i in vocabulary.items() if not kinds or kinds[i] not in apart}
     backend = Tokenizer(
         models.BPE(
             vocab=vocabulary,
-            merges=ranked_merges(vocabulary, scores, _joinable(metadata, vocabulary)),
+            merges=ranked_merges(vocabulary, scores, joinable),
             unk_token=metadata["tokenizer.ggml.tokens"][unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -201,15 +205,6 @@ def _sentencepiece_bpe(
     backend.normalizer = normalizers.Sequence(space_normalizers(first=space_first))
     backend.decoder = space_decoder(strip=space_first)
     return backend, True
-
-
-def _joinable(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict[str, int]:
-    """The pieces that text can become; text that looks like another token stays text."""
-    kinds = metadata.get("tokenizer.ggml.token_type")
-    if not kinds:
-        return vocabulary
-    apart = (_UNKNOWN, _CONTROL, _BYTE)
-    return {token: i for token, i in vocabulary.items() if kinds[i] not in apart}
 
 
 _MODELS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}

