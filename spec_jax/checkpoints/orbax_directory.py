@@ -22,7 +22,7 @@ import pydantic
 import tokenizers
 from jax.sharding import SingleDeviceSharding
 
-from spec_jax.checkpoints.files import damaged, making_sense, read_json
+from spec_jax.checkpoints.files import damaged, read_json
 from spec_jax.checkpoints.orbax_arrays import OrbaxArrays
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, StoredWeights, to_rows
@@ -143,11 +143,15 @@ def open_directory(
     arrays = OrbaxArrays(path)
     if packing.quantization == AUTO and quantization != "none":
         packing = dataclasses.replace(packing, quantization=quantization)
-    with making_sense(path):
+    try:
         plain = [each for each in arrays.stored.values() if not isinstance(each, Mapping)]
         kind = max(plain, key=lambda array: math.prod(array.shape)).dtype
         dtype, packing = packing.settled(dtype, "bfloat16" if kind == jnp.bfloat16 else "float32")
         weights = _OrbaxWeights(arrays, config, dtype, packing, placement)
+    except (LookupError, ValueError) as error:
+        raise CheckpointError(
+            f"{arrays.source} is damaged ({error}). Copy it again, or convert the model again."
+        ) from error
     return StoredModel(config, tokenizer, dtype, packing, weights, placement)
 
 
