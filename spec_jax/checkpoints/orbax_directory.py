@@ -28,7 +28,7 @@ from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import StoredModel, StoredWeights, to_rows
 from spec_jax.config import AUTO
 from spec_jax.config.explain import explain
-from spec_jax.errors import CheckpointError, ConfigError, extra, raising_panics
+from spec_jax.errors import CheckpointError, ConfigError, SpecJaxError, extra, raising_panics
 from spec_jax.kernels import Quantized, Weight
 from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.model import Model
@@ -148,6 +148,8 @@ def open_directory(
         kind = max(plain, key=lambda array: math.prod(array.shape)).dtype
         dtype, packing = packing.settled(dtype, "bfloat16" if kind == jnp.bfloat16 else "float32")
         weights = _OrbaxWeights(arrays, config, dtype, packing, placement)
+    except SpecJaxError:
+        raise
     except (LookupError, ValueError) as error:
         raise CheckpointError(
             f"{arrays.source} is damaged ({error}). Copy it again, or convert the model again."

@@ -113,7 +113,7 @@ def test_damaged_directories_are_refused(source, tmp_path):
         checkpoints.load(tmp_path / "saved")
     manifest.write_text(text.replace('"embed_size": 16', '"embed_size": 24'))
     with pytest.raises(
-        CheckpointError, match="its arrays differ from spec_jax.json.*convert the model again"
+        CheckpointError, match=r"its arrays differ from spec_jax.json.*convert the model again"
     ):
         checkpoints.load(tmp_path / "saved")
     manifest.write_text(text.replace('"mlp_size"', '"mlp"'))
