@@ -61,7 +61,7 @@ class Wheel(NamedTuple):
     file: str
 
 
-class Source(Table):
+class WeightSource(Table):
     """The source of weights: exactly one of `path`, `hub` and `pypi`.
 
     Attributes:
@@ -141,7 +141,7 @@ class Recipe(Table):
 
     name: _Name
     license: Text | None = None
-    source: Source = Source()
+    source: WeightSource = WeightSource()
     shape: Annotated[_Shape, AfterValidator(_config_of)] | None = None
     published: Published | None = None
 
