@@ -9,22 +9,12 @@ from typing import Any
 
 from spec_jax.cli import decoding_options, flags, tool_options
 from spec_jax.cli.options import CompletedPrompts, PromptOptions
+from spec_jax.cli.overview import COMMANDS
 from spec_jax.cli.prompts import read_prompts
 
+_CLASSES = vars(decoding_options) | vars(tool_options)
 OPTIONS: dict[str, type] = {
-    "generate": decoding_options.GenerateOptions,
-    "chat": decoding_options.ChatOptions,
-    "transcribe": decoding_options.TranscribeOptions,
-    "audit": decoding_options.AuditOptions,
-    "evaluate": decoding_options.EvaluateOptions,
-    "bench": tool_options.BenchOptions,
-    "report": tool_options.ReportOptions,
-    "profile": decoding_options.ProfileOptions,
-    "train-draft": tool_options.TrainOptions,
-    "convert": tool_options.ConvertOptions,
-    "plan": tool_options.PlanOptions,
-    "compile": tool_options.CompileOptions,
-    "env": tool_options.EnvOptions,
+    command: _CLASSES[f"{command.title().replace('-', '')}Options"] for command in COMMANDS
 }
 """Command -> the class of its options. `run` of the module of the command's name runs it."""
 

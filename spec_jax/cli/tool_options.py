@@ -166,7 +166,7 @@ class ReportOptions:
 
 
 @config_class
-class TrainOptions:
+class TrainDraftOptions:
     """Train a draft for your target.
 
     Data: a .jsonl file holds one object per line with a key "messages" (the target answers the

@@ -3,14 +3,14 @@
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.cli.loading import make_llm
 from spec_jax.cli.screen import Screen, minutes_left
-from spec_jax.cli.tool_options import TrainOptions
+from spec_jax.cli.tool_options import TrainDraftOptions
 from spec_jax.training.examples import fingerprints, read_examples
 from spec_jax.training.export import RECIPE, Provenance, check_recipe, export
 from spec_jax.training.plot import plot_acceptance
 from spec_jax.training.run import TrainingRun
 
 
-def run(options: TrainOptions, screen: Screen) -> int:
+def run(options: TrainDraftOptions, screen: Screen) -> int:
     """Trains, exports and tells how to use the draft; returns the exit code."""
     config = options.training
     contents = fingerprints(options.data)
