@@ -77,13 +77,13 @@ def _in_words(report: Report, allow_untested: bool) -> list[RenderableType]:
         if check in untested:
             lines.append(f"note  {check.name}: not tested, {check.reason}.")
     if report.tests:
-        deviations = [each.detectable for each in report.checks if each.detectable is not None]
+        smallest = min(each.detectable for each in report.checks if each.detectable is not None)
         # Between two halves of the vocabulary a shift of s has w = 2 s.
-        shift = f" {min(deviations):.3f} is a shift of {50 * min(deviations):.1f} % between two "
         lines.append(
             f"{report.tests} tests, corrected for each other (Holm); a lossless method fails one "
-            f"of {1 / LEVEL:.0f} audits by chance. w: the smallest deviation (Cohen's) shares with "
-            f"90 % probability;{shift}halves of p; more --samples find smaller ones."
+            f"of {1 / LEVEL:.0f} audits by chance. w: the smallest deviation (Cohen's) found with "
+            f"90 % probability; {smallest:.3f} is a shift of {50 * smallest:.1f} % between two "
+            "halves of p; more --samples find smaller ones."
         )
     without = f" Not tested: {', '.join(each.name for each in untested)}." if untested else ""
     verdicts = {
