@@ -60,17 +60,28 @@ class _Variant:
 
 _VARIANTS = {
     "x86_64": (
-        _Variant("avx512-bf16", _AVX512 | {"avx512_bf16"}, "x86-64-v4", ("-mavx512bf16",)),
+        _Variant(
+            "avx512-bf16",
+            _AVX512 | {"avx512_bf16", "avx512_vnni"},
+            "x86-64-v4",
+            ("-mavx512bf16", "-mavx512vnni"),
+        ),
+        _Variant("avx512-vnni", _AVX512 | {"avx512_vnni"}, "x86-64-v4", ("-mavx512vnni",)),
         _Variant("avx512", _AVX512, "x86-64-v4"),
+        _Variant("avx2-vnni", _AVX2 | {"avx_vnni"}, "x86-64-v3", ("-mavxvnni",)),
         _Variant("avx2", _AVX2, "x86-64-v3"),
         _Variant("x86-64", frozenset(), "x86-64"),
     ),
-    "aarch64": (_Variant("neon", frozenset(), "armv8-a"),),
+    "aarch64": (
+        _Variant("neon-dotprod", frozenset({"asimddp"}), "armv8.2-a+dotprod"),
+        _Variant("neon", frozenset(), "armv8-a"),
+    ),
 }
 _ZIG = {
     "x86-64-v4": "x86_64_v4",
     "x86-64-v3": "x86_64_v3",
     "x86-64": "x86_64",
+    "armv8.2-a+dotprod": "generic+dotprod",
     "armv8-a": "generic",
 }
 """Architectures in zig's words."""
@@ -84,11 +95,12 @@ class _Unavailable(Exception):
 def products(
     x: Float[Array, "rows in"], weights: Sequence["PackedWeight"]
 ) -> list[Float[Array, "rows _"]]:
-    """The rows times each weight, in one call; the weights are of one format.
+    """The rows times each weight, in one call.
 
     Args:
-      x: float32. Products with bfloat16 weights round it to bfloat16.
-      weights: packed weights; all have scales and minima, or none has.
+      x: float32. Products with bfloat16 weights round it to bfloat16, and products with weights
+        whose `activations` are int8 round it to 8 bits, once for all weights.
+      weights: packed weights of one signature.
     """
     return _products(_PRODUCT, [x], weights)
 
@@ -124,6 +136,7 @@ def _products(target: str, inputs: list[Array], weights: Sequence["PackedWeight"
         *inputs,
         *(part for each in parts for part in each),
         format=_FORMATS[weights[0].format],
+        integers=weights[0].activations == "int8",
         arrays=len(parts[0]),
         half=scales is not None and scales.dtype == jnp.float16,
     )

@@ -1,0 +1,62 @@
+// A weight in panels of 16 outputs, and the activations it meets.
+//
+// In a panel, 16 neighbouring numbers belong to the 16 outputs, so that one vector of weights meets
+// one broadcast activation and no sum crosses lanes. `weights.py` describes the formats and makes
+// them.
+
+#pragma once
+
+#include "common.h"
+
+namespace {
+
+enum Format : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt4 = 3 };
+
+struct Rounded;
+
+struct Matrix {
+  const uint8_t* values;   // [panels, inputs / step, 16] steps of the format
+  const uint8_t* scales;   // [panels, groups, 16], or null for 1
+  const uint8_t* minima;   // [panels, groups, 16], or null for 0
+  float* out;              // [rows, outputs]
+  int64_t outputs, panels;
+};
+
+struct Call {
+  Format format;
+  bool half;               // scales and minima in half precision
+  int64_t rows, inputs;    // inputs padded to a multiple of the format's steps
+  int64_t group, groups;   // inputs that share a scale, and how many such groups there are
+  const float* x;          // [rows, inputs]
+  const uint32_t* pairs;   // the same as pairs of bfloat16, for kBfloat16
+  const float* group_sums; // [rows, groups], where there are minima
+  bool integers;           // whether x is rounded to 8 bits
+  const Rounded* rounded;  // x so rounded
+  std::vector<Matrix> matrices;
+
+  // Inputs that share a scale of rounded activations.
+  int64_t block() const { return groups == 1 ? 32 : group; }
+
+  int64_t panel_bytes() const {
+    static constexpr int64_t kBits[] = {32, 16, 8, 4};
+    return inputs * kLanes * kBits[format] / 8;
+  }
+};
+
+// The numbers of a group: 16 scales or minima.
+INLINE Floats load_numbers(const uint8_t* from, int64_t group, bool half) {
+  return half ? load_floats((const uint16_t*)from + group * kLanes)
+              : load_floats((const float*)from + group * kLanes);
+}
+
+INLINE void store(const Matrix& to, int64_t panel, int64_t row, Floats sum) {
+  int64_t lanes = std::min<int64_t>(kLanes, to.outputs - panel * kLanes);
+  float* out = to.out + row * to.outputs + panel * kLanes;
+  if (lanes == kLanes) {
+    std::memcpy(out, &sum, sizeof(sum));
+  } else {
+    std::memcpy(out, &sum, lanes * sizeof(float));
+  }
+}
+
+}  // namespace
