@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 from spec_jax import checkpoints, distributed
 from spec_jax.config import (
     AUTO,
+    Activations,
     KvCacheDtype,
     LlmDtype,
     LoadingOptions,
@@ -76,6 +77,10 @@ class LLM:
         blocks of a quantized .gguf file as they are and rounds nothing. The output is exactly
         the quantized target's. `auto` is `gguf` for such files if native code computes, and
         `none` otherwise.
+      activations: what products with quantized matrices of target and draft round their inputs to.
+        `int8`, for a quantized target in native code on CPU, rounds 32 neighbouring inputs to 8
+        bits with one scale, as llama.cpp does: several tokens in a call then cost little more than
+        one. The output is exactly what the target with such products decodes.
       kv_cache_dtype: `int8` keeps keys and values of target and draft in 8 bits, with a scale for
         each head of each token; the output is exactly what the target with such a cache decodes.
         `auto` keeps them in `dtype`, or on CPU in float32.
@@ -112,6 +117,7 @@ class LLM:
         tensor_parallel_size: int | None = None,
         dtype: LlmDtype = AUTO,
         quantization: Quantization | None = AUTO,
+        activations: Activations = "float32",
         kv_cache_dtype: KvCacheDtype = AUTO,
         offload: Offload = "none",
         resident_layers: int = 0,
@@ -135,6 +141,7 @@ class LLM:
             LoadingOptions(
                 dtype=dtype,
                 quantization=AUTO if quantization is None else quantization,
+                activations=activations,
                 kv_cache_dtype=kv_cache_dtype,
                 offload=offload,
                 resident_layers=resident_layers,

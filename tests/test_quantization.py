@@ -7,6 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax.errors import ConfigError
 from spec_jax.kernels import PackedWeight, QuantizedWeight, native
 from spec_jax.sharding import Layout
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write_gguf
@@ -129,10 +130,12 @@ METHODS = {
 OFTEN = ["draft_model"]
 
 
-@pytest.fixture(scope="module", params=["int8", "gguf"])
+@pytest.fixture(scope="module", params=["int8", "gguf", "gguf, activations in int8"])
 def plain(request, models):
-    model = models["Q4_1" if request.param == "gguf" else "directory"]
-    llm = LLM(model, quantization=request.param)
+    quantization, _, rounds = request.param.partition(",")
+    model = models["Q4_1" if quantization == "gguf" else "directory"]
+    activations = "int8" if rounds else "float32"
+    llm = LLM(model, quantization=quantization, activations=activations)
     return model, llm, tokens(llm)
 
 
@@ -170,13 +173,40 @@ def test_few_bits_take_little_memory(models):
     assert size(models["Q4_1"], quantization="gguf") < 0.18 * whole
 
 
+def logits(llm, model):
+    ids = jnp.asarray([llm.tokenizer.encode(PROMPTS[0])], jnp.int32)
+    return model.score(ids, model.new_cache(1, 64))[0]
+
+
 def test_sampling_from_a_quantized_target(models):
     """Greedy rows say nothing of the probabilities: these come from the rounded weights."""
     llm = LLM(models["directory"], quantization="int8", seed=3)
     plain = llm.engine.target.unpacked()
-    ids = jnp.asarray([llm.tokenizer.encode(PROMPTS[0])], jnp.int32)
+    np.testing.assert_allclose(logits(llm, llm.engine.target), logits(llm, plain), atol=1e-4)
 
-    def logits(model):
-        return model.score(ids, model.new_cache(1, 64))[0]
 
-    np.testing.assert_allclose(logits(llm.engine.target), logits(plain), atol=1e-4)
+@pytest.mark.parametrize("quantization", ["int8", "int4", "gguf"])
+def test_activations_in_8_bits(models, quantization):
+    model = models["Q4_1" if quantization == "gguf" else "directory"]
+    llm = LLM(model, quantization=quantization, activations="int8")
+    assert {weight.activations for weight in matrices(llm)} == {"int8"}
+    rounded = logits(llm, llm.engine.target)
+    full = logits(llm, llm.engine.target.unpacked())
+    assert 0 < np.abs(rounded - full).mean() < 0.02 * np.abs(full).mean()
+
+
+def test_activations_need_a_quantized_target_and_native_code(models, monkeypatch):
+    with pytest.raises(ConfigError, match=r"activations is 'int8', but .* is not quantized; use"):
+        LLM(models["directory"], activations="int8")
+    with pytest.raises(ConfigError, match=r"activations is 'int8', which needs .* use float32"):
+        LLM(models["Q4_1"], activations="int8", tensor_parallel_size=2)
+    monkeypatch.setattr(native, "available", lambda *args: False)
+    monkeypatch.setattr(native, "description", lambda: "off (SPEC_JAX_NATIVE is 0)")
+    with pytest.raises(ConfigError, match=r"native code, and that is off \(SPEC_JAX_NATIVE is 0\)"):
+        LLM(models["Q4_1"], activations="int8")
+
+
+def test_a_plain_draft_of_a_target_with_activations_in_8_bits(models):
+    llm = LLM(models["Q4_1"], activations="int8")
+    config = SpeculativeConfig(method="draft_model", draft=models["draft"])
+    assert tokens(llm.with_speculation(config)) == tokens(llm)

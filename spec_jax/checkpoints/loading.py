@@ -13,6 +13,7 @@ from spec_jax.checkpoints.memory import check_weights_fit
 from spec_jax.checkpoints.opening import Place, find, on_single_device, open_model, speech_tokens
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import ArrayWeights
+from spec_jax.errors import ConfigError
 
 
 def load(
@@ -40,8 +41,9 @@ def load(
 
     Raises:
       CheckpointError: it is missing, damaged, or its architecture is not supported.
-      ConfigError: the dtype is unknown, quantization `gguf` is used with another format, or the
-        weights do not fit into memory; no weights were read.
+      ConfigError: the dtype is unknown, quantization `gguf` is used with another format, rounded
+        activations with a target that is not quantized, or the weights do not fit into memory; no
+        weights were read.
       DisagreementError: the processes of a run would not load the same files.
     """
     name, path, packing = find(
@@ -51,6 +53,12 @@ def load(
         if (path / draft_directory.MANIFEST).is_file():
             return _load_draft(name, path, dtype, packing, place, target)
         stored = open_model(path, dtype, packing, place)
+        rounds_activations = packing.activations == "int8"
+        if rounds_activations and target is None and stored.packing.quantization == "none":
+            raise ConfigError(
+                f"activations is 'int8', but {name} is not quantized; use float32, or quantization "
+                "int8 or int4."
+            )
         if not isinstance(stored.weights, ArrayWeights):  # random weights are in memory already
             check_weights_fit(name, stored.weights.leaves, stored.packing)
         model = stored.load()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from spec_jax.config import AUTO, QUANTIZATIONS
+from spec_jax.config import AUTO, QUANTIZATIONS, Activations
 from spec_jax.kernels import PackedWeight, Quantized, QuantizedWeight, Weight, quantize
 from spec_jax.models.family import Stored
 
@@ -33,10 +33,12 @@ class Packing:
     Attributes:
       quantization: `none`, `int8`, `int4`, `gguf` for the format of the file, or `auto`.
       native: whether native code multiplies them.
+      activations: what native code rounds the inputs of quantized matrices to.
     """
 
     quantization: str = "none"
     native: bool = False
+    activations: Activations = "float32"
 
     def __post_init__(self) -> None:
         assert self.quantization in QUANTIZATIONS
@@ -99,7 +101,7 @@ class Packing:
           leaf: dtype and sharding of the plain array [in, out] that it stands for.
         """
         if self.native:
-            return PackedWeight.of(rows)
+            return PackedWeight.of(rows, self.activations)
         if isinstance(rows, Quantized):
             if leaf.sharding is None and jax.default_backend() == "cpu":
                 # XLA:CPU would write the whole matrix out at every call.

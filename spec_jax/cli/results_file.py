@@ -16,7 +16,7 @@ from spec_jax.text.json_lines import append_line, drop_unfinished_line
 if TYPE_CHECKING:
     from spec_jax.cli.decoding_options import GenerateOptions
 
-_OF_THE_TEXT = ("dtype", "quantization", "kv_cache_dtype", "max_model_len")
+_OF_THE_TEXT = ("dtype", "quantization", "activations", "kv_cache_dtype", "max_model_len")
 """Arguments of `LLM` that change what is said; how it is drafted and sharded may be changed."""
 
 

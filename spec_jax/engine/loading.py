@@ -56,10 +56,16 @@ class Loader:
         target: checkpoints.Checkpoint | None = None,
     ) -> checkpoints.Checkpoint:
         on_cpu = self.layout is None and jax.default_backend() == "cpu"
+        is_native = on_cpu and native.available(self.on_progress)
+        if self.options.activations == "int8" and not is_native:
+            here = native.description() if on_cpu else "for one CPU device alone"
+            raise ConfigError(
+                f"activations is 'int8', which needs native code, and that is {here}; use float32."
+            )
         checkpoint = checkpoints.load(
             reference,
             dtype=self.options.dtype,
-            packing=Packing(quantization, native=on_cpu and native.available(self.on_progress)),
+            packing=Packing(quantization, is_native, self.options.activations),
             place=place,
             target=target,
             on_progress=self.on_progress,

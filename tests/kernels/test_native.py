@@ -18,8 +18,13 @@ needs_a_compiler = pytest.mark.skipif(
     not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
     reason="there is no C++ compiler",
 )
-VARIANTS = {"x86_64": ["avx512-bf16", "avx512", "avx2", "x86-64"], "aarch64": ["neon"]}
-QUICK = "several_weights or different_formats or infinities"
+VARIANTS = {
+    "x86_64": ["avx512-bf16", "avx512-vnni", "avx512", "avx2-vnni", "avx2", "x86-64"],
+    "aarch64": ["neon-dotprod", "neon"],
+}
+FILES = "tests/kernels/test_products.py", "tests/kernels/test_integer_products.py"
+QUICK = "several_weights or different_formats or infinities or every_weight or overflow or nan"
+QUICK += " or among_others"
 
 
 @pytest.fixture
@@ -79,7 +84,7 @@ def test_every_variant_of_this_cpu_computes_right(variant):
     ):
         pytest.skip(f"this CPU has no {variant}")
     # A library is registered once for a process.
-    arguments = ["tests/kernels/test_products.py", "-k", QUICK, "-q", "-p", "no:cacheprovider"]
+    arguments = [*FILES, "-k", QUICK, "-q", "-p", "no:cacheprovider"]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         env=os.environ | {native.SWITCH: variant},

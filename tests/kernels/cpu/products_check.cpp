@@ -1,5 +1,5 @@
-// Products of random sizes and formats, with one weight or with a stack of them for experts, against
-// sums in double precision. Run by sanitize.sh. An expert that no row chose must not be read.
+// Products of random sizes and formats, with one weight or with a stack of them for experts, of float
+// activations or of activations in 8 bits, against sums in double precision. Run by sanitize.sh. An expert that no row chose must not be read.
 
 #include "../../../spec_jax/kernels/cpu/products.cpp"
 
@@ -11,6 +11,24 @@ namespace {
 
 constexpr int64_t kInputsOfStep[] = {1, 2, 4, 8};
 
+// The activations after rounding to 8 bits, one scale a block.
+std::vector<double> rounded(const std::vector<float>& x, int64_t width, int64_t block) {
+  std::vector<double> numbers(x.size());
+  for (size_t row = 0; row < x.size(); row += width) {
+    for (int64_t begin = 0; begin < width; begin += block) {
+      const int64_t end = std::min(begin + block, width);
+      float size = 0;
+      for (int64_t i = begin; i < end; ++i) size = std::max(size, std::abs(x[row + i]));
+      const float inverse = 127 / size, scale = size / 127;
+      for (int64_t i = begin; i < end; ++i) {
+        const float multiple = x[row + i] * inverse;
+        numbers[row + i] = std::nearbyint(multiple) * (double)scale;
+      }
+    }
+  }
+  return numbers;
+}
+
 void check(Pool& pool, uint32_t seed) {
   std::mt19937 random(seed);
   auto below = [&](int64_t n) { return (int64_t)(random() % n); };
@@ -18,16 +36,20 @@ void check(Pool& pool, uint32_t seed) {
 
   Call call{};
   call.format = (Format)(seed % 4);
-  const int64_t step = kInputsOfStep[call.format];
   const bool quantized = call.format == kInt8 || call.format == kInt4;
+  call.integers = quantized && below(2);
+  const int64_t step = call.integers ? 32 : kInputsOfStep[call.format];
   const bool minima = quantized && below(2);
   call.rows = 1 + below(30);
   call.groups = quantized ? 1 + below(4) : 1;
   call.group = step * (1 + below(12));
+  if (call.integers && call.groups > 1) call.group = 16 * (1 + below(2));
   call.inputs = call.group * call.groups;
   const int64_t width = call.groups > 1 ? call.inputs : call.inputs - below(step);
   std::vector<float> x(call.rows * width);
   for (float& each : x) each = normal();
+  std::vector<double> activations(x.begin(), x.end());
+  if (call.integers) activations = rounded(x, width, call.block());
 
   const int64_t experts = 1 + below(2) * below(6);
   std::vector<int32_t> chosen(call.rows);
@@ -82,8 +104,8 @@ void check(Pool& pool, uint32_t seed) {
   if (experts > 1) {
     run_experts(pool, call, x.data(), width, minima, chosen.data());
   } else {
-    Activations activations;
-    activations.prepare(call, x.data(), width, minima);
+    Activations prepared;
+    prepared.prepare(call, x.data(), width, minima);
     run(pool, {call});
   }
   each_unchosen([](void* begin, size_t size) { ASAN_UNPOISON_MEMORY_REGION(begin, size); });
@@ -97,7 +119,7 @@ void check(Pool& pool, uint32_t seed) {
         double sum = 0, size = 0;
         for (int64_t i = 0; i < width; ++i) {
           double weight = 0;
-          double given = x[r * width + i];
+          double given = activations[r * width + i];
           switch (call.format) {
             case kFloat32:
               weight = load<float>(values + (i * kLanes + lane) * 4);
@@ -109,7 +131,8 @@ void check(Pool& pool, uint32_t seed) {
               break;
             }
             case kInt8:
-              weight = (int8_t)values[i * kLanes + lane];
+              weight = (int8_t)values[call.integers ? (i / 4 * kLanes + lane) * 4 + i % 4
+                                                    : i * kLanes + lane];
               break;
             case kInt4: {
               uint32_t word = load<uint32_t>(values + (i / 8 * kLanes + lane) * 4);

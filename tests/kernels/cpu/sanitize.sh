@@ -13,14 +13,17 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
 case "$(uname -m)" in
-  x86_64) kinds=(-march=x86-64 -march=x86-64-v3 -march=native) ;;
+  x86_64) kinds=(-march=x86-64 -march=x86-64-v3 -march=native)
+    grep -qw avx512bw /proc/cpuinfo && kinds+=(-march=x86-64-v4)
+    grep -qw avx_vnni /proc/cpuinfo && kinds+=("-march=x86-64-v3 -mavxvnni") ;;
   *) kinds=(-O1) ;;
 esac
 for kind in "${kinds[@]}"; do
+  read -ra flags <<<"$kind"
   for sanitizer in address,undefined thread; do
     for name in products attention; do
       # Undefined behaviour ends the program too.
-      "$compiler" -std=c++17 -O1 -g "$kind" -Wno-psabi -ffp-contract=fast "-isystem$include" \
+      "$compiler" -std=c++17 -O1 -g "${flags[@]}" -Wno-psabi -ffp-contract=fast "-isystem$include" \
         "-fsanitize=$sanitizer" -fno-sanitize-recover=all \
         "$here/${name}_check.cpp" -o "$work/$name" -lpthread
       printf '%s, %s: ' "$kind" "$sanitizer"
