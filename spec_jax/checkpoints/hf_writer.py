@@ -67,7 +67,6 @@ def write_weights(
     from huggingface_hub import split_state_dict_into_shards_factory  # slow to import
 
     family = family_of_shape(config)
-    assert family.config_to_hf is not None
     table, kind = family.hf_weights_of(config), jnp.dtype(dtype)
     together: dict[str, list[str]] = {}  # weights that share a tensor share a file
     for name in shapes:

@@ -5,17 +5,8 @@ from typing import Any
 import numpy as np
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import (
-    Config,
-    Family,
-    Part,
-    activation_to_hf,
-    get,
-    halves,
-    hf_activation,
-    integer,
-    number,
-)
+from spec_jax.models.family import Config, Family, Part, halves, integer, read_fields, write_fields
+from spec_jax.models.gpt2 import HF_NAMES
 
 _SHARDS = 4
 """Parts of the fused projection, one for each core of the TPUs that it was trained on."""
@@ -23,46 +14,26 @@ _SHARDS = 4
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `CodeGenForCausalLM`."""
-    embed_size, num_heads = integer(config, "n_embd"), integer(config, "n_head")
-    head_dim = embed_size // num_heads
+    defaults = {"mlp_size": 4 * integer(config, "n_embd"), "activation": "gelu_new"}
+    shape = read_fields(config, HF_NAMES, norm_eps=1e-5, **defaults)
     return TransformerConfig.of(
-        vocab_size=integer(config, "vocab_size"),
-        embed_size=embed_size,
-        num_layers=integer(config, "n_layer"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=head_dim,
-        mlp_size=integer(config, "n_inner", 4 * embed_size),
-        max_position=integer(config, "n_positions"),
+        **shape,
         norm="layer",
-        norm_eps=number(config, "layer_norm_epsilon", 1e-5),
-        activation=hf_activation(config, "gelu_new", key="activation_function"),
         gated_mlp=False,
-        rope_fraction=integer(config, "rotary_dim", head_dim) / head_dim,
+        rope_fraction=integer(config, "rotary_dim", shape["head_dim"]) / shape["head_dim"],
         mlp_bias=True,
         parallel_residual=True,
         shared_norm=True,
-        tied_head=bool(get(config, "tie_word_embeddings", False)),
         head_bias=True,
     )
 
 
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `CodeGenForCausalLM` of this shape."""
+def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of `config_from_hf`."""
     return {
-        "architectures": ["CodeGenForCausalLM"],
-        "model_type": "codegen",
-        "vocab_size": config.vocab_size,
-        "n_embd": config.embed_size,
-        "n_layer": config.num_layers,
-        "n_head": config.num_heads,
-        "n_inner": config.mlp_size,
-        "n_positions": config.max_position,
+        **write_fields(config, HF_NAMES),
         "n_ctx": config.max_position,
         "rotary_dim": config.rotated.size(config.head_dim),
-        "layer_norm_epsilon": config.norm_eps,
-        "activation_function": activation_to_hf(config),
-        "tie_word_embeddings": config.tied_head,
     }
 
 
@@ -73,19 +44,18 @@ def _fused(which: int, *, rotated: bool) -> Part:
         return 3 * config.num_heads * config.head_dim
 
     def rows(config: TransformerConfig) -> np.ndarray:
-        found = np.arange(total(config)).reshape(_SHARDS, 3, -1)[:, which].ravel()
-        if not rotated:
-            return found
-        return found[
-            halves(config.num_heads, config.head_dim, config.rotated.size(config.head_dim))
-        ]
+        stored = np.arange(total(config)).reshape(_SHARDS, 3, -1)[:, which].ravel()
+        rotary_size = config.rotated.size(config.head_dim) if rotated else 0
+        return stored[halves(config.num_heads, config.head_dim, rotary_size)]
 
     return Part("transformer.h.{}.attn.qkv_proj", rows, total)
 
 
 FAMILY = Family(
     model_type="codegen",
+    hf_class="CodeGenForCausalLM",
     config_from_hf=config_from_hf,
+    fields_to_hf=fields_to_hf,
     hf_weights={
         "embed": "transformer.wte",
         "blocks.{}.attention_norm": "transformer.h.{}.ln_1",
@@ -98,6 +68,5 @@ FAMILY = Family(
         "final_norm": "transformer.ln_f",
         "head": "lm_head",
     },
-    config_to_hf=config_to_hf,
     buffers=(".attn.bias", ".attn.causal_mask", ".attn.masked_bias"),
 )

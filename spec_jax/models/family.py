@@ -1,9 +1,9 @@
-"""What a model family is, and the helpers that its few translation functions share."""
+"""The definition of a model family, and helpers of its translation functions."""
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from spec_jax.kernels import Quantized
 from spec_jax.models.config import TransformerConfig
 
 Config = Mapping[str, Any]
-"""A checkpoint's own description of its shape: config.json, or the metadata of a GGUF file."""
+"""A checkpoint's description of its shape: config.json, or the metadata of a GGUF file."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -30,8 +30,7 @@ HF_ACTIVATIONS: Mapping[str, Activation] = {
 """Hugging Face's names of activations -> ours."""
 
 Slices = tuple[slice, ...]
-"""A part of an array, by its leading dimensions; of none, the whole."""
-
+"""A part of an array, by its leading dimensions; the full array if there are none."""
 
 Stored = Literal["float32", "float16", "bfloat16", "quantized"]
 """How a checkpoint stores most of its numbers."""
@@ -67,17 +66,17 @@ class TensorStore(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Where a checkpoint keeps a weight that is not simply there under a name of its own.
+    """Where a checkpoint stores a weight that is more than a tensor under another name.
 
     Attributes:
       name: the module in the checkpoint, with `{}` for the layer's number, and a second one for the
         number of an expert.
-      rows: which rows of the stored tensor (its output features) are ours, in our order; by
+      rows: which rows of the stored tensor (its output features) are the weight, in our order; by
         default all.
-      total: rows of the stored tensor, where it has more than ours.
+      total: rows of the stored tensor, if it has more than the weight.
       turned: matrices are stored [in, out].
-      minus_one: stored is the weight minus one.
-      taps: matrices are stored as convolutions over so many steps, [out, in, taps]; ours have the
+      minus_one: the weight minus one is stored.
+      taps: matrices are stored as convolutions over this many steps, [out, in, taps]; ours have the
         inputs of one channel side by side.
       each: a stack is stored as one tensor for each expert.
       bare: the tensor has the module's name, without `.weight`.
@@ -94,7 +93,7 @@ class Part:
 
     @property
     def rearranges(self) -> bool:
-        """Whether what is stored is more than the weight under another name."""
+        """Whether the stored tensor differs from the weight in more than its name."""
         return replace(self, each=False, bare=False) != Part(self.name)
 
     def stored_shape(self, shape: tuple[int, ...], config: TransformerConfig) -> tuple[int, ...]:
@@ -142,11 +141,11 @@ def fused(
     """One of several weights that are stored as one, one after another.
 
     Args:
-      name: as of `Part`.
+      name: see `Part`.
       sizes: output features of each.
       which: the weight's place among them.
-      turned: as of `Part`.
-      bare: as of `Part`.
+      turned: see `Part`.
+      bare: see `Part`.
     """
 
     def rows(config: TransformerConfig) -> np.ndarray:
@@ -156,6 +155,34 @@ def fused(
     return Part(name, rows, lambda config: sum(sizes(config)), turned, bare=bare)
 
 
+def in_qkv(part: Callable[[int], Part]) -> "WeightTable":
+    """Where query (0), key (1) and value (2) lie in one tensor."""
+    names = ("query", "key", "value")
+    return {f"blocks.{{}}.attention.{name}": part(which) for which, name in enumerate(names)}
+
+
+def grouped(name: str) -> Callable[[int], Part]:
+    """Query (0), key (1) or value (2), where each key/value head follows its query heads."""
+
+    def total(config: TransformerConfig) -> int:
+        return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+
+    def part(which: int) -> Part:
+        def rows(config: TransformerConfig) -> np.ndarray:
+            heads = np.arange(total(config)).reshape(config.num_kv_heads, -1, config.head_dim)
+            return np.split(heads, [-2, -1], axis=1)[which].ravel()
+
+        return Part(name, rows, total)
+
+    return part
+
+
+def attention_names(ours: str, theirs: str, names: Sequence[str]) -> "WeightTable":
+    """The checkpoint's names of query, key, value and output."""
+    parts = zip(("query", "key", "value", "output"), names, strict=True)
+    return {f"{ours}.{part}": f"{theirs}.{name}" for part, name in parts}
+
+
 def qkv_sizes(config: TransformerConfig) -> tuple[int, int, int]:
     """Output features of query, key and value."""
     width = config.num_kv_heads * config.head_dim
@@ -163,9 +190,9 @@ def qkv_sizes(config: TransformerConfig) -> tuple[int, int, int]:
 
 
 def halves(num_heads: int, head_dim: int, rotary_size: int) -> np.ndarray:
-    """Rows of a projection whose heads have the features that are rotated together side by side.
+    """The rows of a projection in our order, if the stored heads rotate neighbouring features.
 
-    In the order of the rows they are half a rotation apart, as in our heads.
+    In our heads, features that are rotated together are half a rotation apart.
     """
     rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim)
     pairs = rows[:, :rotary_size].reshape(num_heads, -1, 2).swapaxes(1, 2)
@@ -181,7 +208,7 @@ checkpoints and [in, out] here; the loader transposes them.
 
 
 def stored_as(table: WeightTable, name: str) -> tuple[Part, str]:
-    """Where a checkpoint keeps one of our weights, and the name of its tensor there."""
+    """Where a checkpoint stores one of our weights, and the name of its tensor there."""
     module, _, leaf = name.rpartition(".")
     layer = next((part for part in module.split(".") if part.isdigit()), "")
     entry = table[re.sub(r"\.\d+\.", ".{}.", module)]
@@ -196,24 +223,25 @@ class Family:
 
     Attributes:
       model_type: `model_type` in config.json.
+      hf_class: its class in transformers, `architectures` in config.json.
       config_from_hf: translates config.json.
-      hf_weights: modules in safetensors files, or what tells them by the shape.
-      config_to_hf: the inverse of `config_from_hf`, for shapes of this family, if spec-jax can
-        write it.
+      fields_to_hf: its inverse, for shapes of this family.
+      hf_weights: modules in safetensors files, or a function that lists them for a shape.
       gguf_architecture: `general.architecture` in GGUF files, if this family reads them.
-      gguf_as: the family that GGUF files count these models to, if that is another one.
-      config_from_gguf: translates GGUF metadata; the tensors tell what metadata leaves out.
-      gguf_weights: modules in GGUF files, or what tells them by the shape.
-      fused_experts: where modules lie in safetensors files that keep all experts of a layer in one
-        tensor, if some do.
+      gguf_as: the family whose architecture GGUF files of these models name, if another one.
+      config_from_gguf: translates GGUF metadata; tensors complete them.
+      gguf_weights: modules in GGUF files, or a function that lists them for a shape.
+      fused_experts: modules in safetensors files that store all experts of a layer in one tensor,
+        if such files exist.
       buffers: endings of tensors that hold no weights and are skipped.
-      prefix: what some checkpoints leave out at the beginning of all names.
+      prefix: the beginning of all names, which some checkpoints leave out.
     """
 
     model_type: str
+    hf_class: str
     config_from_hf: Callable[[Config], TransformerConfig]
+    fields_to_hf: Callable[[TransformerConfig], dict[str, Any]]
     hf_weights: WeightTable | Callable[[TransformerConfig], WeightTable]
-    config_to_hf: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf_architecture: str | None = None
     gguf_as: str | None = None
     config_from_gguf: Callable[[Config, TensorStore], TransformerConfig] | None = None
@@ -221,6 +249,11 @@ class Family:
     fused_experts: WeightTable | None = None
     buffers: tuple[str, ...] = ("rotary_emb.inv_freq", "rope_freqs.weight")
     prefix: str = ""
+
+    def config_to_hf(self, config: TransformerConfig) -> dict[str, Any]:
+        """The config.json of a model of this shape, the inverse of `config_from_hf`."""
+        names = {"architectures": [self.hf_class], "model_type": self.model_type}
+        return {**self.fields_to_hf(config), **names}
 
     def gguf_weights_of(self, config: TransformerConfig) -> WeightTable:
         """`gguf_weights` of a shape."""
@@ -259,7 +292,7 @@ def get(config: Config, name: str, default: Any = None) -> Any:
         if default is None:
             raise CheckpointError(f"the checkpoint's config has no {name!r}, which is required.")
         return default
-    # A one-for-all value is translated; a list has one value per layer.
+    # A list has one value per layer.
     if isinstance(value, list | tuple) and not isinstance(default, list | tuple):
         raise CheckpointError(
             f"the checkpoint's config has {name} = {value!r}, one value per layer; every layer "
@@ -281,7 +314,7 @@ def integer(config: Config, name: str, default: int | None = None) -> int:
     value = get(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(
-            f"the checkpoint's config has {name} = {value!r}; expected a whole number >= 1."
+            f"the checkpoint's config has {name} = {value!r}; expected an integer >= 1."
         )
     return value
 
@@ -314,3 +347,44 @@ def window(config: Config, name: str, max_position: int) -> int | None:
     """The sliding window that a config names, or None if it is no shorter than the context."""
     size = integer(config, name) if config.get(name) else max_position
     return size if size < max_position else None
+
+
+_TYPES: dict[str, Any] = {field.name: field.type for field in fields(TransformerConfig)}
+
+
+def read_fields(config: Config, names: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
+    """Arguments of `TransformerConfig.of` that config.json stores as they are.
+
+    Args:
+      config: config.json.
+      names: fields -> their keys in config.json.
+      **defaults: values of fields whose key is absent or null; without one the key is required. As
+        many key/value heads as query heads, which share the width, need no key, and flags are off.
+    """
+    values: dict[str, Any] = {}
+    for field in dict.fromkeys((*names, "num_kv_heads", "head_dim")):
+        default = defaults.get(field)
+        if field == "num_kv_heads":
+            default = default or values["num_heads"]
+        elif field == "head_dim":
+            default = default or values["embed_size"] // values["num_heads"]
+        key = names.get(field)
+        if key is None:
+            values[field] = default
+        elif field == "activation":
+            values[field] = hf_activation(config, default, key)
+        elif _TYPES.get(field) is bool:
+            values[field] = bool(get(config, key, bool(default)))
+        else:
+            values[field] = (number if _TYPES.get(field) is float else integer)(
+                config, key, default
+            )
+    return values
+
+
+def write_fields(config: TransformerConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of config.json that `read_fields` reads."""
+    return {
+        key: activation_to_hf(config) if field == "activation" else getattr(config, field)
+        for field, key in names.items()
+    }

@@ -13,45 +13,72 @@ from spec_jax.models.family import (
     WeightTable,
     activation_to_hf,
     get,
-    hf_activation,
     integer,
+    read_fields,
     require,
+    write_fields,
 )
 from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, gguf_shape
 from spec_jax.models.hf_rope import hf_rope, rope_to_hf
-from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
+from spec_jax.models.llama import HF_NAMES, HF_WEIGHTS
+
+_NAMES = {**HF_NAMES, "activation": "hidden_activation"}
+
+
+def hf_shape(config: Config) -> dict[str, Any]:
+    """Arguments of `TransformerConfig.of` that all versions store in the same way."""
+    require(config, "attention_bias", False, default=False)
+    require(config, "partial_rotary_factor", 1.0, default=1.0)
+    # Old files name "gelu" as hidden_act, but use the approximation.
+    config = {"head_dim": 256, "tie_word_embeddings": True, **config}
+    shape = read_fields(config, _NAMES, norm_eps=1e-6, activation="gelu_pytorch_tanh")
+    return {**shape, "embedding_scale": math.sqrt(shape["embed_size"])}
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `GemmaForCausalLM`."""
-    require(config, "attention_bias", False, default=False)
-    shape = hf_shape({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": None})
-    # Old files say hidden_act, "gelu", and mean the approximation all the same.
-    named = {"hidden_activation": get(config, "hidden_activation", "gelu_pytorch_tanh")}
-    shape["activation"] = hf_activation(named, "gelu_pytorch_tanh", key="hidden_activation")
-    return TransformerConfig.of(
-        **shape, **hf_rope(config), embedding_scale=math.sqrt(shape["embed_size"])
-    )
+    return TransformerConfig.of(**hf_shape(config), **hf_rope(config))
 
 
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `GemmaForCausalLM` of this shape."""
+def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of `config_from_hf`."""
+    names = {**write_fields(config, _NAMES), "hidden_act": activation_to_hf(config)}
+    return {**names, **rope_to_hf(config)}
+
+
+def windows_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The scores and windows of Gemma 2 and 3."""
     return {
-        **shape_to_hf(config),
-        **rope_to_hf(config),
-        "architectures": ["GemmaForCausalLM"],
-        "model_type": "gemma",
-        "hidden_act": activation_to_hf(config),
-        "hidden_activation": activation_to_hf(config),
+        "query_pre_attn_scalar": int(config.query_pre_attn_scalar or config.head_dim),
+        "sliding_window": config.sliding_window,
+        "layer_types": [
+            "sliding_attention" if layer.window else "full_attention" for layer in config.layers
+        ],
+    }
+
+
+def gguf_fields(
+    metadata: Config, tensors: TensorStore, architecture: str, widest: int
+) -> dict[str, Any]:
+    """The shape of Gemma 2 and 3; `widest` is the number of layers of the 27B model."""
+    shape = gguf_shape(metadata, tensors, architecture)
+    # Only the 27B model scales its scores by another width than the head's.
+    is_widest = shape["num_layers"] == widest
+    scalar = shape["embed_size"] // shape["num_heads"] if is_widest else shape["head_dim"]
+    return {
+        **shape,
+        "activation": "gelu_tanh",
+        "embedding_scale": math.sqrt(shape["embed_size"]),
+        "post_norms": True,
+        "query_pre_attn_scalar": float(scalar),
     }
 
 
 def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
     """Translates the metadata of a GGUF file of architecture `gemma`."""
     shape = gguf_shape(metadata, tensors, "gemma")
-    return TransformerConfig.of(
-        **shape, activation="gelu_tanh", embedding_scale=math.sqrt(shape["embed_size"])
-    )
+    scale = math.sqrt(shape["embed_size"])
+    return TransformerConfig.of(**shape, activation="gelu_tanh", embedding_scale=scale)
 
 
 def global_every(config: Config, num_layers: int, default: int) -> int:
@@ -89,18 +116,19 @@ GGUF_NORMS: WeightTable = {
     "blocks.{}.attention_post_norm": "blk.{}.post_attention_norm",
     "blocks.{}.mlp_post_norm": "blk.{}.post_ffw_norm",
 }
-"""Those of them that other families lack; GGUF stores the weights themselves."""
+"""Norms that other families lack; GGUF stores the weights themselves."""
 
 FAMILY = Family(
     model_type="gemma",
+    hf_class="GemmaForCausalLM",
     config_from_hf=config_from_hf,
+    fields_to_hf=fields_to_hf,
     hf_weights={
         **HF_WEIGHTS,
         "blocks.{}.attention_norm": plus_one("model.layers.{}.input_layernorm"),
         "blocks.{}.mlp_norm": plus_one("model.layers.{}.post_attention_layernorm"),
         "final_norm": plus_one("model.norm"),
     },
-    config_to_hf=config_to_hf,
     gguf_architecture="gemma",
     config_from_gguf=config_from_gguf,
     gguf_weights=GGUF_WEIGHTS,

@@ -1,17 +1,17 @@
-"""What the metadata and tensor names of GGUF files have in common, whatever the architecture.
+"""Metadata and tensor names that GGUF files of all architectures share.
 
 The keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Missing metadata have the same
-defaults as in llama.cpp. Activations are those of the family: GGUF does not name them.
+defaults as in llama.cpp. GGUF does not name activations; families do.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from spec_jax.errors import CheckpointError
-from spec_jax.models.config import Experts
+from spec_jax.models.config import Experts, TransformerConfig
 from spec_jax.models.family import (
     Config,
     Part,
@@ -20,6 +20,7 @@ from spec_jax.models.family import (
     fused,
     get,
     halves,
+    in_qkv,
     integer,
     number,
     qkv_sizes,
@@ -49,11 +50,7 @@ EXPERTS_OF_GGUF: WeightTable = {
     "blocks.{}.mlp.expert_down": "blk.{}.ffn_down_exps",
 }
 
-FUSED_QKV: WeightTable = {
-    "blocks.{}.attention.query": fused("blk.{}.attn_qkv", qkv_sizes, 0),
-    "blocks.{}.attention.key": fused("blk.{}.attn_qkv", qkv_sizes, 1),
-    "blocks.{}.attention.value": fused("blk.{}.attn_qkv", qkv_sizes, 2),
-}
+FUSED_QKV = in_qkv(lambda which: fused("blk.{}.attn_qkv", qkv_sizes, which))
 
 QK_NORMS: WeightTable = {
     "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
@@ -68,15 +65,17 @@ def gguf_shape(
     *,
     norm: Literal["rms", "layer"] = "rms",
     partial: bool = False,
+    windowed: bool = True,
 ) -> dict[str, Any]:
-    """Sizes, rotary positions, window and biases, which all architectures say in the same words.
+    """Sizes, rotary positions, window and biases, whose keys all architectures share.
 
     Args:
-      metadata: the file's.
-      tensors: the file's.
+      metadata: the metadata of the file.
+      tensors: the tensors of the file.
       architecture: `general.architecture`, with which the keys begin.
       norm: the kind of its norms.
       partial: whether a part of each head may be rotated.
+      windowed: whether layers may have a window; if not, GGUF does not say which ones do.
 
     Raises:
       CheckpointError: something is missing, or not supported.
@@ -91,6 +90,13 @@ def gguf_shape(
     if "token_embd.weight" not in tensors.shapes:
         raise CheckpointError("the GGUF file has no tensor 'token_embd.weight'.")
     epsilon = "layer_norm_rms_epsilon" if norm == "rms" else "layer_norm_epsilon"
+
+    sliding_window = window(metadata, f"{architecture}.attention.sliding_window", max_position)
+    if sliding_window is not None and not windowed:
+        raise CheckpointError(
+            f"{architecture}.attention.sliding_window is {sliding_window}, less than the context "
+            f"of {max_position}; spec-jax supports {architecture} without windows only."
+        )
 
     def biased(*names: str) -> bool:
         return any(f"blk.0.{name}.bias" in tensors.shapes for name in names)
@@ -110,14 +116,42 @@ def gguf_shape(
         "output_bias": biased("attn_output"),
         "mlp_bias": biased("ffn_up", "ffn_down"),
         **_rope(metadata, tensors, architecture, head_dim, partial),
-        "sliding_window": window(
-            metadata, f"{architecture}.attention.sliding_window", max_position
-        ),
+        "sliding_window": sliding_window,
         "tied_head": "output.weight" not in tensors.shapes,
     }
 
 
-def gguf_experts(metadata: Config, architecture: str, shape: Mapping[str, Any]) -> Experts | None:
+def gguf_config(
+    architecture: str,
+    *,
+    norm: Literal["rms", "layer"] = "rms",
+    partial: bool = False,
+    windowed: bool = True,
+    sparse: bool = False,
+    **fields: Any,
+) -> Callable[[Config, TensorStore], TransformerConfig]:
+    """Translates the metadata of one architecture.
+
+    Args:
+      architecture: see `gguf_shape`.
+      norm: see `gguf_shape`.
+      partial: see `gguf_shape`.
+      windowed: see `gguf_shape`.
+      sparse: whether models may have experts.
+      **fields: arguments of `TransformerConfig.of` that all its models share.
+    """
+
+    def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
+        shape = gguf_shape(
+            metadata, tensors, architecture, norm=norm, partial=partial, windowed=windowed
+        )
+        experts = _experts(metadata, architecture, shape) if sparse else None
+        return TransformerConfig.of(**{**shape, "experts": experts, **fields})
+
+    return config_from_gguf
+
+
+def _experts(metadata: Config, architecture: str, shape: Mapping[str, Any]) -> Experts | None:
     """The experts that GGUF metadata describe, in every layer."""
     if not metadata.get(f"{architecture}.expert_count"):
         return None
@@ -129,11 +163,11 @@ def gguf_experts(metadata: Config, architecture: str, shape: Mapping[str, Any]) 
 
 
 def paired(config_heads: str, name: str) -> Part:
-    """A projection whose heads have the features that are rotated together side by side.
+    """A projection whose stored heads rotate neighbouring features.
 
     Args:
-      config_heads: what counts its heads, `num_heads` or `num_kv_heads`.
-      name: as of `Part`.
+      config_heads: the field that counts its heads, `num_heads` or `num_kv_heads`.
+      name: see `Part`.
     """
     return Part(
         name,
@@ -145,7 +179,7 @@ PAIRED_QK: WeightTable = {
     "blocks.{}.attention.query": paired("num_heads", "blk.{}.attn_q"),
     "blocks.{}.attention.key": paired("num_kv_heads", "blk.{}.attn_k"),
 }
-"""Of Llama and what llama.cpp rotates like it."""
+"""Names of Llama and of architectures that llama.cpp rotates in the same way."""
 
 
 def _rope(
@@ -157,7 +191,7 @@ def _rope(
     rotated = integer(metadata, f"{rope}.dimension_count", head_dim)
     if rotated != head_dim and not partial:
         raise CheckpointError(
-            f"{rope}.dimension_count is {rotated}; expected the head's whole width, {head_dim}."
+            f"{rope}.dimension_count is {rotated}; expected the full width of a head, {head_dim}."
         )
     fraction = rotated / head_dim
     if int(head_dim * fraction) < rotated:  # by rounding

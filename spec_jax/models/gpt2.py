@@ -8,86 +8,60 @@ from spec_jax.models.family import (
     Config,
     Family,
     Part,
-    TensorStore,
     WeightTable,
-    activation_to_hf,
     fused,
-    get,
-    hf_activation,
+    in_qkv,
     integer,
-    number,
     qkv_sizes,
+    read_fields,
     require,
+    write_fields,
 )
-from spec_jax.models.gguf_metadata import FUSED_QKV, gguf_shape
+from spec_jax.models.gguf_metadata import FUSED_QKV, gguf_config
+
+HF_NAMES = {
+    "vocab_size": "vocab_size",
+    "embed_size": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "mlp_size": "n_inner",
+    "max_position": "n_positions",
+    "norm_eps": "layer_norm_epsilon",
+    "activation": "activation_function",
+    "tied_head": "tie_word_embeddings",
+}
+BIASED: dict[str, Any] = {
+    "norm": "layer",
+    "gated_mlp": False,
+    "qkv_bias": True,
+    "output_bias": True,
+    "mlp_bias": True,
+}
+"""Layer norms, an MLP of two matrices, biases everywhere."""
+LEARNED: dict[str, Any] = {"learned_positions": True, "rope_fraction": 0.0}
+"""A table of positions instead of a rotation."""
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `GPT2LMHeadModel`."""
     require(config, "scale_attn_by_inverse_layer_idx", False, default=False)
     require(config, "add_cross_attention", False, default=False)
-    return TransformerConfig.of(**hf_shape(config), tied_head=hf_tied(config))
+    return TransformerConfig.of(**hf_shape(config), **BIASED, **LEARNED)
 
 
 def hf_shape(config: Config) -> dict[str, Any]:
-    """What GPT-2 and GPT-BigCode say in the same words."""
+    """Arguments of `TransformerConfig.of` that GPT-2 and GPT-BigCode store in the same way."""
     require(config, "scale_attn_weights", True, default=True)
-    embed_size, num_heads = integer(config, "n_embd"), integer(config, "n_head")
-    return {
-        "vocab_size": integer(config, "vocab_size"),
-        "embed_size": embed_size,
-        "num_layers": integer(config, "n_layer"),
-        "num_heads": num_heads,
-        "num_kv_heads": num_heads,
-        "head_dim": embed_size // num_heads,
-        "mlp_size": integer(config, "n_inner", 4 * embed_size),
-        "max_position": integer(config, "n_positions"),
-        "norm": "layer",
-        "norm_eps": number(config, "layer_norm_epsilon", 1e-5),
-        "activation": hf_activation(config, "gelu_new", key="activation_function"),
-        "gated_mlp": False,
-        "learned_positions": True,
-        "rope_fraction": 0.0,
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-    }
+    mlp_size = 4 * integer(config, "n_embd")
+    defaults = {"mlp_size": mlp_size, "norm_eps": 1e-5, "activation": "gelu_new", "tied_head": True}
+    return read_fields(config, HF_NAMES, **defaults)
 
-
-def hf_tied(config: Config) -> bool:
-    """Whether the head is tied, which older families are unless they say otherwise."""
-    return bool(get(config, "tie_word_embeddings", True))
-
-
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `GPT2LMHeadModel` of this shape."""
-    return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **shape_to_hf(config)}
-
-
-def shape_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """What `hf_shape` and `hf_tied` read."""
-    return {
-        "vocab_size": config.vocab_size,
-        "n_embd": config.embed_size,
-        "n_layer": config.num_layers,
-        "n_head": config.num_heads,
-        "n_inner": config.mlp_size,
-        "n_positions": config.max_position,
-        "layer_norm_epsilon": config.norm_eps,
-        "activation_function": activation_to_hf(config),
-        "tie_word_embeddings": config.tied_head,
-    }
-
-
-_QKV = "transformer.h.{}.attn.c_attn"
 
 HF_WEIGHTS: WeightTable = {
     "embed": "transformer.wte",
     "positions": "transformer.wpe",
     "blocks.{}.attention_norm": "transformer.h.{}.ln_1",
-    "blocks.{}.attention.query": fused(_QKV, qkv_sizes, 0, turned=True),
-    "blocks.{}.attention.key": fused(_QKV, qkv_sizes, 1, turned=True),
-    "blocks.{}.attention.value": fused(_QKV, qkv_sizes, 2, turned=True),
+    **in_qkv(lambda which: fused("transformer.h.{}.attn.c_attn", qkv_sizes, which, turned=True)),
     "blocks.{}.attention.output": Part("transformer.h.{}.attn.c_proj", turned=True),
     "blocks.{}.mlp_norm": "transformer.h.{}.ln_2",
     "blocks.{}.mlp.up": Part("transformer.h.{}.mlp.c_fc", turned=True),
@@ -96,36 +70,21 @@ HF_WEIGHTS: WeightTable = {
     "head": "lm_head",
 }
 
-
-def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
-    """Translates the metadata of a GGUF file of architecture `gpt2`."""
-    return TransformerConfig.of(**gguf_shape_of(metadata, tensors, "gpt2"))
-
-
-def gguf_shape_of(metadata: Config, tensors: TensorStore, architecture: str) -> dict[str, Any]:
-    """What GPT-2 and GPT-BigCode have in common."""
-    return gguf_shape(metadata, tensors, architecture, norm="layer") | {
-        "activation": "gelu_tanh",
-        "gated_mlp": False,
-        "learned_positions": True,
-        "rope_fraction": 0.0,
-    }
-
-
+GGUF_FIELDS: dict[str, Any] = {"activation": "gelu_tanh", "gated_mlp": False, **LEARNED}
 GGUF_WEIGHTS: WeightTable = {
     **gguf_metadata.GGUF_WEIGHTS,
     **FUSED_QKV,
     "positions": "position_embd",
 }
 
-
 FAMILY = Family(
     model_type="gpt2",
+    hf_class="GPT2LMHeadModel",
     config_from_hf=config_from_hf,
+    fields_to_hf=lambda config: write_fields(config, HF_NAMES),
     hf_weights=HF_WEIGHTS,
-    config_to_hf=config_to_hf,
     gguf_architecture="gpt2",
-    config_from_gguf=config_from_gguf,
+    config_from_gguf=gguf_config("gpt2", norm="layer", **GGUF_FIELDS),
     gguf_weights=GGUF_WEIGHTS,
     buffers=(".attn.bias", ".attn.masked_bias"),
     prefix="transformer.",

@@ -3,40 +3,31 @@
 from typing import Any
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, TensorStore, get, number, require
+from spec_jax.models.family import Config, Family, TensorStore, number, require
 from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, PAIRED_QK, gguf_shape
-from spec_jax.models.hf_rope import hf_rope, rope_to_hf
-from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
+from spec_jax.models.llama import ALL_BIASES, HF_WEIGHTS, hf_shape, shape_to_hf
+
+_NAMES = {
+    **ALL_BIASES,
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+}
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `GraniteForCausalLM`."""
-    bias = bool(get(config, "attention_bias", False))
     return TransformerConfig.of(
-        **hf_shape(config),
-        **hf_rope(config),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bool(get(config, "mlp_bias", False)),
+        **hf_shape(config, _NAMES, embedding_scale=1.0, residual_scale=1.0),
         query_pre_attn_scalar=number(config, "attention_multiplier", 1.0) ** -2,
-        embedding_scale=number(config, "embedding_multiplier", 1.0),
-        residual_scale=number(config, "residual_multiplier", 1.0),
         logit_scale=1 / number(config, "logits_scaling", 1.0),
     )
 
 
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `GraniteForCausalLM` of this shape."""
+def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of `config_from_hf`."""
     return {
-        "architectures": ["GraniteForCausalLM"],
-        "model_type": "granite",
-        **shape_to_hf(config),
-        **rope_to_hf(config),
-        "attention_bias": config.qkv_bias,
-        "mlp_bias": config.mlp_bias,
+        **shape_to_hf(config, _NAMES),
         "attention_multiplier": (config.query_pre_attn_scalar or config.head_dim) ** -0.5,
-        "embedding_multiplier": config.embedding_scale,
-        "residual_multiplier": config.residual_scale,
         "logits_scaling": 1 / config.logit_scale,
     }
 
@@ -58,9 +49,10 @@ def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfi
 
 FAMILY = Family(
     model_type="granite",
+    hf_class="GraniteForCausalLM",
     config_from_hf=config_from_hf,
+    fields_to_hf=fields_to_hf,
     hf_weights=HF_WEIGHTS,
-    config_to_hf=config_to_hf,
     gguf_architecture="granite",
     config_from_gguf=config_from_gguf,
     gguf_weights={**GGUF_WEIGHTS, **PAIRED_QK},

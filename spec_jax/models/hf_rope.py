@@ -71,15 +71,15 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     Raises:
       CheckpointError: the positions are scaled in a way that is not supported.
     """
-    own = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = own.get("rope_type", own.get("type", "default"))
-    differ_by_layer = any(isinstance(value, Mapping) for value in own.values())
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    differ_by_layer = any(isinstance(value, Mapping) for value in settings.values())
     if kind not in HF_ROPES or differ_by_layer:
         raise CheckpointError(
-            f"the checkpoint's config scales rotary positions by {dict(own)!r}; supported "
+            f"the checkpoint's config scales rotary positions by {dict(settings)!r}; supported "
             f"rope types: {', '.join(HF_ROPES)}, the same in every layer."
         )
-    rope = {**config, **own}
+    rope = {**config, **settings}
     scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None
     if kind == "llama3":
         scaling = RopeScaling(
@@ -92,7 +92,7 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
         scaling = _yarn(rope)
     elif kind == "longrope":
         # Phi-3 has it beside the other settings.
-        scaling = _longrope({**rope, ORIGINAL: config.get(ORIGINAL) or own.get(ORIGINAL)})
+        scaling = _longrope({**rope, ORIGINAL: config.get(ORIGINAL) or settings.get(ORIGINAL)})
     return {
         "rope_theta": number(rope, "rope_theta", theta),
         "rope_fraction": number(rope, "partial_rotary_factor", fraction),
@@ -103,12 +103,12 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
 
 def _longrope(rope: Config) -> LongRopeScaling:
     def divisors(name: str) -> tuple[float, ...]:
-        found = rope.get(name)
-        if not isinstance(found, list):
+        factors = rope.get(name)
+        if not isinstance(factors, list):
             raise CheckpointError(
-                f"the checkpoint's config has {name} = {found!r}; expected a list of numbers."
+                f"the checkpoint's config has {name} = {factors!r}; expected a list of numbers."
             )
-        return tuple(number({name: each}, name) for each in found)
+        return tuple(number({name: each}, name) for each in factors)
 
     context = integer(rope, "max_position_embeddings")
     original = integer(rope, ORIGINAL, context)

@@ -1,35 +1,45 @@
 """Llama (1 to 3.3) and what shares its shape, such as SmolLM2 (arXiv 2302.13971, 2407.21783)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import (
     Config,
     Family,
-    TensorStore,
     WeightTable,
-    get,
-    hf_activation,
-    integer,
-    number,
+    attention_names,
+    read_fields,
     require,
+    write_fields,
 )
-from spec_jax.models.gguf_metadata import (
-    EXPERTS_OF_GGUF,
-    GGUF_WEIGHTS,
-    PAIRED_QK,
-    gguf_experts,
-    gguf_shape,
-)
+from spec_jax.models.gguf_metadata import EXPERTS_OF_GGUF, GGUF_WEIGHTS, PAIRED_QK, gguf_config
 from spec_jax.models.hf_rope import hf_rope, rope_to_hf
+
+HF_NAMES: Mapping[str, str] = {
+    "vocab_size": "vocab_size",
+    "embed_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "mlp_size": "intermediate_size",
+    "max_position": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "activation": "hidden_act",
+    "tied_head": "tie_word_embeddings",
+}
+"""Keys in config.json of fields that Llama shares with the families that follow it."""
+
+ATTENTION_BIAS = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
+ALL_BIASES = {**ATTENTION_BIAS, "mlp_bias": "mlp_bias"}
 
 HF_WEIGHTS: WeightTable = {
     "embed": "model.embed_tokens",
     "blocks.{}.attention_norm": "model.layers.{}.input_layernorm",
-    "blocks.{}.attention.query": "model.layers.{}.self_attn.q_proj",
-    "blocks.{}.attention.key": "model.layers.{}.self_attn.k_proj",
-    "blocks.{}.attention.value": "model.layers.{}.self_attn.v_proj",
-    "blocks.{}.attention.output": "model.layers.{}.self_attn.o_proj",
+    **attention_names(
+        "blocks.{}.attention", "model.layers.{}.self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")
+    ),
     "blocks.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
     "blocks.{}.mlp.gate": "model.layers.{}.mlp.gate_proj",
     "blocks.{}.mlp.up": "model.layers.{}.mlp.up_proj",
@@ -39,79 +49,49 @@ HF_WEIGHTS: WeightTable = {
 }
 
 
+def hf_shape(
+    config: Config,
+    names: Mapping[str, str] = {},
+    *,
+    theta: float = 10000.0,
+    fraction: float | None = None,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Arguments of `TransformerConfig.of` for families that store them as Llama does.
+
+    Args:
+      config: config.json.
+      names: the keys of more fields, or other keys of those in `HF_NAMES`.
+      theta: see `hf_rope`.
+      fraction: see `hf_rope`; without it a config that rotates a part of each head is refused.
+      **defaults: see `read_fields`.
+    """
+    if fraction is None:
+        require(config, "partial_rotary_factor", 1.0, default=1.0)
+    defaults = {"norm_eps": 1e-6, "activation": "silu", **defaults}
+    return {
+        **read_fields(config, {**HF_NAMES, **names}, **defaults),
+        **hf_rope(config, theta=theta, fraction=fraction or 1.0),
+    }
+
+
+def shape_to_hf(config: TransformerConfig, names: Mapping[str, str] = {}) -> dict[str, Any]:
+    """The keys that `hf_shape` reads."""
+    return {**write_fields(config, {**HF_NAMES, **names}), **rope_to_hf(config)}
+
+
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `LlamaForCausalLM`."""
-    attention_bias = bool(get(config, "attention_bias", False))
-    return TransformerConfig.of(
-        **hf_shape(config),
-        **hf_rope(config),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=bool(get(config, "mlp_bias", False)),
-    )
-
-
-def hf_shape(config: Config) -> dict[str, Any]:
-    """What config.json says in the same words for Llama and the families that follow it."""
-    require(config, "partial_rotary_factor", 1.0, default=1.0)
-    embed_size = integer(config, "hidden_size")
-    num_heads = integer(config, "num_attention_heads")
-    return {
-        "vocab_size": integer(config, "vocab_size"),
-        "embed_size": embed_size,
-        "num_layers": integer(config, "num_hidden_layers"),
-        "num_heads": num_heads,
-        "num_kv_heads": integer(config, "num_key_value_heads", num_heads),
-        "head_dim": integer(config, "head_dim", embed_size // num_heads),
-        "mlp_size": integer(config, "intermediate_size"),
-        "max_position": integer(config, "max_position_embeddings"),
-        "norm_eps": number(config, "rms_norm_eps", 1e-6),
-        "activation": hf_activation(config, "silu"),
-        "tied_head": bool(get(config, "tie_word_embeddings", False)),
-    }
-
-
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `LlamaForCausalLM` of this shape."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **shape_to_hf(config),
-        **rope_to_hf(config),
-        "attention_bias": config.qkv_bias,
-        "mlp_bias": config.mlp_bias,
-    }
-
-
-def shape_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """What `hf_shape` reads."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.embed_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_size,
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.norm_eps,
-        "hidden_act": config.activation,
-        "tie_word_embeddings": config.tied_head,
-    }
-
-
-def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
-    """Translates the metadata of a GGUF file of architecture `llama`; Mixtral has experts."""
-    shape = gguf_shape(metadata, tensors, "llama")
-    return TransformerConfig.of(**shape, experts=gguf_experts(metadata, "llama", shape))
+    return TransformerConfig.of(**hf_shape(config, ALL_BIASES))
 
 
 FAMILY = Family(
     model_type="llama",
+    hf_class="LlamaForCausalLM",
     config_from_hf=config_from_hf,
+    fields_to_hf=lambda config: shape_to_hf(config, ALL_BIASES),
     hf_weights=HF_WEIGHTS,
-    config_to_hf=config_to_hf,
     gguf_architecture="llama",
-    config_from_gguf=config_from_gguf,
+    config_from_gguf=gguf_config("llama", sparse=True),
     gguf_weights={**GGUF_WEIGHTS, **PAIRED_QK, **EXPERTS_OF_GGUF},
 )

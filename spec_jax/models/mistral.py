@@ -4,36 +4,27 @@ from typing import Any
 
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Config, Family, window
-from spec_jax.models.hf_rope import hf_rope, rope_to_hf
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `MistralForCausalLM`."""
     shape = hf_shape(config)
-    named = {"sliding_window": 4096, **config}  # absent is the first version's window
-    return TransformerConfig.of(
-        **shape,
-        **hf_rope(config),
-        sliding_window=window(named, "sliding_window", shape["max_position"]),
-    )
+    config = {"sliding_window": 4096, **config}  # absent is the first version's window
+    shape["sliding_window"] = window(config, "sliding_window", shape["max_position"])
+    return TransformerConfig.of(**shape)
 
 
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `MistralForCausalLM` of this shape."""
-    return {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        **shape_to_hf(config),
-        **rope_to_hf(config),
-        "sliding_window": config.sliding_window,
-    }
+def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of `config_from_hf`."""
+    return {**shape_to_hf(config), "sliding_window": config.sliding_window}
 
 
 FAMILY = Family(
     model_type="mistral",
+    hf_class="MistralForCausalLM",
     config_from_hf=config_from_hf,
+    fields_to_hf=fields_to_hf,
     hf_weights=HF_WEIGHTS,
-    config_to_hf=config_to_hf,
     gguf_as="llama",
 )

@@ -3,41 +3,32 @@
 from typing import Any
 
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, TensorStore, fused, qkv_sizes, require, window
-from spec_jax.models.gguf_metadata import FUSED_QKV, GGUF_WEIGHTS, gguf_shape
-from spec_jax.models.hf_rope import hf_rope, rope_to_hf
+from spec_jax.models.family import Config, Family, fused, in_qkv, qkv_sizes, require, window
+from spec_jax.models.gguf_metadata import FUSED_QKV, GGUF_WEIGHTS, gguf_config
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `Phi3ForCausalLM`."""
     require(config, "attention_bias", False, default=False)
-    config = _with_its_rope(config)
-    own = {name: value for name, value in config.items() if name != "partial_rotary_factor"}
-    shape = hf_shape({"rms_norm_eps": 1e-5, **own})
-    return TransformerConfig.of(
-        **shape,
-        **hf_rope(config),
-        sliding_window=window(config, "sliding_window", shape["max_position"]),
-    )
+    shape = hf_shape(_with_longrope({"rms_norm_eps": 1e-5, **config}), fraction=1.0)
+    shape["sliding_window"] = window(config, "sliding_window", shape["max_position"])
+    return TransformerConfig.of(**shape)
 
 
-def _with_its_rope(config: Config) -> Config:
-    """The same config with the name that LongRoPE has by now; Phi-3 called it su, and yarn."""
+def _with_longrope(config: Config) -> Config:
+    """The same config with today's name of LongRoPE, which Phi-3 called su, and yarn."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    own = config.get(key) or {}
-    if own.get("rope_type", own.get("type")) not in ("su", "yarn"):
+    settings = config.get(key) or {}
+    if settings.get("rope_type", settings.get("type")) not in ("su", "yarn"):
         return config
-    return {**config, key: {**own, "rope_type": "longrope"}}
+    return {**config, key: {**settings, "rope_type": "longrope"}}
 
 
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `Phi3ForCausalLM` of this shape."""
+def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of `config_from_hf`."""
     return {
-        "architectures": ["Phi3ForCausalLM"],
-        "model_type": "phi3",
         **shape_to_hf(config),
-        **rope_to_hf(config),
         "partial_rotary_factor": config.rotated.fraction,
         "sliding_window": config.sliding_window,
         "pad_token_id": None,
@@ -47,38 +38,28 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-_QKV = "model.layers.{}.self_attn.qkv_proj"
-_GATE_UP = "model.layers.{}.mlp.gate_up_proj"
+def _gate_up(name: str) -> dict[str, Any]:
+    def sizes(config: TransformerConfig) -> tuple[int, int]:
+        return config.mlp_size, config.mlp_size
 
-
-def _mlp_sizes(config: TransformerConfig) -> tuple[int, int]:
-    return config.mlp_size, config.mlp_size
-
-
-def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
-    """Translates the metadata of a GGUF file of architecture `phi3`."""
-    return TransformerConfig.of(**gguf_shape(metadata, tensors, "phi3", partial=True))
+    return {
+        "blocks.{}.mlp.gate": fused(name, sizes, 0),
+        "blocks.{}.mlp.up": fused(name, sizes, 1),
+    }
 
 
 FAMILY = Family(
     model_type="phi3",
+    hf_class="Phi3ForCausalLM",
     config_from_hf=config_from_hf,
+    fields_to_hf=fields_to_hf,
     hf_weights={
         **HF_WEIGHTS,
-        "blocks.{}.attention.query": fused(_QKV, qkv_sizes, 0),
-        "blocks.{}.attention.key": fused(_QKV, qkv_sizes, 1),
-        "blocks.{}.attention.value": fused(_QKV, qkv_sizes, 2),
-        "blocks.{}.mlp.gate": fused(_GATE_UP, _mlp_sizes, 0),
-        "blocks.{}.mlp.up": fused(_GATE_UP, _mlp_sizes, 1),
+        **in_qkv(lambda which: fused("model.layers.{}.self_attn.qkv_proj", qkv_sizes, which)),
+        **_gate_up("model.layers.{}.mlp.gate_up_proj"),
     },
-    config_to_hf=config_to_hf,
     gguf_architecture="phi3",
-    config_from_gguf=config_from_gguf,
-    gguf_weights={
-        **GGUF_WEIGHTS,
-        **FUSED_QKV,
-        "blocks.{}.mlp.gate": fused("blk.{}.ffn_up", _mlp_sizes, 0),
-        "blocks.{}.mlp.up": fused("blk.{}.ffn_up", _mlp_sizes, 1),
-    },
+    config_from_gguf=gguf_config("phi3", partial=True),
+    gguf_weights={**GGUF_WEIGHTS, **FUSED_QKV, **_gate_up("blk.{}.ffn_up")},
     buffers=("rotary_emb.inv_freq", "rope_factors_long.weight", "rope_factors_short.weight"),
 )

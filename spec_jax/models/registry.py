@@ -33,39 +33,19 @@ from spec_jax.models import (
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (
-    bloom.FAMILY,
-    codegen.FAMILY,
-    falcon.FAMILY,
-    gemma.FAMILY,
-    gemma2.FAMILY,
-    gemma3.FAMILY,
-    gpt2.FAMILY,
-    gpt_bigcode.FAMILY,
-    gpt_neox.FAMILY,
-    granite.FAMILY,
-    llama.FAMILY,
-    mistral.FAMILY,
-    mixtral.FAMILY,
-    olmo2.FAMILY,
-    opt.FAMILY,
-    phi3.FAMILY,
-    qwen2.FAMILY,
-    qwen3.FAMILY,
-    qwen3_moe.FAMILY,
-    smollm3.FAMILY,
-    stablelm.FAMILY,
-    starcoder2.FAMILY,
-    t5.FAMILY,
-    whisper.FAMILY,
+_MODULES = (
+    *(bloom, codegen, falcon, gemma, gemma2, gemma3, gpt2, gpt_bigcode, gpt_neox, granite, llama),
+    *(mistral, mixtral, olmo2, opt, phi3, qwen2, qwen3, qwen3_moe, smollm3, stablelm, starcoder2),
+    *(t5, whisper),
 )
+FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _MODULES)
 
 
 def family_of_hf(model_type: str | None) -> Family:
     """The family whose config.json has this `model_type`.
 
     Raises:
-      CheckpointError: there is none; the message lists those there are.
+      CheckpointError: there is none; the message lists all.
     """
     if model_type == "gemma3":
         raise CheckpointError(
@@ -83,14 +63,12 @@ def family_of_shape(config: TransformerConfig) -> Family:
       CheckpointError: there is none.
     """
     for family in FAMILIES:
-        if family.config_to_hf is None:
-            continue
         with contextlib.suppress(CheckpointError):
             if family.config_from_hf(family.config_to_hf(config)) == config:
                 return family
-    known = ", ".join(family.model_type for family in FAMILIES if family.config_to_hf)
+    names = ", ".join(family.model_type for family in FAMILIES)
     raise CheckpointError(
-        f"spec-jax can write models of the families {known} only, and {config} is none of them."
+        f"spec-jax can write models of the families {names} only; {config} fits none of them."
     )
 
 
@@ -98,15 +76,14 @@ def family_of_gguf(architecture: str | None) -> Family:
     """The family whose GGUF files have this `general.architecture`.
 
     Raises:
-      CheckpointError: there is none; the message lists those there are.
+      CheckpointError: there is none; the message lists all.
     """
     return _find(architecture, "general.architecture", lambda family: family.gguf_architecture)
 
 
 def _find(value: str | None, key: str, of: Callable[[Family], str | None]) -> Family:
-    known = {name: family for family in FAMILIES if (name := of(family)) is not None}
-    if value not in known:
-        raise CheckpointError(
-            f"unknown architecture: {key} is {value!r}; spec-jax knows {', '.join(sorted(known))}."
-        )
-    return known[value]
+    families = {name: family for family in FAMILIES if (name := of(family)) is not None}
+    if value not in families:
+        names = ", ".join(sorted(families))
+        raise CheckpointError(f"unknown architecture: {key} is {value!r}; spec-jax knows {names}.")
+    return families[value]

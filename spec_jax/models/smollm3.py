@@ -4,26 +4,18 @@ from typing import Any
 
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Config, Family, TensorStore, get, integer
-from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, PAIRED_QK, gguf_shape
-from spec_jax.models.hf_rope import hf_rope, rope_to_hf
-from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
+from spec_jax.models.family import Config, Family, get, integer
+from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, PAIRED_QK, gguf_config
+from spec_jax.models.llama import ALL_BIASES, HF_WEIGHTS, hf_shape, shape_to_hf
 from spec_jax.models.qwen2 import refuse_sliding_window
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `SmolLM3ForCausalLM`."""
     refuse_sliding_window(config)
-    bias = bool(get(config, "attention_bias", False))
-    shape = hf_shape({"tie_word_embeddings": True, **config})
-    return TransformerConfig.of(
-        **shape,
-        **hf_rope(config, theta=2e6),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bool(get(config, "mlp_bias", False)),
-        unrotated_every=_unrotated_every(config, shape["num_layers"]),
-    )
+    shape = hf_shape({"tie_word_embeddings": True, **config}, ALL_BIASES, theta=2e6)
+    every = _unrotated_every(config, shape["num_layers"])
+    return TransformerConfig.of(**shape, unrotated_every=every)
 
 
 def _unrotated_every(config: Config, num_layers: int) -> int | None:
@@ -41,31 +33,22 @@ def _unrotated_every(config: Config, num_layers: int) -> int | None:
     return every
 
 
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `SmolLM3ForCausalLM` of this shape."""
+def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of `config_from_hf`."""
     return {
-        "architectures": ["SmolLM3ForCausalLM"],
-        "model_type": "smollm3",
-        **shape_to_hf(config),
-        **rope_to_hf(config),
-        "attention_bias": config.qkv_bias,
+        **shape_to_hf(config, ALL_BIASES),
         "pad_token_id": None,
-        "mlp_bias": config.mlp_bias,
         "no_rope_layers": [int(layer.rotary is not None) for layer in config.layers],
     }
 
 
-def config_from_gguf(metadata: Config, tensors: TensorStore) -> TransformerConfig:
-    """Translates the metadata of a GGUF file of architecture `smollm3`."""
-    return TransformerConfig.of(**gguf_shape(metadata, tensors, "smollm3"), unrotated_every=4)
-
-
 FAMILY = Family(
     model_type="smollm3",
+    hf_class="SmolLM3ForCausalLM",
     config_from_hf=config_from_hf,
+    fields_to_hf=fields_to_hf,
     hf_weights=HF_WEIGHTS,
-    config_to_hf=config_to_hf,
     gguf_architecture="smollm3",
-    config_from_gguf=config_from_gguf,
+    config_from_gguf=gguf_config("smollm3", unrotated_every=4),
     gguf_weights={**GGUF_WEIGHTS, **PAIRED_QK},
 )

@@ -10,13 +10,33 @@ from spec_jax.models.family import (
     Config,
     Family,
     WeightTable,
+    attention_names,
     get,
     integer,
-    number,
+    read_fields,
+    write_fields,
 )
 
-_CONTEXT = 512
-"""What they were trained for; config.json seldom says, and relative positions go on."""
+_NAMES = {
+    "vocab_size": "vocab_size",
+    "embed_size": "d_model",
+    "num_layers": "num_layers",
+    "num_heads": "num_heads",
+    "head_dim": "d_kv",
+    "mlp_size": "d_ff",
+    "max_position": "n_positions",
+    "norm_eps": "layer_norm_epsilon",
+    "tied_head": "tie_word_embeddings",
+    "relative_buckets": "relative_attention_num_buckets",
+    "relative_distance": "relative_attention_max_distance",
+}
+_DEFAULTS: dict[str, Any] = {
+    "max_position": 512,  # the length of training; config.json seldom names it
+    "norm_eps": 1e-6,
+    "tied_head": True,
+    "relative_buckets": 32,
+    "relative_distance": 128,
+}
 
 
 def config_from_hf(config: Config) -> TransformerConfig:
@@ -30,59 +50,36 @@ def config_from_hf(config: Config) -> TransformerConfig:
             f"the checkpoint's config has feed_forward_proj = {projection!r}; expected one of "
             f"{', '.join(HF_ACTIVATIONS)}, with 'gated-' before it or not."
         )
-    tied = bool(get(config, "tie_word_embeddings", True))
-    embed_size, num_heads = integer(config, "d_model"), integer(config, "num_heads")
+    get(config, "d_kv")  # the width of heads does not follow from others
     encoder = TransformerConfig.of(
-        vocab_size=integer(config, "vocab_size"),
-        embed_size=embed_size,
-        num_layers=integer(config, "num_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=integer(config, "d_kv"),
-        mlp_size=integer(config, "d_ff"),
-        max_position=integer(config, "n_positions", _CONTEXT),
-        norm_eps=number(config, "layer_norm_epsilon", 1e-6),
+        **read_fields(config, _NAMES, **_DEFAULTS),
         activation=HF_ACTIVATIONS[activation],
         gated_mlp=gate == "gated",
         rope_fraction=0.0,
         query_pre_attn_scalar=1.0,
-        tied_head=tied,
-        relative_buckets=integer(config, "relative_attention_num_buckets", 32),
-        relative_distance=integer(config, "relative_attention_max_distance", 128),
     )
-    scaled = bool(get(config, "scale_decoder_outputs", tied))
+    scaled = bool(get(config, "scale_decoder_outputs", encoder.tied_head))
     start = get(config, "decoder_start_token_id", get(config, "pad_token_id", 0))
     return dataclasses.replace(
         encoder.resized(integer(config, "num_decoder_layers", encoder.num_layers)),
-        logit_scale=embed_size**-0.5 if scaled else 1.0,
+        logit_scale=encoder.embed_size**-0.5 if scaled else 1.0,
         encoder=encoder,
         decoder_start=(int(start),),
     )
 
 
-def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a `T5ForConditionalGeneration` of this shape."""
+def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of `config_from_hf`."""
     if config.encoder is None:
         raise CheckpointError("a T5 model has an encoder, and this one has none.")
     activation = {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation)
     projection = f"gated-{activation}" if config.gated_mlp else activation
     return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
-        "is_encoder_decoder": True,
-        "vocab_size": config.vocab_size,
-        "d_model": config.embed_size,
+        **write_fields(config, _NAMES),
         "num_layers": config.encoder.num_layers,
+        "is_encoder_decoder": True,
         "num_decoder_layers": config.num_layers,
-        "num_heads": config.num_heads,
-        "d_kv": config.head_dim,
-        "d_ff": config.mlp_size,
-        "n_positions": config.max_position,
-        "layer_norm_epsilon": config.norm_eps,
         "feed_forward_proj": "gated-gelu" if projection == "gated-gelu_new" else projection,
-        "relative_attention_num_buckets": config.relative_buckets,
-        "relative_attention_max_distance": config.relative_distance,
-        "tie_word_embeddings": config.tied_head,
         "scale_decoder_outputs": config.logit_scale != 1.0,
         "decoder_start_token_id": config.decoder_start[0],
         "pad_token_id": config.decoder_start[0],
@@ -90,21 +87,20 @@ def config_to_hf(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _attention(ours: str, theirs: str) -> WeightTable:
-    names = {"query": "q", "key": "k", "value": "v", "output": "o"}
-    return {f"{ours}.{name}": f"{theirs}.{own}" for name, own in names.items()}
+    return attention_names(ours, theirs, ("q", "k", "v", "o"))
 
 
 def _stack(ours: str, theirs: str, mlp: int, gated: bool) -> WeightTable:
     """An encoder's or a decoder's weights; `mlp` is the MLP's place in a block."""
-    block, own = f"{ours}blocks.{{}}.", f"{theirs}.block.{{}}.layer."
+    block, layer = f"{ours}blocks.{{}}.", f"{theirs}.block.{{}}.layer."
     ups = {"gate": "wi_0", "up": "wi_1"} if gated else {"up": "wi"}
     return {
-        **_attention(f"{block}attention", f"{own}0.SelfAttention"),
+        **_attention(f"{block}attention", f"{layer}0.SelfAttention"),
         f"{ours}relative": f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias",
-        f"{block}attention_norm": f"{own}0.layer_norm",
-        f"{block}mlp_norm": f"{own}{mlp}.layer_norm",
-        **{f"{block}mlp.{up}": f"{own}{mlp}.DenseReluDense.{wi}" for up, wi in ups.items()},
-        f"{block}mlp.down": f"{own}{mlp}.DenseReluDense.wo",
+        f"{block}attention_norm": f"{layer}0.layer_norm",
+        f"{block}mlp_norm": f"{layer}{mlp}.layer_norm",
+        **{f"{block}mlp.{up}": f"{layer}{mlp}.DenseReluDense.{wi}" for up, wi in ups.items()},
+        f"{block}mlp.down": f"{layer}{mlp}.DenseReluDense.wo",
         f"{ours}final_norm": f"{theirs}.final_layer_norm",
     }
 
@@ -122,9 +118,10 @@ def _hf_weights(config: TransformerConfig) -> WeightTable:
 
 FAMILY = Family(
     model_type="t5",
+    hf_class="T5ForConditionalGeneration",
     config_from_hf=config_from_hf,
+    fields_to_hf=fields_to_hf,
     hf_weights=_hf_weights,
-    config_to_hf=config_to_hf,
-    # Copies of the embedding, and a table that old files keep and no model reads.
+    # Copies of the embedding, and a table that old files contain and models do not read.
     buffers=("embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight"),
 )

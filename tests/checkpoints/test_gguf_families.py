@@ -212,5 +212,5 @@ def test_what_is_not_supported_is_named(name, old, new, said, tmp_path):
 
 def test_stablelm_with_norms_of_queries_is_refused():
     tensors = mock.Mock(shapes={"blk.0.attn_q_norm.weight": (4, 8)})
-    with pytest.raises(CheckpointError, match=r"attn_q_norm\.weight', as that of StableLM 2 12B"):
+    with pytest.raises(CheckpointError, match=r"attn_q_norm\.weight', like StableLM 2 12B"):
         stablelm.config_from_gguf({}, tensors)

@@ -127,7 +127,7 @@ def test_the_output_is_the_definitions(backend, mask, window, ring, changes):
 
     out, after = call(*map(jnp.asarray, (queries, keys, values)), cache, made)
     for row, length in enumerate(LENGTHS):
-        wanted = expected(
+        expected_row = expected(
             queries[row],
             *texts[row],
             keys[row],
@@ -137,7 +137,7 @@ def test_the_output_is_the_definitions(backend, mask, window, ring, changes):
             length + np.asarray(depths),
             depths,
         )
-        np.testing.assert_allclose(out[row], wanted, atol=2e-6)
+        np.testing.assert_allclose(out[row], expected_row, atol=2e-6)
         for j in range(count):
             np.testing.assert_array_equal(after.keys[row, :, (length + j) % slots], keys[row, j])
             np.testing.assert_array_equal(
@@ -192,13 +192,13 @@ def test_slots_that_are_not_hidden_change_nothing(backend, monkeypatch):
     )
     queries, keys, values = new
     mask = AttentionMask.following(KVCache((layer,), jnp.asarray([5, 300], jnp.int32)), 3)
-    found = {}
+    outputs = {}
     for platform in ("cpu", "gpu"):
         monkeypatch.setattr(Placement, "platform", platform)
-        found[platform], _ = attention(
+        outputs[platform], _ = attention(
             queries, keys, values, layer, mask, ScoreOptions(float(HEAD_DIM)), backend=backend
         )
-    np.testing.assert_allclose(found["gpu"], found["cpu"], rtol=1e-6)
+    np.testing.assert_allclose(outputs["gpu"], outputs["cpu"], rtol=1e-6)
 
 
 def test_neighbours_however_long_change_no_bit():

@@ -71,15 +71,15 @@ ALLOWED = {"models/construction.py": ["jax.jit"], "models/transformer.py": ["jax
 
 def compilers_of(source: str) -> list[str]:
     """Uses of what compiles a program: names, attributes of modules, imports."""
-    found = []
+    uses = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr in COMPILERS:
             owner = ast.unparse(node.value)
             if owner.split(".")[0] in ("jax", "nnx", "flax", "nn"):
-                found.append(f"{owner}.{node.attr}")
+                uses.append(f"{owner}.{node.attr}")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("jax", "flax")):
-            found += [f"{node.module}.{each.name}" for each in node.names if each.name in COMPILERS]
-    return found
+            uses += [f"{node.module}.{each.name}" for each in node.names if each.name in COMPILERS]
+    return uses
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ def compilers_of(source: str) -> list[str]:
         ("f = model.jit(g)", []),
     ],
 )
-def test_the_search_finds_what_compiles(source, found):
-    assert compilers_of(source) == found
+def test_the_search_finds_what_compiles(source, uses):
+    assert compilers_of(source) == uses
 
 
 def test_no_program_of_the_package_escapes_the_options():
-    found = {
+    uses = {
         file.relative_to(PACKAGE).as_posix(): uses
         for file in PACKAGE.rglob("*.py")
         if (uses := compilers_of(file.read_text()))
     }
-    assert found == ALLOWED
+    assert uses == ALLOWED

@@ -42,8 +42,8 @@ def expected():
     return np.asarray(score(MODEL, TOKENS))
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def test_layers_are_sparse_unless_they_are_said_to_be_dense():
@@ -78,8 +78,8 @@ def test_logits_by_definition(expected):
 
     block = MODEL.module.blocks[2]
     x = np.random.default_rng(1).normal(size=(40, 32)).astype(np.float32)
-    found = jax.jit(lambda x: block.mlp(x[None], Placement.single_device())[0])(x)
-    np.testing.assert_allclose(found, by_definition(block.mlp, x), atol=1e-5)
+    actual = jax.jit(lambda x: block.mlp(x[None], Placement.single_device())[0])(x)
+    np.testing.assert_allclose(actual, by_definition(block.mlp, x), atol=1e-5)
 
 
 def test_a_token_does_not_depend_on_its_neighbours(expected):
@@ -91,8 +91,8 @@ def test_a_token_does_not_depend_on_its_neighbours(expected):
     prompt, cache = TOKENS[:2, :5], MODEL.new_cache(2, 32)
     first, _, cache = jax.jit(lambda m, t, c: m.score(t, c))(MODEL, prompt, cache)
     cache = cache.with_lengths(jnp.full((2,), 5, jnp.int32))
-    rest, *_ = jax.jit(lambda m, t, c: m.score(t, c))(MODEL, TOKENS[:2, 5:], cache)
-    close(np.concatenate([first, rest], axis=1), expected[:2])
+    later, *_ = jax.jit(lambda m, t, c: m.score(t, c))(MODEL, TOKENS[:2, 5:], cache)
+    close(np.concatenate([first, later], axis=1), expected[:2])
 
 
 def test_a_neighbour_that_is_not_a_number_does_not_matter():
@@ -101,13 +101,13 @@ def test_a_neighbour_that_is_not_a_number_does_not_matter():
     damaged = x.copy()
     damaged[5] = np.nan
     damaged[7] = np.inf
-    whole, found = (
+    clean, broken = (
         np.asarray(jax.jit(lambda x: mlp(x[None], Placement.single_device())[0])(x))
         for x in (x, damaged)
     )
     others = np.delete(np.arange(12), [5, 7])
-    np.testing.assert_array_equal(found[others], whole[others])
-    assert np.isnan(found[[5, 7]]).all()
+    np.testing.assert_array_equal(broken[others], clean[others])
+    assert np.isnan(broken[[5, 7]]).all()
 
 
 BIG = dataclasses.replace(CONFIG, embed_size=160, experts=Experts(count=32, per_token=3, size=136))

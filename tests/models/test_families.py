@@ -169,7 +169,7 @@ def test_defaults_of_gemma3():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
@@ -184,10 +184,10 @@ def test_defaults_of_gemma3():
         ({"sliding_window": 0}, "sliding_window = 0"),
     ],
 )
-def test_refused_by_gemma3(changes, said):
+def test_refused_by_gemma3(changes, message):
     with pytest.raises(CheckpointError) as caught:
         gemma3.config_from_hf(LLAMA | GEMMA | changes)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_gemma3_that_sees_images_is_refused():
@@ -215,21 +215,21 @@ LONGROPE = {
 
 
 def test_longrope_as_phi3_has_it():
-    own = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
+    lengths = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
     scaling = {**LONGROPE, "original_max_position_embeddings": 4}
-    found = phi3.config_from_hf(LLAMA | own | {"rope_parameters": scaling}).rotated.scaling
-    assert found == LongRopeScaling(
+    parsed = phi3.config_from_hf(LLAMA | lengths | {"rope_parameters": scaling}).rotated.scaling
+    assert parsed == LongRopeScaling(
         short=(1.0, 1.5, 2.0, 2.5),
         long=(2.0, 3.0, 4.0, 5.0),
         original_max_position=16,
         amplitude=math.sqrt(1 + math.log(4) / math.log(16)),
     )
-    assert (found.divisors(16), found.divisors(17)) == (found.short, found.long)
+    assert (parsed.divisors(16), parsed.divisors(17)) == (parsed.short, parsed.long)
     for older in ("su", "yarn"):
         names = {"type": older} | {key: LONGROPE[key] for key in ("short_factor", "long_factor")}
-        old = phi3.config_from_hf(LLAMA | own | {"rope_scaling": names, "rope_theta": 500.0})
-        assert old.rotated.scaling == found and old.rotated.theta == 500.0
-    louder = phi3.config_from_hf(LLAMA | own | {"rope_parameters": scaling | {"factor": 1.0}})
+        old = phi3.config_from_hf(LLAMA | lengths | {"rope_scaling": names, "rope_theta": 500.0})
+        assert old.rotated.scaling == parsed and old.rotated.theta == 500.0
+    louder = phi3.config_from_hf(LLAMA | lengths | {"rope_parameters": scaling | {"factor": 1.0}})
     assert louder.rotated.scaling.amplitude == 1.0
 
 
@@ -240,7 +240,7 @@ def test_dynamic_scaling_begins_past_the_context():
 
 @pytest.mark.parametrize("family", FOLLOWERS, ids=lambda family: family.FAMILY.model_type)
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"hidden_act": "mish"}, "hidden_act = 'mish'; supported: silu"),
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "'ntk'"),
@@ -254,33 +254,33 @@ def test_dynamic_scaling_begins_past_the_context():
         ({"rope_theta": "1e4"}, "rope_theta = '1e4'; expected a number"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan"),
         ({"vocab_size": None}, "no 'vocab_size'"),
-        ({"hidden_size": "32"}, "hidden_size = '32'; expected a whole number"),
+        ({"hidden_size": "32"}, "hidden_size = '32'; expected an integer"),
         ({"num_attention_heads": 0}, "num_attention_heads = 0"),
         ({"num_key_value_heads": 3}, "3 KV heads do not divide 4"),
         ({"num_attention_heads": [4, 8]}, "one value per layer"),
         ({"head_dim": 7}, "7 rotated dimensions"),
     ],
 )
-def test_refused(family, changes, said):
+def test_refused(family, changes, message):
     config = dict(LLAMA, sliding_window=None) | changes
     with pytest.raises(CheckpointError) as caught:
         family.config_from_hf(config)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "said"),
+    ("family", "changes", "message"),
     [
-        (mistral, {"sliding_window": -1}, "sliding_window = -1; expected a whole number"),
+        (mistral, {"sliding_window": -1}, "sliding_window = -1; expected an integer"),
         (qwen2, {"use_sliding_window": True}, "use_sliding_window = True"),
         (qwen3, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         (gpt_neox, {"hidden_act": "mish"}, "hidden_act = 'mish'"),
     ],
 )
-def test_refused_by_one_family(family, changes, said):
+def test_refused_by_one_family(family, changes, message):
     with pytest.raises(CheckpointError) as caught:
         family.config_from_hf(LLAMA | changes)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
@@ -327,17 +327,19 @@ def test_gguf_of_gemma3():
 
 def test_windows_and_scaling_in_gguf():
     metadata = {f"llama.{key}": value for key, value in GGUF_METADATA.items()}
-    plain = llama.config_from_gguf(metadata, Gguf())
-    assert llama.config_from_gguf(metadata | {"llama.attention.sliding_window": 4096}, Gguf()) == (
-        plain
+    plain = llama.FAMILY.config_from_gguf(metadata, Gguf())
+    assert llama.FAMILY.config_from_gguf(
+        metadata | {"llama.attention.sliding_window": 4096}, Gguf()
+    ) == (plain)
+    windowed = llama.FAMILY.config_from_gguf(
+        metadata | {"llama.attention.sliding_window": 64}, Gguf()
     )
-    windowed = llama.config_from_gguf(metadata | {"llama.attention.sliding_window": 64}, Gguf())
     assert windowed == reshaped(plain, sliding_window=64)
     with pytest.raises(CheckpointError, match=r"rope\.scaling\.type = 'su'; supported: none, lin"):
-        llama.config_from_gguf(metadata | {"llama.rope.scaling.type": "su"}, Gguf())
+        llama.FAMILY.config_from_gguf(metadata | {"llama.rope.scaling.type": "su"}, Gguf())
     for kind in ("linear", "yarn"):
         with pytest.raises(CheckpointError, match=r"no 'llama\.rope\.scaling\.factor'"):
-            llama.config_from_gguf(metadata | {"llama.rope.scaling.type": kind}, Gguf())
+            llama.FAMILY.config_from_gguf(metadata | {"llama.rope.scaling.type": kind}, Gguf())
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
@@ -351,7 +353,7 @@ def test_windows_of_qwen_are_refused(architecture):
 def test_gguf_biases_are_seen_in_the_tensors():
     metadata = {f"llama.{key}": value for key, value in GGUF_METADATA.items()}
     biases = {"blk.0.attn_q.bias": np.zeros(32), "blk.0.ffn_down.bias": np.zeros(32)}
-    config = llama.config_from_gguf(metadata, Gguf(**biases))
+    config = llama.FAMILY.config_from_gguf(metadata, Gguf(**biases))
     assert config.qkv_bias and config.mlp_bias and not config.output_bias
 
 
@@ -377,7 +379,7 @@ def test_layers_without_positions_are_at_regular_intervals():
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "said"),
+    ("family", "changes", "message"),
     [
         (gpt2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
         (gpt2, {"scale_attn_weights": False}, "scale_attn_weights = False"),
@@ -387,10 +389,10 @@ def test_layers_without_positions_are_at_regular_intervals():
         (stablelm, {"qk_layernorm": True}, "qk_layernorm = True"),
     ],
 )
-def test_what_other_families_refuse(family, changes, said):
+def test_what_other_families_refuse(family, changes, message):
     shape = LLAMA | {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128, "ffn_dim": 64}
     family.config_from_hf(shape)
-    with pytest.raises(CheckpointError, match=re.escape(said)):
+    with pytest.raises(CheckpointError, match=re.escape(message)):
         family.config_from_hf(shape | changes)
 
 

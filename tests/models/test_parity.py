@@ -62,10 +62,10 @@ def test_transformers_reads_encoder_decoders(name, tmp_path):
     bins = model.config.encoder.mel_bins
     source = torch.randn(2, bins, 70) if bins else tokens.flip(1)
     with torch.no_grad():
-        expected, found = (
+        expected, actual = (
             each(source, decoder_input_ids=tokens).logits.numpy() for each in (reference, again)
         )
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
 
 
 def test_t5_sorts_distances_into_the_same_buckets():
@@ -96,8 +96,8 @@ def test_longrope_chooses_by_the_context(context, tmp_path):
     with torch.no_grad():  # what the other factors say
         longer = np.concatenate([rows, rows], axis=1)
         others = reference(torch.tensor(longer if context == 32 else rows[:, :32]))
-    found, _ = score(model, jnp.asarray(rows[:, :32], jnp.int32), model.new_cache(3, 32))
-    assert np.abs(found - others.logits.numpy()[:, :32]).max() > 100 * TOLERANCE
+    actual, _ = score(model, jnp.asarray(rows[:, :32], jnp.int32), model.new_cache(3, 32))
+    assert np.abs(actual - others.logits.numpy()[:, :32]).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe, dense layers, other weights"])
@@ -108,9 +108,9 @@ def test_experts_in_one_tensor(name, tmp_path):
     write_tokenizer(tmp_path / "together")
     names = SafetensorsFiles(tmp_path / "together").shapes
     assert any(name.endswith("experts.gate_up_proj") for name in names)
-    found = checkpoints.load(tmp_path / "together").model
-    assert found.config == model.config
-    for name, weight in found.weights.items():
+    actual = checkpoints.load(tmp_path / "together").model
+    assert actual.config == model.config
+    for name, weight in actual.weights.items():
         np.testing.assert_array_equal(weight, model.weights[name])
 
 
@@ -122,8 +122,8 @@ def test_transformers_reads_what_is_written(name, tmp_path):
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     tokens = torch.tensor(np.random.default_rng(1).integers(0, model.config.vocab_size, (2, 17)))
     with torch.no_grad():
-        expected, found = (each(tokens).logits.numpy() for each in (reference, again))
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+        expected, actual = (each(tokens).logits.numpy() for each in (reference, again))
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
 
 
 @jax.jit
@@ -184,7 +184,7 @@ def test_demo_model(demo_recipe):
     # PyTorch's own error shows what float32 can do: 0.9e-4 where ours was 1.07e-4.
     assert (np.abs(ours - theirs) < TOLERANCE).mean() > 0.9999
     np.testing.assert_allclose(ours, theirs, atol=2 * TOLERANCE, rtol=0)
-    error, known = (np.abs(each - exact) for each in (ours, theirs))
-    assert error.mean() < 1.5 * known.mean()
-    tolerance = max(TOLERANCE, 1.5 * known.max())
+    error, reference_error = (np.abs(each - exact) for each in (ours, theirs))
+    assert error.mean() < 1.5 * reference_error.mean()
+    tolerance = max(TOLERANCE, 1.5 * reference_error.max())
     assert_parity(model, reference, rows, lengths=(5, 12, 1), tolerance=tolerance)

@@ -68,16 +68,16 @@ def test_rollback_at_every_accepted_count(kind):
     cache = model(kind).new_cache(K + 2, CAPACITY, headroom=HEADROOM)
     length = np.zeros(K + 2, np.int32)
     for turn in range(12):
-        kept = (np.arange(K + 2, dtype=np.int32) + turn) % (K + 2)  # 0 to K + 1 of the K + 1
+        accepted = (np.arange(K + 2, dtype=np.int32) + turn) % (K + 2)  # 0 to K + 1 of the K + 1
         order = np.arange(K + 1)[None]
         at = length[:, None] + order
         right = np.take_along_axis(np.asarray(tokens), at, axis=1)
         refused = np.take_along_axis(np.asarray(wrong), at, axis=1)
-        given = np.where(order < kept[:, None], right, refused)
-        logits, cache = score(jnp.asarray(given), cache, jnp.full(K + 2, K + 1, jnp.int32))
+        scored = np.where(order < accepted[:, None], right, refused)
+        logits, cache = score(jnp.asarray(scored), cache, jnp.full(K + 2, K + 1, jnp.int32))
         for row in range(K + 2):
-            close(logits[row, : kept[row]], expected[row, length[row] :][: kept[row]])
-        length = length + kept
+            close(logits[row, : accepted[row]], expected[row, length[row] :][: accepted[row]])
+        length = length + accepted
         cache = cache.commit(jnp.asarray(length))
     assert length.max() > 2 * HEADROOM
 

@@ -96,14 +96,14 @@ class Rows:
         out, layer = self._attention(queries, keys, values, self.cache.layers[0], mask)
         self.cache = KVCache((layer,), self.cache.lengths)
         new = [list(zip(keys[row], values[row], strict=True)) for row in range(ROWS)]
-        wanted = np.empty((ROWS, count, HEADS, HEAD_DIM))
+        expected = np.empty((ROWS, count, HEADS, HEAD_DIM))
         for row, text in enumerate(self.texts):
             latest = text[-WINDOW:]
             for t in range(count):
                 path = np.flatnonzero(TREE[t]) if tree else range(max(0, t + 1 - WINDOW), t + 1)
                 seen = [*latest, *(new[row][place] for place in path)][-WINDOW:]
-                wanted[row, t] = self.attended(queries[row, t], seen)
-        np.testing.assert_allclose(out, wanted, atol=1e-5)
+                expected[row, t] = self.attended(queries[row, t], seen)
+        np.testing.assert_allclose(out, expected, atol=1e-5)
         return new
 
     def attended(self, queries, seen):

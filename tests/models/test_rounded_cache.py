@@ -33,12 +33,12 @@ METHODS = ("other", "tree", "lookup_tree", "early_exit", "universal_vocabulary")
 
 def test_numbers_are_kept_to_half_a_step():
     x = np.random.default_rng(0).normal(size=(3, 2, 50, 16)) * np.logspace(-20, 20, 50)[:, None]
-    kept = jax.jit(Int8KV.of)(jnp.asarray(x, jnp.float32))
-    assert kept.values.dtype == jnp.int8 and kept.scales.shape == (3, 2, 50, 1)
+    rounded = jax.jit(Int8KV.of)(jnp.asarray(x, jnp.float32))
+    assert rounded.values.dtype == jnp.int8 and rounded.scales.shape == (3, 2, 50, 1)
     steps = np.abs(x).max(-1, keepdims=True) / 127
-    assert (np.abs(np.asarray(kept.to_float32()) - x) <= 0.5001 * steps).all()
-    again = jax.jit(lambda kept: Int8KV.of(kept.to_float32()))(kept)
-    np.testing.assert_array_equal(again.values, kept.values)
+    assert (np.abs(np.asarray(rounded.to_float32()) - x) <= 0.5001 * steps).all()
+    again = jax.jit(lambda rounded: Int8KV.of(rounded.to_float32()))(rounded)
+    np.testing.assert_array_equal(again.values, rounded.values)
 
 
 def test_zeros_stay_zeros_and_a_nan_spoils_its_own_head_alone():
@@ -100,7 +100,7 @@ def test_the_option(tmp_path):
     assert isinstance(cache.layers[0].keys, Int8KV)
     plain = llm.generate("abc", SamplingParams(max_tokens=20))[0].token_ids
     lookup = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=3)
-    found = llm.with_speculation(lookup).generate("abc", SamplingParams(max_tokens=20))
-    assert found[0].token_ids == plain
+    outputs = llm.with_speculation(lookup).generate("abc", SamplingParams(max_tokens=20))
+    assert outputs[0].token_ids == plain
     with pytest.raises(ConfigError, match=r"kv_cache_dtype is 'int4'\. Did you mean 'int8'"):
         LLM(model, kv_cache_dtype="int4")

@@ -70,8 +70,8 @@ STREAMS = [(1, 0), (2, 0), (1, 1), (1, 2), (1, LAYERS)]
 @pytest.mark.parametrize("devices, first", often(STREAMS, [(2, 0), (1, 1)]))
 def test_a_streamed_call_is_the_same_to_the_last_bit(devices, first):
     expected = jax.jit(call)(on_devices(MODEL, devices), WORDS)
-    found = jax.jit(call)(streamed(MODEL, devices, first), WORDS)
-    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    actual = jax.jit(call)(streamed(MODEL, devices, first), WORDS)
+    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert mine.sharding.memory_kind == "device"
         np.testing.assert_array_equal(mine, theirs)
 
@@ -79,21 +79,21 @@ def test_a_streamed_call_is_the_same_to_the_last_bit(devices, first):
 @pytest.mark.parametrize("layers", often([1, 2, 3], [1]))
 def test_few_layers(layers):
     model = Model.random(CONFIG.resized(layers))
-    found, expected = (jax.jit(call)(each, WORDS)[0] for each in (streamed(model), model))
-    np.testing.assert_array_equal(found, expected)
+    actual, expected = (jax.jit(call)(each, WORDS)[0] for each in (streamed(model), model))
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_matrices_of_blocks_lie_in_host_memory():
     model = streamed(MODEL, 2, first=1)
     matrices = ("attention.query", "attention.key", "attention.value", "attention.output")
-    wanted = {
+    matrices = {
         f"blocks.{i}.{name}.weight"
         for i in range(1, LAYERS)
         for name in (*matrices, "mlp.gate", "mlp.up", "mlp.down")
     }
-    assert in_host_memory(model) == wanted
+    assert in_host_memory(model) == matrices
     again = Model.random(CONFIG, placement=model.placement)
-    assert in_host_memory(again) == wanted
+    assert in_host_memory(again) == matrices
     for name, weight in again.weights.items():
         assert weight.sharding.spec == model.weights[name].sharding.spec
 
@@ -138,18 +138,18 @@ def test_quantized_weights(bits, devices):
     """Their bytes lie otherwise in host memory, and blocks may differ in form."""
 
     def packed(model: Model) -> Model:
-        found = {}
+        actual = {}
         for name, weight in model.weights.items():
             if name.startswith("blocks.") and weight.ndim == 2 and ".2." not in name:
                 rows = quantize(np.asarray(weight).T, bits)
-                found[name] = QuantizedWeight.of(rows, jnp.float32, weight.sharding)
-        return model.with_weights(found)
+                actual[name] = QuantizedWeight.of(rows, jnp.float32, weight.sharding)
+        return model.with_weights(actual)
 
-    expected, found = packed(on_devices(MODEL, devices)), packed(streamed(MODEL, devices))
-    assert in_host_memory(found) == in_host_memory(streamed(MODEL))
-    for name, weight in found.weights.items():
+    expected, actual = packed(on_devices(MODEL, devices)), packed(streamed(MODEL, devices))
+    assert in_host_memory(actual) == in_host_memory(streamed(MODEL))
+    for name, weight in actual.weights.items():
         assert weight.shape == expected.weights[name].shape
-    mine, theirs = (jax.jit(call)(model, WORDS)[0] for model in (found, expected))
+    mine, theirs = (jax.jit(call)(model, WORDS)[0] for model in (actual, expected))
     np.testing.assert_array_equal(mine, theirs)
 
 
@@ -160,9 +160,9 @@ def test_experts_among_dense_blocks():
     model = Model.random(
         reshaped(CONFIG, **WINDOWS, num_layers=5, experts=experts, dense_layers=(1, 2))
     )
-    found = streamed(model, 2)
-    assert "blocks.3.mlp.expert_down.weight" in in_host_memory(found)
-    mine, theirs = (jax.jit(call)(each, WORDS)[0] for each in (found, on_devices(model, 2)))
+    actual = streamed(model, 2)
+    assert "blocks.3.mlp.expert_down.weight" in in_host_memory(actual)
+    mine, theirs = (jax.jit(call)(each, WORDS)[0] for each in (actual, on_devices(model, 2)))
     np.testing.assert_array_equal(mine, theirs)
 
 
@@ -176,9 +176,9 @@ def test_what_an_encoder_gave_out_is_not_read_again():
         cache = dataclasses.replace(model.new_cache(2, 16), encoded=encoded)
         return model.score(WORDS, cache)[0]
 
-    found = streamed(model)
-    np.testing.assert_array_equal(jax.jit(translate)(found), jax.jit(translate)(model))
-    names = in_host_memory(found)
+    actual = streamed(model)
+    np.testing.assert_array_equal(jax.jit(translate)(actual), jax.jit(translate)(model))
+    names = in_host_memory(actual)
     assert all(name.startswith("blocks.") for name in names)
     assert {name for name in names if ".0.cross." in name} == {
         f"blocks.0.cross.{each}.weight" for each in ("query", "output")

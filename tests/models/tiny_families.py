@@ -286,9 +286,9 @@ def with_sources(
         options = {"attention_mask": torch.tensor(np.arange(70)[None] < sizes[:, None])}
 
     def logits(rows: "torch.Tensor") -> Any:
-        given = torch.tensor(theirs)
-        if given.is_floating_point():
-            given = given.to(next(reference.parameters()).dtype)
-        return reference(given, decoder_input_ids=rows, **options)
+        values = torch.tensor(theirs)
+        if values.is_floating_point():
+            values = values.to(next(reference.parameters()).dtype)
+        return reference(values, decoder_input_ids=rows, **options)
 
     return EncoderInput(jnp.asarray(sources), jnp.asarray(sizes, jnp.int32)), logits
