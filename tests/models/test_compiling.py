@@ -83,7 +83,7 @@ def compilers_of(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "source, found",
+    "source, uses",
     [
         ("import jax\nf = jax.jit(g)", ["jax.jit"]),
         ("import jax\n@jax.jit\ndef f(): ...", ["jax.jit"]),

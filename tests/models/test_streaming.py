@@ -86,14 +86,14 @@ def test_few_layers(layers):
 def test_matrices_of_blocks_lie_in_host_memory():
     model = streamed(MODEL, 2, first=1)
     matrices = ("attention.query", "attention.key", "attention.value", "attention.output")
-    matrices = {
+    expected = {
         f"blocks.{i}.{name}.weight"
         for i in range(1, LAYERS)
         for name in (*matrices, "mlp.gate", "mlp.up", "mlp.down")
     }
-    assert in_host_memory(model) == matrices
+    assert in_host_memory(model) == expected
     again = Model.random(CONFIG, placement=model.placement)
-    assert in_host_memory(again) == matrices
+    assert in_host_memory(again) == expected
     for name, weight in again.weights.items():
         assert weight.sharding.spec == model.weights[name].sharding.spec
 
