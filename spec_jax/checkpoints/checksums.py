@@ -18,7 +18,16 @@ _MAX_BYTES = 16 << 20
 
 def write_checksums(path: Path) -> None:
     """Lists all files of a directory; the first process does, after all have written."""
-    distributed.from_first(lambda: _write(path))
+
+    def write() -> None:
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        lines = [
+            f"{digest}  {file.relative_to(path).as_posix()}\n"
+            for file, digest in zip(files, _sums(files), strict=True)
+        ]
+        (path / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+    distributed.from_first(write)
 
 
 def verify_checksums(path: Path) -> None:
@@ -48,15 +57,6 @@ def verify_checksums(path: Path) -> None:
         problem = f"{path / CHECKSUMS} is damaged: {error}. Copy the directory again."
     if problems := [each for each in distributed.gather(problem) if each]:
         raise CheckpointError(problems[0])
-
-
-def _write(path: Path) -> None:
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    lines = [
-        f"{digest}  {file.relative_to(path).as_posix()}\n"
-        for file, digest in zip(files, _sums(files), strict=True)
-    ]
-    (path / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def _sums(files: Iterable[Path]) -> list[str]:

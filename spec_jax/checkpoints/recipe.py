@@ -118,14 +118,10 @@ _RULES: dict[str, Any] = {
 }
 
 
-def _config_of(shape: Any) -> TransformerConfig:
-    return TransformerConfig.of(**dict(shape))
-
-
-_ENCODER: dict[str, Any] = {
-    "encoder": (Annotated["_Shape", AfterValidator(_config_of)] | None, None)
-}
+_AS_CONFIG = AfterValidator(lambda shape: shape and TransformerConfig.of(**dict(shape)))
+_ENCODER: dict[str, Any] = {"encoder": (Annotated["_Shape | None", _AS_CONFIG], None)}
 _Shape: Any = pydantic.create_model("_Shape", __base__=Table, **(_FIELDS | _RULES | _ENCODER))
+_OPTIONAL_SHAPE: Any = Annotated[_Shape | None, _AS_CONFIG]
 
 
 class Recipe(Table):
@@ -142,7 +138,7 @@ class Recipe(Table):
     name: _Name
     license: Text | None = None
     source: WeightSource = WeightSource()
-    shape: Annotated[_Shape, AfterValidator(_config_of)] | None = None
+    shape: _OPTIONAL_SHAPE = None  # pyright: ignore[reportInvalidTypeForm]
     published: Published | None = None
 
     @classmethod

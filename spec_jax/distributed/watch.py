@@ -110,7 +110,13 @@ class Watch:
         while not self._left.wait(self._beat):
             # Without an answer of process 0, nothing is known of the others.
             is_answered = self._number == 0 or self._num_answers != num_answers
-            num_answers, signs = self._num_answers, self._signs()
+            num_answers, seen = self._num_answers, self._seen
+            signs: dict[int, str | int | None] = {
+                peer: seen.get(peer) for peer in range(self._count) if peer != self._number
+            }
+            if self._number and signs[0] != _LEFT:
+                signs[0] = num_answers
+            signs = {peer: sign for peer, sign in signs.items() if sign != _LEFT}
             for peer, sign in signs.items():
                 if sign != last.get(peer):
                     silent[peer] = 0
@@ -125,16 +131,6 @@ class Watch:
                     "stopped or cannot be reached."
                 )
                 return
-
-    def _signs(self) -> dict[int, str | int | None]:
-        """The last sign of each peer that has not left."""
-        seen = self._seen
-        signs: dict[int, str | int | None] = {
-            peer: seen.get(peer) for peer in range(self._count) if peer != self._number
-        }
-        if self._number and signs[0] != _LEFT:
-            signs[0] = self._num_answers
-        return {peer: sign for peer, sign in signs.items() if sign != _LEFT}
 
 
 def end_process(sentence: str) -> None:

@@ -1,13 +1,12 @@
 """The data of a run: made once, file after file, and reused after an interruption."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,14 +25,8 @@ HELD_OUT = {"greedy": 0.0, "sampled": 1.0}
 _HELD_OUT_SEED = 1 << 62
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """The data of a run.
-
-    Attributes:
-      train: the rows to learn from.
-      held_out: the target's answers to held-out prompts, by kind.
-    """
+class Data(NamedTuple):
+    """The rows to learn from, and the target's answers to held-out prompts by kind."""
 
     train: RowFiles
     held_out: dict[str, RowFiles]
