@@ -68,14 +68,14 @@ import json, sys, time
 from faster_whisper import WhisperModel
 model = WhisperModel(sys.argv[1], device="cpu", compute_type="float32", cpu_threads=2)
 def run(stamps):
-    found = []
+    texts = []
     for file in json.loads(sys.argv[2]):
         segments, _ = model.transcribe(
             file, language="en", beam_size=1, temperature=0.0, without_timestamps=not stamps,
             condition_on_previous_text=False, compression_ratio_threshold=None,
             log_prob_threshold=None, no_speech_threshold=None)
-        found.append([token for segment in segments for token in segment.tokens])
-    return found
+        texts.append([token for segment in segments for token in segment.tokens])
+    return texts
 print(json.dumps([run(False), run(True)]), flush=True)
 for line in sys.stdin:
     begin = time.perf_counter()

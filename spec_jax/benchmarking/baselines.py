@@ -103,12 +103,8 @@ def prepare_baselines(
 ) -> Iterator[Baseline]:
     """Loads other libraries' models and yields their systems.
 
-    Args:
-      names: of the libraries.
-      llm: gives the target's precision and end-of-sequence tokens.
-      reference: of the target.
-      configs: our systems; methods that the libraries have too are taken.
-      on_note: called with what is left out, and why.
+    The methods are taken from our systems, if the libraries have them too. `llm` gives the target's
+    precision and end-of-sequence tokens; `on_note` is called with what is left out, and why.
     """
     if not names:
         return
@@ -279,18 +275,11 @@ def complete_with_transformers(
     lookahead: int | None = None,
     **options: Any,
 ) -> Completion:
-    """One request of transformers.
+    """One request of transformers: at most `tokens` tokens after the prompt `ids`.
 
-    Args:
-      model: of transformers.
-      ids: the prompt's tokens.
-      tokens: maximum to generate.
-      setting: how to sample.
-      seed: of torch.
-      stops: tokens that end it.
-      lookahead: tokens that the option `assistant_model` drafts in each round, as here: without
-        schedule, and without a stop at a token of low confidence.
-      **options: further arguments of `generate`.
+    With `lookahead` the option `assistant_model` drafts this many tokens in each round, as here:
+    without schedule, and without a stop at a token of low confidence. Further options are
+    arguments of `generate`.
     """
     import torch
 

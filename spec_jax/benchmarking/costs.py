@@ -7,7 +7,7 @@ v = 1). What is measured beside it is the loop's efficiency.
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -41,13 +41,7 @@ def greedy_steps(
 ) -> Callable[[], float]:
     """A function that times greedy steps, each scoring `rows` tokens, in a loop on the device.
 
-    Args:
-      model: whose steps.
-      rows: tokens of each row that a step reads.
-      steps: of the loop.
-      batch: rows.
-      layers: as many of the first blocks alone, and the head; all by default.
-      capacity: KV slots of each row.
+    With `layers` a step computes this many of the first blocks alone, and the head.
     """
 
     def run(model: Model, cache, tokens):
@@ -111,9 +105,7 @@ def measure_costs(runners: Sequence[Ours], batch: int, repeats: int) -> Costs:
     timers: dict[tuple[str, int], Callable[[], float]] = {
         (TARGET, width): greedy_steps(target, width, batch=batch) for width in widths
     }
-    drafters: Mapping[str, Drafter] = {
-        each.system.method: each.llm.engine.drafter for each in runners
-    }
+    drafters = {each.system.method: each.llm.engine.drafter for each in runners}
     for method, drafter in drafters.items():
         if timer := draft_step(drafter, batch):
             timers[method, 1] = timer

@@ -36,13 +36,9 @@ Points = Sequence[tuple[float, Spread | float]]
 
 
 class Plot(NamedTuple):
-    """A line plot whose y axis begins at 0.
+    """A line plot of points by label, whose y axis begins at 0; `x` and `y` are labels of the axes.
 
-    Attributes:
-      series: label -> points. The bar of a point is the range of its spread.
-      x: label of the axis.
-      y: label of the axis.
-      reference: where a horizontal line is drawn, or None.
+    The bar of a point is the range of its spread. A horizontal line is drawn at `reference`.
     """
 
     series: Mapping[str, Points]
@@ -85,18 +81,19 @@ def _saved(plot: Plot, palette: Palette, title: str = "", **options: Any) -> byt
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise ConfigError("figures need matplotlib: pip install 'spec-jax[bench]'.") from None
-    texts = ("text.color", "axes.labelcolor", "legend.labelcolor")
-    ticks = ("xtick", "ytick")
+    inked = (
+        *("text.color", "axes.labelcolor", "legend.labelcolor"),
+        *("xtick.labelcolor", "ytick.labelcolor"),
+    )
+    ruled = ("axes.edgecolor", "grid.color", "xtick.color", "ytick.color")
     style: dict[Any, Any] = {
         "svg.fonttype": "none",
         # Equal figures are equal text, and no two figures of a page share a name.
         "svg.hashsalt": repr((plot.series, plot.x, plot.y)),
         "font.size": 9,
-        "axes.edgecolor": palette.rule,
-        "grid.color": palette.rule,
         "legend.frameon": False,
-        **dict.fromkeys((*texts, *(f"{each}.labelcolor" for each in ticks)), palette.ink),
-        **dict.fromkeys((f"{each}.color" for each in ticks), palette.rule),
+        **dict.fromkeys(inked, palette.ink),
+        **dict.fromkeys(ruled, palette.rule),
     }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(3.7, 2.8), layout="constrained")

@@ -112,7 +112,7 @@ def describe(
 
 
 class _Step(NamedTuple):
-    """One run of the plan."""
+    """One run of the plan; runs of the same shape share their programs."""
 
     prompts: EncodedSet
     setting: Setting
@@ -122,7 +122,6 @@ class _Step(NamedTuple):
 
     @property
     def shape(self) -> tuple:
-        """Runs of the same shape share their programs."""
         return (self.prompts.name, self.setting, self.batch_size, self.runner.system.name)
 
     @property
@@ -140,12 +139,8 @@ def measure(
 ) -> None:
     """Measures what the file does not hold yet, and writes each run as it ends.
 
-    Args:
-      header: what to measure.
-      runners: the systems, in the header's order; this library's come first.
-      sets: the prompts.
-      writer: None in processes that write nothing.
-      on_progress: called before each run.
+    The systems are in the header's order, and this library's come first. The writer is None in
+    processes that write nothing.
     """
     runs = distributed.from_first(
         lambda: [repr(run.key) for run in writer.results.runs] if writer else []

@@ -32,15 +32,7 @@ class OpInfo(NamedTuple):
 
 
 class ProgramOps:
-    """The ops of a compiled program.
-
-    Args:
-      text: `jax.stages.Compiled.as_text()`.
-
-    Attributes:
-      module: its name.
-      ops: name -> part and kind.
-    """
+    """The ops of a compiled program by name, from its `as_text()`, and the name of its module."""
 
     def __init__(self, text: str):
         match = _MODULE.match(text)
@@ -106,7 +98,7 @@ def _scope(each: Instruction) -> str | None:
 
 
 def _kind(each: Instruction) -> str:
-    target = _TARGET.search(each.attributes) if each.opcode == "custom-call" else None
+    target = _TARGET.search(each.attributes)
     return f"{each.opcode} {target[1]}" if target else each.opcode
 
 

@@ -53,8 +53,7 @@ class Profile:
 
     Attributes:
       rounds: decoded rounds, fewer than requested if all texts ended.
-      tokens: emitted by all rows.
-      rows: of the batch, one per prompt.
+      tokens: emitted by all rows, one per prompt.
       seconds: of the recording, which is the sum over the regions.
       seconds_unrecorded: of the same work just before, without the profiler.
       regions: in the order of `REGIONS`, empty ones included.
@@ -119,12 +118,9 @@ def profile(
 
     All prompts are prefilled by one call and decoded as one batch.
 
-    Args:
-      engine: a fresh one, so that its programs are compiled with the names of the parts.
-      requests: makes the requests, equal ones at each call.
-      directory: where `jax.profiler` writes; each of several processes takes a folder in it.
-      rounds: maximum.
-      on_progress: called with a line of text before each step.
+    The engine is a fresh one, so that its programs are compiled with the names of the parts.
+    `requests` makes the requests, equal ones at each call. Of several processes each writes into
+    its folder in the directory.
 
     Raises:
       BenchmarkError: the profiler wrote nothing that can be read.
@@ -150,13 +146,10 @@ def profile(
     if file is None:
         raise BenchmarkError(f"the profiler wrote no trace to {directory}; see its messages.")
     regions = regions_of(file, engine.compiler.texts())
-    lengths = batch.view.lengths.tolist()
+    lengths = batch.view.lengths.tolist()[: len(batch_requests)]  # padding follows
     return Profile(
         rounds=int(batch.view.counters.rounds.max()),
-        tokens=sum(
-            length - len(request.prompt_token_ids)
-            for length, request in zip(lengths, batch_requests, strict=False)  # padding follows
-        ),
+        tokens=sum(lengths) - sum(len(each.prompt_token_ids) for each in batch_requests),
         rows=len(batch_requests),
         seconds=sum(each.seconds for each in regions),
         seconds_unrecorded=unrecorded,
@@ -194,11 +187,8 @@ def regions_of(file: Path, texts: Sequence[str]) -> tuple[Region, ...]:
     """The recorded time by region, in the order of `REGIONS`.
 
     Within an annotation of the host that names a part, everything belongs to this part. Elsewhere
-    an op belongs to the part whose named scope it was traced in.
-
-    Args:
-      file: `*.xplane.pb`, recorded by `profile`.
-      texts: of the programs that ran (HLO).
+    an op belongs to the part whose named scope it was traced in. `file` is the `*.xplane.pb` that
+    `profile` recorded, and `texts` are the programs that ran (HLO).
 
     Raises:
       BenchmarkError: the file does not hold the recording.
@@ -217,12 +207,9 @@ def regions_of(file: Path, texts: Sequence[str]) -> tuple[Region, ...]:
     )
     costs: dict[str, list[Cost]] = {name: [] for name in REGIONS}
     for (part, op), nanoseconds in shares.items():
-        seconds = nanoseconds / 1e9
-        if op is None:
-            costs[part or HOST].append(Cost(HOST, "", seconds))
-        else:
-            info = infos.get(op, OpInfo(None, ""))
-            costs[part or info.part or OTHER].append(Cost(op.name, info.kind, seconds))
+        info = OpInfo(HOST, "") if op is None else infos.get(op, OpInfo(None, ""))
+        name = op.name if op else HOST
+        costs[part or info.part or OTHER].append(Cost(name, info.kind, nanoseconds / 1e9))
     return tuple(
         Region(
             name,

@@ -131,7 +131,7 @@ class BenchRequest(Record):
       prompt: its number in the set.
       digest: checksum of the generated token ids.
       rounds: target calls that gave tokens.
-      accepted_per_position: for each draft position, how often its token was kept.
+      accepted_per_position: for each draft position, how often its token was accepted.
       first_token_seconds: time to the first token. For spec-jax: prefill and a round of mean
         length, since the host does not see the tokens of single rounds.
       seconds: prefill and decoding, without waiting for a free row or other rows' prefill.

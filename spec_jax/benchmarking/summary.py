@@ -152,7 +152,7 @@ class Measured:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """The share of rounds that kept the token at each draft position."""
+        """The share of rounds that accepted the token at each draft position."""
         longest = max((len(each.accepted_per_position) for each in self.requests), default=0)
         counts = np.zeros(longest)
         for each in self.requests:
@@ -179,11 +179,11 @@ class Measured:
     @property
     def predicted_speedup(self) -> float | None:
         """E / (K c + v(K + 1)); None if a cost was not measured or K changes."""
-        if self.costs is None or self.system.library != SPEC_JAX:
+        system = self.system
+        usual = (system.library, system.draft_length_policy, system.scoring)
+        if self.costs is None or usual != (SPEC_JAX, "constant", "block"):
             return None
-        if self.system.draft_length_policy != "constant" or self.system.scoring != "block":
-            return None
-        k, c = self.system.num_speculative_tokens, draft_cost(self.costs, self.system.method)
+        k, c = system.num_speculative_tokens, draft_cost(self.costs, system.method)
         v = relative_cost(self.costs).get(k + 1)
         return None if c is None or v is None else self.tokens_per_call / (k * c + v)
 
@@ -268,14 +268,14 @@ def projected_speedups(measured: Measured) -> Projected | None:
     """
     if measured.predicted_speedup is None or measured.costs is None:
         return None
-    kept = np.asarray(measured.acceptance_per_position)
+    accepted = np.asarray(measured.acceptance_per_position)
     c = draft_cost(measured.costs, measured.system.method) or 0.0
     v = relative_cost(measured.costs)
-    lengths = np.arange(len(kept) + 1)
+    lengths = np.arange(len(accepted) + 1)
     cost = lengths * c + np.interp(lengths + 1, list(v), list(v.values()))
-    tokens = 1 + np.append(0.0, kept.cumsum())
+    tokens = 1 + np.append(0.0, accepted.cumsum())
     # A round that accepts n or more tokens pays what the n-th adds.
-    paid = cost[0] + np.append(0.0, (kept * np.diff(cost)).cumsum())
+    paid = cost[0] + np.append(0.0, (accepted * np.diff(cost)).cumsum())
     return Projected((tokens / cost).tolist(), (tokens / paid).tolist())
 
 
@@ -293,7 +293,7 @@ def summarize(results: Results) -> dict[Cell, list[Measured]]:
             if system.name in systems
         ]
         plain = [each for each in measured if each.system.is_plain]
-        fastest = max(plain, key=lambda each: each.tokens_per_second.median, default=None)
+        fastest = max(plain, key=_speed, default=None)
         ours = next((each for each in plain if each.system.library == SPEC_JAX), None)
         for each in measured:
             each.baseline, each.plain = fastest, ours
@@ -308,9 +308,11 @@ def categories(measured: Sequence[Measured]) -> list[str]:
 
 def best_of_families(measured: Sequence[Measured]) -> list[Measured]:
     """The fastest of the systems that differ in K alone."""
-    best: dict[str, Measured] = {}
+    families: dict[str, list[Measured]] = defaultdict(list)
     for each in measured:
-        name = each.system.family
-        if name not in best or each.tokens_per_second.median > best[name].tokens_per_second.median:
-            best[name] = each
-    return list(best.values())
+        families[each.system.family].append(each)
+    return [max(some, key=_speed) for some in families.values()]
+
+
+def _speed(measured: Measured) -> float:
+    return measured.tokens_per_second.median

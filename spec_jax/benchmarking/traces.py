@@ -27,11 +27,9 @@ _NUMBERED = re.compile(r"(.*)\((\d+)\)$")
 
 
 class Span(NamedTuple):
-    """Something that lasted.
+    """An op, or an annotation of the host by its name, in nanoseconds on the trace's clock.
 
     Attributes:
-      start, end: nanoseconds on the trace's clock.
-      what: the op, or the name of an annotation of the host.
       line: which thread of the host or queue of a device began it.
       noted: when, and on which thread, an event of its end was recorded, if there is one. A CPU's
         op may go on after `end`, but not after this.
@@ -45,12 +43,7 @@ class Span(NamedTuple):
 
 
 def read(file: Path, annotations: Collection[str]) -> list[Span]:
-    """The ops in a recorded trace, and the host's annotations of the given names.
-
-    Args:
-      file: `*.xplane.pb`.
-      annotations: names that `jax.profiler.TraceAnnotation` was given.
-    """
+    """The ops in a trace (`*.xplane.pb`), and the host's annotations of the given names."""
     spans: list[Span] = []
     for plane in ProfileData.from_file(str(file)).planes:
         lines = [(line.name, list(line.events)) for line in plane.lines]
@@ -100,11 +93,8 @@ def divide(
 ) -> dict[tuple[str | None, Op | None], float]:
     """Nanoseconds of wall time by annotation and op; None where there was none.
 
-    Args:
-      spans: ops and annotations. Annotations of one name or another do not overlap.
-      begin: of the divided time.
-      end: of the divided time.
-      containers: ops that run other ops; so does an op while a later one of its line is open.
+    Annotations of one name or another do not overlap. `containers` run other ops; so does an op
+    while a later one of its line is open.
     """
     shares: dict[tuple[str | None, Op | None], float] = defaultdict(float)
     annotation: str | None = None
@@ -134,11 +124,9 @@ def _with_their_ends(spans: Sequence[Span], containers: Collection[Op]) -> list[
     runs no others has ended when that thread starts the next one.
     """
     starts: dict[str, list[float]] = defaultdict(list)
-    for each in spans:
+    for each in sorted(spans, key=lambda span: span.start):
         if isinstance(each.what, Op):
             starts[each.line].append(each.start)
-    for line in starts.values():
-        line.sort()
     ended: list[Span] = []
     for each in spans:
         if each.noted is not None:

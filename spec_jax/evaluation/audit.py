@@ -83,15 +83,12 @@ def audit(
 def random_audio(config: TransformerConfig) -> list[RequestInput]:
     """Where an audit of a speech model starts: frames of noise, and texts of few tokens."""
     assert config.encoder is not None
-    random, shape = (
-        np.random.default_rng(0),
-        (2 * config.encoder.max_position, config.encoder.mel_bins),
-    )
+    random = np.random.default_rng(0)
+    shape = 2 * config.encoder.max_position, config.encoder.mel_bins
+    frames = [random.normal(size=shape).astype(np.float32) for _ in range(3)]
     return [
-        RequestInput(
-            [*config.decoder_start, *range(count)], random.normal(size=shape).astype(np.float32)
-        )
-        for count in range(3)
+        RequestInput([*config.decoder_start, *range(count)], each)
+        for count, each in enumerate(frames)
     ]
 
 
@@ -99,6 +96,7 @@ def _check_prompts(engine: Engine, prompts: list[RequestInput], max_tokens: int)
     """Checks that every prompt leaves room for its completion, and for a neighbour's text."""
     if not prompts:
         raise RequestError("there is no prompt; give at least one.")
+    needed = room_needed(engine, max_tokens)
     for i, prompt in enumerate(prompts):
         if prompt.source is None and engine.target.config.encoder is not None:
             raise RequestError(
@@ -107,7 +105,6 @@ def _check_prompts(engine: Engine, prompts: list[RequestInput], max_tokens: int)
             )
         if not len(prompt) or (prompt.source is not None and not len(prompt.source)):
             raise RequestError(f"prompt {i} holds no token; give text that the tokenizer knows.")
-        needed = room_needed(engine, max_tokens)
         if len(prompt) + needed > engine.max_model_len:
             raise RequestError(
                 f"prompt {i} has {len(prompt)} tokens, and the audit needs {needed} more in a "

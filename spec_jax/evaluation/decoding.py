@@ -47,12 +47,9 @@ def start_of(request: Request) -> RequestInput:
 def decode(
     engine: Engine, requests: Sequence[Request], room_for: Sequence[Request] | None = None
 ) -> tuple[list[list[int]], Batch]:
-    """The generated tokens of each request.
+    """The generated tokens of each request, one row each.
 
-    Args:
-      engine: the method.
-      requests: one row each.
-      room_for: requests that the batch is made for, the same number; these by default.
+    The batch is made for the requests `room_for`, the same number; for these by default.
     """
     batch = engine.open(room_for or requests, len(requests))
     batch.insert(dict(enumerate(requests)))
@@ -92,17 +89,10 @@ def drive(
     choose: Callable[[int, int], int],
     room_for: Sequence[Request] | None = None,
 ) -> list[tuple[list[int], int]]:
-    """Decodes requests that enter a batch as with `LLM`, at chosen times and slots.
+    """Decodes requests that enter a batch of `rows` slots as with `LLM`, at chosen times and slots.
 
-    Args:
-      engine: the method.
-      requests: at least one.
-      rows: slots of the batch.
-      choose: returns a number from its first argument to its second.
-      room_for: the requests that the batch is made for; these by default.
-
-    Returns:
-      Each request's tokens, and why it ended.
+    `choose` returns a number from its first argument to its second, and the batch is made for the
+    requests `room_for`, by default for these. Returns each request's tokens, and why it ended.
     """
     batch = engine.open(room_for or requests, rows)
     waiting, running = list(requests), {}

@@ -56,14 +56,14 @@ class IndependenceChecks:
         A row is compared with its tokens beside copies of itself, in a batch of the same shapes: a
         single row may be multiplied in another order, so that a draw near a boundary differs.
         """
-        beside, joining = Check("rows: with neighbours"), Check("rows: that join")
+        beside, inserted = Check("rows: with neighbours"), Check("rows: that join")
         if (reason := why_not_reproducible(self.engine)) is not None:
-            for check in (beside, joining):
+            for check in (beside, inserted):
                 check.leave_out(reason, excused=True)
-            return [beside, joining]
+            return [beside, inserted]
         self.on_progress("decoding rows beside others")
         random = np.random.default_rng(self.seed)
-        for row, early, late, joins in self._rows():
+        for row, early, late, inserts in self._rows():
             room = [row, early, _longer(late, [0] * self.max_tokens)]
             text, *copies = decode(self.engine, [row] * len(room), room_for=room)[0]
             for copy in copies:
@@ -80,7 +80,7 @@ class IndependenceChecks:
                     "a row's tokens change with its neighbours: its random numbers, KV slots or "
                     "lengths are not its own.",
                 )
-            if not joins:
+            if not inserts:
                 continue
             # The way that `LLM` takes: slots are used again while other rows run.
             requests = [early, late, row, dataclasses.replace(early), dataclasses.replace(row)]
@@ -92,14 +92,14 @@ class IndependenceChecks:
                 self.engine, requests, SLOTS, lambda low, high: int(random.integers(low, high + 1))
             )
             for other, _ in (results[2], results[4]):
-                joining.compare(
+                inserted.compare(
                     other == text,
                     "a row's tokens change when it joins a running batch: what a slot held before "
-                    "reaches it, or the drafter's `join` does not put its state there.",
+                    "reaches it, or the drafter's `insert` does not put its state there.",
                 )
-        for check in (beside, joining):
+        for check in (beside, inserted):
             check.sample = f"{check.comparisons} texts of {self.max_tokens} tokens"
-        return [beside, joining]
+        return [beside, inserted]
 
     def _rows(self) -> Iterator[tuple[Request, Request, Request, bool]]:
         """Rows of each setting, each with a neighbour that ends early and one that starts late.

@@ -32,9 +32,9 @@ def choose(
     max_tokens: int,
     on_progress: Callable[[str], None],
 ) -> list[RequestInput]:
-    """Three prompts: with most drafted tokens kept, with most refused, and with most drafted.
+    """Three prompts: with most accepted, most rejected and most drafted tokens.
 
-    So a stop token can stand inside an accepted block, and tokens follow a refused one. Prompts
+    So a stop token can stand inside an accepted block, and tokens follow a rejected one. Prompts
     that leave too little room in the context are not taken if there are others.
     """
     on_progress("choosing prompts")
@@ -44,13 +44,13 @@ def choose(
     if len(starts) <= BATCH:
         return starts
     params = SamplingParams(max_tokens=max_tokens)
-    kept, drafted = np.zeros((2, len(starts)), np.int64)
+    accepted, drafted = np.zeros((2, len(starts)), np.int64)
     for group in in_groups(list(range(len(starts)))):
         counters = decode(engine, [make_request(starts[i], params) for i in group])[1].view.counters
-        kept[group] = counters.accepted[: len(group)]
+        accepted[group] = counters.accepted[: len(group)]
         drafted[group] = counters.drafted[: len(group)]
     chosen: list[int] = []
-    for measure in (kept, drafted - kept, drafted):
+    for measure in (accepted, drafted - accepted, drafted):
         order = np.argsort(-measure, kind="stable").tolist()
         chosen.append(next(i for i in order if i not in chosen))
     return [starts[i] for i in chosen[:BATCH]]

@@ -83,14 +83,9 @@ def evaluate(
 ) -> Quality:
     """Decodes a task in both ways and compares the scores.
 
-    Args:
-      task: items and their score.
-      plain: decodes plainly; the likelihood of answers is its own.
-      speculative: decodes with a method.
-      sampling: how both sample, with `n` answers to each item; its seed is ignored.
-      seed: of sampled answers; the two ways draw independently.
-      on_progress: called with a line of text.
-      on_answers: called with `plain` or `speculative` and the answers before they are scored.
+    Both ways sample alike, `n` answers to each item, and draw independently by `seed`; the seed of
+    `sampling` is ignored. The likelihood of answers is computed by `plain`. `on_answers` is called
+    with `plain` or `speculative` and the answers before they are scored.
 
     Raises:
       BenchmarkError: an answer failed.

@@ -1,4 +1,4 @@
-"""Checks that a drafter's state holds its row's tokens, and nothing of refused ones."""
+"""Checks that a drafter's state holds its row's tokens, and nothing of rejected ones."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def check_rollback(
     seed: int,
     on_progress: Callable[[str], None],
 ) -> Check:
-    """Compares drafts after refused tokens with drafts of rows that begin with the same text.
+    """Compares drafts after rejected tokens with drafts of rows that begin with the same text.
 
     Both have the same random numbers, which depend on a row's key and length alone.
     """
@@ -35,22 +35,22 @@ def check_rollback(
     params = SamplingParams(temperature=1.0, max_tokens=max_tokens)
     rows = [make_request(prompts[i % len(prompts)], params, key=(seed, i)) for i in range(ROWS)]
     tokens, rounds = play(engine, rows)
-    refused = np.zeros(ROWS, bool)
+    rejected = np.zeros(ROWS, bool)
     for played in rounds:
         draft = played.draft
-        looked = np.flatnonzero(refused & (played.emitted > 0) & (draft.lengths > 0)).tolist()
+        looked = np.flatnonzero(rejected & (played.emitted > 0) & (draft.lengths > 0)).tolist()
         if looked:
             again = _drafted_anew(engine, rows, tokens, played.start)
             for row in looked:
                 check.compare(
                     _same(draft, again, row, engine.strategy.draft_length.varies),
-                    "after refused tokens a row's draft is not the one that its text has from the "
+                    "after rejected tokens a row's draft is not the one that its text has from the "
                     "start: `commit` does not roll the drafter's state back, or loses tokens.",
                 )
-        refused |= (played.emitted > 0) & (played.accepted < draft.lengths)
-    check.sample = f"{check.comparisons} drafts after refused tokens"
+        rejected |= (played.emitted > 0) & (played.accepted < draft.lengths)
+    check.sample = f"{check.comparisons} drafts after rejected tokens"
     if not check.comparisons:
-        check.leave_out("no draft followed a refused one")
+        check.leave_out("no draft followed a rejected one")
     return check
 
 

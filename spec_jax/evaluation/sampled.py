@@ -37,11 +37,9 @@ RELAXED = {"float32": 1e-3, "bfloat16": 0.1}
 class SampledChecks:
     """The checks of sampled tokens, as sums over all rows.
 
-    Args:
-      scorer: computes the target's logits without speculation.
-      verification: the method's, `token` or `block`.
-      drafts: whether the method drafts at all.
-      seed: of the audit's own random numbers, which decoding does not use.
+    The scorer computes the target's logits without speculation; verification (`token` or `block`)
+    and whether it drafts are the method's. The seed is for the audit's random numbers, which
+    decoding does not use.
     """
 
     def __init__(self, scorer: Scorer, verification: str, drafts: bool, seed: int):

@@ -81,11 +81,11 @@ class Tally:
         covariance, difference = merge @ covariance @ merge.T, merge @ self._difference
         values, vectors = np.linalg.eigh(covariance)
         # A bin that hardly varies is not normally distributed: one rare event would reject.
-        kept = values > MIN_VARIANCE / 2
-        if not kept.any():
+        varied = values > MIN_VARIANCE / 2
+        if not varied.any():
             return None
-        statistic = float(((vectors[:, kept].T @ difference) ** 2 / values[kept]).sum())
-        freedom = int(kept.sum())
+        statistic = float(((vectors[:, varied].T @ difference) ** 2 / values[varied]).sum())
+        freedom = int(varied.sum())
         return Test(name, self.count, freedom, float(stats.chi2.sf(statistic, freedom)))
 
 

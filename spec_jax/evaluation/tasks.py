@@ -152,9 +152,7 @@ class HumanEval(Task):
 class Summarization(Task):
     """Texts scored against a reference by ROUGE-2 F1 (Lin 2004), with stemmed words.
 
-    Args:
-      data: a .jsonl file with the keys `prompt` and `reference`, and `chat`, true by default.
-      count: maximum of items.
+    The data are a .jsonl file with the keys `prompt` and `reference`, and `chat`, true by default.
     """
 
     scale = Scale("ROUGE-2 F1")
@@ -164,13 +162,11 @@ class Summarization(Task):
         with extra("evaluate"):
             from rouge_score.rouge_scorer import RougeScorer
         self._scorer = RougeScorer(["rouge2"], use_stemmer=True)
-        super().__init__(
-            [
-                Item(where, value["prompt"], value.get("chat", True), value["reference"])
-                for where, value in _lines(data, ("prompt", "reference"))
-            ],
-            count,
-        )
+        items = [
+            Item(where, value["prompt"], value.get("chat", True), value["reference"])
+            for where, value in _lines(data, ("prompt", "reference"))
+        ]
+        super().__init__(items, count)
 
     def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
         """ROUGE-2 F1, between 0 and 1."""
@@ -185,10 +181,7 @@ class Speech(Task):
     """Audio files with a reference text: the word error rate of normalised words.
 
     Items are weighted by the words of their references, so that the mean is the rate of all words.
-
-    Args:
-      data: a .jsonl file with the keys `audio`, a path relative to the file, and `text`.
-      count: maximum of items.
+    The data are a .jsonl file with the keys `audio`, a path relative to the file, and `text`.
     """
 
     scale = Scale("word error rate", worthless=1.0, higher_is_better=False, bounded=False)
@@ -258,27 +251,21 @@ class Likelihood(Task):
 
     Answers of a lossless method are as likely as the target's; a draft with too much influence
     shows here without any reference. The probabilities are taken at temperature 1, before all
-    processors, in one pass over the whole answer.
-
-    Args:
-      data: a set of prompts or a file of them, see `benchmarking.prompts.load`; all built-in sets
-        if None.
-      count: maximum of items.
+    processors, in one pass over the whole answer. The data are a set of prompts or a file, see
+    `benchmarking.prompts.load`; all built-in sets if None.
     """
 
     scale = Scale("log-likelihood per token", worthless=None, bounded=False)
     max_tokens = 128
 
     def __init__(self, data: str | None, count: int | None):
-        sets = [prompts.load(name) for name in (prompts.BUILT_IN if data is None else (data,))]
-        super().__init__(
-            [
-                Item(f"prompt {i} of {each.name}", prompt.text, prompt.chat)
-                for each in sets
-                for i, prompt in enumerate(each.prompts)
-            ],
-            count,
-        )
+        names = prompts.BUILT_IN if data is None else (data,)
+        items = [
+            Item(f"prompt {i} of {each.name}", prompt.text, prompt.chat)
+            for each in map(prompts.load, names)
+            for i, prompt in enumerate(each.prompts)
+        ]
+        super().__init__(items, count)
 
     def decode(
         self, llm: LLM, params: Sequence[SamplingParams], on_progress: Progress
@@ -304,12 +291,11 @@ class Likelihood(Task):
         """The mean natural logarithm of the probabilities of an answer's tokens."""
         on_progress("reading answers")
         texts = [[*each.prompt_token_ids, *each.token_ids] for each in answers]
-        read = target.generate(texts, SamplingParams(max_tokens=1, prompt_logprobs=0))
+        outputs = target.generate(texts, SamplingParams(max_tokens=1, prompt_logprobs=0))
         scores = []
-        for answer, output in zip(answers, read, strict=True):
-            places = output.prompt_logprobs
-            assert places is not None
-            pairs = zip(answer.token_ids, places[len(answer.prompt_token_ids) :], strict=True)
+        for answer, output in zip(answers, outputs, strict=True):
+            places = (output.prompt_logprobs or [])[len(answer.prompt_token_ids) :]
+            pairs = zip(answer.token_ids, places, strict=True)
             logprobs = [place[token].logprob for token, place in pairs if place is not None]
             scores.append(float(np.mean(logprobs)))
         return scores
@@ -328,12 +314,9 @@ def _counting(on_progress: Progress) -> Callable[..., Any]:
 
 
 def make_task(name: str, data: str | None, count: int | None) -> Task:
-    """The task of that name.
+    """The task `humaneval`, `summarization`, `speech` or `likelihood`.
 
-    Args:
-      name: `humaneval`, `summarization`, `speech` or `likelihood`.
-      data: a .jsonl file, which `summarization` and `speech` need.
-      count: maximum of items, evenly spaced; all if None.
+    The second and the third need a .jsonl file; `count` limits the items, which are evenly spaced.
 
     Raises:
       ConfigError: a package is not installed, or HumanEval's checker cannot run.

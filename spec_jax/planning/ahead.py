@@ -89,19 +89,9 @@ def compile_ahead(
 ) -> Compilation:
     """Compiles the programs that `LLM.generate` runs for some workloads.
 
-    JAX keeps them where `jax_compilation_cache_dir` says.
-
-    Args:
-      target: the target's shape.
-      draft: the draft's, if the method has one; the same object if it is the target itself.
-      layout: how both are sharded.
-      speculation: how to draft and verify.
-      workloads: what is decoded, by one call each.
-      dtype: like `LLM`, `float32` or `bfloat16`.
-      quantization: like `LLM`, `none`, `int8` or `int4`.
-      kv_cache_dtype: like `LLM`.
-      max_model_len: like `LLM`.
-      on_progress: called with a line of text before a program is compiled.
+    JAX keeps them where `jax_compilation_cache_dir` says. Each workload is decoded by one call, and
+    further options are like `LLM`'s; `quantization` is `none`, `int8` or `int4`. The draft is None
+    if the method has none, and the same object as the target if it is the target itself.
 
     Raises:
       ConfigError: a value is out of range, the layout does not fit the models, something that

@@ -49,7 +49,6 @@ class CompiledProgram:
         None if the compiler refuses the program because it does not fit.
       argument_bytes: the weights, the caches and small arguments.
       host_bytes: arguments in host memory, which `memory_bytes` does not count.
-      temporary_bytes: temporaries.
       aliased_bytes: arguments whose buffers the results reuse.
       collectives: how often each runs, with the branch that has the most in every conditional; for
         one round of the decoding loop, or one block of the prompts in prefill.

@@ -4,6 +4,7 @@ A loop's body counts once per iteration, and one branch of a conditional counts.
 analysis does neither.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ _CALLEES = re.compile(
     r"\b(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations"
     r"|called_computations)=(?:\{([^}]*)\}|(%?[\w.-]+))"
 )
+_INDEX = re.compile(r"index=(\d+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
@@ -81,10 +83,10 @@ class Computation:
 
     def resolve(self, name: str) -> Instruction | None:
         """The instruction that computes a value, behind those that pass it on unchanged."""
-        seen = self.instructions.get(name)
-        while seen and seen.opcode in ("copy", "copy-start", "copy-done", "bitcast"):
-            seen = self.instructions.get(seen.operands[0])
-        return seen
+        source = self.instructions.get(name)
+        while source and source.opcode in ("copy", "copy-start", "copy-done", "bitcast"):
+            source = self.instructions.get(source.operands[0])
+        return source
 
     def number(self, name: str) -> int | None:
         """The value of an integer constant."""
@@ -97,11 +99,8 @@ class Computation:
         element = self.resolve(name)
         if element is None or element.opcode != "get-tuple-element":
             return None
-        source = self.resolve(element.operands[0])
-        if source is None or source.opcode != "parameter":
-            return None
-        index = re.search(r"index=(\d+)", element.attributes)
-        return int(index[1]) if index else None
+        source, index = self.resolve(element.operands[0]), _INDEX.search(element.attributes)
+        return int(index[1]) if index and source and source.opcode == "parameter" else None
 
 
 def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
@@ -110,20 +109,14 @@ def collectives(program: str, branch: Callable = max) -> Counter[Collective]:
     A loop counts as one iteration if the text does not give their number: one round of the decoding
     loop. What a device sends to other slices of a TPU job counts as `slice-transfer`.
 
-    Args:
-      program: `as_text()` of a compiled program.
-      branch: `max` counts of every conditional the branch with the most collectives, `min` the one
-        with the fewest.
+    `branch` is `max` to count of every conditional the branch with the most collectives, `min` for
+    the one with the fewest.
     """
     computations, entry = parse(program)
-    counted: dict[str, Counter[Collective]] = {}
 
+    @functools.cache
     def count(name: str) -> Counter[Collective]:
-        if name not in counted:
-            counted[name] = sum(
-                (of(each) for each in computations[name].instructions.values()), Counter()
-            )
-        return counted[name]
+        return sum((of(each) for each in computations[name].instructions.values()), Counter())
 
     def of(each: Instruction) -> Counter[Collective]:
         if each.opcode == "send" and _BETWEEN_SLICES in each.attributes:
@@ -200,8 +193,7 @@ def parse(program: str) -> tuple[dict[str, Computation], str]:
 
 def _instruction(name: str, text: str) -> Instruction:
     """An instruction: `SHAPE opcode(operands), attributes`."""
-    words = _top_level(text, " ")
-    shape = next(words)
+    shape = next(_top_level(text, " "))
     opcode, _, inside = text[len(shape) + 1 :].partition("(")
     operands = next(_top_level(inside, ")"))
     return Instruction(

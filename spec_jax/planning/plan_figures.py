@@ -36,8 +36,7 @@ class CallPlan:
       cache_bytes: the chip's part of the caches.
       temporary_bytes: logits and probabilities of a round, an estimate.
       exchanges: collectives, computed.
-      terms: the parts of the projected time; None if the layout has no figures of the chip.
-      seconds: the projected time.
+      terms: the parts of the projected `seconds`; None without figures of the chip.
       program: the compiler's figures, if requested.
     """
 
@@ -92,7 +91,6 @@ class PrefillPlan:
 
     Attributes:
       block: tokens of each row in a chunk.
-      chunks: how many there are.
       held_bytes: weights and the caches that prefill makes.
       temporary_bytes: temporaries, an estimate.
       joining_bytes: caches of the rows that are prefilled while others decode, which exist beside
@@ -136,12 +134,10 @@ class Plan:
 
     Attributes:
       dtype: of weights and, but on CPU, caches.
-      quantization: of matrices.
       offload: `host` if the target's blocks lie in host memory, else `none`.
       resident_layers: how many blocks, the first ones, stay on the chips with `host`.
       batch: rows, padded.
       capacity: KV slots of a row: the context and the headroom of a round.
-      num_speculative_tokens: K, the draft tokens of a round.
       acceptance: the assumed probability that a draft token is accepted.
       parameters: how rows sample.
       target_call: one token of each row.
@@ -149,7 +145,6 @@ class Plan:
       draft_step: one token of each row, by the draft.
       sampling: drawing and verification of a round; only collectives count.
       round: K draft steps, the first of which reads two tokens, scoring, and sampling.
-      prefill: of both models.
       replicated: axes that are not sharded as the layout says.
       tokens_per_round: tokens that a round emits on average.
       speedup: over plain decoding; None if the layout has no figures of the chip.
