@@ -68,7 +68,7 @@ class SampledAudit:
                 keys = seeds.generate_state(2 * len(which), np.uint32).reshape(-1, 2)
                 requests = [
                     make_request(self._prompts[i], params, key=key)
-                    for i, key in zip(which, keys, strict=True)
+                    for i, key in zip(which.tolist(), keys, strict=True)
                 ]
                 where = f"{name}: batch {batch + 1} of {self._batches}"
                 self._on_progress(f"sampling, {where}")

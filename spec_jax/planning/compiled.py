@@ -170,20 +170,26 @@ class _PlanCompiler(ShapeCompiler):
 
     compiled: CompiledProgram
 
-    def __init__(self, target: Model, drafter: DraftModel, name: str):
+    def __init__(self, target: Model, drafter: DraftModel, name: str = ""):
         super().__init__(target)
         self._drafter, self._name = drafter, name
 
     def program(
-        self, key: tuple[str, Any], function: Callable, args: tuple, **options: Any
-    ) -> Callable[..., DecodeState]:
+        self,
+        key: tuple[str, Any],
+        function: Callable,
+        args: tuple,
+        static: tuple = (),
+        donate: tuple[int, ...] = (),
+        out_shardings: Any = None,
+    ) -> Any:
         if key[0] == self._name:
             # Prefill does not read the heads, but they take memory too.
             jitted = self._target.jit(
                 function,
                 keep_unused=key[0] == PREFILL,
-                donate_argnums=options.get("donate", ()),
-                out_shardings=options.get("out_shardings"),
+                donate_argnums=donate,
+                out_shardings=out_shardings,
             )
             self.compiled = _compile(jitted, *args)
         state = jax.eval_shape(function, *args)
@@ -192,35 +198,35 @@ class _PlanCompiler(ShapeCompiler):
         return lambda *_: state
 
 
-def _programs(target: Model, drafter: DraftModel, name: str = "") -> RowPrograms:
+def _programs(compiler: _PlanCompiler, target: Model, drafter: DraftModel) -> RowPrograms:
     strategy = loop.Strategy(Constant(drafter.lookahead))
-    compiler = _PlanCompiler(target, drafter, name)
     return RowPrograms(compiler, target, drafter, strategy, lambda *_: None)
 
 
 def abstract_state(target: Model, drafter: DraftModel, shapes: BatchShape) -> DecodeState:
     """The shapes of the state that an engine's programs take and return."""
-    return _programs(target, drafter).start([], shapes).state
+    return _programs(_PlanCompiler(target, drafter), target, drafter).start([], shapes).state
 
 
 def compile_round(
     target: Model, drafter: DraftModel, shapes: BatchShape, sampling: SamplingParams = SAMPLED
 ) -> CompiledProgram:
     """The decoding loop as an engine compiles it, with the whole state donated."""
-    programs = _programs(target, drafter, DECODE)
+    compiler = _PlanCompiler(target, drafter, DECODE)
+    programs = _programs(compiler, target, drafter)
     features = SamplingFeatures.of([sampling])
     shapes = dataclasses.replace(shapes, stops=0, bad_words=(0, 0), features=features)
     rows = programs.start([dataclasses.replace(PADDING, sampling=sampling)] * shapes.batch, shapes)
-    models, strategy = (programs.compiler, target, drafter), programs.strategy
-    Rounds(*models, strategy, shapes, rows.sampling).decode(rows.state, 1)
-    return programs.compiler.compiled
+    rounds = Rounds(compiler, target, drafter, programs.strategy, shapes, rows.sampling)
+    rounds.decode(rows.state, 1)
+    return compiler.compiled
 
 
 def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> CompiledProgram:
     """Prefill of both models as an engine compiles it; it creates the caches."""
-    programs = _programs(target, drafter, PREFILL)
-    programs.prefill([], shapes)
-    return programs.compiler.compiled
+    compiler = _PlanCompiler(target, drafter, PREFILL)
+    _programs(compiler, target, drafter).prefill([], shapes)
+    return compiler.compiled
 
 
 def _compile(jitted: Any, *args: Any) -> CompiledProgram:
