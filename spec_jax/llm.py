@@ -27,19 +27,17 @@ from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
 from spec_jax.engine.dispatcher import Device, Dispatcher, Entry
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.loading import Loader, layout_of
-from spec_jax.engine.methods import make_draft_length_policy, make_drafting
+from spec_jax.engine.loading import Loader, context_of, layout_of
+from spec_jax.engine.methods import make_engine
 from spec_jax.engine.progress import Bar
-from spec_jax.engine.request_builder import Prompt, RequestBuilder, as_list, match_params
+from spec_jax.engine.request_builder import Message, Prompt, RequestBuilder, match
 from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.engine.scheduler import Scheduler
 from spec_jax.engine.transcription import Sound, Transcriber
-from spec_jax.errors import ConfigError, RequestError
+from spec_jax.errors import ConfigError
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
 from spec_jax.sharding import Layout
 from spec_jax.text.tokenizer import Tokenizer
-
-Message = Mapping[str, str]
 
 
 class LLM:
@@ -157,18 +155,10 @@ class LLM:
         self.eos_token_ids = checkpoint.eos_token_ids
         settings = checkpoint.sampling if generation_config == AUTO else {}
         self._default_params = checkpoints.default_sampling_params(checkpoint.name, settings)
-        context = checkpoint.model.config.max_position
-        ends = not checkpoint.model.config.relative_buckets
-        if max_model_len is not None and max_model_len > context and ends:
-            raise ConfigError(
-                f"max_model_len is {max_model_len}, but {checkpoint.name} was made for a context "
-                f"of {context} tokens; give at most {context}."
-            )
-        self.max_model_len = max_model_len or context
+        self.max_model_len = context_of(checkpoint, max_model_len)
         within = checkpoint.model.with_max_length(self.max_model_len)
         self._request_builder = RequestBuilder(checkpoint, self.max_model_len, seed)
         self._device = Device()
-        self._draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
         self._checkpoint = dataclasses.replace(checkpoint, model=within)
         self._speculate(speculation, drafter, 8 if max_num_seqs is None else max_num_seqs)
 
@@ -220,49 +210,29 @@ class LLM:
         speculation = choose(speculative_config, drafter)
         sibling = copy.copy(self)
         sibling._request_builder = copy.copy(self._request_builder)  # the copy counts separately
+        sibling._loader = copy.copy(self._loader)  # each keeps its last draft
         sibling._speculate(speculation, drafter, self.max_num_seqs)
         return sibling
 
     def _speculate(
         self, config: SpeculativeConfig, factory: DrafterFactory | None, max_num_seqs: int
     ) -> None:
+        checkpoint, loader = self._checkpoint, self._loader
+
         def load_draft() -> checkpoints.Checkpoint:
-            assert config.draft is not None  # SpeculativeConfig has checked it
-            option = self._loader.options.quantization
-            quantization = config.draft_quantization or option
-            if config.draft == self._target and quantization in (option, self.quantization):
-                return self._checkpoint
-            if self._draft is None or self._draft[0] != (config.draft, quantization):
-                draft = self._loader.draft(config.draft, quantization, self._checkpoint)
-                draft = dataclasses.replace(
-                    draft, model=draft.model.with_max_length(self.max_model_len)
-                )
-                self._draft = (config.draft, quantization), draft
-            return self._draft[1]
+            return loader.draft(config, self._target, checkpoint, self.max_model_len)
 
         self.speculative_config = config
-        drafting = make_drafting(DrafterSetting(config, self._checkpoint, load_draft, factory))
-        engine = Engine(
-            self._checkpoint.model,
-            drafting.drafter,
-            make_draft_length_policy(config),
-            config.verification,
-            scoring=config.scoring,
-            scoring_consistent=config.scoring_consistent,
-            max_model_len=self.max_model_len,
-            inputs=drafting.inputs,
-            host=drafting.host,
-            on_progress=self._loader.on_progress,
-        )
-        loader = self._loader
+        setting = DrafterSetting(config, checkpoint, load_draft, factory)
+        engine, on_finished = make_engine(setting, self.max_model_len, loader.on_progress)
         self._request_builder.verification = config.verification
-        self._scheduler = Scheduler(engine, max_num_seqs, self.tokenizer, drafting.on_finished)
+        self._scheduler = Scheduler(engine, max_num_seqs, self.tokenizer, on_finished)
         self._dispatcher = Dispatcher(self._scheduler, self._device)
         self._consensus = {
-            "models": (self._target, self._checkpoint.model.config, self.dtype),
+            "models": (self._target, checkpoint.model.config, self.dtype),
             "offload": (loader.options.offload, loader.options.resident_layers),
             "speculation": config,
-            "drafter": fingerprint(config, drafting.drafter),
+            "drafter": fingerprint(config, engine.drafter),
             "layout": self.layout,
         }
 
@@ -328,8 +298,7 @@ class LLM:
             process of this run was called with other ones.
           GenerationError: a later failure; its `outputs` are the results up to it.
         """
-        several = as_list(prompts)
-        params = match_params(sampling_params, len(several), self._default_params)
+        several, params = match(prompts, sampling_params, self._default_params)
         return self._complete(several, params, use_tqdm)
 
     @explaining_unknown(NOT_OF_CALLS)
@@ -345,8 +314,7 @@ class LLM:
         chunks stay valid after a later error of the device, which is raised unchanged. Closing or
         dropping the iterator frees the memory of its requests.
         """
-        several = as_list(prompts)
-        params = match_params(sampling_params, len(several), self._default_params)
+        several, params = match(prompts, sampling_params, self._default_params)
         entries = self._entries(several, params, streaming=True)
         return self._dispatcher.chunks(entries, streaming=True)
 
@@ -416,24 +384,11 @@ class LLM:
           ConfigError: for the same reasons as `generate`; or the model has no chat template, or two
             arguments contradict each other.
         """
-        if isinstance(messages, str):
-            raise RequestError(
-                f"messages is the text {messages[:50]!r}; a conversation is a list of "
-                '{"role": "user", "content": ...}. Text alone is completed by `generate`.'
-            )
-        is_one = not isinstance(messages, Sequence) or (
-            messages and isinstance(messages[0], Mapping)
+        prompts = self._request_builder.conversations(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
-        several: Sequence[Any] = [messages] if is_one else messages
-        options = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-        }
-        texts = [self.tokenizer.apply_chat_template(each, **options) for each in several]
-        prompts = [
-            {"prompt": text, "prompt_token_ids": self._request_builder.encode(text, i, False)}
-            for i, text in enumerate(texts)
-        ]
         if stream:
             if use_tqdm:
                 raise ConfigError("use_tqdm shows how many answers are complete; leave stream out.")
@@ -470,12 +425,8 @@ class LLM:
           RequestError: one of `sounds` cannot be read.
           ConfigError: the model is not a speech model, or does not know the language or the task.
         """
-        speech, config = self._checkpoint.speech, self.engine.target.config
-        if speech is None:
-            raise ConfigError(f"{self.name} reads no speech; use a model such as Whisper.")
-        params = sampling_params or SamplingParams(max_tokens=config.max_position)
-        transcriber = Transcriber(config, speech, self.tokenizer, self._complete)
-        return transcriber.run(sounds, language, task, timestamps, params)
+        transcriber = Transcriber(self._checkpoint, self._complete)
+        return transcriber.run(sounds, language, task, timestamps, sampling_params)
 
     def request(
         self, prompt: Prompt | RequestInput, sampling: SamplingParams, index: int = 0

@@ -66,18 +66,11 @@ class SpeculativeMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """The metrics as JSON-ready values."""
-        return {
-            "rounds": self.rounds,
-            "draft_tokens": self.draft_tokens,
-            "accepted_tokens": self.accepted_tokens,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "accepted_per_position": list(self.accepted_per_position),
-            "decode_seconds": self.decode_seconds,
-            "prefill_seconds": self.prefill_seconds,
-            "compile_seconds": self.compile_seconds,
-            "tokens_per_second": self.tokens_per_second,
-        }
+        counts = ("rounds", "draft_tokens", "accepted_tokens")
+        rates = ("draft_acceptance_rate", "mean_acceptance_length", "accepted_per_position")
+        times = ("decode_seconds", "prefill_seconds", "compile_seconds", "tokens_per_second")
+        values = {name: getattr(self, name) for name in (*counts, *rates, *times)}
+        return values | {"accepted_per_position": list(self.accepted_per_position)}
 
 
 @dataclass(frozen=True)
@@ -202,11 +195,7 @@ class RequestOutput:
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
-            "usage": {
-                "prompt_tokens": self.usage.prompt_tokens,
-                "completion_tokens": self.usage.completion_tokens,
-                "total_tokens": self.usage.total_tokens,
-            },
+            "usage": dataclasses.asdict(self.usage) | {"total_tokens": self.usage.total_tokens},
             "metrics": self.metrics.as_dict(),
         }
         if (logprobs := self.outputs[0].logprobs) is not None:

@@ -14,13 +14,14 @@ from spec_jax.decoding.state import ERROR, RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Draft
 from spec_jax.engine.batch_shape import BatchShape, tokens_between_rounds
 from spec_jax.engine.cost_profiling import CostProfiler
-from spec_jax.engine.host_rounds import HostDrafts, HostRounds
+from spec_jax.engine.host_rounds import HostRounds
 from spec_jax.engine.prefill_queue import Prefill, PrefillQueue, rows_read_together
 from spec_jax.engine.programs import Compiler
 from spec_jax.engine.requests import Request
 from spec_jax.engine.rounds import Rounds
 from spec_jax.engine.rows import DeviceRows, RowPrograms
 from spec_jax.engine.slots import NO_TEXT, Slot
+from spec_jax.engine.universal_text import UniversalText
 from spec_jax.engine.view import Seconds, View
 from spec_jax.sampling.parameters import SamplingFeatures
 
@@ -54,7 +55,7 @@ class Batch:
         shape: BatchShape,
         *,
         together: int | None = None,
-        host: Callable[[Compiler, BatchShape], HostDrafts] | None = None,
+        host: Callable[[Compiler, BatchShape], UniversalText] | None = None,
         profiler: CostProfiler | None = None,
     ):
         self.shape, self.seconds = shape, Seconds()
@@ -290,15 +291,7 @@ class Batch:
     @property
     def _rounds(self) -> Rounds:
         assert self._rows is not None, "no row has entered yet"
-        programs = self._programs
-        return Rounds(
-            programs.compiler,
-            programs.target,
-            programs.drafter,
-            programs.strategy,
-            self._rows_shape,
-            self._rows.sampling,
-        )
+        return Rounds(self._programs, self._rows_shape, self._rows.sampling)
 
     def advance(
         self,

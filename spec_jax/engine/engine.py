@@ -20,10 +20,10 @@ from spec_jax.engine.batch_shape import (
     source_shape,
 )
 from spec_jax.engine.cost_profiling import CostProfiler
-from spec_jax.engine.host_rounds import HostDrafts
 from spec_jax.engine.programs import DECODE, Compiler
 from spec_jax.engine.requests import Request
 from spec_jax.engine.rows import HostInputs, RowPrograms
+from spec_jax.engine.universal_text import UniversalText
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import SamplingFeatures, list_sizes
 
@@ -47,7 +47,7 @@ class Engine:
         scoring_consistent: bool = False,
         max_model_len: int,
         inputs: HostInputs | None = None,
-        host: Callable[[Compiler, BatchShape], HostDrafts] | None = None,
+        host: Callable[[Compiler, BatchShape], UniversalText] | None = None,
         on_progress: Callable[[str], None] | None = None,
     ):
         self.target, self.drafter = target, drafter
@@ -154,13 +154,8 @@ class Engine:
 
     @property
     def _row_programs(self) -> RowPrograms:
-        return RowPrograms(
-            self.compiler,
-            self.target,
-            self.drafter,
-            self.strategy,
-            self.inputs,
-        )
+        models = self.target, self.drafter, self.strategy
+        return RowPrograms(self.compiler, *models, self.inputs)
 
     @property
     def traces(self) -> int:

@@ -5,52 +5,20 @@ decisions are functions of the rows' tokens, so every process decides the same.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from spec_jax import distributed
 from spec_jax.decoding.score import drafted_before
 from spec_jax.decoding.state import RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Draft
 from spec_jax.drafters.host_draft import HostTokens
-from spec_jax.engine.batch_shape import BatchShape
-from spec_jax.engine.requests import Request
 from spec_jax.engine.rounds import Rounds
+from spec_jax.engine.universal_text import UniversalText
 from spec_jax.text.grammar import Grammar, stack_masks
-
-
-class HostDrafts(Protocol):
-    """Drafts on the host for one batch; the drafter on the device is `HostDraft`."""
-
-    def insert(
-        self,
-        group: Sequence[int | None],
-        requests: Sequence[Request],
-        slots: Int[np.ndarray, "shards joining"],
-    ) -> None:
-        """Reads the prompts of requests that take the slots of `group`; None is padding.
-
-        `slots` are the same as `insert_rows` takes them.
-        """
-        ...
-
-    def grow(self, shape: BatchShape, moved: Mapping[int, int]) -> None:
-        """Makes room for a larger batch, in which slots have the new numbers `moved`."""
-        ...
-
-    def propose(
-        self,
-        tokens: Int[np.ndarray, "batch length"],
-        lengths: Int[np.ndarray, " batch"],
-        limits: Int[np.ndarray, " batch"],
-        threshold: Float[np.ndarray, " batch"] | None,
-    ) -> tuple[Int[np.ndarray, "batch lookahead"], Int[np.ndarray, " batch"]]:
-        """Each row's next draft in the target's tokens, and its length."""
-        ...
 
 
 class HostRounds:
@@ -67,12 +35,12 @@ class HostRounds:
         self,
         rounds: Rounds,
         grammars: Sequence[Grammar | None],
-        drafts: HostDrafts | None,
+        drafts: UniversalText | None,
         on_draft: Callable[[Draft], None] | None = None,
     ):
         self._rounds, self._grammars, self._drafts = rounds, grammars, drafts
         self._on_draft = on_draft
-        self._put = rounds.compiler.put
+        self._put = rounds.models.compiler.put
 
     def advance(self, state: DecodeState, rounds: int, min_running: int = 1) -> DecodeState:
         """Decodes at most `rounds` rounds, and none with less than `min_running` rows."""
@@ -118,7 +86,7 @@ class HostRounds:
             row[: length * draft.num_drafts].tolist()
             for row, length in zip(drafted, lengths, strict=True)
         ]
-        vocab_size = self._rounds.compiler.vocab_size
+        vocab_size = self._rounds.models.compiler.vocab_size
         return stack_masks(self._grammars, proposed, drafted.shape[1] + 1, vocab_size, tree)
 
     def _ended(self, state: DecodeState, finish: Int[np.ndarray, " batch"]) -> DecodeState:

@@ -8,7 +8,7 @@ import jax
 
 from spec_jax import checkpoints
 from spec_jax.checkpoints.packing import Packing
-from spec_jax.config import LoadingOptions, check_integer
+from spec_jax.config import LoadingOptions, SpeculativeConfig, check_integer
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.errors import ConfigError
 from spec_jax.kernels import native
@@ -16,13 +16,14 @@ from spec_jax.models.config import TransformerConfig
 from spec_jax.sharding import Layout, Placement
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Loader:
     """Loads target and draft as the arguments of `LLM` say."""
 
     layout: Layout | None
     options: LoadingOptions
     on_progress: Callable[[str], None] | None
+    _draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
 
     def target(self, reference: str) -> checkpoints.Checkpoint:
         """Loads the target."""
@@ -34,14 +35,28 @@ class Loader:
         return self._load(reference, self.options.quantization, place)
 
     def draft(
-        self, reference: str, quantization: str, target: checkpoints.Checkpoint
+        self,
+        config: SpeculativeConfig,
+        reference: str,
+        target: checkpoints.Checkpoint,
+        max_model_len: int,
     ) -> checkpoints.Checkpoint:
-        """Loads a draft for the target."""
+        """The draft for a target, which was loaded from `reference`; the last one is kept."""
+        assert config.draft is not None  # SpeculativeConfig has checked it
+        option = self.options.quantization
+        quantization = config.draft_quantization or option
+        if config.draft == reference and quantization in (option, target.quantization):
+            return target
 
         def place(config: TransformerConfig) -> Placement:
             return self._place("draft", config)
 
-        return self._load(reference, quantization, place, target)
+        key = config.draft, quantization
+        if self._draft is None or self._draft[0] != key:
+            draft = self._load(*key, place, target)
+            model = draft.model.with_max_length(max_model_len)
+            self._draft = key, dataclasses.replace(draft, model=model)
+        return self._draft[1]
 
     def _place(self, role: str, config: TransformerConfig) -> Placement:
         if self.layout is None:
@@ -94,3 +109,19 @@ def layout_of(layout: Any, tensor_parallel_size: int | None, offload: str) -> La
     if layout is not None and not isinstance(layout, Layout):
         layout = Layout.read(layout)
     return layout_to_offload(layout) if offload == "host" else layout
+
+
+def context_of(checkpoint: checkpoints.Checkpoint, max_model_len: int | None) -> int:
+    """Tokens of the longest prompt and completion together.
+
+    Raises:
+      ConfigError: `max_model_len` is more than the model was made for.
+    """
+    config = checkpoint.model.config
+    context = config.max_position
+    if max_model_len is not None and max_model_len > context and not config.relative_buckets:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but {checkpoint.name} was made for a context "
+            f"of {context} tokens; give at most {context}."
+        )
+    return max_model_len or context

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -38,9 +37,11 @@ from spec_jax.engine.draft_models import (
     most_frequent_ids,
     sharing_encoder,
 )
-from spec_jax.engine.host_rounds import HostDrafts
+from spec_jax.engine.engine import Engine
 from spec_jax.engine.programs import Compiler
 from spec_jax.engine.requests import Request
+from spec_jax.engine.rows import HostInputs
+from spec_jax.engine.scheduler import OnFinished
 from spec_jax.engine.suffix_index import SuffixIndex
 from spec_jax.engine.universal_text import UniversalText
 from spec_jax.errors import ConfigError, VocabularyMismatchError
@@ -60,9 +61,9 @@ class Drafting:
     """
 
     drafter: Drafter
-    inputs: Callable[[Sequence[Request], BatchShape], Any] | None = None
-    host: Callable[[Compiler, BatchShape], HostDrafts] | None = None
-    on_finished: Callable[[Request, Sequence[int]], None] | None = None
+    inputs: HostInputs | None = None
+    host: Callable[[Compiler, BatchShape], UniversalText] | None = None
+    on_finished: OnFinished | None = None
 
 
 def make_drafting(setting: DrafterSetting) -> Drafting:
@@ -76,6 +77,32 @@ def make_drafting(setting: DrafterSetting) -> Drafting:
     """
     drafter = custom_drafter(setting)
     return Drafting(drafter) if drafter is not None else _METHODS[setting.config.method](setting)
+
+
+def make_engine(
+    setting: DrafterSetting,
+    max_model_len: int,
+    on_progress: Callable[[str], None] | None = None,
+) -> tuple[Engine, OnFinished | None]:
+    """The engine that a config asks for, and what is told of finished requests.
+
+    Raises:
+      CheckpointError, ConfigError, VocabularyMismatchError: see `make_drafting`.
+    """
+    config, drafting = setting.config, make_drafting(setting)
+    engine = Engine(
+        setting.target.model,
+        drafting.drafter,
+        make_draft_length_policy(config),
+        config.verification,
+        scoring=config.scoring,
+        scoring_consistent=config.scoring_consistent,
+        max_model_len=max_model_len,
+        inputs=drafting.inputs,
+        host=drafting.host,
+        on_progress=on_progress,
+    )
+    return engine, drafting.on_finished
 
 
 def make_draft_length_policy(config: SpeculativeConfig) -> DraftLengthPolicy:
@@ -100,7 +127,7 @@ def _prompt_lookup(setting: DrafterSetting) -> Drafting:
 def _suffix(setting: DrafterSetting) -> Drafting:
     index = SuffixIndex()
 
-    def inputs(requests: Sequence[Request], shape: BatchShape) -> Any:
+    def inputs(requests: Sequence[Request], shape: BatchShape) -> tuple[np.ndarray, ...]:
         return index.arrays([each.sampling.namespace for each in requests], shape.batch)
 
     def on_finished(request: Request, token_ids: Sequence[int]) -> None:

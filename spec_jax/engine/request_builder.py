@@ -19,6 +19,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's mapping with one of them, or with tokens and their text."""
 
 
+Message = Mapping[str, str]
+
+
 class RequestBuilder:
     """Makes requests for one target.
 
@@ -136,6 +139,29 @@ class RequestBuilder:
             )
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def conversations(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], **options: bool
+    ) -> list[dict[str, Any]]:
+        """The prompts of one conversation or several; see `LLM.chat`.
+
+        Raises:
+          RequestError, ConfigError: for the reasons that `LLM.chat` gives.
+        """
+        if isinstance(messages, str):
+            raise RequestError(
+                f"messages is the text {messages[:50]!r}; a conversation is a list of "
+                '{"role": "user", "content": ...}. Text alone is completed by `generate`.'
+            )
+        is_one = not isinstance(messages, Sequence) or (
+            messages and isinstance(messages[0], Mapping)
+        )
+        several: Sequence[Any] = [messages] if is_one else messages
+        texts = [self._tokenizer.apply_chat_template(each, **options) for each in several]
+        return [
+            {"prompt": text, "prompt_token_ids": self.encode(text, i, add_special_tokens=False)}
+            for i, text in enumerate(texts)
+        ]
+
     def _key(self, sampling: SamplingParams) -> np.ndarray:
         if sampling.seed is not None:
             return np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
@@ -213,12 +239,32 @@ def text_of(index: int, prompt: Prompt | RequestInput) -> tuple[str | None, Any]
     return text, fields.get("prompt_token_ids", text)
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list of them.
+def match(
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    default: SamplingParams,
+) -> tuple[list[Prompt], list[SamplingParams]]:
+    """One prompt or several as a list, and the parameters of each; `default` without any.
 
     Raises:
-      RequestError: one is neither text nor token ids.
+      RequestError: a prompt is neither text nor token ids.
+      ConfigError: the number of `params` is neither one nor the prompts', or one is not
+        SamplingParams.
     """
+    several = _as_list(prompts)
+    if params is None or isinstance(params, SamplingParams):
+        return several, [params or default] * len(several)
+    for each in params if isinstance(params, Sequence) else [params]:
+        if not isinstance(each, SamplingParams):
+            raise ConfigError(f"sampling_params has {each!r}; give SamplingParams(...).")
+    if len(params) != len(several):
+        raise ConfigError(
+            f"{len(params)} sampling_params for {len(several)} prompts; give one for each."
+        )
+    return several, list(params)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not _is_list(prompts):
@@ -230,23 +276,3 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         if not isinstance(prompt, str | Mapping) and not _is_list(prompt):
             raise RequestError(f"prompt {i} is {prompt!r}; give text or a list of token ids.")
     return several
-
-
-def match_params(
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    count: int,
-    default: SamplingParams,
-) -> list[SamplingParams]:
-    """The parameters of each of `count` prompts; `default` without any.
-
-    Raises:
-      ConfigError: their number is neither one nor `count`, or one is not SamplingParams.
-    """
-    if params is None or isinstance(params, SamplingParams):
-        return [params or default] * count
-    for each in params if isinstance(params, Sequence) else [params]:
-        if not isinstance(each, SamplingParams):
-            raise ConfigError(f"sampling_params has {each!r}; give SamplingParams(...).")
-    if len(params) != count:
-        raise ConfigError(f"{len(params)} sampling_params for {count} prompts; give one for each.")
-    return list(params)

@@ -10,7 +10,8 @@ from spec_jax.decoding import loop
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft, Drafter
 from spec_jax.engine.batch_shape import BatchShape
-from spec_jax.engine.programs import DECODE, DRAFT, LIMITS, VERIFY, Compiler, shardings
+from spec_jax.engine.programs import DECODE, DRAFT, LIMITS, VERIFY, shardings
+from spec_jax.engine.rows import RowPrograms
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
 
@@ -20,18 +21,12 @@ class Rounds:
     """The compiled rounds of a batch.
 
     Attributes:
-      compiler: compiles the programs.
-      target: the target model.
-      drafter: the drafter.
-      strategy: how they are used.
+      models: target and drafter, how they are used, and the compiler.
       shape: of the batch.
       sampling: the rows' parameters; they change whenever rows are inserted.
     """
 
-    compiler: Compiler
-    target: Model
-    drafter: Drafter
-    strategy: loop.Strategy
+    models: RowPrograms
     shape: BatchShape
     sampling: BatchSampling
 
@@ -39,17 +34,17 @@ class Rounds:
         """At most `rounds` rounds on the device, while at least `min_running` rows run."""
 
         def function(target: Model, drafter: Drafter, state, sampling, *limits) -> DecodeState:
-            return loop.decode(target, drafter, self.strategy, state, sampling, *limits)
+            return loop.decode(target, drafter, self.models.strategy, state, sampling, *limits)
 
         limits = np.int32(rounds), np.int32(min_running)
-        args = (self.target, self.drafter, state, self.sampling, *limits)
+        args = (self.models.target, self.models.drafter, state, self.sampling, *limits)
         return self._program(DECODE, function, args, donate=2, out=shardings(state))(*args)
 
     def limits(self, state: DecodeState) -> tuple[jax.Array, jax.Array | None]:
         """Most tokens that each row may draft next, and its confidence threshold."""
 
         def function(state: DecodeState):
-            return loop.limits(self.strategy.draft_length, state)
+            return loop.limits(self.models.strategy.draft_length, state)
 
         return self._program(LIMITS, function, (state,))(state)
 
@@ -57,9 +52,9 @@ class Rounds:
         """The drafting of a round."""
 
         def function(drafter: Drafter, state: DecodeState, sampling: BatchSampling):
-            return loop.propose(drafter, self.strategy.draft_length, state, sampling)
+            return loop.propose(drafter, self.models.strategy.draft_length, state, sampling)
 
-        args = (self.drafter, state, self.sampling)
+        args = (self.models.drafter, state, self.sampling)
         return self._program(DRAFT, function, args, donate=1)(*args)
 
     def finish(
@@ -69,11 +64,11 @@ class Rounds:
 
         def function(target: Model, drafter: Drafter, state, draft, sampling, allowed):
             return loop.finish_round(
-                target, drafter, self.strategy, state, draft, sampling, allowed
+                target, drafter, self.models.strategy, state, draft, sampling, allowed
             )
 
-        masks = self.compiler.put(allowed)
-        args = (self.target, self.drafter, state, draft, self.sampling, masks)
+        masks = self.models.compiler.put(allowed)
+        args = (self.models.target, self.models.drafter, state, draft, self.sampling, masks)
         out, masked = shardings(state), allowed is not None
         return self._program(VERIFY, function, args, donate=2, out=out, more=masked)(*args)
 
@@ -88,4 +83,4 @@ class Rounds:
     ) -> Callable:
         key = (name, (self.shape.of_rounds, more))
         donated = () if donate is None else (donate,)
-        return self.compiler.program(key, function, args, donate=donated, out_shardings=out)
+        return self.models.compiler.program(key, function, args, donate=donated, out_shardings=out)

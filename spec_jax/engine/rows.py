@@ -248,7 +248,8 @@ def _with_logprobs(state: DecodeState, like: DecodeState) -> DecodeState:
     """A state that has log-probabilities if `like` has them."""
     if state.logprobs is not None or like.logprobs is None:
         return state
-    zeros = Logprobs.zeros(*state.tokens.shape, like.logprobs.top.shape[-1])
+    batch, length = state.tokens.shape
+    zeros = Logprobs.zeros(batch, length, like.logprobs.top.shape[-1])
     return dataclasses.replace(state, logprobs=zeros)
 
 

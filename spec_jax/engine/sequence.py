@@ -7,7 +7,7 @@ from spec_jax.decoding.logprobs import Logprobs
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING
 from spec_jax.engine.detokenizer import Detokenizer
 from spec_jax.engine.requests import Request
-from spec_jax.engine.view import Seconds, View
+from spec_jax.engine.view import Seconds, View, Work
 from spec_jax.outputs import (
     CompletionOutput,
     FinishReason,
@@ -103,13 +103,11 @@ class Sequence:
         assert self.finish_reason is not None
         request, sampling = self.request, self.request.sampling
         begin = len(request.prompt_token_ids)
-        rounds = drafted = accepted = 0
-        accepted_per_position: tuple[int, ...] = ()
+        work = Work()
         if view is not None and slot is not None:
             work = view.work(slot)
             if self.stop_string is not None:
                 work = view.work_until(slot, begin, begin + len(self.token_ids))
-            rounds, drafted, accepted, accepted_per_position = work
         logprobs = None if view is None else view.logprobs
         detokenizer = self._detokenizer
         completion = CompletionOutput(
@@ -119,30 +117,14 @@ class Sequence:
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason(),
             logprobs=self._logprobs(logprobs, slot, begin, self.token_ids, sampling.logprobs),
-            metrics=SpeculativeMetrics(
-                rounds=rounds,
-                draft_tokens=drafted,
-                accepted_tokens=accepted,
-                accepted_per_position=accepted_per_position,
-                prefill_seconds=seconds.prefill,
-                decode_seconds=seconds.decode,
-                compile_seconds=seconds.compile,
-                completion_tokens=len(self.token_ids),
-            ),
+            metrics=SpeculativeMetrics(*work, *seconds, len(self.token_ids)),
             error=self._error(),
         )
         ids = tuple(request.text_token_ids)
         of_prompt = self._logprobs(logprobs, slot, 1, ids[1:], sampling.prompt_logprobs)
         prompt_logprobs = None if of_prompt is None else (None, *of_prompt)
-        origin = self.origin
-        return RequestOutput(
-            origin.request_id,
-            origin.prompt,
-            ids,
-            (completion,),
-            prompt_logprobs,
-            self.num_cached_tokens,
-        )
+        named = self.origin.request_id, self.origin.prompt
+        return RequestOutput(*named, ids, (completion,), prompt_logprobs, self.num_cached_tokens)
 
     def _error(self) -> str | None:
         if self.finish_reason != "error":

@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from spec_jax.audio.features import FRAMES_PER_SECOND, HOP, log_mel
 from spec_jax.audio.wave import RATE, check_samples, read_audio
+from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import SamplingParams
 from spec_jax.engine.requests import RequestInput
 from spec_jax.errors import ConfigError, RequestError, did_you_mean
@@ -110,21 +111,20 @@ class Transcriber:
     """Transcribes audio with a speech model.
 
     Args:
-      config: the model's shape.
-      speech: its special tokens.
-      tokenizer: its tokenizer.
+      checkpoint: the model.
       generate: completes windows.
+
+    Raises:
+      ConfigError: the model is not a speech model.
     """
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        speech: SpeechTokens,
-        tokenizer: Tokenizer,
-        generate: Generate,
-    ):
+    def __init__(self, checkpoint: Checkpoint, generate: Generate):
+        config, speech = checkpoint.model.config, checkpoint.speech
+        if speech is None:
+            raise ConfigError(f"{checkpoint.name} reads no speech; use a model such as Whisper.")
         assert config.encoder is not None
-        self._encoder, self._speech, self._tokenizer = config.encoder, speech, tokenizer
+        self._encoder, self._speech = config.encoder, speech
+        self._tokenizer = checkpoint.tokenizer
         self._generate = generate
         self._never = dict.fromkeys(speech.suppressed, float("-inf"))
         self._others = dict.fromkeys(range(config.vocab_size), float("-inf"))
@@ -139,12 +139,13 @@ class Transcriber:
         language: str | None,
         task: str,
         timestamps: bool,
-        params: SamplingParams,
+        params: SamplingParams | None,
     ) -> list[Transcription]:
         """The text of each audio; arguments and errors are the same as for `LLM.transcribe`."""
         if task not in TASKS:
             raise ConfigError(f"task is {task!r}.{did_you_mean(task, TASKS)}")
         self._speech.check(language, task)
+        params = params or SamplingParams(max_tokens=self._max_tokens)
         params = dataclasses.replace(
             params,
             max_tokens=min(params.token_limit, self._max_tokens),

@@ -10,16 +10,19 @@ from spec_jax.decoding.state import Counters
 
 
 class Work(NamedTuple):
-    """The totals of one request's rounds, the same as in `Counters`."""
+    """The totals of one request's rounds, in the order of `SpeculativeMetrics`."""
 
-    rounds: int
-    drafted: int
-    accepted: int
-    accepted_per_position: tuple[int, ...]
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
 
 
 class Seconds(NamedTuple):
-    """Wall time of prefill, of rounds, and of compilation, which neither of them includes."""
+    """Wall time of prefill, of rounds, and of compilation, which neither of them includes.
+
+    In the order of `SpeculativeMetrics`.
+    """
 
     prefill: float = 0.0
     decode: float = 0.0

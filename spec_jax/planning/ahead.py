@@ -28,8 +28,7 @@ from spec_jax.config import (
 )
 from spec_jax.engine.compile_cache import find_anywhere
 from spec_jax.engine.custom import DrafterSetting
-from spec_jax.engine.engine import Engine
-from spec_jax.engine.methods import make_draft_length_policy, make_drafting
+from spec_jax.engine.methods import make_engine
 from spec_jax.engine.requests import Request
 from spec_jax.errors import ConfigError
 from spec_jax.planning.abstract import abstract_model
@@ -136,15 +135,7 @@ def compile_ahead(
 
     find_anywhere(layout.platform or "cpu")
     target_checkpoint = checkpoint("target", target, quantization)
-    engine = Engine(
-        target_checkpoint.model,
-        make_drafting(DrafterSetting(speculation, target_checkpoint, load_draft, None)).drafter,
-        make_draft_length_policy(speculation),
-        speculation.verification,
-        scoring=speculation.scoring,
-        scoring_consistent=speculation.scoring_consistent,
-        max_model_len=context,
-    )
+    engine, _ = make_engine(DrafterSetting(speculation, target_checkpoint, load_draft), context)
     compiler = engine.compiler = _AheadCompiler(target_checkpoint.model, on_progress)
     for workload in workloads:
         prompt, rows = workload.prompt_tokens, workload.max_num_seqs

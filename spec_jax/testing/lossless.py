@@ -11,7 +11,7 @@ from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import CUSTOM, SamplingParams, SpeculativeConfig
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.methods import make_draft_length_policy, make_drafting
+from spec_jax.engine.methods import make_draft_length_policy, make_engine
 from spec_jax.engine.requests import RequestInput
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation.audit import SETTINGS
@@ -152,14 +152,4 @@ def _engine(factory: DrafterFactory, config: SpeculativeConfig, target: Checkpoi
     def load_draft() -> Checkpoint:
         return tiny_checkpoint(1, vocab_size=VOCAB, embed_size=16, num_layers=1)
 
-    drafting = make_drafting(DrafterSetting(config, target, load_draft, factory))
-    return Engine(
-        target.model,
-        drafting.drafter,
-        make_draft_length_policy(config),
-        config.verification,
-        scoring=config.scoring,
-        max_model_len=512,
-        inputs=drafting.inputs,
-        host=drafting.host,
-    )
+    return make_engine(DrafterSetting(config, target, load_draft, factory), max_model_len=512)[0]
