@@ -372,7 +372,7 @@ def read_fields(config: Config, names: Mapping[str, str], **defaults: Any) -> di
         if key is None:
             values[field] = default
         elif field == "activation":
-            values[field] = hf_activation(config, default, key)
+            values[field] = hf_activation(config, defaults[field], key)
         elif _TYPES.get(field) is bool:
             values[field] = bool(get(config, key, bool(default)))
         else:

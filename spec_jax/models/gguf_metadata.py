@@ -90,7 +90,6 @@ def gguf_shape(
     if "token_embd.weight" not in tensors.shapes:
         raise CheckpointError("the GGUF file has no tensor 'token_embd.weight'.")
     epsilon = "layer_norm_rms_epsilon" if norm == "rms" else "layer_norm_epsilon"
-
     sliding_window = window(metadata, f"{architecture}.attention.sliding_window", max_position)
     if sliding_window is not None and not windowed:
         raise CheckpointError(
@@ -162,22 +161,18 @@ def _experts(metadata: Config, architecture: str, shape: Mapping[str, Any]) -> E
     )
 
 
-def paired(config_heads: str, name: str) -> Part:
-    """A projection whose stored heads rotate neighbouring features.
+def _paired(name: str, heads: str) -> Part:
+    """A projection whose stored heads rotate neighbouring features; `heads` is their number."""
 
-    Args:
-      config_heads: the field that counts its heads, `num_heads` or `num_kv_heads`.
-      name: see `Part`.
-    """
-    return Part(
-        name,
-        lambda config: halves(getattr(config, config_heads), config.head_dim, config.head_dim),
-    )
+    def rows(config: TransformerConfig) -> np.ndarray:
+        return halves(getattr(config, heads), config.head_dim, config.head_dim)
+
+    return Part(name, rows)
 
 
 PAIRED_QK: WeightTable = {
-    "blocks.{}.attention.query": paired("num_heads", "blk.{}.attn_q"),
-    "blocks.{}.attention.key": paired("num_kv_heads", "blk.{}.attn_k"),
+    "blocks.{}.attention.query": _paired("blk.{}.attn_q", "num_heads"),
+    "blocks.{}.attention.key": _paired("blk.{}.attn_k", "num_kv_heads"),
 }
 """Names of Llama and of architectures that llama.cpp rotates in the same way."""
 
