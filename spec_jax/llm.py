@@ -59,7 +59,7 @@ class LLM:
       model: the target model: a Hugging Face directory, a .gguf file, a recipe
         (.toml), a folder of a bucket (`gs://`, `s3://`) or a hub id `org/name[@revision]`.
       speculative_config: how to draft and verify; plain decoding if None. A mapping may also use
-        vLLM's names (`SpeculativeConfig.from_dict`).
+        vLLM's names (`SpeculativeConfig.of`).
       drafter: for the method `custom`, a function of a `DrafterSetting` that returns your drafter
         (`spec_jax.drafters`).
       layout: how the models are sharded over several devices or processes: a layout file

@@ -64,7 +64,7 @@ def llm(model):
     ],
 )
 def test_names_of_a_speculative_config(options, meant):
-    assert SpeculativeConfig.from_dict(options) == meant
+    assert SpeculativeConfig.of(options) == meant
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator
 
@@ -20,17 +20,10 @@ from spec_jax.config.fields import (
 )
 from spec_jax.errors import ConfigError, did_you_mean, unknown_option
 
-MAX_SPECULATIVE_TOKENS = {
-    "constant": 4,
-    "heuristic": 20,
-    "confidence": 20,
-    "adaptive": 8,
-    "oracle": 20,
-}
-"""Draft-length policy -> the lookahead where none is given."""
-DRAFT_LENGTH_POLICIES = tuple(MAX_SPECULATIVE_TOKENS)
+_Policy = Literal["constant", "heuristic", "confidence", "adaptive", "oracle"]
+_Verification = Literal["token", "block", "greedy"]
+DRAFT_LENGTH_POLICIES, VERIFICATIONS = get_args(_Policy), get_args(_Verification)
 CONFIDENCE_THRESHOLD = 0.4
-VERIFICATIONS = ("token", "block", "greedy")
 SCORINGS = ("block", "prefix_batch")
 CUSTOM = "custom"
 """The method whose drafter is `LLM(drafter=...)`."""
@@ -55,10 +48,10 @@ def _published(name: str) -> str:
 class SpeculativeConfig:
     """How tokens are drafted and verified; `method` decides which options there are.
 
-    `SpeculativeConfig(method="prompt_lookup", ...)` makes a `PromptLookupConfig`, and so on: one
-    class a method, with the options that the method has. Besides the methods of this module there
-    are the ones that `spec_jax.register_drafter` adds, and `custom`, whose drafter is
-    `LLM(drafter=...)`. Without a method it is `draft_model` if there is a draft, else `none`.
+    `SpeculativeConfig(method="prompt_lookup", ...)` makes a `PromptLookupConfig`, and so on: each
+    method has a class with its options. `spec_jax.register_drafter` adds methods; the drafter of
+    the method `custom` is `LLM(drafter=...)`. The default method is `draft_model` if there is a
+    draft, else `none`.
     """
 
     method: str
@@ -67,18 +60,16 @@ class SpeculativeConfig:
     num_speculative_tokens: Annotated[AtLeast1 | None, Flag(metavar="K")] = None
     """The lookahead K, most tokens drafted in a round (default: 4; where K changes, 8 if adaptive,
     else 20)."""
-    draft_length_policy: Literal["constant", "heuristic", "confidence", "adaptive", "oracle"] = (
-        "constant"
-    )
+    draft_length_policy: _Policy = "constant"
     """How K changes from round to round. `constant` keeps it; `heuristic` drafts two more after a
     fully accepted draft, otherwise one fewer (Hugging Face 2023); `confidence` stops after a token
     with a low probability (arXiv 2405.04304); `adaptive` measures the cost of rounds and maximises
     each request's tokens per second; `oracle` counts the tokens that the best policy would have
     drafted, for analysis."""
-    verification: Literal["token", "block", "greedy"] = "token"
-    """Which drafted tokens to keep; greedy needs temperature 0. `token` is modified rejection
+    verification: _Verification = "token"
+    """Which drafted tokens to accept; greedy needs temperature 0. `token` is modified rejection
     sampling and `block` verifies a draft as a whole (Sun et al. 2024, arXiv 2403.10444), both exact
-    at every temperature; `greedy` keeps the longest prefix equal to the target's argmax."""
+    at every temperature; `greedy` accepts the longest prefix equal to the target's argmax."""
     scoring: Annotated[Literal["block", "prefix_batch", "stairs"], AfterValidator(_published)] = (
         "block"
     )
@@ -91,7 +82,7 @@ class SpeculativeConfig:
     the same size, if no row of a product depends on its place. Calls take as long as calls with a
     full draft. Needs scoring `block` and one draft."""
 
-    # What a method without these options reads as.
+    # The values of these options for a method that does not have them.
     draft: str | None = dataclasses.field(default=None, init=False, repr=False)
     draft_quantization: str | None = dataclasses.field(default=None, init=False, repr=False)
     num_drafts: int = dataclasses.field(default=1, init=False, repr=False)
@@ -112,88 +103,75 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if "draft" in option_names(type(self)) and not self.draft:
             raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
-        self._needs("confidence_threshold", "draft_length_policy", "confidence")
-        self._needs("retune_confidence", "draft_length_policy", "confidence")
-        self._needs("num_drafts", "verification", "token", "greedy")
-        self._needs("num_drafts", "scoring", "block")
-        self._needs("scoring_consistent", "scoring", "block")
-        self._needs("scoring_consistent", "num_drafts", 1)
-
-    def _needs(self, option: str, other: str, *values: object) -> None:
-        """Refuses an option that only has a meaning if another one has one of some values."""
-        default = {field.name: field.default for field in dataclasses.fields(self)}[option]
-        value, actual = getattr(self, option), getattr(self, other)
-        if value != default and actual not in values:
-            raise ConfigError(
-                f"{option} is {value!r} but {other} is {actual!r}; use {other} "
-                f"{_alternatives(values)}, or leave {option} out."
-            )
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for option, other, *values in (
+            ("confidence_threshold", "draft_length_policy", "confidence"),
+            ("retune_confidence", "draft_length_policy", "confidence"),
+            ("num_drafts", "verification", "token", "greedy"),
+            ("num_drafts", "scoring", "block"),
+            ("scoring_consistent", "scoring", "block"),
+            ("scoring_consistent", "num_drafts", 1),
+        ):
+            value, actual = getattr(self, option), getattr(self, other)
+            if value != defaults[option] and actual not in values:
+                raise ConfigError(
+                    f"{option} is {value!r} but {other} is {actual!r}; use {other} "
+                    f"{_alternatives(values)}, or leave {option} out."
+                )
 
     @classmethod
     def accept(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The given options that mean something here.
+        """The options without values that this method has anyway.
 
         Raises:
           ConfigError: an option has an effect with other methods only.
         """
-        fixed = {field.name: field.default for field in dataclasses.fields(cls) if not field.init}
-        values = {
-            name: value
-            for name, value in values.items()
-            if name not in fixed or (value is not None and value != fixed[name])
-        }
-        method = values.get("method", cls.method)
+        for field in dataclasses.fields(cls):
+            if not field.init and values.get(field.name) in (None, field.default):
+                values.pop(field.name, None)
+        names = option_names(cls)
         for name, value in values.items():
             if name == "method" or _takes(cls, name, value):
                 continue
-            methods = [each for each, config in METHODS.items() if _takes(config, name, value)]
-            if methods:
-                choices = choices_of(annotations_of(cls)[name]) if name in option_names(cls) else ()
-                otherwise = (
-                    f"use {name} {_alternatives(choices)}" if choices else f"leave {name} out"
-                )
+            if methods := [each for each in METHODS if _takes(METHODS[each], name, value)]:
+                otherwise = f"leave {name} out"
+                if choices := name in names and choices_of(annotations_of(cls)[name]):
+                    otherwise = f"use {name} {_alternatives(choices)}"
                 raise ConfigError(
-                    f"{name} is {value!r} but method is {method!r}; use method "
-                    f"{_alternatives(methods)}, or {otherwise}."
+                    f"{name} is {value!r} but method is {values.get('method', cls.method)!r}; use "
+                    f"method {_alternatives(methods)}, or {otherwise}."
                 )
-            if name not in option_names(cls):
-                if name not in (options := all_options()):
-                    raise unknown_option("SpeculativeConfig", name, options, {})
+            if name not in (options := all_options()):
+                raise unknown_option("SpeculativeConfig", name, options, {})
+            if name not in names:
                 choices = choices_of(annotations_of(options[name])[name])
                 raise ConfigError(f"{name} is {value!r}.{did_you_mean(str(value), choices)}")
         return values
 
     @classmethod
     def of(cls, config: "SpeculativeConfig | Mapping[str, Any] | None") -> "SpeculativeConfig":
-        """A config as it is, one of options (`from_dict`), or for None plain decoding.
+        """A config as it is, or made of a mapping; for None it is plain decoding.
+
+        A mapping has options with these names or with the names of vLLM's `speculative_config`. In
+        vLLM's names, `model` is the draft, `quantization` is the draft's, the method `ngram` is
+        `prompt_lookup`, and the default method is `draft_model` if there is a model.
 
         Raises:
-          ConfigError: it is something else, or `from_dict` refuses it.
+          ConfigError: it is something else, an option is refused, or a value of an option of vLLM
+            has no meaning here.
         """
-        if config is None or isinstance(config, Mapping):
-            return cls.from_dict(config or {})
-        if not isinstance(config, SpeculativeConfig):
+        if isinstance(config, SpeculativeConfig):
+            return config
+        if config is not None and not isinstance(config, Mapping):
             raise ConfigError(
                 f"speculative_config is {config!r}; give SpeculativeConfig(...), or a mapping such "
                 "as {'method': 'ngram', 'num_speculative_tokens': 4}."
             )
-        return config
-
-    @classmethod
-    def from_dict(cls, options: Mapping[str, Any]) -> "SpeculativeConfig":
-        """Options under these names, or under the names of vLLM's `speculative_config`.
-
-        Its `model` is the draft, its method `ngram` is `prompt_lookup`, a method that is left out
-        is `draft_model` if there is a model, and `quantization` is the draft's.
-
-        Raises:
-          ConfigError: an option is refused, or a value of an option of vLLM has no meaning here.
-        """
-        values = {str(name): value for name, value in options.items() if value is not None}
-        if values.pop("prompt_lookup_min", 1) != 1:
+        values = {str(name): each for name, each in (config or {}).items() if each is not None}
+        if (shortest := values.pop("prompt_lookup_min", 1)) != 1:
             raise ConfigError(
-                f"prompt_lookup_min is {options['prompt_lookup_min']!r}; leave it out, since "
-                "n-grams of every length up to prompt_lookup_max are looked for."
+                f"prompt_lookup_min is {shortest!r}; leave it out, since n-grams of every length "
+                "up to prompt_lookup_max are looked for."
             )
         for theirs, ours in (("model", "draft"), ("quantization", "draft_quantization")):
             if theirs in values:
@@ -207,11 +185,12 @@ class SpeculativeConfig:
 
     @property
     def lookahead(self) -> int:
-        """Most tokens drafted per round (K), the default filled in; plain decoding drafts none.
+        """The lookahead K, or its default. Plain decoding drafts no token.
 
         With `scoring_consistent` plain decoding scores K + 1 tokens nevertheless.
         """
-        return self.num_speculative_tokens or MAX_SPECULATIVE_TOKENS[self.draft_length_policy]
+        defaults = {"constant": 4, "adaptive": 8}
+        return self.num_speculative_tokens or defaults.get(self.draft_length_policy, 20)
 
     @property
     def plain(self) -> "SpeculativeConfig":
@@ -261,7 +240,7 @@ class _Confidence:
     """Stop drafting below this probability of a drafted token, with policy confidence (default:
     0.4)."""
     retune_confidence: bool = False
-    """Learn the threshold of policy confidence from what is accepted."""
+    """Learn the threshold of policy confidence from accepted and rejected tokens."""
 
 
 @config_class
@@ -331,13 +310,13 @@ class UniversalTextConfig(_Draft, _Confidence, SpeculativeConfig):
     """Drafts with a model of any tokenizer, by way of text (Hugging Face 2024)."""
 
     method: Literal["universal_text"] = "universal_text"
-    # It drafts in other tokens than are verified, so the verdicts teach no threshold.
+    # It drafts other tokens than the target verifies, so acceptances teach no threshold.
     retune_confidence: bool = dataclasses.field(default=False, init=False, repr=False)
 
 
 @config_class
 class CustomConfig(_WithoutConfidence):
-    """Drafts with a drafter from outside of the package."""
+    """Drafts with a drafter from outside the package."""
 
     method: str = CUSTOM
 
@@ -364,10 +343,10 @@ def all_options() -> dict[str, type[SpeculativeConfig]]:
 
 
 def add_method(name: str, options: type[SpeculativeConfig]) -> None:
-    """Adds a method with a class of options.
+    """Adds a method with its class of options.
 
     Raises:
-      ConfigError: the name is taken or empty, or the options are not such a class.
+      ConfigError: the name is taken or empty, or the options are not a class of options.
     """
     if not isinstance(name, str) or not name.isprintable() or not name.strip():
         raise ConfigError(f"the name of a drafter is {name!r}; give it one in letters.")
@@ -395,17 +374,15 @@ def options_class(method: Any) -> type[SpeculativeConfig]:
         if method in UNSUPPORTED_METHODS:
             raise ConfigError(f"method is {method!r}; {UNSUPPORTED_METHODS[method]}.")
         for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=method):
+            which = f"method {method!r} is the entry point {entry.value} of an installed package,"
             try:
                 entry.load()
             except Exception as error:
-                raise ConfigError(
-                    f"method {method!r} is the entry point {entry.value} of an installed package, "
-                    f"which cannot be imported: {error}"
-                ) from error
+                raise ConfigError(f"{which} which cannot be imported: {error}") from error
             if method not in METHODS:
                 raise ConfigError(
-                    f"method {method!r} is the entry point {entry.value} of an installed package, "
-                    f"which does not register it; call `register_drafter({method!r}, ...)` there."
+                    f"{which} which does not register it; call `register_drafter({method!r}, ...)` "
+                    "there."
                 )
     if not isinstance(method, str) or method not in METHODS:
         raise ConfigError(f"method is {method!r}.{did_you_mean(str(method), METHODS)}")

@@ -4,13 +4,11 @@ import dataclasses
 
 import jax
 import tokenizers
-from flax import nnx
 from tokenizers import models, pre_tokenizers
 
 from spec_jax.checkpoints import Checkpoint
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
-from spec_jax.models.transformer import Transformer
 from spec_jax.text.tokenizer import Tokenizer
 
 
@@ -82,9 +80,5 @@ def tiny_checkpoint(seed: int = 0, *, vocab_size: int = 16, **sizes: int) -> Che
 
 def first_layers(model: Model, count: int) -> Model:
     """The model cut down to its first blocks: a draft that shares all its weights and is wrong."""
-    config = model.config.resized(count)
-    shape = nnx.eval_shape(lambda: Transformer(config, dtype=model.dtype, rngs=nnx.Rngs(0)))
-    graphdef, abstract = nnx.split(shape)
-    leaves = dict(jax.tree_util.tree_flatten_with_path(model.params)[0])
-    params = jax.tree_util.tree_map_with_path(lambda path, _: leaves[path], abstract)
-    return Model(graphdef=graphdef, params=params, config=config)
+    shape = Model.abstract(model.config.resized(count), dtype=model.dtype)
+    return shape.with_weights(model.weights)
