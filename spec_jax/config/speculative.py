@@ -40,10 +40,6 @@ UNSUPPORTED_METHODS: Mapping[str, str] = {
 _registration = threading.Lock()
 
 
-def _published(name: str) -> str:
-    return {"stairs": "prefix_batch"}.get(name, name)  # as IVUS 2024 calls it
-
-
 @config_class
 class SpeculativeConfig:
     """How tokens are drafted and verified; `method` decides which options there are.
@@ -70,9 +66,10 @@ class SpeculativeConfig:
     """Which drafted tokens to accept; greedy needs temperature 0. `token` is modified rejection
     sampling and `block` verifies a draft as a whole (Sun et al. 2024, arXiv 2403.10444), both exact
     at every temperature; `greedy` accepts the longest prefix equal to the target's argmax."""
-    scoring: Annotated[Literal["block", "prefix_batch", "stairs"], AfterValidator(_published)] = (
-        "block"
-    )
+    scoring: Annotated[
+        Literal["block", "prefix_batch", "stairs"],
+        AfterValidator(lambda name: "prefix_batch" if name == "stairs" else name),
+    ] = "block"
     """How the target scores a draft. `block` scores it in one row; `prefix_batch` scores its
     prefixes as a batch (IVUS 2024, which calls it `stairs`; that name is an alias)."""
     scoring_consistent: bool = False
