@@ -23,16 +23,18 @@ def pytree(cls: type[T]) -> type[T]:
     """
     data_class: Any = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(data_class)
-    kept = [field.name for field in fields if field.metadata.get("static")]
-    children = [field.name for field in fields if field.name not in kept]
+    static_names = [field.name for field in fields if field.metadata.get("static")]
+    children = [field.name for field in fields if field.name not in static_names]
 
     def flatten_with_keys(tree: Any):
         keyed = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in children]
-        return keyed, tuple(getattr(tree, name) for name in kept)
+        return keyed, tuple(getattr(tree, name) for name in static_names)
 
     def unflatten(static_values: tuple, child_values: Any) -> Any:
         tree = object.__new__(data_class)
-        for name, value in zip((*kept, *children), (*static_values, *child_values), strict=True):
+        for name, value in zip(
+            (*static_names, *children), (*static_values, *child_values), strict=True
+        ):
             object.__setattr__(tree, name, value)
         return tree
 

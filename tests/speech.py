@@ -48,7 +48,7 @@ def config(vocab_size=ENGLISH, layers=2, bins=8, positions=100):
 
 
 def write_speech_model(path, seed=0, vocab_size=ENGLISH, layers=2):
-    """A directory as transformers writes one; 100 positions are two seconds of sound."""
+    """A directory as transformers writes one; 100 positions are two seconds of audio."""
     model = Model.random(config(vocab_size, layers), seed=seed)
     model = model.with_weights({"embed.weight": model.weights["embed.weight"] * 20})
     write_model(path, model, "float32")

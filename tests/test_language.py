@@ -35,10 +35,15 @@ PHRASES = {
     r"\b(sound|sounds) files?\b": "audio file",
     r"\bmodels? of speech\b": "speech model",
     r"\bto no purpose\b": "for nothing, unused",
+    r"\brefused? (drafted |draft )?(tokens?|ones?|candidates?)\b(?! of)": "reject",
+    r"\bnoises\b": "random audio",
+    r"\b(of sound|(a|the) sound(?! \w)|(the|several) sounds)\b": "audio, an audio file",
 }
 """Phrases that have to be read twice -> the plain words instead."""
 
-LOCALS = {"found", "own", "known", "said", "wanted", "given", "whole", "asked"}
+LOCALS = {
+    *("found", "own", "known", "said", "wanted", "given", "whole", "asked", "kept", "rest"),
+}
 """Names of variables and parameters that do not say what they hold."""
 
 SUPERLATIVES = re.compile(r"_?(MOST|LEAST|FEWEST|LONG|NARROW)(_|$)")
@@ -50,7 +55,7 @@ STORES = {"spec_jax", "spec_jax/checkpoints", "spec_jax/cli", "spec_jax/models"}
 ALLOWED = ("docs/glossary.md", "tests/test_language.py")
 """Files that name the words in order to ban them."""
 
-TEXTS = ("*.md", "*.py", "*.sh", "*.sbatch", "*.toml", "*.yaml")
+TEXTS = ("*.md", "*.py", "*.sh", "*.sbatch", "*.toml", "*.yaml", "*.cpp", "*.h")
 IGNORED = {"log", "_build", "layouts", "recipes", "results"}
 """Folders whose files are history, made by a program, or a second view of another folder."""
 
@@ -64,6 +69,7 @@ def files() -> Iterator[Path]:
                 if not IGNORED & set(inside.parts) and str(inside) not in ALLOWED:
                     yield path
     yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))
+    yield from (ROOT / name for name in ("pyproject.toml", "constraints.txt", "launch/Dockerfile"))
 
 
 def room(path: Path) -> str:
@@ -128,9 +134,10 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
             yield line, squeeze(paragraph)
             line += paragraph.count("\n")
     else:
+        mark = "//" if path.suffix in (".cpp", ".h") else "#"
         for line, each in enumerate(text.splitlines(), start=1):
-            if "#" in each:
-                yield line, each.partition("#")[2]
+            if mark in each:
+                yield line, each.partition(mark)[2]
 
 
 def where(path: Path, line: int) -> str:
@@ -211,9 +218,18 @@ def test_rooms_to_convert_exist():
 EXAMPLES = (
     *("those of", "of its own", "likewise", "so many", "whole number", "few bits", "at need"),
     *("all the same", "goes on with", "as of a row", "it is no file", "is what", "sound file"),
-    *("model of speech", "to no purpose"),
+    *(
+        "model of speech",
+        "to no purpose",
+        "a refused token",
+        "it makes noises",
+        "two of the sounds",
+    ),
 )
-PLAIN = ("there is no file", "it is no longer here", "it is no larger", "as long as for one row")
+PLAIN = (
+    *("there is no file", "it is no longer here", "it is no larger", "as long as for one row"),
+    *("the compiler refused one of them", "a sound proof"),
+)
 
 
 @pytest.mark.parametrize("pattern, example", list(zip(PHRASES, EXAMPLES, strict=True)))

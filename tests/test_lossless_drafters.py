@@ -135,7 +135,7 @@ class SharedKey(Argmax):
 
 @pytree
 class NotRolledBack(Counts):
-    """Counts what it drafts, and keeps the counts of refused tokens."""
+    """Counts what it drafts, and keeps the counts of rejected tokens."""
 
     def kept(self, state, draft):
         lengths = jnp.full((len(draft.tokens),), self.lookahead, jnp.int32)

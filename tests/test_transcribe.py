@@ -210,7 +210,7 @@ def test_where_the_next_window_begins(ids, segments, frames):
 
 @pytest.mark.slow
 def test_the_audit(directories, capsys):
-    """Of sampled tokens, too, on noises that the audit makes."""
+    """Of sampled tokens, too, on random audio that the audit makes."""
     command = ["audit", "--target", directories["target"], "--draft", directories["other"]]
     options = ["--num-speculative-tokens", "2", "--samples", "256", "--max-tokens", "8"]
     assert main([*command, *options]) == 0

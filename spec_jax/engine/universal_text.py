@@ -185,14 +185,14 @@ class UniversalText:
         """Adds to a row's text; returns how many of the drafter's first tokens are unchanged."""
         revision = self._rows[row].extend(target_ids)
         self._num_read[row] += len(target_ids)
-        end = revision.kept + len(revision.ids)
+        end = revision.num_kept + len(revision.ids)
         size = self._tokens.shape[1]
         if max(end, self._lengths[row]) >= size:
             self._lengths[row] = size  # full from now on
             return 0
-        self._tokens[row, revision.kept : end] = revision.ids
+        self._tokens[row, revision.num_kept : end] = revision.ids
         self._lengths[row] = max(end, 1)
-        return revision.kept
+        return revision.num_kept
 
 
 def _begin(

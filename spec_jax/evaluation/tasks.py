@@ -201,7 +201,7 @@ class Speech(Task):
             audio, words = data.parent / value["audio"], self._words(value["text"])
             if not audio.is_file():
                 raise RequestError(
-                    f"{where} names the sound {str(audio)!r}; there is no such file."
+                    f"{where} names the audio file {str(audio)!r}; there is no such file."
                 )
             if not words:
                 raise RequestError(f"{where} has the text {value['text']!r}, which has no word.")

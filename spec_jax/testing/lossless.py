@@ -139,10 +139,10 @@ def joint_tests(
     if last:
         together = [tuple(range(last)), *itertools.product(range(last), [last])]
     tests = []
-    for kept in together:
-        rest = tuple(axis for axis in range(joint.ndim) if axis not in kept)
-        label = f"{name}, tokens {', '.join(map(str, kept))}"
-        tests.append(pearson(label, counts.sum(rest), joint.sum(rest)))
+    for axes in together:
+        other_axes = tuple(axis for axis in range(joint.ndim) if axis not in axes)
+        label = f"{name}, tokens {', '.join(map(str, axes))}"
+        tests.append(pearson(label, counts.sum(other_axes), joint.sum(other_axes)))
     return tests
 
 

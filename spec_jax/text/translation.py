@@ -41,11 +41,11 @@ class Revision:
     """How the drafter's tokens changed.
 
     Attributes:
-      kept: the number of first tokens that are unchanged; a cache is rolled back to them.
+      num_kept: the number of first tokens that are unchanged; a cache is rolled back to them.
       ids: the tokens that now follow.
     """
 
-    kept: int
+    num_kept: int
     ids: list[int]
 
 
@@ -151,8 +151,8 @@ class RowTranslation:
             first = self._translator.drafter.first_ids
             self._first = [] if spelt.ids[: len(first)] == first else first
             return Revision(0, self.drafter_ids)
-        kept = first_id + _agreeing(old_ids, spelt.ids[first_id:])
-        return Revision(len(self._first) + kept, spelt.ids[kept:])
+        num_kept = first_id + _agreeing(old_ids, spelt.ids[first_id:])
+        return Revision(len(self._first) + num_kept, spelt.ids[num_kept:])
 
     def propose(self, drafted_ids: Sequence[int]) -> list[int]:
         """The target's tokens for drafted tokens.

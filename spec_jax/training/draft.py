@@ -51,13 +51,13 @@ def untrained_draft(
     )
     weights = {}
     for name, weight in source.weights.items():
-        kind, *rest = name.split(".")
+        kind, *parts = name.split(".")
         if kind != "blocks":
             weights[name] = weight
             continue
         for i, layer in enumerate(layers):
-            if rest[0] == str(layer):
-                weights[".".join([kind, str(i), *rest[1:]])] = weight
+            if parts[0] == str(layer):
+                weights[".".join([kind, str(i), *parts[1:]])] = weight
     draft = shape.with_weights(weights)
     return draft if placement == target.placement else draft.place(placement)
 
@@ -97,8 +97,8 @@ def trained_names(model: Model, config: TrainingConfig) -> list[str]:
 
 def _resized(target: TransformerConfig, width: int) -> TransformerConfig:
     """The target's shape at another width, with heads of the same size."""
-    heads, rest = divmod(width * target.num_heads, target.embed_size)
-    if rest or not heads:
+    heads, remainder = divmod(width * target.num_heads, target.embed_size)
+    if remainder or not heads:
         raise ConfigError(
             f"width is {width}, which is not an integer number of the target's heads of "
             f"{target.head_dim}; give a multiple of {target.embed_size // target.num_heads}."

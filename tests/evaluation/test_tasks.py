@@ -95,7 +95,7 @@ def test_humaneval_runs_its_own_solutions(monkeypatch):
             "line 2 has the chat 'no'; give true or false",
         ),
         ("speech", {"audio": "a.wav"}, 'line 2 has no key "text"'),
-        ("speech", {"audio": "gone.wav", "text": "t"}, "line 2 names the sound"),
+        ("speech", {"audio": "gone.wav", "text": "t"}, "line 2 names the audio file"),
         ("speech", {"audio": "a.wav", "text": "?!"}, "line 2 has the text '?!', which has no word"),
     ],
 )

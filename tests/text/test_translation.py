@@ -46,7 +46,7 @@ def there_and_back(translator: TextTranslator, ids: list[int], cut: int) -> tupl
         found = found.removeprefix(" ")
     # What the target says next, whatever was drafted, is the drafter's context as well.
     revision = row.extend(rest)
-    assert row.drafter_ids[revision.kept :] == revision.ids
+    assert row.drafter_ids[revision.num_kept :] == revision.ids
     return proposal == rest, found == text
 
 
@@ -139,9 +139,9 @@ def test_rounds(target, drafter, seed):
         revision = row.extend(ids[done : done + agreed + 1])
         done += agreed + 1
         whole = [*had, *drafted]
-        had = [*whole[: revision.kept], *revision.ids]
+        had = [*whole[: revision.num_kept], *revision.ids]
         assert had == row.drafter_ids
-        assert revision.kept == len(whole) or revision.ids[:1] != whole[revision.kept :][:1]
+        assert revision.num_kept == len(whole) or revision.ids[:1] != whole[revision.num_kept :][:1]
         known = symbols_of(pair.target, pair.without_first_ids(ids[:done]))
         if drafter != COMPOSED:  # the first space may be none of the text's
             read = symbols_of(pair.drafter, had[len(pair.drafter.first_ids) :])
@@ -160,7 +160,7 @@ def test_a_right_draft_stays_in_the_drafters_cache():
     proposal = row.propose(drafted)
     assert target.decode(proposal) == then
     revision = row.extend(proposal)
-    assert (revision.kept, revision.ids) == (len(had) + len(drafted), [])
+    assert (revision.num_kept, revision.ids) == (len(had) + len(drafted), [])
 
 
 def test_a_wrong_draft_is_rolled_back():
@@ -171,7 +171,7 @@ def test_a_wrong_draft_is_rolled_back():
     row.propose(tokenizer.encode(" every day at nine"))
     revision = row.extend(tokenizer.encode(" every week"))
     kept = len(had) + len(tokenizer.encode(" every"))
-    assert (revision.kept, revision.ids) == (kept, tokenizer.encode(" week"))
+    assert (revision.num_kept, revision.ids) == (kept, tokenizer.encode(" week"))
 
 
 def test_a_draft_that_ends_as_the_text_does_is_still_wrong():

@@ -98,7 +98,7 @@ void packed_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row)
   for (int r = 0; r < R; ++r) store(to, panel, row + r, load<Floats>(total[r]));
 }
 
-// A panel of packed weights as floats, for so many rows that widening pays once for all.
+// A panel of packed weights as floats, for many rows, which then pay once for widening.
 template <class Weights, class Scale>
 void widen(const Call& call, const Matrix& from, int64_t panel, Floats* out) {
   const uint8_t* values = from.values + panel * call.panel_bytes();
