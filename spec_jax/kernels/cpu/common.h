@@ -106,6 +106,20 @@ typedef int32_t PartInts __attribute__((vector_size(16)));
 typedef uint32_t PartWords __attribute__((vector_size(16)));
 #endif
 
+// a * b + c with one rounding, where the processor has it. Compilers fuse the same expression in one
+// function and not in another, so that sums which must agree bit for bit say it.
+INLINE Part fused(Part a, Part b, Part c) {
+#if defined(__AVX512F__)
+  return (Part)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Part)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Part)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
 constexpr int kParts = sizeof(Floats) / sizeof(Part);
 
 INLINE void split(Floats whole, Part (&parts)[kParts]) {

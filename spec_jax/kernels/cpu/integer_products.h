@@ -320,8 +320,8 @@ void integer_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const Part numbers = __builtin_convertvector(Weights::ints(sums[r]), Part);
-        total[n][r] += scale[n] * (scales[r] * numbers);
-        if (to.minima) total[n][r] += minimum[n] * sums_of_x[r];
+        total[n][r] = fused(scale[n], numbers * scales[r], total[n][r]);
+        if (to.minima) total[n][r] = fused(minimum[n], Part{} + sums_of_x[r], total[n][r]);
       }
     }
     values += 64 * lines, words += R * block / 4;
@@ -339,7 +339,9 @@ void integer_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row
       out[n] = total[n][r];
       if (!scale_a_block) {
         out[n] *= scale[n];
-        if (to.minima) out[n] += minimum[n] * call.rounded->row_sums[row + r];
+        if (to.minima) {
+          out[n] = fused(minimum[n], Part{} + call.rounded->row_sums[row + r], out[n]);
+        }
       }
     }
     store(to, panel, row + r, load<Floats>(out));
