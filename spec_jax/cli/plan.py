@@ -120,9 +120,11 @@ def _table(plan: Plan) -> Table:
     programs = [part.program for part in parts]
     compiled = [program.as_dict() if program else {} for program in programs]
     published = {id(call): f"{each.ms_per_token:g}" for _, each, call in plan.published}
-    rows: dict[str, list[str]] = {
-        label: [_gib(getattr(part, name, 0)) for part in parts] for label, name in _MEMORY.items()
-    }
+    rows: dict[str, list[str]] = {}
+    for label, name in _MEMORY.items():
+        counts = [getattr(part, name, None) for part in parts]
+        counts[CALLS.index("sampling")] = None  # it holds nothing
+        rows[label] = [_gib(count) for count in counts] if any(counts) else []
     rows["memory, compiled, GiB"] = [_compiled(program) for program in programs]
     rows["  of it temporary, GiB"] = [
         _gib(program.temporary_bytes) if program else "" for program in programs
@@ -230,8 +232,8 @@ def _compared(role: str, published: Published, section: CallPlan) -> str:
     )
 
 
-def _gib(count: float) -> str:
-    return f"{count / 2**30:.2f}" if count else ""
+def _gib(count: float | None) -> str:
+    return "" if count is None else f"{count / 2**30:.2f}"
 
 
 def _ms(seconds: float | None) -> str:
