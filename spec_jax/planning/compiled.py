@@ -193,8 +193,9 @@ class _PlanCompiler(ShapeCompiler):
             )
             self.compiled = _compile(jitted, *args)
         state = jax.eval_shape(function, *args)
-        drafter = placed(self._drafter.model, state.drafter)
-        state = dataclasses.replace(placed(self._target, state), drafter=drafter)
+        parts, structure = jax.tree.flatten(state, is_leaf=lambda part: part is state.drafter)
+        models = (self._drafter.model if part is state.drafter else self._target for part in parts)
+        state = structure.unflatten(map(placed, models, parts))
         return lambda *_: state
 
 
