@@ -218,8 +218,7 @@ def compile_round(
     features = SamplingFeatures.of([sampling])
     shapes = dataclasses.replace(shapes, stops=0, bad_words=(0, 0), features=features)
     rows = programs.start([dataclasses.replace(PADDING, sampling=sampling)] * shapes.batch, shapes)
-    rounds = Rounds(compiler, target, drafter, programs.strategy, shapes, rows.sampling)
-    rounds.decode(rows.state, 1)
+    Rounds(programs, shapes, rows.sampling).decode(rows.state, 1)
     return compiler.compiled
 
 
