@@ -266,7 +266,7 @@ class DraftModelConfig(_Draft, _Confidence, SpeculativeConfig):
 
 @config_class
 class PromptLookupConfig(_WithoutConfidence):
-    """Copies what followed the latest n-gram earlier in prompt or output (Saxena 2023)."""
+    """Copies what followed an earlier occurrence of the text's last n-gram (Saxena 2023)."""
 
     method: Literal["prompt_lookup"] = "prompt_lookup"
     num_drafts: AtLeast1 = 1

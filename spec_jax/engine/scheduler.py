@@ -40,7 +40,7 @@ class Scheduler:
     `add` and `cancel` may be called at any time, by any thread; `step` by one thread at a time.
 
     The batch starts with the smallest shape that holds the requests that wait, and grows when later
-    ones need more. An empty batch is dropped.
+    ones need more. An idle batch stays for the prefixes of the next requests, until `release`.
 
     Args:
       engine: what decodes.
@@ -109,7 +109,7 @@ class Scheduler:
 
     @property
     def batch(self) -> Batch | None:
-        """The running batch; None while no request runs."""
+        """The running batch, or the idle one; None if there is none."""
         return self._batch
 
     def step(self) -> list[tuple[int, StreamChunk]]:
