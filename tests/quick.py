@@ -4,11 +4,11 @@ On CPU this takes less than half of the processor time. Tests that read a compil
 those that decode real weights for long, compile as users do.
 """
 
-import contextlib
 import functools
 import os
 import types
 import zlib
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -50,16 +50,19 @@ def compile_quickly() -> None:
     Model.compiler_options = property(_options)
 
 
-_evict = lru_cache.LRUCache._evict_if_needed
-
-
 def bound_cache() -> None:
-    """Removes the programs that were used longest ago from a cache that has become too large."""
-    if folder := jax.config.values["jax_compilation_cache_dir"]:
-        size = jax.config.values["jax_compilation_cache_max_size"]
-        cache = lru_cache.LRUCache(folder, max_size=size)
-        with cache.lock if cache.eviction_enabled else contextlib.nullcontext():
-            _evict(cache)
+    """Removes the oldest programs of a cache that has become too large."""
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    max_size = jax.config.values["jax_compilation_cache_max_size"]
+    if not folder or max_size < 0:
+        return
+    programs = [(path, path.stat()) for path in Path(folder).glob("*-cache")]
+    size = sum(stat.st_size for _, stat in programs)
+    for path, stat in sorted(programs, key=lambda each: each[1].st_mtime):
+        if size <= max_size:
+            return
+        size -= stat.st_size
+        path.unlink(missing_ok=True)
 
 
 def keep_programs_quickly() -> None:

@@ -32,7 +32,7 @@ from spec_jax.evaluation.verdict import Check
 from spec_jax.models.model import Model
 
 BAD_WORDS = 3
-"""Bad words of a text."""
+"""The largest number of bad words of a text."""
 MAX_STOPS = 4
 """Stop tokens tried per prompt, at different positions of accepted blocks."""
 SAMPLED_TEXTS = 24
@@ -107,11 +107,15 @@ class GreedyChecks:
             logit_bias=dict(zip(common, (float("-inf"), 0.5, -0.5), strict=False)),
         )
         requests = [dataclasses.replace(each, sampling=params) for each in requests]
-        # The text would contain each of these words next, so every one of them has an effect.
+        # The text would contain each of these words next, so every one of them has an effect. The
+        # first row of a batch has the fewest.
         for turn in range(BAD_WORDS):
+            words = (_word(text, turn) for text in self._plainly(requests))
             requests = [
-                dataclasses.replace(each, bad_words=[*each.bad_words, *_word(text, turn)])
-                for each, text in zip(requests, self._plainly(requests), strict=True)
+                dataclasses.replace(each, bad_words=[*each.bad_words, *more])
+                if turn <= number % BATCH
+                else each
+                for number, (each, more) in enumerate(zip(requests, words, strict=True))
             ]
         return [
             _stopped(each, text)
