@@ -62,7 +62,8 @@ def bound_cache() -> None:
         if size <= max_size:
             return
         size -= stat.st_size
-        path.unlink(missing_ok=True)
+        for name in (path.name, path.name.removesuffix("-cache") + "-atime"):
+            path.with_name(name).unlink(missing_ok=True)
 
 
 def keep_programs_quickly() -> None:

@@ -23,11 +23,6 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)
 
 
 @pytest.fixture
-def users_options():
-    """Not needed here: the keys of programs are compared, with whatever options."""
-
-
-@pytest.fixture
 def kept(tmp_path):
     """The programs of engines that JAX keeps, by their keys."""
     before = {
