@@ -233,8 +233,13 @@ class Scheduler:
             self._batch.use(needed)
 
     def _max_rounds(self) -> int:
-        sequences = self._running.values()
-        if any(each.number in self._streaming or each.request.sampling.stop for each in sequences):
+        assert self._batch is not None
+        streams = {
+            slot: each for slot, each in self._running.items() if each.number in self._streaming
+        }
+        if any(not streams[slot].token_ids for slot in streams.keys() - self._batch.reading.keys()):
+            return 1  # a first token goes out at once, and whoever comes meanwhile enters soon
+        if streams or any(each.request.sampling.stop for each in self._running.values()):
             return ROUNDS_PER_CHUNK
         return ROUNDS_PER_STEP
 
