@@ -13,7 +13,7 @@ from spec_jax.decoding.rows import write_rows
 from spec_jax.decoding.score import Scored, score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, DecodeState
 from spec_jax.decoding.verification import Verification
-from spec_jax.decoding.verify import verify
+from spec_jax.decoding.verify import verify, verify_greedy
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
 from spec_jax.models.model import Model
 from spec_jax.sampling.draw import argmax
@@ -96,8 +96,11 @@ def finish_round(
         scored = score(
             target, state, short, sampling, strategy.scoring, masks, drafter.feature_layers
         )
-        _, keys = _round_keys(state)
-        verified = verify(strategy.verification, scored.p, short, keys, sampling.features.random)
+        if scored.greedy_tokens is not None:
+            verified = verify_greedy(scored.greedy_tokens, short)
+        else:
+            assert scored.p is not None
+            verified = verify(strategy.verification, scored.p, short, _round_keys(state)[1])
         return commit(drafter, strategy.draft_length, state, short, scored, verified, sampling)
 
     widths = scoring_widths(strategy.draft_length, drafter.fixed_length, strategy.consistent)

@@ -15,8 +15,8 @@ from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.output import TargetOutput
 from spec_jax.sampling.parameters import BatchSampling
-from spec_jax.sampling.probabilities import probabilities
-from spec_jax.sampling.processors import History
+from spec_jax.sampling.probabilities import likeliest, probabilities
+from spec_jax.sampling.processors import History, process
 
 
 def kv_slots_per_round(scoring: str, lookahead: int, num_drafts: int) -> int:
@@ -36,13 +36,17 @@ class Scored(NamedTuple):
     """A target call over the last token of the text and the draft.
 
     Attributes:
-      p: the distributions after the last token of the text and after each draft token.
-      logits: the logits that `p` was made from, before all processors.
+      p: the distributions after the last token of the text and after each draft token; None if
+        all rows are greedy.
+      greedy_tokens: then the likeliest token at each of these positions, -1 where the target gives
+        no distribution; otherwise None.
+      logits: the logits that these were made from, before all processors.
       features: the target's features at the same tokens, or None; see `TargetOutput`.
       cache: the cache with these tokens, which its lengths do not count yet.
     """
 
-    p: Float[Array, "batch positions vocab"]
+    p: Float[Array, "batch positions vocab"] | None
+    greedy_tokens: Int[Array, "batch positions"] | None
     logits: Float[Array, "batch positions vocab"]
     features: Float[Array, "batch positions taps embed"] | None
     cache: KVCache
@@ -108,10 +112,16 @@ def score(
     ancestors = None
     if draft.num_drafts > 1:
         ancestors = drafted_before(draft.lookahead, draft.num_drafts)
-    p = probabilities(
-        out.logits, sampling, history, draft.tokens, ancestors, allowed, target.placement
-    )
-    return Scored(p, out.logits, out.features, out.cache)
+    p = greedy_tokens = None
+    if sampling.features.random:
+        p = probabilities(
+            out.logits, sampling, history, draft.tokens, ancestors, allowed, target.placement
+        )
+    else:
+        greedy_tokens = likeliest(
+            process(out.logits, sampling, history, draft.tokens, ancestors, allowed)
+        )
+    return Scored(p, greedy_tokens, out.logits, out.features, out.cache)
 
 
 def drafted_before(steps: int, num_drafts: int) -> Bool[np.ndarray, "positions drafted"]:

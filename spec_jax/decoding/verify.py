@@ -19,7 +19,7 @@ from spec_jax.decoding.verification import (
     residual,
 )
 from spec_jax.drafters.base import Draft
-from spec_jax.sampling.draw import draw, largest, uniform
+from spec_jax.sampling.draw import argmax, draw, largest, uniform
 
 Probs = Float[Array, "positions vocab"]
 """The target's distributions after the last token of the text and after each draft token (p)."""
@@ -136,7 +136,6 @@ def verify(
     p: Float[Array, "batch positions vocab"],
     draft: Draft,
     keys: Key[Array, " batch"],
-    random: bool = True,
 ) -> Verification:
     """Accepts a prefix of a draft of each row, and draws one token after it.
 
@@ -146,7 +145,6 @@ def verify(
         in the order of `Draft`; a position without a distribution holds zeros.
       draft: the proposed tokens.
       keys: each row's randomness for this round.
-      random: whether any row samples; static.
     """
 
     def decide(p: Probs, draft: RowDraft, key: Array) -> AcceptedPath:
@@ -166,9 +164,35 @@ def verify(
     return Verification(
         accepted=path.accepted,
         draft_index=path.draft_index,
-        token=draw(halves[:, 1], path.next_token_probs, random),
+        token=draw(halves[:, 1], path.next_token_probs),
         valid=path.next_token_probs.sum(-1) > 0,
     )
+
+
+@jax.named_scope("verify")
+def verify_greedy(greedy_tokens: Int[Array, "batch positions"], draft: Draft) -> Verification:
+    """What every rule does if all rows are greedy, for any q that the tokens were drawn from.
+
+    With all mass of p on one token, a rule accepts while the draft is that token, and then emits
+    it. Of several drafts the first of those that agree the longest is accepted.
+
+    Args:
+      greedy_tokens: the target's likeliest tokens at the places of `verify`'s p; -1 where it gives
+        no distribution.
+      draft: the proposed tokens.
+    """
+    batch, steps, num_drafts = len(greedy_tokens), draft.lookahead, draft.num_drafts
+    first = jnp.repeat(greedy_tokens[:, :1], num_drafts, axis=1)
+    targets = jnp.concatenate([first, greedy_tokens[:, 1:]], axis=1)
+    targets = targets.reshape(batch, steps + 1, num_drafts)
+    is_drafted = jnp.arange(steps, dtype=jnp.int32)[None] < draft.lengths[:, None]
+    passed = draft.tokens.reshape(batch, steps, num_drafts) == targets[:, :-1]
+    # The token -1 ends a draft, and does not agree with a target that has no token either.
+    passed = passed & (targets[:, :-1] >= 0) & is_drafted[..., None]
+    counts = jnp.cumprod(passed.astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
+    accepted, draft_index = counts.max(-1), argmax(counts)
+    token = targets[jnp.arange(batch, dtype=jnp.int32), accepted, draft_index]
+    return Verification(accepted, draft_index, jnp.maximum(token, 0), token >= 0)
 
 
 def accepted_length(

@@ -11,7 +11,7 @@ from spec_jax.control import in_place_if
 from spec_jax.drafters.base import Context, Draft
 from spec_jax.pytree import pytree
 from spec_jax.sampling.draw import draw
-from spec_jax.sampling.probabilities import warp
+from spec_jax.sampling.probabilities import likeliest, warp
 from spec_jax.sampling.processors import History, process
 from spec_jax.sharding import Placement
 
@@ -26,7 +26,7 @@ class _Drafting(Generic[T]):
     history: History
     last: Int[Array, " rows"]
     tokens: Int[Array, "batch drafted"]
-    probs: Float[Array, "batch drafted vocab"]
+    probs: Float[Array, "batch drafted vocab"] | None
     confidence: Float[Array, "batch drafted"] | None
     lengths: Int[Array, " batch"]
     active: Bool[Array, " batch"]
@@ -77,17 +77,24 @@ def autoregress(
         logits, carry = step(state.carry, i, state.last.reshape(batch, num_drafts))
         logits = logits.reshape(rows, 1, vocab)
         logits = process(logits, sampling, state.history, no_tokens)
-        q = warp(logits, sampling, placement)[:, 0]
-        keys = jax.vmap(lambda key: _fold(key, i * num_drafts, num_drafts))(context.keys)
-        last = draw(keys.reshape(rows), q, random)
+        if state.probs is None:  # all rows are greedy
+            q, probs, token = None, None, likeliest(logits)[:, 0]
+            last, usable = jnp.maximum(token, 0), token >= 0
+        else:
+            q = warp(logits, sampling, placement)[:, 0]
+            probs = write(state.probs, q, i)
+            keys = jax.vmap(lambda key: _fold(key, i * num_drafts, num_drafts))(context.keys)
+            last, usable = draw(keys.reshape(rows), q), q.sum(-1) > 0
         # A position without a distribution (NaN) ends the draft before it; the target continues.
-        usable = (q.sum(-1) > 0).reshape(batch, num_drafts).all(-1)
+        usable = usable.reshape(batch, num_drafts).all(-1)
         lengths = state.lengths + (state.active & usable).astype(jnp.int32)
         active = state.active & usable & (lengths < context.limits)
         confidence = state.confidence
         if context.threshold is not None and confidence is not None:
             # A greedy row's q is one-hot; its confidence is the probability at temperature 1.
-            likelihoods = jnp.where(is_greedy, jax.nn.softmax(logits[:, 0], -1), q)
+            likelihoods = jax.nn.softmax(logits[:, 0], -1)
+            if q is not None:
+                likelihoods = jnp.where(is_greedy, likelihoods, q)
             new = jnp.take_along_axis(likelihoods, last[:, None], axis=1)[:, 0]
             active = active & (new.reshape(batch, num_drafts).max(-1) >= context.threshold)
             confidence = write(confidence, new, i)
@@ -96,7 +103,7 @@ def autoregress(
             history=state.history.add(last),
             last=last,
             tokens=write(state.tokens, last, i),
-            probs=write(state.probs, q, i),
+            probs=probs,
             confidence=confidence,
             lengths=lengths,
             active=active,
@@ -108,7 +115,7 @@ def autoregress(
         history=history,
         last=jnp.zeros((rows,), jnp.int32),
         tokens=jnp.zeros((batch, count), jnp.int32),
-        probs=jnp.zeros((batch, count, vocab), jnp.float32),
+        probs=jnp.zeros((batch, count, vocab), jnp.float32) if random else None,
         confidence=None if context.threshold is None else jnp.zeros((batch, count), jnp.float32),
         lengths=jnp.zeros((batch,), jnp.int32),
         active=context.limits > 0,

@@ -80,9 +80,7 @@ def largest(x: Float[Array, "*lead size"]) -> Int[Array, "*lead"]:
     return jnp.where(x == x.max(-1, keepdims=True), indices, x.shape[-1]).min(-1)
 
 
-def draw(
-    keys: Key[Array, " batch"], probs: Float[Array, "batch vocab"], random: bool = True
-) -> Int[Array, " batch"]:
+def draw(keys: Key[Array, " batch"], probs: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
     """One token per row: first a block of the vocabulary, then a token inside it.
 
     Each choice is a race of independent exponential variables: the one with rate w_i comes first
@@ -93,11 +91,7 @@ def draw(
       keys: each row's randomness.
       probs: each row's distribution, of any finite sum. A token of probability zero is never drawn.
         A row of zeros has no distribution, and its token means nothing.
-      random: whether any row is random; otherwise all are one-hot, and no random number is made.
-        Static.
     """
-    if not random:
-        return largest(probs)
     count, size = blocks(probs.shape[1])
     padded = jnp.pad(probs, ((0, 0), (0, count * size - probs.shape[1])))
     parts = padded.reshape(-1, count, size)

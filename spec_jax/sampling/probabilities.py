@@ -52,6 +52,14 @@ def probabilities(
     return warp(processed, sampling, placement)
 
 
+def likeliest(logits: Float[Array, "*lead vocab"]) -> Int[Array, "*lead"]:
+    """The token that a greedy row takes from processed logits, or -1 without a distribution.
+
+    It is the token that `warp` gives all probability, without the vocabulary of zeros around it.
+    """
+    return jnp.where(jnp.isfinite(logits.max(-1)), largest(logits), -1)
+
+
 def warp(
     logits: Float[Array, "batch positions vocab"],
     sampling: BatchSampling,

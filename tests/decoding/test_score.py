@@ -69,8 +69,8 @@ def scored(tokens, drafts=1, scoring="block", given=None):
     call = jax.jit(
         lambda state, draft: score(TARGET, state, draft, SAMPLING, scoring, feature_layers=LAYERS)
     )
-    p, _, features, cache = call(given or state(), draft)
-    return np.asarray(p), np.asarray(features), cache
+    result = call(given or state(), draft)
+    return np.asarray(result.p), np.asarray(result.features), result.cache
 
 
 def expected(row, before):
