@@ -39,7 +39,7 @@ SWITCH = "SPEC_JAX_NATIVE"
 _SOURCES = Path(__file__).with_name("cpu")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
-_EXPERT_PRODUCT = "spec_jax_expert_product"
+_EXPERT_PRODUCT, _NORM = "spec_jax_expert_product", "spec_jax_norm"
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
 _BUILD_SECONDS = 300
@@ -197,6 +197,24 @@ def attention(
     )
 
 
+def norm(
+    x: Float[Array, "rows size"],
+    weight: Float[Array, " size"],
+    bias: Float[Array, " size"] | None,
+    *,
+    eps: float,
+    centered: bool,
+) -> Float[Array, "rows size"]:
+    """RMS norm of rows, or layer norm if `centered`, in float32.
+
+    A row is the same, bit for bit, whatever rows are beside it.
+    """
+    if bias is None:
+        bias = jnp.zeros((0,), jnp.float32)
+    call = _call(_NORM, jax.ShapeDtypeStruct(x.shape, jnp.float32))
+    return call(x, weight, bias, eps=np.float32(eps), centered=centered)
+
+
 def _call(target: str, result: Any) -> Callable[..., Any]:
     """A function of the library, for programs."""
     if not available():
@@ -243,6 +261,7 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
             _PRODUCT: library.SpecJaxProduct,
             _EXPERT_PRODUCT: library.SpecJaxExpertProduct,
             _ATTENTION: library.SpecJaxAttention,
+            _NORM: library.SpecJaxNorm,
         }
     except (_Unavailable, OSError, AttributeError) as error:
         warnings.warn(

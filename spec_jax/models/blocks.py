@@ -82,18 +82,21 @@ class Block(nnx.Module):
         context: LayerContext,
         source: tuple[KVState, LayerContext] | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], Any]:
-        def added(norm: Norm | None, out: Array) -> Array:
-            return (out if norm is None else norm(out)) * self.residual_scale
+        backend = context.backend
 
-        normed = x if self.attention_norm is None else self.attention_norm(x)
+        def added(norm: Norm | None, out: Array) -> Array:
+            return (out if norm is None else norm(out, backend)) * self.residual_scale
+
+        normed = x if self.attention_norm is None else self.attention_norm(x, backend)
         attended, cache = self.attention(normed, cache, context)
         attended = added(self.attention_post_norm, attended)
         if self.cross is not None and self.cross_norm is not None and source is not None:
-            attended = attended + self.cross.cross_attend(self.cross_norm(x + attended), *source)
+            normed_input = self.cross_norm(x + attended, backend)
+            attended = attended + self.cross.cross_attend(normed_input, *source)
         mlp_input = x if self.parallel_residual else x + attended
         if self.shared_norm:
             mlp_input = normed
         elif self.mlp_norm is not None:
-            mlp_input = self.mlp_norm(mlp_input)
+            mlp_input = self.mlp_norm(mlp_input, backend)
         out = context.residual(self.mlp(mlp_input, context.placement))
         return x + attended + added(self.mlp_post_norm, out), cache

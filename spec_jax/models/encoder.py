@@ -65,7 +65,7 @@ class Encoder(nnx.Module):
         Args:
           x: the embedded source.
           lengths: positions of each row, at least one.
-          backend: how attention is computed, see `attention`.
+          backend: how attention and norms are computed, see `attention`.
           placement: how the model lies on devices.
         """
         mask = AttentionMask.bidirectional(lengths, x.shape[1])
@@ -76,4 +76,4 @@ class Encoder(nnx.Module):
         x = context.residual(x)
         for block in self.blocks:
             x, _ = block(x, None, context)
-        return self.final_norm(x)
+        return self.final_norm(x, backend)

@@ -73,7 +73,7 @@ class Model(ModelWeights):
         module = self.module
         _, features, cache = self._run(
             module,
-            module.embed_tokens(tokens),
+            module.embed_tokens(tokens, self._backend),
             cache,
             num_tokens=num_tokens,
             feature_layers=tuple(feature_layers),
@@ -114,7 +114,7 @@ class Model(ModelWeights):
         module = self.module
         x, features, cache = self._run(
             module,
-            module.embed_tokens(tokens),
+            module.embed_tokens(tokens, self._backend),
             cache,
             mask,
             num_tokens,
@@ -130,14 +130,16 @@ class Model(ModelWeights):
     ) -> tuple[Float[Array, "batch tokens embed"], KVCache]:
         """Runs new tokens through the first `layers` (static) blocks, and writes their caches."""
         module = self.module
-        x, _, cache = self._run(module, module.embed_tokens(tokens), cache, last=layers)
+        x, _, cache = self._run(
+            module, module.embed_tokens(tokens, self._backend), cache, last=layers
+        )
         return x, cache
 
     def logits(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
         """Float32 logits of the hidden states of any layer, through the model's own head."""
         module = self.module
         padded = self._not_alone(x)
-        logits = module.logits(module.final_norm(padded))
+        logits = module.logits(module.final_norm(padded, self._backend))
         return self.placement.pin(logits, "batch", None, "vocab")[:, : x.shape[1]]
 
     def run_remaining_layers(

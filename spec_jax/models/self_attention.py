@@ -59,13 +59,13 @@ class Attention(nnx.Module):
         projected = project(x, (self.query, self.key, self.value))
         norms = self.query_norm, self.key_norm, None
         if self.normed == "projection":
-            projected = _normed(norms, projected)
+            projected = _normed(norms, projected, context.backend)
         axes = ("heads", "kv_heads", "kv_heads")
         heads = [
             context.heads(each, self.head_dim, axis)
             for each, axis in zip(projected, axes, strict=True)
         ]
-        q, k, v = _normed(norms, heads) if self.normed == "head" else heads
+        q, k, v = _normed(norms, heads, context.backend) if self.normed == "head" else heads
         if context.rotation is not None:
             q, k = rotate(q, context.rotation), rotate(k, context.rotation)
         out, state = attention(
@@ -109,5 +109,7 @@ class Attention(nnx.Module):
         return context.residual(self.output(out.reshape(*x.shape[:2], -1), context.placement))
 
 
-def _normed(norms: Sequence[Norm | None], each: Sequence[Array]) -> list[Array]:
-    return [x if norm is None else norm(x) for norm, x in zip(norms, each, strict=True)]
+def _normed(
+    norms: Sequence[Norm | None], each: Sequence[Array], backend: str | None
+) -> list[Array]:
+    return [x if norm is None else norm(x, backend) for norm, x in zip(norms, each, strict=True)]

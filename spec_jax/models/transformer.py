@@ -61,11 +61,11 @@ class Transformer(nnx.Module):
         )
 
     def embed_tokens(
-        self, tokens: Int[Array, "batch tokens"]
+        self, tokens: Int[Array, "batch tokens"], backend: str | None = None
     ) -> Float[Array, "batch tokens embed"]:
         """The residual stream of tokens before the first block."""
         x = self.embed(tokens) * self.config.embedding_scale
-        return x if self.embedding_norm is None else self.embedding_norm(x)
+        return x if self.embedding_norm is None else self.embedding_norm(x, backend)
 
     def encode(
         self,
@@ -118,7 +118,7 @@ class Transformer(nnx.Module):
           first: the first block.
           last: the block to stop before; the last one by default.
           feature_layers: which features to return, see `TargetOutput` (static).
-          backend: how attention is computed, see `attention`.
+          backend: how attention and norms are computed, see `attention`.
           placement: how the model lies on devices.
 
         Returns:

@@ -120,13 +120,6 @@ INLINE void transpose(Floats (&rows)[kLanes]) {
   swap_blocks<1>(rows);
 }
 
-INLINE Floats load_some(const float* from, int64_t count) {
-  if (count >= kLanes) return load<Floats>(from);
-  Floats out = {};
-  std::memcpy(&out, from, count * sizeof(float));
-  return out;
-}
-
 // Sums of values weighted by `R` rows of scores, `P` panels of 16 features from `feature` on.
 template <int R, int P>
 void mix(const float* weights, int64_t stride, const float* values, const int32_t* slots,
@@ -170,11 +163,11 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
     lowest = std::min(lowest, at), highest = std::max(highest, at);
   }
   // Slots from `first` to `end` are looked at; all rows see those below `whole`.
-  int64_t first = 0, whole = 0, end = call.slots;
+  int64_t first = 0, whole = 0, end = std::min<int64_t>(call.slots, call.start[b] + call.tokens);
   if (!call.ring) {
-    end = std::min<int64_t>(end, call.start[b] + call.tokens);
     if (!call.recent) end = std::min(end, highest + 1);
-    if (call.window) first = std::max<int64_t>(0, lowest - call.window + 1);
+    // A key's lane, and so the order of a row's sums, depends on its slot alone.
+    if (call.window) first = std::max<int64_t>(0, lowest - call.window + 1) / kLanes * kLanes;
     if (!call.window) whole = std::min<int64_t>(end, call.recent ? call.text[b] : lowest + 1);
   }
   std::vector<int32_t> slots;
@@ -183,16 +176,18 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
   const bool in_order = !call.ring && !call.recent && !call.window;
   if (in_order) whole = end;
   for (int64_t slot = 0; slot < whole; ++slot) slots.push_back(slot);
+  int32_t any_seen = 0;
   for (int64_t slot = std::max(first, whole); slot < end; ++slot) {
     bool any = false;
-    size_t before = seen.size();
     for (int64_t r = row; r < row + count; ++r) {
       bool one = call.sees(b, r % call.tokens, slot);
       seen.push_back(one), any |= one;
     }
-    // What nobody sees may hold anything, a NaN too.
-    if (any) slots.push_back(slot); else seen.resize(before);
+    if (any) any_seen = slot;
+    slots.push_back(any ? slot : -1);
   }
+  // What nobody sees may hold anything, a NaN too: another slot is read in its place.
+  for (int32_t& slot : slots) slot = slot < 0 ? any_seen : slot;
   const int64_t used = slots.size(), padded = (used + kLanes - 1) / kLanes * kLanes;
 
   std::vector<float> scores(count * padded);
@@ -212,8 +207,9 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
           [&](auto rows) {
             constexpr int R = decltype(rows)::value;
             Floats found[1][R];
-            tile<FloatStep, R, 1, chains(R)>(turned.get(), 0, queries + begin * width, width,
-                                             width, found);
+            // One sum a row, so that a row's score does not depend on how many rows there are.
+            tile<FloatStep, R, 1, 1>(turned.get(), 0, queries + begin * width, width, width,
+                                     found);
             for (int r = 0; r < R; ++r) {
               std::memcpy(&scores[(begin + r) * padded + j], &found[0][r], sizeof(Floats));
             }

@@ -120,6 +120,14 @@ INLINE Part fused(Part a, Part b, Part c) {
 #endif
 }
 
+// At most 16 numbers, then zeros.
+INLINE Floats load_some(const float* from, int64_t count) {
+  if (count >= kLanes) return load<Floats>(from);
+  Floats out = {};
+  std::memcpy(&out, from, count * sizeof(float));
+  return out;
+}
+
 constexpr int kParts = sizeof(Floats) / sizeof(Part);
 
 INLINE void split(Floats whole, Part (&parts)[kParts]) {

@@ -1,0 +1,101 @@
+// RMS norm and layer norm of rows. The numbers of a row are added in one order, in 16 sums, however
+// many rows there are: XLA adds the numbers of a row in another order where there are eight rows.
+
+#include <cmath>
+
+#include "common.h"
+
+namespace {
+
+struct NormCall {
+  bool centered;  // layer norm
+  float eps;
+  int64_t rows, size;
+  const float *x, *weight, *bias;  // [rows, size], [size], [size] or null
+  float* out;                      // [rows, size]
+};
+
+INLINE float sum_of(Floats lanes) {
+  float numbers[kLanes], sum = 0;
+  std::memcpy(numbers, &lanes, sizeof(lanes));
+  for (float each : numbers) sum += each;
+  return sum;
+}
+
+// Calls function(index, how many of the next 16 numbers there are).
+template <class Function>
+INLINE void for_lanes(int64_t size, Function function) {
+  for (int64_t i = 0; i < size; i += kLanes) function(i, std::min<int64_t>(kLanes, size - i));
+}
+
+void norm_row(const NormCall& call, int64_t row) {
+  const float* x = call.x + row * call.size;
+  float mean = 0;
+  if (call.centered) {
+    Floats sums = {};
+    for_lanes(call.size, [&](int64_t i, int64_t count) INLINE_LAMBDA {
+      sums += load_some(x + i, count);
+    });
+    mean = sum_of(sums) / call.size;
+  }
+  Floats squares = {};
+  for_lanes(call.size, [&](int64_t i, int64_t count) INLINE_LAMBDA {
+    Floats each = load_some(x + i, count) - mean;
+    if (count < kLanes) {  // the zeros behind the end are not numbers of the row
+      float lanes[kLanes];
+      std::memcpy(lanes, &each, sizeof(each));
+      std::fill(lanes + count, lanes + kLanes, 0.0f);
+      std::memcpy(&each, lanes, sizeof(each));
+    }
+    squares += each * each;
+  });
+  const float scale = 1.0f / std::sqrt(sum_of(squares) / call.size + call.eps);
+  float* out = call.out + row * call.size;
+  for_lanes(call.size, [&](int64_t i, int64_t count) INLINE_LAMBDA {
+    Floats each = (load_some(x + i, count) - mean) * scale * load_some(call.weight + i, count);
+    if (call.bias) each += load_some(call.bias + i, count);
+    std::memcpy(out + i, &each, count * sizeof(float));
+  });
+}
+
+constexpr int64_t kTaskNumbers = 1 << 14;  // fewer are not worth a second thread
+
+template <class Pool>
+void run(Pool& pool, const NormCall& call) {
+  const int64_t tasks = std::min(call.rows, call.rows * call.size / kTaskNumbers + 1);
+  auto task = [&](int64_t i) {
+    for (int64_t row = call.rows * i / tasks; row < call.rows * (i + 1) / tasks; ++row) {
+      norm_row(call, row);
+    }
+  };
+  parallel(pool, tasks, task);
+}
+
+namespace ffi = xla::ffi;
+
+ffi::Error Norm(ffi::ThreadPool pool, bool centered, float eps, ffi::Buffer<ffi::F32> x,
+                ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> bias,
+                ffi::ResultBuffer<ffi::F32> out) {
+  if (x.dimensions().size() != 2 ||
+      x.dimensions()[1] != static_cast<int64_t>(weight.element_count()) ||
+      (bias.element_count() && bias.element_count() != weight.element_count())) {
+    return ffi::Error::InvalidArgument("spec_jax_norm: sizes do not match");
+  }
+  NormCall call{centered, eps, x.dimensions()[0], x.dimensions()[1]};
+  call.x = x.typed_data(), call.weight = weight.typed_data(), call.out = out->typed_data();
+  if (bias.element_count()) call.bias = bias.typed_data();
+  if (call.rows && call.size) run(pool, call);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxNorm, Norm,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<bool>("centered")
+                                  .Attr<float>("eps")
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());

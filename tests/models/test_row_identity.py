@@ -1,0 +1,80 @@
+"""Products in 8-bit activations: a token's logits are the same, bit for bit, in calls of any shape.
+
+So greedy speculation equals plain decoding, with no near-ties. docs/quantization.md says where.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.checkpoints.packing import Packing
+from spec_jax.checkpoints.weights import ArrayWeights
+from spec_jax.models.config import TransformerConfig
+from spec_jax.models.model import Model
+
+pytestmark = pytest.mark.native
+
+TOKENS, ROWS, VOCAB = 24, 8, 96
+SHAPE = {
+    "vocab_size": VOCAB,
+    "embed_size": 64,
+    "num_layers": 2,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "mlp_size": 96,
+    "max_position": 128,
+}
+MODELS = {
+    "llama": {},
+    "layer norms, biases, learned positions": {
+        "norm": "layer",
+        "qkv_bias": True,
+        "output_bias": True,
+        "learned_positions": True,
+    },
+    "norms of heads and after blocks": {"qk_norm": "head", "post_norms": True},
+    "capped scores": {"score_cap": 5.0},
+    "falling scores": {"alibi_scale": 1.0},
+    "window": {"sliding_window": 7},
+    "odd widths": {"embed_size": 72, "mlp_size": 100},
+}
+
+
+@functools.cache
+def packed(name, quantization):
+    """A model with random weights, each in the same numbers of bits."""
+    model = Model.random(TransformerConfig.of(**SHAPE | MODELS[name]), seed=3)
+    packing = Packing(quantization, native=True, activations="int8")
+    return model.with_weights(ArrayWeights(model, packing).read(model.weights))
+
+
+@jax.jit
+def score(model, tokens, cache):
+    out = model.score(tokens, cache)
+    return out.logits, out.cache.commit(cache.lengths + tokens.shape[1])
+
+
+def logits_of(model, texts, width):
+    """Logits [rows, tokens, V] of texts that are read `width` tokens at a time."""
+    cache, parts = model.new_cache(len(texts), 64, headroom=TOKENS), []
+    for at in range(0, TOKENS // width * width, width):
+        logits, cache = score(model, jnp.asarray(texts[:, at : at + width]), cache)
+        parts.append(np.asarray(logits))
+    return np.concatenate(parts, 1)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_depend_on_no_other_token_of_the_call(name, quantization):
+    model = packed(name, quantization)
+    texts = np.random.default_rng(5).integers(0, VOCAB, (ROWS, TOKENS)).astype(np.int32)
+    alone = np.concatenate([logits_of(model, texts[row : row + 1], 1) for row in range(ROWS)])
+    for rows, width in [(1, 2), (1, 5), (1, 9), (1, 24), (2, 4), (3, 1), (8, 1), (8, 6)]:
+        together = logits_of(model, texts[:rows], width)
+        expected = alone[:rows, : together.shape[1]]
+        assert together.tobytes() == expected.tobytes(), (rows, width)
+    assert len(np.unique(alone.argmax(-1))) > 1
