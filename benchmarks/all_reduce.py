@@ -55,7 +55,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--chips", type=int, nargs="+", default=[1, 2, 8, 16])
     args = parser.parse_args()
-    texts, starts, expected = exact_answers(args.prompts, args.tokens)
+    _, texts, starts, expected = exact_answers(RECIPE, args.prompts, args.tokens)
     # Plain arrays, which can be cut; native code keeps its weights in panels.
     layout = {"layout": "cpu-1", "dtype": "bfloat16", "quantization": "none"}
     model = LLM(RECIPE, max_model_len=1024, **layout).engine.target

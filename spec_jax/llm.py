@@ -78,7 +78,8 @@ class LLM:
       activations: what products with quantized matrices of target and draft round their inputs to.
         `int8`, for a quantized target in native code on CPU, rounds 32 neighbouring inputs to 8
         bits with one scale, as llama.cpp does: several tokens in a call then cost little more than
-        one. The output is exactly what the target with such products decodes.
+        one. The output is exactly what the target with such products decodes. `auto` is `int8`
+        where it can be, and `float32` otherwise, which rounds nothing.
       kv_cache_dtype: `int8` keeps keys and values of target and draft in 8 bits, with a scale for
         each head of each token; the output is exactly what the target with such a cache decodes.
         `auto` keeps them in `dtype`, or on CPU in float32.
@@ -115,7 +116,7 @@ class LLM:
         tensor_parallel_size: int | None = None,
         dtype: LlmDtype = AUTO,
         quantization: Quantization | None = AUTO,
-        activations: Activations = "float32",
+        activations: Activations = AUTO,
         kv_cache_dtype: KvCacheDtype = AUTO,
         offload: Offload = "none",
         resident_layers: int = 0,

@@ -54,7 +54,7 @@ def plainly(llm):
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_a_gguf_file_keeps_its_blocks(models, kind):
-    kept = LLM(models[kind], quantization="gguf")
+    kept = LLM(models[kind], quantization="gguf", activations="float32")
     assert {weight.format for weight in matrices(kept)} == {"int8" if kind == "Q8_0" else "int4"}
     assert tokens(kept) == tokens(LLM(models[kind], quantization="none"))
 
@@ -93,7 +93,7 @@ def test_auto_keeps_what_is_stored_where_that_is_fastest(
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_weights_are_rounded(models, quantization):
-    rounded = LLM(models["directory"], quantization=quantization)
+    rounded = LLM(models["directory"], quantization=quantization, activations="float32")
     assert {weight.format for weight in matrices(rounded)} == {quantization}
     assert tokens(rounded) == plainly(rounded)
 
@@ -102,7 +102,7 @@ def test_weights_are_rounded(models, quantization):
 @pytest.mark.parametrize("sharded", often([False, True], [True]))
 def test_without_native_code_the_tokens_are_the_same(models, quantization, sharded, monkeypatch):
     model = models["Q4_1" if quantization == "gguf" else "directory"]
-    native_tokens = tokens(LLM(model, quantization=quantization))
+    native_tokens = tokens(LLM(model, quantization=quantization, activations="float32"))
     monkeypatch.setattr(native, "available", lambda *args: False)
     layout = Layout.tensor_parallel(2) if sharded else None
     llm = LLM(model, quantization=quantization, layout=layout)
@@ -130,11 +130,11 @@ METHODS = {
 OFTEN = ["draft_model"]
 
 
-@pytest.fixture(scope="module", params=["int8", "gguf", "gguf, activations in int8"])
+@pytest.fixture(scope="module", params=["int8", "gguf", "gguf, activations in float32"])
 def plain(request, models):
-    quantization, _, rounds = request.param.partition(",")
+    quantization, _, in_float32 = request.param.partition(",")
     model = models["Q4_1" if quantization == "gguf" else "directory"]
-    activations = "int8" if rounds else "float32"
+    activations = "float32" if in_float32 else "auto"
     llm = LLM(model, quantization=quantization, activations=activations)
     return model, llm, tokens(llm)
 
@@ -180,7 +180,7 @@ def logits(llm, model):
 
 def test_sampling_from_a_quantized_target(models):
     """Greedy rows say nothing of the probabilities: these come from the rounded weights."""
-    llm = LLM(models["directory"], quantization="int8", seed=3)
+    llm = LLM(models["directory"], quantization="int8", activations="float32", seed=3)
     plain = llm.engine.target.unpacked()
     np.testing.assert_allclose(logits(llm, llm.engine.target), logits(llm, plain), atol=1e-4)
 
@@ -188,7 +188,7 @@ def test_sampling_from_a_quantized_target(models):
 @pytest.mark.parametrize("quantization", ["int8", "int4", "gguf"])
 def test_activations_in_8_bits(models, quantization):
     model = models["Q4_1" if quantization == "gguf" else "directory"]
-    llm = LLM(model, quantization=quantization, activations="int8")
+    llm = LLM(model, quantization=quantization)
     assert {weight.activations for weight in matrices(llm)} == {"int8"}
     rounded = logits(llm, llm.engine.target)
     full = logits(llm, llm.engine.target.unpacked())
@@ -207,6 +207,6 @@ def test_activations_need_a_quantized_target_and_native_code(models, monkeypatch
 
 
 def test_a_plain_draft_of_a_target_with_activations_in_8_bits(models):
-    llm = LLM(models["Q4_1"], activations="int8")
+    llm = LLM(models["Q4_1"])
     config = SpeculativeConfig(method="draft_model", draft=models["draft"])
     assert tokens(llm.with_speculation(config)) == tokens(llm)

@@ -61,7 +61,10 @@ class Packing:
             dtype = "float32" if stored == "float32" else "bfloat16"
         elif dtype == AUTO:
             dtype = "bfloat16" if self.native and stored == "bfloat16" else "float32"
-        return dtype, dataclasses.replace(self, quantization=quantization)
+        activations = self.activations
+        if activations == AUTO:
+            activations = "int8" if self.native else "float32"
+        return dtype, dataclasses.replace(self, quantization=quantization, activations=activations)
 
     @property
     def rounds(self) -> bool:

@@ -12,7 +12,7 @@ CheckpointFormat = Literal["orbax", "safetensors"]
 Quantization = Literal["auto", "none", "int8", "int4", "gguf"]
 PlanQuantization = Literal["none", "int8", "int4"]
 """The quantizations that a model's shape alone determines."""
-Activations = Literal["float32", "int8"]
+Activations = Literal["auto", "float32", "int8"]
 """What products with quantized weights round their inputs to."""
 KvCacheDtype = Literal["auto", "int8"]
 Offload = Literal["none", "host"]

@@ -17,9 +17,10 @@ class LoadingOptions:
     quantization: Quantization = "auto"
     """How the target's matrices are kept: int8 and int4 round them, gguf keeps the blocks of a GGUF
     file."""
-    activations: Activations = "float32"
-    """What products with quantized matrices round their inputs to: int8 is faster on a CPU with
-    native code, and rounds 32 neighbouring inputs to 8 bits with one scale."""
+    activations: Activations = "auto"
+    """What products with quantized matrices round their inputs to: int8 gives 32 neighbouring
+    inputs 8 bits and a scale, as llama.cpp does; auto is int8 in native code on a CPU, else
+    float32."""
     kv_cache_dtype: KvCacheDtype = "auto"
     """What caches hold: int8 keeps keys and values in 8 bits (default: auto, not rounded)."""
     offload: Offload = "none"
