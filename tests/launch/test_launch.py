@@ -139,6 +139,16 @@ def test_local_drafts_by_prompt_lookup_unless_another_drafter_is_named(checkout)
         assert "prompt_lookup" not in said and "num-speculative" not in said
 
 
+def test_local_takes_a_pair_of_recipes(checkout):
+    said = checkout.run("local.sh", "--dry-run", "--pair", "qwen2.5-coder", "Hello").stdout
+    recipes = re.findall(r"--(?:target|draft) \S*/checkpoints/(\S+\.toml)", said)
+    assert recipes == ["qwen2.5-coder-1.5b-instruct.toml", "qwen2.5-coder-0.5b-instruct.toml"]
+    assert all((ROOT / "checkpoints" / each).is_file() for each in recipes)
+    assert "--prompt Hello" in said and "prompt_lookup" not in said
+    result = checkout.run("local.sh", "--dry-run", "--pair", "other", "Hello")
+    assert result.returncode == 1 and "--pair is 'other'" in result.stderr
+
+
 def without_port(calls: list) -> list[str]:
     return sorted(re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", str(call)) for call in calls)
 
