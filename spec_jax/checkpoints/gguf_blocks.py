@@ -40,6 +40,16 @@ def _q4_1(blocks: np.ndarray) -> Quantized:
     return Quantized(_nibbles(blocks[:, :, 4:]), scales, minima, 4)
 
 
+def _q5_0(blocks: np.ndarray) -> Quantized:
+    values = _with_fifth_bits(blocks[:, :, 6:], blocks[:, :, 2:6]) - np.int8(16)
+    return Quantized(values, _halves(blocks[:, :, :2]), None, 8)
+
+
+def _q5_1(blocks: np.ndarray) -> Quantized:
+    scales, minima = _halves(blocks[:, :, :2]), _halves(blocks[:, :, 2:4])
+    return Quantized(_with_fifth_bits(blocks[:, :, 8:], blocks[:, :, 4:8]), scales, minima, 8)
+
+
 def _q4_k(blocks: np.ndarray) -> Quantized:
     scales, minima = _k_scales(blocks)
     return Quantized(
@@ -90,6 +100,12 @@ def _nibbles(data: np.ndarray) -> np.ndarray:
     return _flat(_split_nibbles(data))
 
 
+def _with_fifth_bits(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Numbers of 5 bits: 16 bytes of low halves and 4 bytes of the highest bits a block."""
+    bits = np.unpackbits(np.ascontiguousarray(high), axis=-1, bitorder="little")
+    return (_nibbles(low) | _flat(bits) << 4).astype(np.int8)
+
+
 def _flat(numbers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(numbers.reshape(len(numbers), -1))
 
@@ -98,6 +114,8 @@ _BLOCKS = {
     GGMLQuantizationType.Q8_0: _q8_0,
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q5_0: _q5_0,
+    GGMLQuantizationType.Q5_1: _q5_1,
     GGMLQuantizationType.Q4_K: _q4_k,
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,

@@ -8,11 +8,13 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from spec_jax.checkpoints.gguf_blocks import unpack
 from spec_jax.kernels import PackedWeight
 
-KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 HALVES = {
     "Q8_0": (0,),
     "Q4_0": (0,),
     "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
