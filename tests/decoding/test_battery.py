@@ -8,8 +8,9 @@ What a combination must show depends on its setting and its rows:
   exact probabilities fail a correct program once in a million.
 - sampled, `three`: a row says the same in another place and among other neighbours.
 
-A test for each would compile for hours, so all run under `--slow`, and by default those that cover
-each method, and every pair of other choices, such as a policy with a rule.
+A test for each would compile for hours. By default those run that cover each method, and every
+pair of other choices, such as a policy with a rule; under `--slow` those that cover every three
+choices; the rest is marked `exhaustive`.
 """
 
 import functools
@@ -136,13 +137,18 @@ def pairs(each):
     return {(method,), (policy,), *itertools.combinations(others, 2)}
 
 
+def triples(each):
+    """Every three choices of a combination."""
+    return set(itertools.combinations(enumerate(each), 3))
+
+
 SLOW_TO_SAMPLE = ("suffix", "universal_vocabulary", "other", "tree", "reduced")
 """Methods that compile or decode for long where a row samples: others stand for them by default."""
 
 
-def covering(combinations):
-    """Few of them that make every two choices which any of them makes, each about as often."""
-    left = {each: pairs(each) for each in combinations}
+def covering(combinations, choices):
+    """Few of them that make the `choices` which any of them makes, each about as often."""
+    left = {each: choices(each) for each in combinations}
     wanted, chosen, uses = set().union(*left.values()), [], Counter()
 
     def gain(each):
@@ -157,7 +163,14 @@ def covering(combinations):
     return chosen
 
 
-COVER = set(covering(RUN))
+COVER, SLOW = set(covering(RUN, pairs)), set(covering(RUN, triples))
+
+
+def marks(each):
+    """When a combination runs."""
+    if each in COVER:
+        return ()
+    return pytest.mark.slow if each in SLOW else pytest.mark.exhaustive
 
 
 @functools.lru_cache(maxsize=4)  # compiled programs take memory
@@ -217,10 +230,7 @@ def check_neighbours(engine, setting):
 
 @pytest.mark.parametrize(
     "each",
-    [
-        pytest.param(each, marks=() if each in COVER else pytest.mark.slow, id=str(each))
-        for each in RUN
-    ],
+    [pytest.param(each, marks=marks(each), id=str(each)) for each in RUN],
 )
 def test_a_combination_loses_nothing(each, monkeypatch):
     monkeypatch.setattr(engine_module, "MIN_CAPACITY", 32)
@@ -243,8 +253,9 @@ def test_every_combination_is_run_or_skipped_for_a_reason():
     for reason, holds in SKIPS.items():
         assert any(skipped(each) == [reason] for each in PRODUCT), f"{reason}: nothing to skip"
         assert not all(holds(each) for each in PRODUCT)
-    covered = set().union(*(pairs(each) for each in COVER))
-    assert set(RUN) >= COVER and covered == set().union(*(pairs(each) for each in RUN))
+    assert set(RUN) >= COVER | SLOW
+    for some, choices in ((COVER, pairs), (COVER | SLOW, triples)):
+        assert set().union(*map(choices, some)) == set().union(*map(choices, RUN))
 
 
 ELSEWHERE = {"universal_text": "drafts on the host, from text"}

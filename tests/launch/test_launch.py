@@ -141,7 +141,7 @@ def test_local_drafts_by_prompt_lookup_unless_another_drafter_is_named(checkout)
 
 def test_local_takes_a_pair_of_recipes(checkout):
     said = checkout.run("local.sh", "--dry-run", "--pair", "qwen2.5-coder", "Hello").stdout
-    recipes = re.findall(r"--(?:target|draft) \S*/checkpoints/(\S+\.toml)", said)
+    recipes = re.findall(r"/checkpoints/(\S+\.toml)", said)
     assert recipes == ["qwen2.5-coder-1.5b-instruct.toml", "qwen2.5-coder-0.5b-instruct.toml"]
     assert all((ROOT / "checkpoints" / each).is_file() for each in recipes)
     assert "--prompt Hello" in said and "prompt_lookup" not in said
