@@ -185,7 +185,7 @@ def test_results_survive_a_later_failure(plain, failing):
 
 def test_a_stream_hands_out_what_it_has_before_it_fails(plain, failing):
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 40)]
-    failing(1)
+    failing(2)
     chunks = []
     with pytest.raises(RuntimeError, match="the device is gone"):
         chunks.extend(iter_into(chunks, plain.stream(PROMPTS[:2], params)))

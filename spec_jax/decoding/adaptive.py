@@ -3,7 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.decoding.draft_length import DraftLengthPolicy, DraftOutcome, halvings
 from spec_jax.decoding.rows import insert_rows
@@ -37,10 +37,12 @@ class Adaptive(DraftLengthPolicy):
     """Drafts the number of tokens that should give the most tokens per second, which may be 0.
 
     With an acceptance rate of a, a round of K drafted tokens emits (1 - a^(K+1)) / (1 - a) tokens
-    (Leviathan et al. 2023, arXiv 2211.17192, equation 1), and the cost of a round is measured. If
-    plain decoding is faster, K is 0, and a single token is drafted from time to time to check
-    whether that has changed: after 8 rounds, and after twice as many each time drafting still does
-    not pay. If it did not pay in the request before, the first wait is up to 32 rounds.
+    of a row (Leviathan et al. 2023, arXiv 2211.17192, equation 1), and the cost of a round is
+    measured. The rows of a batch are scored at one width, so they share one K: the one with which
+    all of them together emit the most tokens per second. If plain decoding is faster, K is 0, and a
+    single token is drafted from time to time to check whether that has changed: after 8 rounds, and
+    after twice as many each time drafting still does not pay. If it did not pay in the request
+    before, the first wait is up to 32 rounds.
 
     The costs depend on the machine, and so do the rounds: unlike under the other policies, the
     tokens of a sampled request may differ from run to run. Their distribution does not change.
@@ -74,26 +76,31 @@ class Adaptive(DraftLengthPolicy):
             forced=jnp.int32(-1),
         )
 
-    def limits(self, state: AdaptiveState, batch: int) -> Int[Array, " batch"]:
-        """The best K of each row, or one token for a row that checks whether drafting pays."""
-        best = self._best(state)
-        trying = (best == 0) & (state.idle >= state.patience)
+    def limits(self, state: AdaptiveState, running: Bool[Array, " batch"]) -> Int[Array, " batch"]:
+        """The best K, or one token to check whether drafting pays; the same for all rows."""
+        best = self._best(state, running)
+        trying = (best == 0) & (running & (state.idle >= state.patience)).any()
         chosen = jnp.where(trying, min(1, self.num_speculative_tokens), best)
-        return jnp.where(state.forced >= 0, state.forced, chosen)
+        return jnp.broadcast_to(jnp.where(state.forced >= 0, state.forced, chosen), running.shape)
+
+    def min_width(self, state: AdaptiveState) -> Int[Array, ""]:
+        """While costs are measured, drafts that turn out short are scored like long ones."""
+        return jnp.maximum(state.forced, 0)
 
     def update(self, state: AdaptiveState, outcome: DraftOutcome) -> AdaptiveState:
         """Counts what verification judged: the accepted tokens and the first rejected one."""
         accepted, drafted = outcome.accepted, outcome.drafted
-        tried = (drafted > 0) & (state.forced < 0) & (self._best(state) == 0)
+        has_drafted = drafted > 0
+        tried = has_drafted & (state.forced < 0) & (self._best(state, has_drafted) == 0)
         judged = (accepted + (accepted < drafted).astype(jnp.int32)).astype(jnp.float32)
         fade = self.memory**judged
         state = dataclasses.replace(
             state,
             accepted=fade * state.accepted + accepted.astype(jnp.float32),
             judged=fade * state.judged + judged,
-            idle=jnp.where(drafted > 0, 0, state.idle + 1),
+            idle=jnp.where(has_drafted, 0, state.idle + 1),
         )
-        pays = self._best(state) > 0
+        pays = has_drafted & (self._best(state, has_drafted) > 0)
         longer = jnp.minimum(2 * state.patience, self.last_patience)
         waits = jnp.where(tried, longer, state.patience)
         return dataclasses.replace(
@@ -108,9 +115,11 @@ class Adaptive(DraftLengthPolicy):
         old, new = ({name: getattr(each, name) for name in names} for each in (state, rows))
         return dataclasses.replace(state, **insert_rows(old, slots, new))
 
-    def _best(self, state: AdaptiveState) -> Int[Array, " batch"]:
+    def _best(self, state: AdaptiveState, rows: Bool[Array, " batch"]) -> Int[Array, ""]:
+        """The K with which these rows together emit the most tokens per second."""
         choices = jnp.asarray(self.choices, jnp.int32)
         # A rate of 1 would divide by zero, and is never certain.
         rate = jnp.clip(state.accepted / state.judged, 0.0, 0.999)[:, None]
         tokens = (1.0 - rate ** (choices + 1).astype(jnp.float32)[None]) / (1.0 - rate)
-        return choices[argmax(tokens / state.costs[None])]
+        total = jnp.where(rows[:, None], tokens, 0.0).sum(0)
+        return choices[argmax(total / state.costs)]

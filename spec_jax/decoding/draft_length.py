@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.decoding.rows import insert_rows
 from spec_jax.drafters.base import Draft
@@ -54,9 +54,13 @@ class DraftLengthPolicy:
     def init(self, batch: int) -> Any:
         """The state before the first round."""
 
-    def limits(self, state: Any, batch: int) -> Int[Array, " batch"]:
+    def limits(self, state: Any, running: Bool[Array, " batch"]) -> Int[Array, " batch"]:
         """The largest number of tokens that each row may draft now; by default K."""
-        return jnp.full((batch,), self.num_speculative_tokens, jnp.int32)
+        return jnp.full(running.shape, self.num_speculative_tokens, jnp.int32)
+
+    def min_width(self, state: Any) -> Int[Array, ""]:
+        """How many draft tokens are scored at least, however few are drafted."""
+        return jnp.int32(0)
 
     def threshold(self, state: Any, batch: int) -> Float[Array, " batch"] | None:
         """The drafter's probability below which a row stops drafting; None if it never does."""
@@ -134,7 +138,9 @@ class Heuristic(DraftLengthPolicy):
         """The first round's K."""
         return jnp.full((batch,), min(self.start, self.num_speculative_tokens), jnp.int32)
 
-    def limits(self, state: Int[Array, " batch"], batch: int) -> Int[Array, " batch"]:
+    def limits(
+        self, state: Int[Array, " batch"], running: Bool[Array, " batch"]
+    ) -> Int[Array, " batch"]:
         """The state is K itself."""
         return state
 

@@ -103,8 +103,10 @@ def finish_round(
             verified = verify(strategy.verification, scored.p, short, _round_keys(state)[1])
         return commit(drafter, strategy.draft_length, state, short, scored, verified, sampling)
 
-    widths = scoring_widths(strategy.draft_length, drafter.fixed_length, strategy.consistent)
-    return at_width(widths, draft.lengths.max(), finish, state)
+    policy = strategy.draft_length
+    widths = scoring_widths(policy, drafter.fixed_length, strategy.consistent)
+    width = jnp.maximum(draft.lengths.max(), policy.min_width(state.draft_length))
+    return at_width(widths, width, finish, state)
 
 
 @jax.named_scope("propose")
@@ -143,8 +145,9 @@ def limits(
     """
     batch = state.lengths.shape[0]
     room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
-    max_drafted = jnp.minimum(policy.limits(state.draft_length, batch), room)
-    max_drafted = jnp.where(state.finish == RUNNING, max_drafted, 0)
+    running = state.finish == RUNNING
+    max_drafted = jnp.minimum(policy.limits(state.draft_length, running), room)
+    max_drafted = jnp.where(running, max_drafted, 0)
     return max_drafted, policy.threshold(state.draft_length, batch)
 
 

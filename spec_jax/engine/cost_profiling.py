@@ -1,37 +1,68 @@
 """The host's side of adaptive draft lengths: measured costs of rounds, remembered acceptances."""
 
+import contextlib
 import dataclasses
+import hashlib
+import json
+import math
+import os
+import tempfile
 import time
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from spec_jax import distributed
+from spec_jax.config import cache_directory
 from spec_jax.decoding.adaptive import Adaptive, AdaptiveState
 from spec_jax.decoding.state import RUNNING, DecodeState
 
 Advance = Callable[[DecodeState, int, int], DecodeState]
 """Decodes a state for at most a number of rounds, while a minimum number of rows run."""
 
-ROUNDS_EACH = 3
-"""Rounds that are timed for each choice of K; the fastest counts."""
+SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
+"""Samples of each choice of K, of which the quickest counts, and rounds of a sample: of a single
+round, the host's time for the call would be half of what is timed."""
+
+MAX_KEPT = 128
+"""Compiled loops whose costs a file keeps: as many as there are programs."""
+
+
+def costs_file(models: Any, *choices: Any) -> Path:
+    """The file that keeps the costs of rounds of some models on this machine.
+
+    Args:
+      models: a pytree of target and drafter; the shapes and forms of their weights count.
+      choices: everything else that the cost of a round depends on.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(models)
+    weights = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in leaves]
+    device = jax.devices()[0]
+    machine = jax.__version__, device.platform, device.device_kind, os.cpu_count()
+    text = "\n".join([*weights, *map(repr, choices), repr(machine)])
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return cache_directory() / "costs" / f"{name}.json"
 
 
 class CostProfiler:
     """Gives an `Adaptive` policy its costs and the acceptances of earlier requests.
 
     Costs are measured once for each compiled loop, in the first rounds that it decodes: their
-    tokens count like any others. Several processes use the times of process 0.
+    tokens count like any others. Several processes use the times of process 0, and later processes
+    the times that a file has kept.
 
     Args:
       policy: whose state to fill in.
+      file: see `costs_file`; None keeps nothing.
     """
 
-    def __init__(self, policy: Adaptive):
-        self.policy = policy
-        self.costs: dict[Hashable, np.ndarray] = {}
+    def __init__(self, policy: Adaptive, file: Path | None = None):
+        self.policy, self._file = policy, file
+        by_loop = {} if file is None else distributed.from_first(lambda: self._read(file))
+        self.costs = {key: np.array(each) for key, each in by_loop.items()}
         """Seconds of a round, for each of the policy's choices, by compiled loop."""
         self._samples: dict[Hashable, list[float]] = {}
         self._patience = policy.first_patience
@@ -51,15 +82,15 @@ class CostProfiler:
 
     def with_costs(self, key: Hashable, state: DecodeState) -> DecodeState:
         """The state with the costs that are known for a compiled loop, if they are."""
-        if key not in self.costs:
+        if str(key) not in self.costs:
             return state
-        return _with(state, {"costs": self.costs[key].astype(np.float32)})
+        return _with(state, {"costs": self.costs[str(key)].astype(np.float32)})
 
     def advance(
         self, key: Hashable, state: DecodeState, rounds: int, min_running: int, advance: Advance
     ) -> DecodeState:
         """Decodes; first measures costs that are still unknown for the compiled loop."""
-        if key not in self.costs:
+        if str(key) not in self.costs:
             state = self._measure(key, state, min_running, advance)
         return advance(state, rounds, min_running)
 
@@ -70,20 +101,52 @@ class CostProfiler:
         choices = self.policy.choices
         samples = self._samples.setdefault(key, [])
         # The first turn warms up, and lets a drafter read tokens that it has not read yet.
-        while len(samples) < (ROUNDS_EACH + 1) * len(choices):
+        while len(samples) < (SAMPLES_EACH + 1) * len(choices):
             choice = choices[len(samples) % len(choices)]
             finish, room = distributed.to_host((state.finish, state.max_lengths - state.lengths))
-            running = finish == RUNNING
-            if running.sum() < min_running or not (running & (room > choice)).any():
+            running, needed = finish == RUNNING, ROUNDS_A_SAMPLE * (choice + 1)
+            if running.sum() < min_running or not (running & (room >= needed)).any():
                 return _with(state, {"forced": np.int32(-1)})
             state = _with(state, {"forced": np.int32(choice)})
-            jax.block_until_ready(state.draft_length.forced)
+            before = distributed.to_host(state.counters.rounds)
             begin = time.perf_counter()
-            state = jax.block_until_ready(advance(state, 1, min_running))
-            samples.append(time.perf_counter() - begin)
+            state = jax.block_until_ready(advance(state, ROUNDS_A_SAMPLE, min_running))
+            seconds = time.perf_counter() - begin
+            num_rounds = int((distributed.to_host(state.counters.rounds) - before).max())
+            samples.append(seconds / num_rounds)
         quickest = np.reshape(samples, (-1, len(choices)))[1:].min(0)
-        self.costs[key] = np.array(distributed.from_first(quickest.tolist))
-        return _with(state, {"forced": np.int32(-1), "costs": self.costs[key].astype(np.float32)})
+        costs = self.costs[str(key)] = np.array(distributed.from_first(quickest.tolist))
+        self._write()
+        return _with(state, {"forced": np.int32(-1), "costs": costs.astype(np.float32)})
+
+    def _read(self, file: Path) -> dict[str, list[float]]:
+        """The costs that a file has kept; damaged ones are measured again."""
+        with contextlib.suppress(OSError, ValueError):
+            by_loop = json.loads(file.read_text())
+            if isinstance(by_loop, dict):
+                return {key: each for key, each in by_loop.items() if self._are_costs(each)}
+        return {}
+
+    def _are_costs(self, each: Any) -> bool:
+        return (
+            isinstance(each, list)
+            and len(each) == len(self.policy.choices)
+            and all(isinstance(cost, float) and 0 < cost < math.inf for cost in each)
+        )
+
+    def _write(self) -> None:
+        """Keeps the costs, with the costs that another process has kept meanwhile."""
+        if self._file is None or jax.process_index() != 0:
+            return
+        by_loop = self._read(self._file) | {key: each.tolist() for key, each in self.costs.items()}
+        by_loop = dict(list(by_loop.items())[-MAX_KEPT:])
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self._file.parent, delete=False, suffix=".part"
+            ) as new:
+                json.dump(by_loop, new)
+            os.replace(new.name, self._file)
 
     def record(self, state: DecodeState, rows: Sequence[int]) -> None:
         """Records the acceptances of finished rows; earlier rows count less."""

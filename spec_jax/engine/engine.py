@@ -19,7 +19,7 @@ from spec_jax.engine.batch_shape import (
     prompt_block,
     source_shape,
 )
-from spec_jax.engine.cost_profiling import CostProfiler
+from spec_jax.engine.cost_profiling import CostProfiler, costs_file
 from spec_jax.engine.programs import DECODE, Compiler
 from spec_jax.engine.requests import Request
 from spec_jax.engine.rows import HostInputs, RowPrograms
@@ -34,6 +34,10 @@ class Engine:
     Attributes:
       inputs: makes the drafter's inputs from the host.
       host: makes what drafts on the host for a batch; None if the drafter on the device does.
+
+    Args:
+      keeps_costs: whether costs that an adaptive policy has measured serve later processes. Other
+        arguments: see `SpeculativeConfig` and `Attributes`.
     """
 
     def __init__(
@@ -49,11 +53,15 @@ class Engine:
         inputs: HostInputs | None = None,
         host: Callable[[Compiler, BatchShape], UniversalText] | None = None,
         on_progress: Callable[[str], None] | None = None,
+        keeps_costs: bool = False,
     ):
         self.target, self.drafter = target, drafter
         self.strategy = loop.Strategy(policy, verification, scoring, scoring_consistent)
         self.max_model_len = max_model_len
-        self.cost_profiler = CostProfiler(policy) if isinstance(policy, Adaptive) else None
+        self.cost_profiler: CostProfiler | None = None
+        if isinstance(policy, Adaptive):
+            file = costs_file((target, drafter), self.strategy) if keeps_costs else None
+            self.cost_profiler = CostProfiler(policy, file)
         self.inputs: HostInputs = inputs or (lambda requests, shape: None)
         self.host = host
         self.compiler = Compiler(target, on_progress)

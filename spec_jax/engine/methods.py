@@ -101,6 +101,7 @@ def make_engine(
         inputs=drafting.inputs,
         host=drafting.host,
         on_progress=on_progress,
+        keeps_costs=True,
     )
     return engine, drafting.on_finished
 

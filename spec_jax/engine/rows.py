@@ -138,7 +138,9 @@ class RowPrograms:
         """
 
         def copy(drafter: Drafter, rows, batch, slots, num_tokens) -> DecodeState:
-            return prefill.copy_prefix(drafter, rows, take_rows(batch, slots), num_tokens)
+            # What a policy has counted is of other texts, and its costs are not of one row.
+            others = take_rows(dataclasses.replace(batch, draft_length=None), slots)
+            return prefill.copy_prefix(drafter, rows, others, num_tokens)
 
         args = (self.drafter, rows.state, batch.state, slots, self.compiler.put(num_tokens))
         key = (COPY, (shapes[0].of_prefill, shapes[1].of_rows))

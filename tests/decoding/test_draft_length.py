@@ -1,6 +1,7 @@
 """Lookahead policies, each by itself: what they allow after what they saw."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ def test_widths_are_the_halvings_of_k_where_drafts_differ_in_length():
 @pytest.mark.parametrize("policy", [Constant(4), Oracle(4)])
 def test_a_constant_policy_is_the_same_for_all(policy):
     state = policy.update(policy.init(3), outcome([4, 4, 2], [4, 0, 1]))
-    assert policy.limits(state, 3).tolist() == [4, 4, 4]
+    assert policy.limits(state, rows(3)).tolist() == [4, 4, 4]
     assert policy.threshold(state, 3) is None
     assert (policy.varies, policy.counts_rejected) == (False, policy == Constant(4))
 
@@ -65,15 +66,15 @@ def test_a_constant_policy_is_the_same_for_all(policy):
 def test_the_heuristic_drafts_two_more_after_a_whole_draft_and_else_one_less():
     policy = Heuristic(8)
     state = policy.init(5)
-    assert policy.limits(state, 5).tolist() == [5] * 5
+    assert policy.limits(state, rows(5)).tolist() == [5] * 5
     state = policy.update(state, outcome([5, 5, 5, 5, 0], [5, 4, 0, 5, 0]))
     # A round without a draft says nothing about drafts.
-    assert policy.limits(state, 5).tolist() == [7, 4, 4, 7, 5]
+    assert policy.limits(state, rows(5)).tolist() == [7, 4, 4, 7, 5]
     state = policy.update(state, outcome([7, 4, 4, 3, 0], [7, 4, 3, 3, 0]))
-    assert policy.limits(state, 5).tolist() == [8, 6, 3, 8, 5]  # at most eight
+    assert policy.limits(state, rows(5)).tolist() == [8, 6, 3, 8, 5]  # at most eight
     for _ in range(5):
         state = policy.update(state, outcome([1] * 5, [0] * 5))
-    assert policy.limits(state, 5).tolist() == [3, 1, 1, 3, 1]  # at least one
+    assert policy.limits(state, rows(5)).tolist() == [3, 1, 1, 3, 1]  # at least one
     assert Heuristic(3).init(2).tolist() == [3, 3]
     assert Heuristic(8, start=2).init(1).tolist() == [2]
 
@@ -139,7 +140,11 @@ def test_the_threshold_stays_where_it_was_put_without_retuning():
     state = policy.update(policy.init(2), outcome([4, 4], [0, 4], np.full((2, 4), 0.9)))
     assert state is None
     assert policy.threshold(state, 2).tolist() == [np.float32(0.7)] * 2
-    assert policy.limits(state, 2).tolist() == [4, 4]
+    assert policy.limits(state, rows(2)).tolist() == [4, 4]
+
+
+def rows(count):
+    return jnp.ones((count,), bool)
 
 
 def paced(policy, rows, *, costs=None, rate=None):
@@ -153,30 +158,31 @@ def paced(policy, rows, *, costs=None, rate=None):
     return state
 
 
-def test_adaptive_takes_the_k_of_most_tokens_per_second():
-    policy, rates = Adaptive(8), [0.0, 0.2, 0.5, 0.7, 0.9, 0.99]
-    taken = set()
-    for costs in ([1, 1.1, 1.2, 1.4, 1.8], [1, 1.5, 2, 3, 5], [1, 2, 3, 5, 9], [1] * 5):
-        state = paced(policy, len(rates), costs=costs, rate=rates)
-        best = [
-            max(
-                zip(policy.choices, costs, strict=True),
-                key=lambda each: (sum(rate**i for i in range(each[0] + 1)) / each[1], -each[0]),
-            )[0]
-            for rate in rates
-        ]
-        assert policy.limits(state, len(rates)).tolist() == best
-        taken |= set(best)
+COSTS = ([1, 1.1, 1.2, 1.4, 1.8], [1, 1.5, 2, 3, 5], [1, 2, 3, 5, 9], [1] * 5)
+
+
+def test_adaptive_takes_the_k_with_which_all_rows_emit_most_per_second():
+    policy, taken = Adaptive(8), set()
+    rates = [0.0, 0.2, 0.5, 0.7, 0.9, 0.99]
+    batches = [*([each] for each in rates), *map(list, itertools.combinations(rates, 3))]
+    for costs, batch in itertools.product(COSTS, batches):
+        state = paced(policy, len(batch) + 1, costs=costs, rate=[*batch, 0.6])
+        running = rows(len(batch) + 1).at[-1].set(False)  # the last slot is free
+        emitted = [sum(sum(a**i for i in range(k + 1)) for a in batch) for k in policy.choices]
+        rate = [tokens / cost for tokens, cost in zip(emitted, costs, strict=True)]
+        best = policy.choices[int(np.argmax(np.round(rate, 5)))]
+        assert policy.limits(state, running).tolist() == [best] * (len(batch) + 1), (costs, batch)
+        taken.add(best)
     assert taken >= {0, 1, 8}
 
 
 def test_adaptive_does_what_it_is_forced_to_while_costs_are_measured():
     policy = Adaptive(8)
-    state = paced(policy, 2, rate=[0.0, 0.99])
-    assert policy.limits(state, 2).tolist() == [0, 8]
+    state = paced(policy, 2, rate=[0.99, 0.99])
+    assert policy.limits(state, rows(2)).tolist() == [8, 8]
     for forced in (0, 4):
         one = dataclasses.replace(state, forced=jnp.int32(forced))
-        assert policy.limits(one, 2).tolist() == [forced] * 2
+        assert policy.limits(one, rows(2)).tolist() == [forced] * 2
 
 
 def test_adaptive_gives_up_tries_ever_less_often_and_comes_back():
@@ -185,7 +191,7 @@ def test_adaptive_gives_up_tries_ever_less_often_and_comes_back():
 
     @jax.jit
     def one_round(state, share):
-        drafted = policy.limits(state, 1)
+        drafted = policy.limits(state, rows(1))
         kept = drafted * share
         return drafted[0], policy.update(state, DraftOutcome(drafted, kept, None))
 

@@ -1,6 +1,7 @@
 """The pacer: what it measures, when it puts measuring off, and what it remembers."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -19,9 +20,9 @@ def state_of(policy, room):
     """A batch of one row for each entry of `room`, the tokens that it can still emit."""
     batch = len(room)
     lengths = jnp.full((batch,), 5, jnp.int32)
-    cache = tiny_model(num_layers=1).new_cache(batch, 64)
+    cache = tiny_model(num_layers=1).new_cache(batch, 128)
     return DecodeState(
-        tokens=jnp.zeros((batch, 64), jnp.int32),
+        tokens=jnp.zeros((batch, 128), jnp.int32),
         lengths=lengths,
         prompt_lengths=lengths,
         max_lengths=lengths + jnp.asarray(room, jnp.int32),
@@ -30,7 +31,7 @@ def state_of(policy, room):
         cache=cache,
         drafter=None,
         draft_length=policy.init(batch),
-        counters=Counters.zeros(batch, policy.num_speculative_tokens, 64),
+        counters=Counters.zeros(batch, policy.num_speculative_tokens, 128),
     )
 
 
@@ -38,18 +39,19 @@ class Rounds:
     """Rounds that emit one token, and cost what a table and a clock of the test say."""
 
     def __init__(self, monkeypatch):
-        self.now, self.forced, self.first = 100.0, [], True
+        self.now, self.forced, self.calls = 100.0, [], 0
         monkeypatch.setattr(pacing, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def __call__(self, state, rounds, min_running=1):
+        self.calls += 1
+        # The first samples of each kind are slow, and so is every third call.
+        slow = 10.0 if self.calls <= 4 or self.calls % 3 == 0 else 0.0
         for _ in range(rounds):
             running = state.finish == RUNNING
             if running.sum() < min_running:
                 break
             forced = int(state.draft_length.forced)
             self.forced.append(forced)
-            # The first rounds of each kind are slow, and so is every third one.
-            slow = 10.0 if len(self.forced) <= 4 or len(self.forced) % 3 == 0 else 0.0
             self.now += COSTS.get(forced, 1.0) + slow
             lengths = state.lengths + running.astype(jnp.int32)
             counters = dataclasses.replace(
@@ -62,6 +64,11 @@ class Rounds:
         return state
 
 
+def sampled(choices):
+    """The rounds of samples of these choices."""
+    return [each for each in choices for _ in range(pacing.ROUNDS_A_SAMPLE)]
+
+
 @pytest.fixture
 def rounds(monkeypatch):
     return Rounds(monkeypatch)
@@ -69,11 +76,9 @@ def rounds(monkeypatch):
 
 def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
-    state = pacer.begin("loop", state_of(pacer.policy, [50, 0]))
+    state = pacer.begin("loop", state_of(pacer.policy, [100, 0]))
     state = pacer.advance("loop", state, 3, 1, rounds)
-    measured = (pacing.ROUNDS_EACH + 1) * 4
-    assert rounds.forced == [0, 1, 2, 4] * (pacing.ROUNDS_EACH + 1) + [-1] * 3
-    assert measured == 16
+    assert rounds.forced == sampled([0, 1, 2, 4] * 4) + [-1] * 3
     np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
     np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
     assert int(state.draft_length.forced) == -1
@@ -81,27 +86,27 @@ def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
     state = pacer.begin("loop", state_of(pacer.policy, [50]))
     np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
     pacer.advance("loop", state, 5, 1, rounds)
-    assert rounds.forced[16:] == [-1] * 8
+    assert rounds.forced[64:] == [-1] * 8
     # Another loop has separate costs.
-    pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [50])), 1, 1, rounds)
-    assert rounds.forced[24:40] == [0, 1, 2, 4] * 4
+    pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [100])), 1, 1, rounds)
+    assert rounds.forced[72:] == [*sampled([0, 1, 2, 4] * 4), -1]
     assert set(pacer.costs) == {"loop", "other"}
 
 
 def test_short_requests_postpone_what_they_have_no_room_to_measure(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
     policy_costs = np.asarray(pacer.policy.init(1).costs)
-    for room in (3, 3):
+    for room in (12, 12):
         state = pacer.begin("loop", state_of(pacer.policy, [room]))
         state = pacer.advance("loop", state, 100, 1, rounds)
         assert state.finish.tolist() == [LENGTH] and int(state.draft_length.forced) == -1
         np.testing.assert_array_equal(state.draft_length.costs, policy_costs)
-    # Of three tokens two rounds could be measured; the next request takes the third choice.
-    assert rounds.forced == [0, 1, -1, 2, -1, -1]
+    # Of twelve tokens two samples could be taken; the next request takes the third choice.
+    assert rounds.forced == sampled([0, 1]) + [-1] * 4 + sampled([2]) + [-1] * 8
     assert "loop" not in pacer.costs
-    state = pacer.begin("loop", state_of(pacer.policy, [60]))
+    state = pacer.begin("loop", state_of(pacer.policy, [100]))
     pacer.advance("loop", state, 1, 1, rounds)
-    assert rounds.forced[6:] == [4] + [0, 1, 2, 4] * 3 + [-1]
+    assert rounds.forced[24:] == [*sampled([4] + [0, 1, 2, 4] * 3), -1]
     np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
 
 
@@ -130,12 +135,12 @@ def test_a_new_batch_starts_from_the_acceptances_of_those_before(rounds):
 
 def test_a_slot_that_has_become_free_does_not_wait_for_the_measuring_to_end(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
-    state = pacer.begin("loop", state_of(pacer.policy, [50, 6]))
+    state = pacer.begin("loop", state_of(pacer.policy, [100, 24]))
     state = pacer.advance("loop", state, 100, 2, rounds)
-    assert rounds.forced == [0, 1, 2, 4, 0, 1] and "loop" not in pacer.costs
+    assert rounds.forced == sampled([0, 1, 2, 4, 0, 1]) and "loop" not in pacer.costs
     assert state.finish.tolist() == [RUNNING, LENGTH] and int(state.draft_length.forced) == -1
     pacer.advance("loop", state, 1, 1, rounds)
-    assert rounds.forced[6:] == [2, 4] + [0, 1, 2, 4] * 2 + [-1]
+    assert rounds.forced[24:] == [*sampled([2, 4] + [0, 1, 2, 4] * 2), -1]
     np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
 
 
@@ -150,3 +155,44 @@ def test_rows_teach_by_themselves_and_only_when_they_have_finished(rounds):
     assert first() == before
     pacer.record(state, [0])  # as a stop string ends it, while the other goes on
     assert first() < before
+
+
+def test_a_later_process_takes_the_costs_that_a_file_has_kept(rounds, tmp_path):
+    file = tmp_path / "costs" / "models.json"
+    pacer = pacing.CostProfiler(Adaptive(4), file)
+    pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, rounds)
+    later = pacing.CostProfiler(Adaptive(4), file)
+    state = later.begin("loop", state_of(later.policy, [100]))
+    np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
+    del rounds.forced[:]
+    later.advance("loop", state, 2, 1, rounds)
+    assert rounds.forced == [-1] * 2
+    # A process that began before them both keeps what it measures beside what they have kept.
+    pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [100])), 1, 1, rounds)
+    assert json.loads(file.read_text()).keys() == {"loop", "other"}
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[1, 2]", '{"loop": 3}', '{"loop": [1.0]}', '{"loop": [1.0, NaN, 1.0, 1.0]}', "\x00"],
+)
+def test_a_damaged_file_of_costs_is_measured_again(rounds, tmp_path, text):
+    file = tmp_path / "models.json"
+    file.write_text(text)
+    pacer = pacing.CostProfiler(Adaptive(4), file)
+    assert pacer.costs == {}
+    pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, rounds)
+    assert json.loads(file.read_text()) == {"loop": list(COSTS.values())}
+
+
+def test_a_file_belongs_to_models_choices_and_machine(monkeypatch):
+    models = tiny_model(0), tiny_model(1)
+    file = pacing.costs_file(models, "token", 4)
+    assert file == pacing.costs_file((tiny_model(2), tiny_model(3)), "token", 4)
+    others = [
+        pacing.costs_file((tiny_model(0, embed_size=64), tiny_model(1)), "token", 4),
+        pacing.costs_file(models, "block", 4),
+    ]
+    monkeypatch.setattr(pacing.os, "cpu_count", lambda: 3)
+    assert len({file, *others, pacing.costs_file(models, "token", 4)}) == 4

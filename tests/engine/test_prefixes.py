@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
+from spec_jax.decoding.adaptive import Adaptive
+from spec_jax.decoding.draft_length import Confidence, Heuristic
 from spec_jax.engine import batch_shape
 from spec_jax.engine import scheduler as scheduler_module
 from spec_jax.engine.rows import RowPrograms
@@ -54,6 +56,19 @@ def test_a_common_beginning_is_computed_once_a_slot_at_most(method):
     assert [each.token_ids for each in outputs] == expected
     cached = [each.num_cached_tokens for each in outputs]
     assert cached[0] == 0 and min(cached[1:]) >= 96
+
+
+POLICIES = [Heuristic(3, start=2), Confidence(3, 0.3, retune=True), Adaptive(3)]
+
+
+@pytest.mark.parametrize("policy", often(POLICIES, [POLICIES[-1]]), ids=lambda p: type(p).__name__)
+def test_a_common_beginning_is_copied_whatever_chooses_k(policy):
+    engine = make_engine("other", TARGET, DRAFT, lookahead=3, policy=policy)
+    requests = [request(text(0, 100) + text(i, 5), SamplingParams(max_tokens=9)) for i in range(4)]
+    expected = alone(engine, requests)
+    outputs = run(Scheduler(engine, 2), requests)
+    assert [each.token_ids for each in outputs] == expected
+    assert min(each.num_cached_tokens for each in outputs[1:]) >= 96
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["other"]))
