@@ -60,7 +60,7 @@ class SpeculativeConfig:
     """How K changes from round to round. `constant` keeps it; `heuristic` drafts two more after a
     fully accepted draft, otherwise one fewer (Hugging Face 2023); `confidence` stops after a token
     with a low probability (arXiv 2405.04304); `adaptive` measures the cost of rounds and maximises
-    each request's tokens per second; `oracle` counts the tokens that the best policy would have
+    the tokens per second of a batch; `oracle` counts the tokens that the best policy would have
     drafted, for analysis."""
     verification: _Verification = "token"
     """Which drafted tokens to accept; greedy needs temperature 0. `token` is modified rejection

@@ -36,8 +36,7 @@ class Engine:
       host: makes what drafts on the host for a batch; None if the drafter on the device does.
 
     Args:
-      keeps_costs: whether costs that an adaptive policy has measured serve later processes. Other
-        arguments: see `SpeculativeConfig` and `Attributes`.
+      keeps_costs: whether later processes use the costs that an adaptive policy has measured.
     """
 
     def __init__(
