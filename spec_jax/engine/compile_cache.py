@@ -25,7 +25,7 @@ def keep_programs(folder: Path) -> None:
     find_anywhere(jax.default_backend())
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    machine_folder = folder / _machine()
+    machine_folder = folder / machine_name()
     try:
         machine_folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -46,7 +46,7 @@ def find_anywhere(platform: str) -> None:
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
-def _machine() -> str:
+def machine_name() -> str:
     """A name of this machine's kind of CPU, made from its features."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

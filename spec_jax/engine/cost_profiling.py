@@ -19,6 +19,8 @@ from spec_jax import distributed
 from spec_jax.config import cache_directory
 from spec_jax.decoding.adaptive import Adaptive, AdaptiveState
 from spec_jax.decoding.state import RUNNING, DecodeState
+from spec_jax.engine.compile_cache import machine_name
+from spec_jax.kernels import native
 
 Advance = Callable[[DecodeState, int, int], DecodeState]
 """Decodes a state for at most a number of rounds, while a minimum number of rows run."""
@@ -35,14 +37,15 @@ def costs_file(models: Any, *choices: Any) -> Path:
     """The file that keeps the costs of rounds of some models on this machine.
 
     Args:
-      models: a pytree of target and drafter; the shapes and forms of their weights count.
+      models: a pytree of target and drafter; its structure, with all that is static, and the shapes
+        and dtypes of its arrays count.
       choices: everything else that the cost of a round depends on.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(models)
-    weights = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in leaves]
-    device = jax.devices()[0]
-    machine = jax.__version__, device.platform, device.device_kind, os.cpu_count()
-    text = "\n".join([*weights, *map(repr, choices), repr(machine)])
+    leaves, structure = jax.tree.flatten(models)
+    arrays = [f"{each.shape} {each.dtype}" for each in leaves]
+    device, variant = jax.devices()[0], os.environ.get(native.SWITCH)
+    machine = machine_name(), os.cpu_count(), variant, device.device_kind, jax.__version__
+    text = "\n".join([str(structure), *arrays, *map(repr, choices), repr(machine)])
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     return cache_directory() / "costs" / f"{name}.json"
 

@@ -10,6 +10,8 @@ import pytest
 
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
+from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.engine import cost_profiling as pacing
 from spec_jax.testing import tiny_model
 
@@ -193,6 +195,10 @@ def test_a_file_belongs_to_models_choices_and_machine(monkeypatch):
     others = [
         pacing.costs_file((tiny_model(0, embed_size=64), tiny_model(1)), "token", 4),
         pacing.costs_file(models, "block", 4),
+        # Nothing but what is static differs.
+        pacing.costs_file((models[0], PromptLookup(4, 3)), "token", 4),
+        pacing.costs_file((models[0], PromptLookup(4, 2)), "token", 4),
+        pacing.costs_file((models[0], SuffixLookup(4)), "token", 4),
     ]
     monkeypatch.setattr(pacing.os, "cpu_count", lambda: 3)
-    assert len({file, *others, pacing.costs_file(models, "token", 4)}) == 4
+    assert len({file, *others, pacing.costs_file(models, "token", 4)}) == 7
