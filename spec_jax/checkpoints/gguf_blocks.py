@@ -4,6 +4,9 @@ The blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Each
 bytes [rows, blocks, bytes of a block] of one type.
 """
 
+from typing import Literal
+
+import gguf.quants
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -29,10 +32,8 @@ def _q8_0(blocks: np.ndarray) -> Quantized:
 
 
 def _q4_0(blocks: np.ndarray) -> Quantized:
-    scales = _halves(blocks[:, :, :2])
-    # The least number is -8 scales, which half precision may not hold.
-    minima = np.float32(-8) * scales
-    return Quantized(_nibbles(blocks[:, :, 2:]), scales.astype(np.float32), minima, 4)
+    values = _nibbles(blocks[:, :, 2:]).astype(np.int8) - np.int8(8)
+    return Quantized(values, _halves(blocks[:, :, :2]), None, 4)
 
 
 def _q4_1(blocks: np.ndarray) -> Quantized:
@@ -41,49 +42,88 @@ def _q4_1(blocks: np.ndarray) -> Quantized:
 
 
 def _q5_0(blocks: np.ndarray) -> Quantized:
-    values = _with_fifth_bits(blocks[:, :, 6:], blocks[:, :, 2:6]) - np.int8(16)
-    return Quantized(values, _halves(blocks[:, :, :2]), None, 8)
+    values = _with_fifth_bits(blocks[:, :, 6:], blocks[:, :, 2:6]).astype(np.int8) - np.int8(16)
+    return Quantized(values, _halves(blocks[:, :, :2]), None, 5)
 
 
 def _q5_1(blocks: np.ndarray) -> Quantized:
     scales, minima = _halves(blocks[:, :, :2]), _halves(blocks[:, :, 2:4])
-    return Quantized(_with_fifth_bits(blocks[:, :, 8:], blocks[:, :, 4:8]), scales, minima, 8)
+    return Quantized(_with_fifth_bits(blocks[:, :, 8:], blocks[:, :, 4:8]), scales, minima, 5)
+
+
+def _q2_k(blocks: np.ndarray) -> Quantized:
+    values = _flat(_pairs(blocks[:, :, 16:80]))
+    scales, minima = _flat(blocks[:, :, :16] & 15), _flat(blocks[:, :, :16] >> 4)
+    return _in_blocks(values, scales, minima, 4, blocks[:, :, 80:82], blocks[:, :, 82:])
+
+
+def _q3_k(blocks: np.ndarray) -> Quantized:
+    # The highest bits of 32 neighbours are in 32 bytes, whose lowest bits come first.
+    high = blocks[:, :, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    low = _pairs(blocks[:, :, 32:96]).reshape(high.shape)
+    values = (low | high << 2).astype(np.int8) - np.int8(4)
+    packed = blocks[:, :, 96:108]
+    high = packed[:, :, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    scales = _split_nibbles(packed[:, :, :8]).reshape(high.shape) | high << 4
+    return _in_blocks(values, scales.astype(np.int8) - np.int8(32), None, 4, blocks[:, :, 108:])
 
 
 def _q4_k(blocks: np.ndarray) -> Quantized:
-    scales, minima = _k_scales(blocks)
-    return Quantized(
-        _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32)), scales, minima, 4
-    )
+    values = _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32))
+    return _in_blocks(values, *_k_scales(blocks), 4, blocks[:, :, :2], blocks[:, :, 2:4])
 
 
 def _q5_k(blocks: np.ndarray) -> Quantized:
-    scales, minima = _k_scales(blocks)
     low = _split_nibbles(blocks[:, :, 48:].reshape(*blocks.shape[:2], 4, 32))
     bits = blocks[:, :, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     values = low.reshape(bits.shape) | bits << 4
-    return Quantized(_flat(values).astype(np.int8), scales, minima, 8)
+    return _in_blocks(values, *_k_scales(blocks), 5, blocks[:, :, :2], blocks[:, :, 2:4])
 
 
 def _q6_k(blocks: np.ndarray) -> Quantized:
     # Two halves of 128: 64 bytes of low and 32 bytes of high bits, whose 4 x 32 numbers follow.
     low = _split_nibbles(blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 64))
-    high = blocks[:, :, 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
-    high = high >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    high = _pairs(blocks[:, :, 128:192]).reshape(*blocks.shape[:2], 2, 4, 32)
     values = (low.reshape(high.shape) | high << 4).astype(np.int8) - np.int8(32)
-    steps = _halves(blocks[:, :, 208:])[:, :, None].astype(np.float32)
-    scales = steps * blocks[:, :, 192:208].view(np.int8)
-    return Quantized(_flat(values), _flat(scales), None, 8)
+    return _in_blocks(values, blocks[:, :, 192:208], None, 6, blocks[:, :, 208:])
+
+
+def _iq4_nl(blocks: np.ndarray) -> Quantized:
+    return Quantized(_LEVELS[_nibbles(blocks[:, :, 2:])], _halves(blocks[:, :, :2]), None, 8)
+
+
+def _iq4_xs(blocks: np.ndarray) -> Quantized:
+    low = np.stack([blocks[:, :, 4:8] & 15, blocks[:, :, 4:8] >> 4], axis=-1)
+    high = blocks[:, :, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3
+    scales = (low.reshape(*low.shape[:2], 8) | high.reshape(*low.shape[:2], 8) << 4).astype(np.int8)
+    values = _LEVELS[_nibbles(blocks[:, :, 8:].reshape(*blocks.shape[:2], 8, 16))]
+    return _in_blocks(values, scales - np.int8(32), None, 8, blocks[:, :, :2])
+
+
+def _in_blocks(
+    values: np.ndarray,
+    scales: np.ndarray,
+    minima: np.ndarray | None,
+    bits: Literal[8, 6, 5, 4],
+    scale_units: np.ndarray,
+    minimum_units: np.ndarray | None = None,
+) -> Quantized:
+    """A matrix in blocks of 256 inputs, each with the units of its scales and minima."""
+    return Quantized(
+        _flat(values),
+        _flat(scales).view(np.int8),
+        None if minima is None else _flat(minima).view(np.int8),
+        bits,
+        _halves(scale_units),
+        None if minimum_units is None else -_halves(minimum_units),
+    )
 
 
 def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scales and minima of the eight groups of 32 in a block of Q4_K or Q5_K, 6 bits each."""
-    steps = _halves(blocks[:, :, :2])[:, :, None].astype(np.float32)
-    least = _halves(blocks[:, :, 2:4])[:, :, None].astype(np.float32)
     a, b, c = np.split(blocks[:, :, 4:16], 3, axis=2)
     scales = np.concatenate([a & 63, c & 15 | a >> 2 & 48], axis=2)
-    minima = np.concatenate([b & 63, c >> 4 | b >> 2 & 48], axis=2)
-    return _flat(steps * scales), _flat(-(least * minima))
+    return scales, np.concatenate([b & 63, c >> 4 | b >> 2 & 48], axis=2)
 
 
 def _halves(two_bytes: np.ndarray) -> np.ndarray:
@@ -100,23 +140,34 @@ def _nibbles(data: np.ndarray) -> np.ndarray:
     return _flat(_split_nibbles(data))
 
 
+def _pairs(data: np.ndarray) -> np.ndarray:
+    """Numbers of 2 bits: the lowest of 32 neighbouring bytes, then the next, [..., 32]."""
+    parts = data.reshape(*data.shape[:-1], -1, 1, 32)
+    return parts >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+
+
 def _with_fifth_bits(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Numbers of 5 bits: 16 bytes of low halves and 4 bytes of the highest bits a block."""
     bits = np.unpackbits(np.ascontiguousarray(high), axis=-1, bitorder="little")
-    return (_nibbles(low) | _flat(bits) << 4).astype(np.int8)
+    return _nibbles(low) | _flat(bits) << 4
 
 
 def _flat(numbers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(numbers.reshape(len(numbers), -1))
 
 
+_LEVELS = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
 _BLOCKS = {
     GGMLQuantizationType.Q8_0: _q8_0,
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
     GGMLQuantizationType.Q5_0: _q5_0,
     GGMLQuantizationType.Q5_1: _q5_1,
+    GGMLQuantizationType.Q2_K: _q2_k,
+    GGMLQuantizationType.Q3_K: _q3_k,
     GGMLQuantizationType.Q4_K: _q4_k,
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
+    GGMLQuantizationType.IQ4_NL: _iq4_nl,
+    GGMLQuantizationType.IQ4_XS: _iq4_xs,
 }

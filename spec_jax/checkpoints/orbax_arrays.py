@@ -1,6 +1,7 @@
 """The arrays of an Orbax checkpoint on a disk or in a bucket, of which TensorStore reads parts."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +20,11 @@ from spec_jax.checkpoints.bucket import (
 )
 from spec_jax.checkpoints.files import damaged
 from spec_jax.errors import CheckpointError, extra
+from spec_jax.kernels import Quantized
 from spec_jax.models.family import Slices
 
 _ARRAY = "/zarr.json"
-_QUANTIZED = ("values", "scales", "minima")
+_QUANTIZED = {field.name for field in dataclasses.fields(Quantized)}
 _CACHE = {"cache_pool#nodes": {"total_bytes_limit": 64 << 20}}
 """For the nodes of the database's tree, which every reading of an array goes through."""
 _NO_ACCESS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED")

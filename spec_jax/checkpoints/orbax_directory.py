@@ -38,9 +38,9 @@ from spec_jax.text.chat_template import ChatTemplate
 from spec_jax.text.tokenizer import Tokenizer
 
 MANIFEST = "spec_jax.json"
-_VERSION = 3
-_READABLE = (2, 3)
-"""Version 2 described layers by rules."""
+_VERSION = 4
+_READABLE = (2, 3, 4)
+"""Version 2 described layers by rules; until version 4 quantized weights had 4 or 8 bits."""
 _READ_AT_ONCE = 1 << 30
 """Bytes of weights that are read or written together."""
 _CHUNK = 4 << 20
@@ -69,8 +69,7 @@ def write_directory(path: Path, model: StoredModel) -> None:
         for name in quantized:
             rows = weights.read_rows(name)
             if isinstance(rows, Quantized):
-                parts = {"values": rows.values, "scales": rows.scales, "minima": rows.minima}
-                arrays[name] = {key: part for key, part in parts.items() if part is not None}
+                arrays[name] = rows.arrays | {"bits": np.array([rows.bits], np.int32)}
             else:  # a GGUF file may hold some matrices as plain numbers
                 arrays[name] = np.ascontiguousarray(rows.swapaxes(-1, -2))
         with context, _writing():
@@ -242,8 +241,9 @@ class _OrbaxWeights(StoredWeights):
         array = self._array(name)
         if not isinstance(array, Mapping):
             return to_rows(array)
-        bits = 4 if array["values"].dtype == np.uint8 else 8
-        rows = Quantized(array["values"], array["scales"], array.get("minima"), bits)
+        parts = {"minima": None, **array}
+        (bits,) = parts.pop("bits", [4 if array["values"].dtype == np.uint8 else 8])
+        rows = Quantized(bits=int(bits), **parts)
         return rows.dequantize() if packing.quantization == "none" else rows
 
     def _restore(self, names: Collection[str]) -> dict[str, Any]:

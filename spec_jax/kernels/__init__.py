@@ -1,9 +1,10 @@
 """Products of activations with weights: plain arrays, quantized, or packed for native code."""
 
 from spec_jax.kernels.experts import Tiles, expert_products
+from spec_jax.kernels.packed_weight import PackedWeight
 from spec_jax.kernels.products import Weight, columns, precision_of, products, take_outputs
 from spec_jax.kernels.quantize import Quantized, quantize
-from spec_jax.kernels.weights import PackedWeight, QuantizedWeight, part_specs
+from spec_jax.kernels.quantized_weight import QuantizedWeight, part_specs
 
 __all__ = [
     "PackedWeight",

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.kernels import native
+from spec_jax.kernels.packed_weight import PackedWeight
 from spec_jax.kernels.products import Weight, products
-from spec_jax.kernels.weights import PackedWeight
 from spec_jax.pytree import pytree
 
 MIN_TILE, MAX_TILE = 8, 128

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +30,7 @@ from filelock import FileLock
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.config import cache_directory
-
-if TYPE_CHECKING:
-    from spec_jax.kernels.weights import PackedWeight
+from spec_jax.kernels.packed_weight import OFFSETS, PackedWeight
 
 SWITCH = "SPEC_JAX_NATIVE"
 """Environment variable: 0 turns native code off, a name such as avx2 chooses a variant."""
@@ -40,7 +38,8 @@ _SOURCES = Path(__file__).with_name("cpu")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
 _EXPERT_PRODUCT, _NORM = "spec_jax_expert_product", "spec_jax_norm"
-_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
+_FORMATS |= {"int4": 3, "uint4": 3, "int5": 4, "uint5": 4, "int6": 5}
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
 _BUILD_SECONDS = 300
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
@@ -93,7 +92,7 @@ class _Unavailable(Exception):
 
 
 def products(
-    x: Float[Array, "rows in"], weights: Sequence["PackedWeight"]
+    x: Float[Array, "rows in"], weights: Sequence[PackedWeight]
 ) -> list[Float[Array, "rows _"]]:
     """The rows times each weight, in one call.
 
@@ -108,7 +107,7 @@ def products(
 def expert_products(
     x: Float[Array, "rows in"],
     experts: Int[Array, " rows"],
-    weights: Sequence["PackedWeight"],
+    weights: Sequence[PackedWeight],
 ) -> list[Float[Array, "rows _"]]:
     """Each row times its expert's matrix of each stack; the stacks are of one format.
 
@@ -122,12 +121,12 @@ def expert_products(
     return _products(_EXPERT_PRODUCT, [x, experts], weights)
 
 
-def _products(target: str, inputs: list[Array], weights: Sequence["PackedWeight"]) -> list[Array]:
+def _products(target: str, inputs: list[Array], weights: Sequence[PackedWeight]) -> list[Array]:
+    first, rows = weights[0], inputs[0].shape[0]
     parts = [
-        [part for part in (weight.values, weight.scales, weight.minima) if part is not None]
+        [weight.values, *(part for part in weight.scaling if part is not None)]
         for weight in weights
     ]
-    rows, scales = inputs[0].shape[0], weights[0].scales
     call = _call(
         target,
         [jax.ShapeDtypeStruct((rows, weight.shape[1]), jnp.float32) for weight in weights],
@@ -135,10 +134,13 @@ def _products(target: str, inputs: list[Array], weights: Sequence["PackedWeight"
     outputs = call(
         *inputs,
         *(part for each in parts for part in each),
-        format=_FORMATS[weights[0].format],
-        integers=weights[0].activations == "int8",
-        arrays=len(parts[0]),
-        half=scales is not None and scales.dtype == jnp.float16,
+        format=_FORMATS[first.format],
+        integers=first.activations == "int8",
+        offset=OFFSETS.get(first.format, 0),
+        scales=first.scales is not None,
+        minima=first.minima is not None,
+        units=first.scale_units is not None,
+        half=first.scales is not None and first.scales.dtype == jnp.float16,
     )
     return list(outputs)
 

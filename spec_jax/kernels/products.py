@@ -8,7 +8,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import native
-from spec_jax.kernels.weights import PackedWeight, QuantizedWeight
+from spec_jax.kernels.packed_weight import PackedWeight
+from spec_jax.kernels.quantized_weight import QuantizedWeight
 
 Weight = Array | QuantizedWeight | PackedWeight
 """A matrix [in, out]."""

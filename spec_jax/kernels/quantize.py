@@ -16,40 +16,73 @@ class Quantized:
     """A quantized matrix in host memory, or a stack of them: `scales * values + minima`.
 
     Attributes:
-      values: int8; or uint8 of 0 to 15, if `bits` is 4.
-      scales: float32 or float16; neighbouring inputs share one.
-      minima: of the scales' dtype, or None for 0.
-      bits: 8 or 4.
+      values: int8, from -2^(bits - 1) on, or uint8, from 0 on.
+      scales: float32 or float16; neighbouring inputs share one. With units they are int8.
+      minima: of the scales' dtype, or None for 0, as they are where values are int8 of fewer bits.
+      bits: of a value.
+      scale_units: float16 by which scales are multiplied, or None; neighbouring scales share one.
+      minimum_units: the same for minima.
     """
 
     values: Shaped[np.ndarray, "*stack out in"]
     scales: Shaped[np.ndarray, "*stack out groups"]
     minima: Shaped[np.ndarray, "*stack out groups"] | None
-    bits: Literal[8, 4]
+    bits: Literal[8, 6, 5, 4]
+    scale_units: Shaped[np.ndarray, "*stack out blocks"] | None = None
+    minimum_units: Shaped[np.ndarray, "*stack out blocks"] | None = None
 
     @classmethod
     def stack(cls, matrices: Sequence["Quantized"]) -> "Quantized":
-        """Matrices of one shape and the same number of bits, one after another."""
-        minima = [each.minima for each in matrices if each.minima is not None]
-        return cls(
-            np.stack([each.values for each in matrices]),
-            np.stack([each.scales for each in matrices]),
-            np.stack(minima) if minima else None,
-            matrices[0].bits,
-        )
+        """Matrices of one shape and the same form, one after another."""
+        first = matrices[0]
+        stacked = {
+            name: np.stack([getattr(each, name) for each in matrices]) for name in first.arrays
+        }
+        return dataclasses.replace(first, **stacked)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The fields that are arrays, by name."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: each for name, each in fields.items() if isinstance(each, np.ndarray)}
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Quantized":
         """The same matrix with its rows changed, all parts alike."""
-        minima = None if self.minima is None else change(self.minima)
-        return Quantized(change(self.values), change(self.scales), minima, self.bits)
+        return dataclasses.replace(
+            self, **{name: change(each) for name, each in self.arrays.items()}
+        )
+
+    def simplified(self) -> "Quantized":
+        """The same numbers with 8 bits, or 4 without a sign, and with scales that have no units."""
+        values, bits = self.values, self.bits
+        scales = _in_units(self.scales, self.scale_units)
+        minima = self.minima
+        if minima is not None:
+            minima = _in_units(minima, self.minimum_units)
+        if bits == 4 and values.dtype == np.int8:
+            values = (values + np.int8(8)).astype(np.uint8)
+            scales = scales.astype(np.float32)
+            minima = np.float32(-8) * scales  # which half precision may not hold
+        elif bits != 4:
+            values, bits = values.astype(np.int8, copy=False), 8
+        return Quantized(values, scales, minima, bits)
 
     def dequantize(self) -> Float[np.ndarray, "*stack out in"]:
         """The matrix in float32."""
-        values = self.values.reshape(*self.scales.shape, -1).astype(np.float32)
-        values *= self.scales[..., None].astype(np.float32)
-        if self.minima is not None:
-            values += self.minima[..., None].astype(np.float32)
+        simple = self.simplified()
+        values = simple.values.reshape(*simple.scales.shape, -1).astype(np.float32)
+        values *= simple.scales[..., None].astype(np.float32)
+        if simple.minima is not None:
+            values += simple.minima[..., None].astype(np.float32)
         return values.reshape(self.values.shape)
+
+
+def _in_units(numbers: np.ndarray, units: np.ndarray | None) -> np.ndarray:
+    if units is None:
+        return numbers
+    products = numbers.reshape(*units.shape, -1).astype(np.float32)
+    products *= units[..., None].astype(np.float32)
+    return products.reshape(numbers.shape)
 
 
 def quantize(weight: Float[np.ndarray, "out in"], bits: Literal[8, 4]) -> Quantized:

@@ -8,16 +8,21 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from spec_jax.checkpoints.gguf_blocks import unpack
 from spec_jax.kernels import PackedWeight
 
-KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+KINDS += ("IQ4_NL", "IQ4_XS")
 HALVES = {
     "Q8_0": (0,),
     "Q4_0": (0,),
     "Q4_1": (0, 2),
     "Q5_0": (0,),
     "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
 }
 """Where blocks keep numbers of half precision."""
 
@@ -41,9 +46,12 @@ def test_no_number_changes(name):
     made = unpack(data, kind)
     np.testing.assert_array_equal(made.dequantize(), expected)
     np.testing.assert_array_equal(PackedWeight.of(made).dequantize(), expected.T)
-    assert made.scales.shape[1] == expected.shape[1] // (16 if name == "Q6_K" else 32)
+    narrow = PackedWeight.of(made, "int8")
+    np.testing.assert_array_equal(narrow.dequantize(), expected.T)
+    group = 16 if name in ("Q2_K", "Q3_K", "Q6_K") else 32
+    assert made.scales.shape[1] == expected.shape[1] // group
 
 
 def test_other_types_are_not_taken_apart():
     assert unpack(np.zeros((2, 64), np.float32), GGMLQuantizationType.F32) is None
-    assert unpack(np.zeros((2, 110), np.uint8), GGMLQuantizationType.Q3_K) is None
+    assert unpack(np.zeros((2, 110), np.uint8), GGMLQuantizationType.IQ3_S) is None

@@ -1,5 +1,7 @@
 """Products of activations in 8 bits equal float64's, and a row's do not depend on other rows."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,20 +12,44 @@ from hypothesis import strategies as st
 from spec_jax.kernels import PackedWeight, Quantized, expert_products, take_outputs
 from tests.kernels.test_products import check, in_full, matrix, multiply
 
-FORMATS = ("int8", "int4", "int8 in groups", "int4 of any range", "int8 in groups of 32")
+OTHERS = {
+    "Q4_0": (4, True, 32, False),
+    "Q5_0": (5, True, 32, False),
+    "Q5_1": (5, False, 32, False),
+    "Q8_0": (8, True, 32, False),
+    "Q2_K": (4, False, 16, True),
+    "Q3_K": (4, True, 16, True),
+    "Q4_K": (4, False, 32, True),
+    "Q5_K": (5, False, 32, True),
+    "Q6_K": (6, True, 16, True),
+    "IQ4_XS": (8, True, 32, True),
+}
+"""Formats of GGUF: bits, whether values have signs or else minima, inputs of a scale, units."""
+FORMATS = ("int8", "int4", "int8 in groups", "int4 of any range", *OTHERS)
 
 pytestmark = pytest.mark.native
 
 
 def quantized(kind, inputs, outputs, seed=0):
     """A matrix [out, in] of a format; inputs that a group does not divide are one group."""
-    if kind != "int8 in groups of 32":
+    if kind not in OTHERS:
         return matrix(kind, inputs, outputs, seed)
+    bits, signs, group, units = OTHERS[kind]
     random = np.random.default_rng(seed)
-    groups = 1 if inputs % 32 else inputs // 32
-    values = random.integers(-128, 128, (outputs, inputs), np.int8)
-    scales = random.uniform(-2, 2, (outputs, groups)).astype(np.float16)
-    return Quantized(values, scales, None, 8)
+    groups = 1 if inputs % group else inputs // group
+    least, dtype = (-(2 ** (bits - 1)), np.int8) if signs else (0, np.uint8)
+    values = random.integers(least, least + 2**bits, (outputs, inputs), dtype)
+
+    def numbers(ends, count, dtype=np.float16):
+        return random.uniform(-ends, ends, (outputs, count)).astype(dtype)
+
+    if not units:
+        return Quantized(values, numbers(2, groups), None if signs else numbers(9, groups), bits)
+    blocks = groups // math.gcd(groups, 8)
+    scales = numbers(32, groups, np.int8), None if signs else numbers(63, groups, np.int8)
+    return Quantized(
+        values, *scales, bits, numbers(0.1, blocks), None if signs else numbers(0.1, blocks)
+    )
 
 
 def packed(weight):
@@ -74,13 +100,15 @@ def test_every_weight_counts(kind, inputs):
     x = np.diag(normal(1, inputs)[0])
     products = np.asarray(multiply(x, [packed(weight)])[0])
     expected = np.diag(x)[:, None] * in_full(weight).T
-    assert np.abs(expected).min() > 0 or kind.startswith("int8")
+    assert np.abs(expected).max(1).min() > 0
     np.testing.assert_allclose(products, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
 
 
 def test_the_largest_numbers_do_not_overflow():
-    for bits, number in ((8, -128), (8, 127), (4, 15)):
-        values = np.full((16, 96), number, np.int8 if bits == 8 else np.uint8)
+    ends = (8, -128), (8, 127), (4, 15), (4, -8), (5, 31), (5, -16), (6, 31), (6, -32)
+    for bits, number in ends:
+        signs = number < 2 ** (bits - 1)
+        values = np.full((16, 96), number, np.int8 if signs else np.uint8)
         weight = Quantized(values, np.ones((16, 3), np.float32), None, bits)
         for sign in (1, -1):
             x = np.full((5, 96), sign * 127, np.float32)

@@ -56,11 +56,11 @@ def check(x, weight, found):
     exact = (x.astype(ml_dtypes.bfloat16) if rounds else x).astype(np.float64)
     matrix = in_full(weight)
     magnitude = np.abs(exact) @ np.abs(matrix.T)
-    if isinstance(weight, Quantized) and weight.minima is not None:
+    minima = weight.simplified().minima if isinstance(weight, Quantized) else None
+    if minima is not None:
         # A weight is the difference of two numbers that may both be larger.
-        groups = weight.minima.shape[1]
-        parts = np.abs(exact).reshape(len(x), groups, -1).sum(2)
-        magnitude += 2 * parts @ np.abs(weight.minima.astype(np.float64).T)
+        parts = np.abs(exact).reshape(len(x), minima.shape[1], -1).sum(2)
+        magnitude += 2 * parts @ np.abs(minima.astype(np.float64).T)
     assert found.dtype == np.float32
     assert (np.abs(np.asarray(found) - exact @ matrix.T) <= 2e-6 * magnitude + 1e-37).all()
 

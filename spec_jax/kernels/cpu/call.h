@@ -10,7 +10,7 @@
 
 namespace {
 
-enum Format : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt4 = 3 };
+enum Format : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt4 = 3, kInt5 = 4, kInt6 = 5 };
 
 struct Rounded;
 
@@ -18,6 +18,8 @@ struct Matrix {
   const uint8_t* values;   // [panels, inputs / step, 16] steps of the format
   const uint8_t* scales;   // [panels, groups, 16], or null for 1
   const uint8_t* minima;   // [panels, groups, 16], or null for 0
+  const uint8_t* scale_units;    // [panels, blocks, 16], or null for 1
+  const uint8_t* minimum_units;  // the same
   float* out;              // [rows, outputs]
   int64_t outputs, panels;
 };
@@ -25,6 +27,9 @@ struct Matrix {
 struct Call {
   Format format;
   bool half;               // scales and minima in half precision
+  bool units;              // scales and minima as bytes, and their units in half precision
+  int unit_shift;          // a unit is of 2^unit_shift groups
+  int32_t offset;          // what is added to values of fewer than 8 bits
   int64_t rows, inputs;    // inputs padded to a multiple of the format's steps
   int64_t group, groups;   // inputs that share a scale, and how many such groups there are
   const float* x;          // [rows, inputs]
@@ -37,16 +42,28 @@ struct Call {
   // Inputs that share a scale of rounded activations.
   int64_t block() const { return groups == 1 ? 32 : group; }
 
+  int64_t scale_bytes() const { return units ? 1 : half ? 2 : 4; }
+
   int64_t panel_bytes() const {
-    static constexpr int64_t kBits[] = {32, 16, 8, 4};
+    static constexpr int64_t kBits[] = {32, 16, 8, 4, 5, 6};
     return inputs * kLanes * kBits[format] / 8;
   }
 };
 
 // The numbers of a group: 16 scales or minima.
-INLINE Floats load_numbers(const uint8_t* from, int64_t group, bool half) {
-  return half ? load_floats((const uint16_t*)from + group * kLanes)
-              : load_floats((const float*)from + group * kLanes);
+INLINE void load_numbers(const Call& call, const uint8_t* from, const uint8_t* units, int64_t group,
+                         Part (&to)[kParts]) {
+  if (!call.units) {
+    split(call.half ? load_floats((const uint16_t*)from + group * kLanes)
+                    : load_floats((const float*)from + group * kLanes),
+          to);
+    return;
+  }
+  split(load_floats((const uint16_t*)units + (group >> call.unit_shift) * kLanes), to);
+#pragma GCC unroll 4
+  for (int n = 0; n < kParts; ++n) {
+    to[n] *= load_bytes(from + group * kLanes + n * (kLanes / kParts));
+  }
 }
 
 INLINE void store(const Matrix& to, int64_t panel, int64_t row, Floats sum) {

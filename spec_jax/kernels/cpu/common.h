@@ -120,6 +120,9 @@ INLINE Part fused(Part a, Part b, Part c) {
 #endif
 }
 
+// As integers: a sum with 0.0 would be an instruction, since it changes -0.0.
+INLINE Part all_lanes(float x) { return (Part)(PartInts{} + load<int32_t>(&x)); }
+
 // At most 16 numbers, then zeros.
 INLINE Floats load_some(const float* from, int64_t count) {
   if (count >= kLanes) return load<Floats>(from);
@@ -129,6 +132,18 @@ INLINE Floats load_some(const float* from, int64_t count) {
 }
 
 constexpr int kParts = sizeof(Floats) / sizeof(Part);
+
+// As many bytes with signs as a part has numbers.
+INLINE Part load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (Part)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
+#elif defined(__AVX2__)
+  return (Part)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(from)));
+#else
+  typedef int8_t Four __attribute__((vector_size(4)));
+  return __builtin_convertvector(__builtin_convertvector(load<Four>(from), PartInts), Part);
+#endif
+}
 
 INLINE void split(Floats whole, Part (&parts)[kParts]) {
   std::memcpy(parts, &whole, sizeof(whole));

@@ -22,15 +22,7 @@ constexpr int kPackedRows = 5;
 struct Int8 {
   static constexpr int kInputs = 4;
   static INLINE Part decode(const uint8_t* from, int input, int part) {
-    const uint8_t* bytes = from + kLanes * input + part * (sizeof(Part) / sizeof(float));
-#if defined(__AVX512F__)
-    return (Part)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(bytes)));
-#elif defined(__AVX2__)
-    return (Part)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(bytes)));
-#else
-    typedef int8_t Four __attribute__((vector_size(4)));
-    return __builtin_convertvector(__builtin_convertvector(load<Four>(bytes), PartInts), Part);
-#endif
+    return load_bytes(from + kLanes * input + part * (kLanes / kParts));
   }
 };
 
@@ -191,7 +183,7 @@ void float_panels(const Call& call, const Matrix& to, int64_t begin, int64_t end
     case kInt8:
       return call.half ? packed_panels<Int8, uint16_t>(call, to, begin, end)
                        : packed_panels<Int8, float>(call, to, begin, end);
-    case kInt4:
+    default:  // of fewer bits only 4, and without a sign
       return call.half ? packed_panels<Int4, uint16_t>(call, to, begin, end)
                        : packed_panels<Int4, float>(call, to, begin, end);
   }

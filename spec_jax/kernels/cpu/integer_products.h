@@ -1,4 +1,4 @@
-// Products of activations that are rounded to 8 bits, with weights of 4 or 8 bits.
+// Products of activations that are rounded to 8 bits, with weights of 4 to 8 bits.
 //
 // Neighbouring inputs of a row share a scale, 32 or the 16 that share one in the weights: a block.
 // The products of a block are added as integers, which is exact in any order. A block then adds one
@@ -11,8 +11,14 @@
 
 namespace {
 
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr int32_t kOffset8 = 128;  // of weights of 8 bits, which the instruction takes without sign
+#else
+constexpr int32_t kOffset8 = 0;
+#endif
 constexpr int kIntegerRows = 8;  // of a tile: they share a pass over the weights
 constexpr int64_t kTileBytes = 1 << 19;  // of activations that stay in the second-level cache
+constexpr int64_t kTaskInputs = 1 << 14;  // that a thread rounds: fewer are not worth a task
 
 // Rows in tiles of at most kIntegerRows. The numbers of a tile lie in the order of their use: by
 // block, then by word, then by row.
@@ -20,19 +26,9 @@ struct Rounded {
   std::vector<uint32_t> words;  // [blocks, words, rows] of a tile; a word has four activations
   std::vector<float> scales;    // [blocks, rows] of a tile
   std::vector<float> sums;      // the same: the sum of a block's rounded activations
-  std::vector<int32_t> starts;  // the same: what corrects weights that are stored with an offset
-  std::vector<float> row_sums;  // [rows]
+  std::vector<int32_t> starts;  // the same: what corrects weights that have an offset
+  std::vector<float> row_sums;  // [rows], if there is one scale for all inputs
 };
-
-// The order of eight activations that meets words of eight 4-bit weights: of the even inputs, which
-// are the low halves of the words' bytes, then of the odd ones.
-INLINE void even_then_odd(const int8_t* from, uint32_t& even, uint32_t& odd) {
-  const uint32_t a = load<uint32_t>(from), b = load<uint32_t>(from + 4);
-  auto pick = [](uint32_t a, uint32_t b) {
-    return (a & 0xff) | (a >> 8 & 0xff00) | (b & 0xff) << 16 | (b & 0xff0000) << 8;
-  };
-  even = pick(a, b), odd = pick(a >> 8, b >> 8);
-}
 
 INLINE PartInts nearest(Part x) {
 #if defined(__AVX512F__)
@@ -49,10 +45,28 @@ INLINE PartInts nearest(Part x) {
 constexpr int kPartLanes = sizeof(Part) / sizeof(float);
 typedef int8_t PartBytes __attribute__((vector_size(kPartLanes)));
 
-// Rounds a block to multiples of a 127th of its largest number; returns that scale. A block with a
-// NaN has the scale NaN. In a block with infinities, infinities become 1 and numbers 0.
+// All lanes together by `combine`, which takes and gives four lanes.
+template <class Combine>
+INLINE int32_t of_all(PartInts lanes, Combine combine) {
+  typedef int32_t Four __attribute__((vector_size(16)));
+  Four parts[kPartLanes / 4];
+  std::memcpy(parts, &lanes, sizeof(lanes));
+  Four all = parts[0];
+#pragma GCC unroll 4
+  for (int i = 1; i < kPartLanes / 4; ++i) all = combine(all, parts[i]);
+  all = combine(all, __builtin_shufflevector(all, all, 2, 3, 0, 1));
+  return combine(all, __builtin_shufflevector(all, all, 1, 0, 3, 2))[0];
+}
+
+struct RoundedBlock {
+  float scale;
+  int32_t sum;  // of the rounded numbers
+};
+
+// Rounds a block to multiples of a 127th of its largest number, the scale. A block with a NaN has
+// the scale NaN. In a block with infinities, infinities become 1 and numbers 0.
 template <int B>
-INLINE float round_block(const float* x, int8_t (&rounded)[B]) {
+INLINE RoundedBlock round_block(const float* x, int8_t (&rounded)[B]) {
   // Without its sign, a float's bits grow with its size: NaN is above infinity.
   PartInts largest = {};
 #pragma GCC unroll 8
@@ -60,53 +74,59 @@ INLINE float round_block(const float* x, int8_t (&rounded)[B]) {
     PartInts bits = load<PartInts>(x + i) & 0x7fffffff;
     largest = bits > largest ? bits : largest;
   }
-  int32_t lanes[kPartLanes], most = 0;
-  std::memcpy(lanes, &largest, sizeof(largest));
-  for (int i = 0; i < kPartLanes; ++i) most = std::max(most, lanes[i]);
-
-  const float size = to_float(most);
-  std::memset(rounded, 0, B);
+  const float size = to_float(of_all(largest, [](auto a, auto b) { return a > b ? a : b; }));
   if (!std::isfinite(size)) {
-    for (int i = 0; i < B; ++i) rounded[i] = std::isinf(x[i]) ? (x[i] < 0 ? -1 : 1) : 0;
-    return size;
+    int32_t sum = 0;
+    for (int i = 0; i < B; ++i) {
+      sum += rounded[i] = std::isinf(x[i]) ? (x[i] < 0 ? -1 : 1) : 0;
+    }
+    return {size, sum};
   }
-  if (size < 0x1p-118f) return 0;  // its inverse would overflow
+  if (size < 0x1p-118f) {  // its inverse would overflow
+    std::memset(rounded, 0, B);
+    return {0, 0};
+  }
   const float inverse = 127.0f / size;
+  PartInts sums = {};
 #pragma GCC unroll 8
   for (int i = 0; i < B; i += kPartLanes) {
-    PartBytes bytes = __builtin_convertvector(nearest(load<Part>(x + i) * inverse), PartBytes);
+    const PartInts numbers = nearest(load<Part>(x + i) * inverse);
+    const PartBytes bytes = __builtin_convertvector(numbers, PartBytes);
     std::memcpy(rounded + i, &bytes, sizeof(bytes));
+    sums += numbers;
   }
-  return size / 127.0f;
+  return {size / 127.0f, of_all(sums, [](auto a, auto b) { return a + b; })};
 }
 
-// Rounds `count` rows from `row` on, a tile.
+// Rounds the blocks from `begin` to `end` of `count` rows from `row` on, a tile.
 template <int B>
-void round_tile(const Call& call, Rounded& to, int64_t row, int64_t count) {
+void round_tile(const Call& call, Rounded& to, int64_t row, int64_t count, int64_t begin,
+                int64_t end) {
+  typedef int8_t Sixteen __attribute__((vector_size(16)));
   const int64_t blocks = call.inputs / B;
+  const int32_t offset = call.format == kInt8 ? kOffset8 : call.offset;
   for (int64_t r = 0; r < count; ++r) {
     const float* x = call.x + (row + r) * call.inputs;
-    uint32_t* words = to.words.data() + row * call.inputs / 4 + r;
-    float row_sum = 0;
-    for (int64_t b = 0; b < blocks; ++b) {
+    uint32_t* words = to.words.data() + row * call.inputs / 4 + begin * B / 4 * count + r;
+    for (int64_t b = begin; b < end; ++b) {
       int8_t rounded[B];
-      const float scale = round_block(x + b * B, rounded);
-      int32_t sum = 0;
-      for (int i = 0; i < B; ++i) sum += rounded[i];
-      for (int i = 0; i < B; i += 8, words += 2 * count) {
-        if (call.format == kInt4) {
-          even_then_odd(rounded + i, words[0], words[count]);
-        } else {
-          words[0] = load<uint32_t>(rounded + i), words[count] = load<uint32_t>(rounded + i + 4);
+      const RoundedBlock block = round_block(x + b * B, rounded);
+      for (int i = 0; i < B; i += 16) {
+        Sixteen bytes = load<Sixteen>(rounded + i);
+        if (call.format != kInt8) {
+          // Of eight inputs first the even ones, which meet the low halves of a word's bytes.
+          bytes = __builtin_shufflevector(bytes, bytes, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9,
+                                          11, 13, 15);
         }
+        uint32_t four[4];
+        std::memcpy(four, &bytes, sizeof(bytes));
+        for (int w = 0; w < 4; ++w, words += count) *words = four[w];
       }
       const int64_t at = row * blocks + b * count + r;
-      to.scales[at] = scale;
-      to.sums[at] = scale * sum;
-      to.starts[at] = -128 * sum;
-      row_sum += scale * sum;
+      to.scales[at] = block.scale;
+      to.sums[at] = block.scale * block.sum;
+      to.starts[at] = -offset * block.sum;
     }
-    to.row_sums[row + r] = row_sum;
   }
 }
 
@@ -117,17 +137,27 @@ void round(Pool& pool, const Call& call, Rounded& to) {
   to.scales.resize(call.rows * blocks);
   to.sums.resize(call.rows * blocks);
   to.starts.resize(call.rows * blocks);
-  to.row_sums.resize(call.rows);
   const int64_t tiles = (call.rows + kIntegerRows - 1) / kIntegerRows;
-  parallel(pool, tiles, [&](int64_t tile) {
-    const int64_t begin = call.rows * tile / tiles, end = call.rows * (tile + 1) / tiles;
-    call.block() == 32 ? round_tile<32>(call, to, begin, end - begin)
-                       : round_tile<16>(call, to, begin, end - begin);
+  const int64_t parts = std::clamp<int64_t>(call.rows * call.inputs / tiles / kTaskInputs, 1, blocks);
+  parallel(pool, tiles * parts, [&](int64_t task) {
+    const int64_t tile = task / parts, part = task % parts;
+    const int64_t row = call.rows * tile / tiles, next = call.rows * (tile + 1) / tiles;
+    const int64_t begin = blocks * part / parts, end = blocks * (part + 1) / parts;
+    call.block() == 32 ? round_tile<32>(call, to, row, next - row, begin, end)
+                       : round_tile<16>(call, to, row, next - row, begin, end);
   });
+  if (call.groups > 1) return;
+  to.row_sums.assign(call.rows, 0);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t row = call.rows * tile / tiles, count = call.rows * (tile + 1) / tiles - row;
+    for (int64_t i = 0; i < blocks * count; ++i) {
+      to.row_sums[row + i % count] += to.sums[row * blocks + i];
+    }
+  }
 }
 
-// Sums of products of four bytes in each lane. `add_4` takes weights of 0 to 15, `add_8` weights
-// that `prepare_8` made of -128 to 127, which start from `start_8`.
+// Sums of products of four bytes in each lane. `add_4` takes weights of 0 to 15, with `start_4` and
+// `ints_4`; `add_7` weights of 0 to 63; `add_8` weights that `prepare_8` made of -128 to 127.
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 // One instruction multiplies unsigned with signed bytes. Weights of 8 bits get an offset of 128.
@@ -142,8 +172,11 @@ struct Dot {
                                          _mm256_set1_epi32((int)x));
 #endif
   }
-  static INLINE PartInts ints_4(Sums sums) { return sums; }
-  static INLINE PartInts start_8(int32_t correction) { return PartInts{} + correction; }
+  static INLINE Sums start_4(int32_t correction) { return PartInts{} + correction; }
+  static INLINE PartInts ints_4(Sums sums, int32_t) { return sums; }
+  static INLINE PartInts add_7(PartInts sums, PartWords weights, uint32_t x) {
+    return add_4(sums, weights, x);
+  }
   static INLINE Bytes prepare_8(PartWords weights) { return weights ^ 0x80808080u; }
   static INLINE PartInts add_8(PartInts sums, Bytes weights, uint32_t x) {
     return add_4(sums, weights, x);
@@ -157,8 +190,11 @@ struct Dot {
   static INLINE Sums add_4(Sums sums, PartWords weights, uint32_t x) {
     return (Sums)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)vdupq_n_u32(x));
   }
-  static INLINE PartInts ints_4(Sums sums) { return sums; }
-  static INLINE PartInts start_8(int32_t) { return {}; }
+  static INLINE Sums start_4(int32_t correction) { return PartInts{} + correction; }
+  static INLINE PartInts ints_4(Sums sums, int32_t) { return sums; }
+  static INLINE PartInts add_7(PartInts sums, PartWords weights, uint32_t x) {
+    return add_4(sums, weights, x);
+  }
   static INLINE Bytes prepare_8(PartWords weights) { return weights; }
   static INLINE PartInts add_8(PartInts sums, Bytes weights, uint32_t x) {
     return add_4(sums, weights, x);
@@ -166,7 +202,7 @@ struct Dot {
 };
 #elif defined(__AVX512BW__) || defined(__AVX2__)
 // Sums of two products have 16 bits: with weights of 4 bits they hold 16 inputs of a block,
-// 16 * 15 * 127 = 30,480, and with 8 bits two inputs, 2 * 128 * 127 = 32,512.
+// 16 * 15 * 127 = 30,480, and with more bits two inputs, 2 * 128 * 127 = 32,512.
 struct Dot {
 #if defined(__AVX512BW__)
   typedef __m512i Register;
@@ -208,8 +244,13 @@ struct Dot {
   static INLINE Sums add_4(Sums sums, PartWords weights, uint32_t x) {
     return add_16(sums, pairs((Register)weights, all(x)));
   }
-  static INLINE PartInts ints_4(Sums sums) { return add_pairs(sums); }
-  static INLINE PartInts start_8(int32_t) { return PartInts{}; }
+  static INLINE Sums start_4(int32_t) { return Sums{}; }
+  static INLINE PartInts ints_4(Sums sums, int32_t correction) {
+    return add_pairs(sums) + correction;
+  }
+  static INLINE PartInts add_7(PartInts sums, PartWords weights, uint32_t x) {
+    return sums + add_pairs(pairs((Register)weights, all(x)));
+  }
   static INLINE PartInts add_8(PartInts sums, const Bytes& weights, uint32_t x) {
     return sums + add_pairs(pairs(weights.sizes, with_signs(all(x), weights)));
   }
@@ -232,12 +273,15 @@ struct Dot {
   static INLINE Sums add_4(Sums sums, PartWords weights, uint32_t x) {
     return sums + pairs(prepare_8(weights), x);
   }
-  static INLINE PartInts ints_4(Sums sums) {
-    return ((PartInts)((PartWords)sums << 16) >> 16) + ((PartInts)sums >> 16);
+  static INLINE Sums start_4(int32_t) { return Sums{}; }
+  static INLINE PartInts ints_4(Sums sums, int32_t correction) {
+    return ((PartInts)((PartWords)sums << 16) >> 16) + ((PartInts)sums >> 16) + correction;
   }
-  static INLINE PartInts start_8(int32_t) { return PartInts{}; }
+  static INLINE PartInts add_7(PartInts sums, PartWords weights, uint32_t x) {
+    return sums + ints_4(pairs(prepare_8(weights), x), 0);
+  }
   static INLINE PartInts add_8(PartInts sums, const Bytes& weights, uint32_t x) {
-    return sums + ints_4(pairs(weights, x));
+    return sums + ints_4(pairs(weights, x), 0);
   }
 };
 #endif
@@ -255,15 +299,18 @@ INLINE Sums pinned(Sums sums) {
   return sums;
 }
 
-// Weights of one format: 64 bytes hold `kInputs` inputs of 16 outputs.
+// Weights of one format: `kLines` lines of 64 bytes hold `kInputs` inputs of 16 outputs.
 
 struct Nibbles {  // each output's word has eight inputs, the lowest bits first
-  static constexpr int kInputs = 8;
+  static constexpr int kInputs = 8, kLines = 1;
   using Sums = typename Dot::Sums;
-  static INLINE Sums start(int32_t) { return Sums{}; }
-  static INLINE PartInts ints(Sums sums) { return Dot::ints_4(sums); }
+  static INLINE Sums start(int32_t correction) { return Dot::start_4(correction); }
+  static INLINE PartInts ints(Sums sums, int32_t correction) {
+    return Dot::ints_4(sums, correction);
+  }
   template <int R>
-  static INLINE void add(Sums (&sums)[R], PartWords weights, const uint32_t* x) {
+  static INLINE void add(Sums (&sums)[R], const uint8_t* line, const uint32_t* x) {
+    const PartWords weights = load<PartWords>(line);
     const PartWords halves[] = {weights & 0x0f0f0f0fu, weights >> 4 & 0x0f0f0f0fu};
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
@@ -275,14 +322,37 @@ struct Nibbles {  // each output's word has eight inputs, the lowest bits first
   }
 };
 
-struct Bytes {  // each output's word has four inputs
-  static constexpr int kInputs = 4;
+// Lines of nibbles, and one of the other `Bits` bits: the lowest bits of each byte belong to the
+// low halves of the same byte of the first line, the next ones to the high halves, and so on.
+template <int Bits>
+struct Planes {
+  static constexpr int kInputs = 32 / Bits, kLines = 4 / Bits + 1;
   using Sums = PartInts;
-  static INLINE Sums start(int32_t correction) { return Dot::start_8(correction); }
-  static INLINE PartInts ints(Sums sums) { return sums; }
+  static INLINE Sums start(int32_t correction) { return PartInts{} + correction; }
+  static INLINE PartInts ints(Sums sums, int32_t) { return sums; }
   template <int R>
-  static INLINE void add(Sums (&sums)[R], PartWords weights, const uint32_t* x) {
-    const auto bytes = Dot::prepare_8(weights);
+  static INLINE void add(Sums (&sums)[R], const uint8_t* line, const uint32_t* x) {
+    constexpr uint32_t kMask = Bits == 1 ? 0x10101010u : 0x30303030u;
+    const PartWords high = load<PartWords>(line + 64 * (kLines - 1));
+#pragma GCC unroll 8
+    for (int t = 0; t < 2 * (kLines - 1); ++t) {
+      const PartWords low = load<PartWords>(line + 64 * (t / 2)) >> (t % 2 * 4) & 0x0f0f0f0fu;
+      const int at = Bits * t;
+      const PartWords weights = low | ((at < 4 ? high << (4 - at) : high >> (at - 4)) & kMask);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sums[r] = pinned(Dot::add_7(sums[r], weights, x[t * R + r]));
+    }
+  }
+};
+
+struct Bytes {  // each output's word has four inputs
+  static constexpr int kInputs = 4, kLines = 1;
+  using Sums = PartInts;
+  static INLINE Sums start(int32_t correction) { return PartInts{} + correction; }
+  static INLINE PartInts ints(Sums sums, int32_t) { return sums; }
+  template <int R>
+  static INLINE void add(Sums (&sums)[R], const uint8_t* line, const uint32_t* x) {
+    const auto bytes = Dot::prepare_8(load<PartWords>(line));
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sums[r] = pinned(Dot::add_8(sums[r], bytes, x[r]));
   }
@@ -291,7 +361,7 @@ struct Bytes {  // each output's word has four inputs
 // The tile of `R` rows from `row` on.
 template <class Weights, int R>
 void integer_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row) {
-  const int64_t block = call.block(), blocks = call.inputs / block, lines = block / Weights::kInputs;
+  const int64_t block = call.block(), blocks = call.inputs / block;
   const bool scale_a_block = call.groups == blocks;
   const uint8_t* values = to.values + panel * call.panel_bytes();
   const uint32_t* words = call.rounded->words.data() + row * call.inputs / 4;
@@ -303,8 +373,8 @@ void integer_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row
   split(splat(1), scale);
   for (int64_t b = 0; b < blocks; ++b) {
     if (scale_a_block) {
-      split(load_numbers(to.scales, group, call.half), scale);
-      if (to.minima) split(load_numbers(to.minima, group, call.half), minimum);
+      load_numbers(call, to.scales, to.scale_units, group, scale);
+      if (to.minima) load_numbers(call, to.minima, to.minimum_units, group, minimum);
       ++group;
     }
     for (int n = 0; n < kParts; ++n) {
@@ -313,23 +383,24 @@ void integer_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row
       for (int r = 0; r < R; ++r) sums[r] = Weights::start(starts[r]);
       const uint8_t* line = values + n * sizeof(Part);
       const uint32_t* word = words;
-      for (int64_t i = 0; i < lines; ++i, line += 64, word += R * Weights::kInputs / 4) {
-        if (n == 0) __builtin_prefetch(line + 1024);
-        Weights::add(sums, load<PartWords>(line), word);
+      for (int64_t i = 0; i < block; i += Weights::kInputs) {
+        if (n == 0) __builtin_prefetch(line + 4096);
+        Weights::add(sums, line, word);
+        line += 64 * Weights::kLines, word += R * Weights::kInputs / 4;
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const Part numbers = __builtin_convertvector(Weights::ints(sums[r]), Part);
+        const Part numbers = __builtin_convertvector(Weights::ints(sums[r], starts[r]), Part);
         total[n][r] = fused(scale[n], numbers * scales[r], total[n][r]);
-        if (to.minima) total[n][r] = fused(minimum[n], Part{} + sums_of_x[r], total[n][r]);
+        if (to.minima) total[n][r] = fused(minimum[n], all_lanes(sums_of_x[r]), total[n][r]);
       }
     }
-    values += 64 * lines, words += R * block / 4;
+    values += 64 * (block / Weights::kInputs) * Weights::kLines, words += R * block / 4;
     scales += R, sums_of_x += R, starts += R;
   }
   if (!scale_a_block) {
-    split(load_numbers(to.scales, group, call.half), scale);
-    if (to.minima) split(load_numbers(to.minima, group, call.half), minimum);
+    load_numbers(call, to.scales, to.scale_units, group, scale);
+    if (to.minima) load_numbers(call, to.minima, to.minimum_units, group, minimum);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -340,7 +411,7 @@ void integer_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row
       if (!scale_a_block) {
         out[n] *= scale[n];
         if (to.minima) {
-          out[n] = fused(minimum[n], Part{} + call.rounded->row_sums[row + r], out[n]);
+          out[n] = fused(minimum[n], all_lanes(call.rounded->row_sums[row + r]), out[n]);
         }
       }
     }
@@ -361,8 +432,12 @@ void integer_panels(const Call& call, const Matrix& to, int64_t begin, int64_t e
             next - row,
             [&](auto rows) {
               constexpr int R = decltype(rows)::value;
-              call.format == kInt4 ? integer_rows<Nibbles, R>(call, to, panel, row)
-                                   : integer_rows<Bytes, R>(call, to, panel, row);
+              switch (call.format) {
+                case kInt4: return integer_rows<Nibbles, R>(call, to, panel, row);
+                case kInt5: return integer_rows<Planes<1>, R>(call, to, panel, row);
+                case kInt6: return integer_rows<Planes<2>, R>(call, to, panel, row);
+                default: return integer_rows<Bytes, R>(call, to, panel, row);
+              }
             },
             std::make_integer_sequence<int, kIntegerRows>());
       }

@@ -70,11 +70,14 @@ std::vector<Call> calls_of_experts(const Call& all, const int32_t* experts,
     call.x += begin * call.inputs;
     if (call.pairs) call.pairs += begin * call.inputs / 2;
     if (call.group_sums) call.group_sums += begin * call.groups;
-    const int64_t scale_bytes = call.groups * kLanes * (call.half ? 2 : 4);
+    const int64_t scale_bytes = call.groups * kLanes * call.scale_bytes();
+    const int64_t unit_bytes = (call.groups >> call.unit_shift) * kLanes * 2;
     for (Matrix& matrix : call.matrices) {
       matrix.values += expert * matrix.panels * call.panel_bytes();
       if (matrix.scales) matrix.scales += expert * matrix.panels * scale_bytes;
       if (matrix.minima) matrix.minima += expert * matrix.panels * scale_bytes;
+      if (matrix.scale_units) matrix.scale_units += expert * matrix.panels * unit_bytes;
+      if (matrix.minimum_units) matrix.minimum_units += expert * matrix.panels * unit_bytes;
       matrix.out += begin * matrix.outputs;
     }
     calls.push_back(std::move(call));
@@ -111,14 +114,37 @@ void run_experts(Pool& pool, Call call, const float* from, int64_t width, bool m
 
 namespace ffi = xla::ffi;
 
-// Reads the weights and the results of a call; `axes` stand before the panels in their shapes.
-ffi::Error read(Call& call, int64_t axes, int64_t first, int64_t arrays, ffi::RemainingArgs& args,
-                ffi::RemainingRets& rets) {
+// The form of all weights of a call.
+struct Form {
+  int64_t format;   // a `Format`
+  bool integers;    // whether x is rounded to 8 bits
+  int64_t offset;   // what was added to values that had signs
+  bool scales, minima, units, half;
+
+  Call call(int64_t rows) const {
+    Call call{};
+    call.format = (Format)format;
+    call.integers = integers;
+    call.offset = (int32_t)offset;
+    call.units = units;
+    call.half = half;
+    call.rows = rows;
+    return call;
+  }
+
   // Inputs of an index of the second dimension of values.
-  static constexpr int64_t kInputsOfIndex[] = {1, 2, 1, 8};
-  const int64_t inputs_of_index =
-      call.format == kInt8 && call.integers ? 4 : kInputsOfIndex[call.format];
-  if ((int64_t)args.size() != first + arrays * (int64_t)rets.size()) {
+  double inputs_of_index() const {
+    static constexpr double kInputs[] = {1, 2, 1, 8, 32 / 5.0, 16 / 3.0};
+    return format == kInt8 && integers ? 4 : kInputs[format];
+  }
+};
+
+// Reads the weights and the results of a call; `axes` stand before the panels in their shapes. A
+// weight is its values and, by the form, scales, minima and the units of both.
+ffi::Error read(Call& call, const Form& form, int64_t axes, int64_t next, ffi::RemainingArgs& args,
+                ffi::RemainingRets& rets) {
+  const int64_t arrays = 1 + (form.scales + form.minima) * (form.units ? 2 : 1);
+  if ((int64_t)args.size() != next + arrays * (int64_t)rets.size()) {
     return ffi::Error::InvalidArgument("spec_jax_product: arguments do not match");
   }
   call.groups = 1;
@@ -126,14 +152,23 @@ ffi::Error read(Call& call, int64_t axes, int64_t first, int64_t arrays, ffi::Re
     auto out = rets.get<ffi::Buffer<ffi::F32>>(k);
     if (!out) return ffi::Error::InvalidArgument("spec_jax_product: a result is not float32");
     Matrix matrix{};
-    const uint8_t** parts[] = {&matrix.values, &matrix.scales, &matrix.minima};
-    for (int64_t a = 0; a < arrays; ++a) {
-      auto part = args.get<ffi::AnyBuffer>(first + k * arrays + a);
-      if (!part) return ffi::Error::InvalidArgument("spec_jax_product: an argument is missing");
-      if (a == 0) matrix.panels = part->dimensions()[axes];
-      if (a == 0) call.inputs = part->dimensions()[axes + 1] * inputs_of_index;
-      if (a == 1) call.groups = part->dimensions()[axes + 1];
-      *parts[a] = (const uint8_t*)part->untyped_data();
+    // Points `to` to the next argument; gives its size along `axis` after the first axes.
+    auto take = [&](const uint8_t*& to, int64_t axis) -> int64_t {
+      auto part = args.get<ffi::AnyBuffer>(next++);
+      if (!part) return 0;
+      to = (const uint8_t*)part->untyped_data();
+      return part->dimensions()[axes + axis];
+    };
+    const int64_t first = next;
+    matrix.panels = take(matrix.values, 0);
+    next = first;
+    call.inputs = std::lround(take(matrix.values, 1) * form.inputs_of_index());
+    if (form.scales) call.groups = take(matrix.scales, 1);
+    if (form.minima) take(matrix.minima, 1);
+    if (form.units) {
+      const int64_t blocks = take(matrix.scale_units, 1);
+      while (blocks << call.unit_shift < call.groups) ++call.unit_shift;
+      if (form.minima) take(matrix.minimum_units, 1);
     }
     matrix.out = (*out)->typed_data();
     matrix.outputs = (*out)->dimensions()[1];
@@ -147,49 +182,44 @@ ffi::Error read(Call& call, int64_t axes, int64_t first, int64_t arrays, ffi::Re
   return ffi::Error::Success();
 }
 
-// x [rows, inputs], then for each weight its values and, by the format, scales and minima; the
-// results are the products [rows, outputs]. With `integers` x is rounded to 8 bits.
-ffi::Error Product(ffi::ThreadPool pool, int64_t format, bool integers, int64_t arrays, bool half,
-                   ffi::RemainingArgs args, ffi::RemainingRets rets) {
+// x [rows, inputs], then the arrays of each weight; the results are the products [rows, outputs].
+ffi::Error Product(ffi::ThreadPool pool, int64_t format, bool integers, int64_t offset, bool scales,
+                   bool minima, bool units, bool half, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets) {
+  const Form form{format, integers, offset, scales, minima, units, half};
   auto x = args.get<ffi::Buffer<ffi::F32>>(0);
   if (!x) return ffi::Error::InvalidArgument("spec_jax_product: x is not float32");
-  Call call{};
-  call.format = (Format)format;
-  call.integers = integers;
-  call.half = half;
-  call.rows = x->dimensions()[0];
-  ffi::Error error = read(call, 0, 1, arrays, args, rets);
+  Call call = form.call(x->dimensions()[0]);
+  ffi::Error error = read(call, form, 0, 1, args, rets);
   if (error.failure() || !call.rows) return error;
   Activations activations;
-  activations.prepare(call, x->typed_data(), x->dimensions()[1], arrays == 3);
+  activations.prepare(call, x->typed_data(), x->dimensions()[1], minima);
   run(pool, {call});
   return error;
 }
 
 // The same with stacks of weights: each row meets the matrices of its expert, and other experts are
 // not read. The second argument is the rows' experts.
-ffi::Error ExpertProduct(ffi::ThreadPool pool, int64_t format, bool integers, int64_t arrays,
-                         bool half, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Error ExpertProduct(ffi::ThreadPool pool, int64_t format, bool integers, int64_t offset,
+                         bool scales, bool minima, bool units, bool half, ffi::RemainingArgs args,
+                         ffi::RemainingRets rets) {
+  const Form form{format, integers, offset, scales, minima, units, half};
   auto x = args.get<ffi::Buffer<ffi::F32>>(0);
   auto experts = args.get<ffi::Buffer<ffi::S32>>(1);
   auto values = args.get<ffi::AnyBuffer>(2);
   if (!x || !experts || !values || experts->dimensions()[0] != x->dimensions()[0]) {
     return ffi::Error::InvalidArgument("spec_jax_expert_product: arguments do not match");
   }
-  Call call{};
-  call.format = (Format)format;
-  call.integers = integers;
-  call.half = half;
-  call.rows = x->dimensions()[0];
+  Call call = form.call(x->dimensions()[0]);
   const int32_t* chosen = experts->typed_data();
   for (int64_t r = 0; r < call.rows; ++r) {
     if (chosen[r] < 0 || chosen[r] >= values->dimensions()[0]) {
       return ffi::Error::InvalidArgument("spec_jax_expert_product: there is no such expert");
     }
   }
-  ffi::Error error = read(call, 1, 2, arrays, args, rets);
+  ffi::Error error = read(call, form, 1, 2, args, rets);
   if (error.failure() || !call.rows) return error;
-  run_experts(pool, call, x->typed_data(), x->dimensions()[1], arrays == 3, chosen);
+  run_experts(pool, call, x->typed_data(), x->dimensions()[1], minima, chosen);
   return error;
 }
 
@@ -200,7 +230,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxProduct, Product,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("format")
                                   .Attr<bool>("integers")
-                                  .Attr<int64_t>("arrays")
+                                  .Attr<int64_t>("offset")
+                                  .Attr<bool>("scales")
+                                  .Attr<bool>("minima")
+                                  .Attr<bool>("units")
                                   .Attr<bool>("half")
                                   .RemainingArgs()
                                   .RemainingRets());
@@ -210,7 +243,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxExpertProduct, ExpertProduct,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("format")
                                   .Attr<bool>("integers")
-                                  .Attr<int64_t>("arrays")
+                                  .Attr<int64_t>("offset")
+                                  .Attr<bool>("scales")
+                                  .Attr<bool>("minima")
+                                  .Attr<bool>("units")
                                   .Attr<bool>("half")
                                   .RemainingArgs()
                                   .RemainingRets());

@@ -1,4 +1,4 @@
-"""Weights on a device in other forms than a plain array: quantized, or packed for native code.
+"""Quantized weights as XLA multiplies them.
 
 A stack of matrices of one shape, such as experts have, is the same pytree with one more axis in
 front of each of its arrays.
@@ -15,17 +15,10 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.config import Activations
 from spec_jax.kernels.quantize import GROUP, Quantized
 from spec_jax.pytree import pytree, static
 from spec_jax.sharding import HOST_MEMORY
 
-LANES = 16
-"""Outputs of a panel."""
-STEPS = {"float32": 1, "bfloat16": 2, "int8": 4, "int4": 8}
-"""Inputs that native code reads at once; a packed weight has zeros up to a multiple of them."""
-ROUNDED_STEP = 32
-"""The same where activations are rounded: the inputs that share a scale."""
 HOST_ROWS = 8
 """Rows of bytes that lie together in host memory.
 
@@ -67,6 +60,7 @@ class QuantizedWeight:
             part = part.reshape(shape)
             return jax.make_array_from_callback(shape, placed, lambda index: part[index])
 
+        weight = weight.simplified()
         values, (*lead, inputs) = weight.values, weight.values.shape
         groups = _groups(weight.scales.shape[-1], weight.bits, sharding)
 
@@ -180,146 +174,3 @@ def part_specs(weight: Any, spec: P) -> Any:
         return P(*stack, rows, *(None,) * (part.ndim - len(spec)), outputs)
 
     return jax.tree.map(of, weight)
-
-
-@pytree
-class PackedWeight:
-    """A matrix in panels of 16 outputs, in which 16 neighbouring numbers belong to the outputs.
-
-    Attributes:
-      values: the numbers by panel and input, [panels, in, 16] of float32 or int8, [panels, in / 2,
-        16, 2] of bfloat16, or [panels, in / 8, 16] words that hold eight inputs of 4 bits, the
-        first in the lowest. Where activations are rounded, int8 is [panels, in / 4, 16, 4].
-      scales: [panels, groups, 16], float32 or float16, or None for 1; as in `QuantizedWeight`.
-      minima: the same shape and dtype, or None for 0.
-      format: the form of the values, a key of `STEPS`; static.
-      shape: sizes of the matrix, or of each matrix of a stack, [in, out]; static.
-      activations: the dtype that inputs of its products are rounded to: `float32`, or `int8` with
-        one scale for 32 neighbouring inputs, or for the 16 of a smaller group; static.
-    """
-
-    values: Array
-    scales: Array | None
-    minima: Array | None
-    format: str = static()
-    shape: tuple[int, int] = static()
-    activations: Activations = static()
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """The dtype of products with it."""
-        return jnp.dtype(jnp.float32)
-
-    @classmethod
-    def of(
-        cls, weight: np.ndarray | Quantized, activations: Activations = "float32"
-    ) -> "PackedWeight":
-        """Packs a matrix [out, in] of float32 or bfloat16, or a quantized one, or a stack.
-
-        Args:
-          weight: the matrix.
-          activations: the field of this name, for a quantized matrix; others keep float32.
-        """
-        if isinstance(weight, Quantized):
-            kind, values = f"int{weight.bits}", weight.values
-            scales, minima = weight.scales, weight.minima
-        else:
-            kind, values, scales, minima = weight.dtype.name, weight, None, None
-            activations = "float32"
-        *_, outputs, inputs = values.shape
-        step = ROUNDED_STEP if activations == "int8" else STEPS[kind]
-        if scales is not None and (groups := scales.shape[-1]) > 1:
-            group = inputs // groups
-            fits = group in (16, 32) if activations == "int8" else group % step == 0
-            if not fits or group * groups != inputs:
-                raise ValueError(f"{inputs} inputs in {groups} groups are not whole steps")
-            step = STEPS[kind]
-        return cls(
-            _packed(values, kind, step, _neighbours(kind, activations)),
-            None if scales is None else _packed(scales),
-            None if minima is None else _packed(minima),
-            kind,
-            (inputs, outputs),
-            activations,
-        )
-
-    def columns(self, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
-        """Columns of the matrix, in float32."""
-        panel, lane = ids // LANES, ids % LANES
-        if self.format == "bfloat16":
-            # As integers: XLA:CPU widens a bfloat16 table before it gathers.
-            words = jax.lax.bitcast_convert_type(self.values, jnp.uint16)[panel, :, lane]
-            numbers = jax.lax.bitcast_convert_type(words, jnp.bfloat16)
-        else:
-            numbers = self.values[panel, :, lane]
-        if _neighbours(self.format, self.activations) > 1:
-            numbers = numbers.reshape(*ids.shape, -1)
-        if self.format == "int4":
-            shifts = 4 * jnp.arange(8, dtype=jnp.uint32).reshape((1,) * numbers.ndim + (-1,))
-            numbers = numbers[..., None] >> shifts & 15
-        numbers = numbers.astype(jnp.float32)
-        if self.scales is not None:
-            scales = self.scales[panel, :, lane].astype(jnp.float32)[..., None]
-            numbers = numbers.reshape(*scales.shape[:-1], -1) * scales
-        if self.minima is not None:
-            numbers = numbers + self.minima[panel, :, lane].astype(jnp.float32)[..., None]
-        return numbers.reshape(*ids.shape, -1)[..., : self.shape[0]]
-
-    def take_outputs(self, ids: Int[Array, " some"]) -> "PackedWeight":
-        """The matrix with these columns alone."""
-
-        def take(part: Array) -> Array:
-            rows = part[ids // LANES, :, ids % LANES]
-            rows = jnp.pad(rows, ((0, -len(ids) % LANES), *((0, 0),) * (rows.ndim - 1)))
-            return jnp.moveaxis(rows.reshape(-1, LANES, *rows.shape[1:]), 1, 2)
-
-        values, scales, minima = jax.tree.map(take, (self.values, self.scales, self.minima))
-        shape = self.shape[0], len(ids)
-        return PackedWeight(values, scales, minima, self.format, shape, self.activations)
-
-    @property
-    def signature(self) -> tuple:
-        """The format of values, scales and minima: the same for all weights of a native call."""
-        scales = None if self.scales is None else (self.scales.shape[-2], self.scales.dtype)
-        return self.format, self.activations, scales, self.minima is None
-
-    @property
-    def is_stack(self) -> bool:
-        """Whether it stands for several matrices."""
-        return self.values.ndim > (4 if _neighbours(self.format, self.activations) > 1 else 3)
-
-    def dequantize(self) -> Float[Array, "*stack in out"]:
-        """The matrix in float32."""
-        if self.is_stack:
-            return jax.vmap(PackedWeight.dequantize)(self)
-        return self.columns(jnp.arange(self.shape[1])).T
-
-
-def _neighbours(kind: str, activations: str) -> int:
-    """Neighbouring inputs of an output that lie together in a packed weight's values."""
-    if kind == "int8":
-        return 4 if activations == "int8" else 1
-    return 2 if kind == "bfloat16" else 1
-
-
-def _packed(rows: np.ndarray, kind: str = "float32", step: int = 1, neighbours: int = 1) -> Array:
-    """Rows [*stack, out, in] as panels; scales and minima, of any dtype, keep it.
-
-    Args:
-      rows: the matrix.
-      kind: a key of `STEPS`.
-      step: zeros are added up to a multiple of this number of inputs.
-      neighbours: inputs of an output that lie together.
-    """
-    *stack, outputs, inputs = rows.shape
-    beyond = [*((0, 0) for _ in stack), (0, -outputs % LANES), (0, -inputs % step)]
-    padded = np.pad(rows, beyond)
-    if kind == "int4":
-        nibbles = padded.reshape(*padded.shape[:-1], -1, 8).astype(np.uint32)
-        padded = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(-1, dtype=np.uint32)
-    # As integers: NumPy is slow to transpose bfloat16, which is not one of its dtypes.
-    integers = padded.view(f"u{padded.itemsize}")
-    *_, outputs, inputs = integers.shape
-    panels = integers.reshape(*stack, outputs // LANES, LANES, -1, neighbours).swapaxes(-3, -2)
-    packed = np.ascontiguousarray(panels).view(padded.dtype)
-    return jnp.asarray(packed if neighbours > 1 else packed[..., 0])

@@ -1,0 +1,215 @@
+"""Weights in panels, as native code multiplies them.
+
+A stack of matrices of one shape, such as experts have, is the same pytree with one more axis in
+front of each of its arrays.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt8, UInt32
+
+from spec_jax.config import Activations
+from spec_jax.kernels.quantize import Quantized
+from spec_jax.pytree import pytree, static
+
+LANES = 16
+"""Outputs of a panel."""
+STEPS = {"float32": 1, "bfloat16": 2, "int8": 4, "uint4": 8}
+"""Inputs that native code reads at once; a packed weight has zeros up to a multiple of them."""
+ROUNDED_STEP = 32
+"""The same where activations are rounded: the inputs that share a scale."""
+OFFSETS = {"int4": 8, "int5": 16, "int6": 32}
+"""What is added to values of fewer than 8 bits that have signs."""
+
+
+@pytree
+class PackedWeight:
+    """A matrix in panels of 16 outputs, in which 16 neighbouring numbers belong to the outputs.
+
+    Attributes:
+      values: the numbers by panel and input, [panels, in, 16] of float32 or int8, [panels, in / 2,
+        16, 2] of bfloat16, or [panels, words, 16] of fewer bits, as `_words` describes. Where
+        activations are rounded, int8 is [panels, in / 4, 16, 4].
+      scales: [panels, groups, 16], or None for 1; this and what follows as in `Quantized`.
+      minima: the same shape, or None.
+      scale_units: [panels, blocks, 16], or None.
+      minimum_units: the same shape, or None.
+      format: `float32`, `bfloat16`, `int8`, or the bits of values, such as `uint4`; static.
+      shape: sizes of the matrix, or of each matrix of a stack, [in, out]; static.
+      activations: the dtype that inputs of its products are rounded to: `float32`, or `int8` with
+        one scale for 32 neighbouring inputs, or for the 16 of a smaller group; static.
+    """
+
+    values: Array
+    scales: Array | None
+    minima: Array | None
+    scale_units: Array | None
+    minimum_units: Array | None
+    format: str = static()
+    shape: tuple[int, int] = static()
+    activations: Activations = static()
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of products with it."""
+        return jnp.dtype(jnp.float32)
+
+    @classmethod
+    def of(
+        cls, weight: np.ndarray | Quantized, activations: Activations = "float32"
+    ) -> "PackedWeight":
+        """Packs a matrix [out, in] of float32 or bfloat16, or a quantized one, or a stack.
+
+        Args:
+          weight: the matrix.
+          activations: the field of this name, for a quantized matrix; others keep float32.
+        """
+        if not isinstance(weight, Quantized):
+            kind, shape = weight.dtype.name, (weight.shape[-1], weight.shape[-2])
+            values = _panels(weight, STEPS[kind], 2 if kind == "bfloat16" else 1)
+            return cls(values, None, None, None, None, kind, shape, "float32")
+        if activations == "float32":
+            weight = weight.simplified()
+        *_, outputs, inputs = weight.values.shape
+        kind = f"{'u' * (weight.values.dtype == np.uint8)}int{weight.bits}"
+        step = ROUNDED_STEP if activations == "int8" else STEPS[kind]
+        if (groups := weight.scales.shape[-1]) > 1:
+            group = inputs // groups
+            fits = group in (16, 32) if activations == "int8" else group % step == 0
+            if not fits or group * groups != inputs:
+                raise ValueError(f"{inputs} inputs in {groups} groups are not whole steps")
+            step = group
+        if kind == "int8":
+            values = _panels(weight.values, step, 4 if activations == "int8" else 1)
+        else:
+            padding = [(0, 0)] * (weight.values.ndim - 1) + [(0, -inputs % step)]
+            values = _panels(_words(np.pad(_unsigned(weight.values, kind), padding), weight.bits))
+        others = (weight.scales, weight.minima, weight.scale_units, weight.minimum_units)
+        parts = [None if each is None else _panels(each) for each in others]
+        return cls(values, *parts, kind, (inputs, outputs), activations)
+
+    def columns(self, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
+        """Columns of the matrix, in float32."""
+        panel, lane = ids // LANES, ids % LANES
+        if self.format == "bfloat16":
+            # As integers: XLA:CPU widens a bfloat16 table before it gathers.
+            words = jax.lax.bitcast_convert_type(self.values, jnp.uint16)[panel, :, lane]
+            numbers = jax.lax.bitcast_convert_type(words, jnp.bfloat16)
+        else:
+            numbers = self.values[panel, :, lane]
+        if self.values.ndim > 3:
+            numbers = numbers.reshape(*ids.shape, -1)
+        if self.values.dtype == jnp.uint32:
+            bits = int(self.format[-1])
+            numbers = _numbers(numbers, bits).astype(jnp.int32) - OFFSETS.get(self.format, 0)
+        numbers = numbers.astype(jnp.float32)
+
+        def of_groups(part: Array, units: Array | None) -> Array:
+            of_group = part[panel, :, lane].astype(jnp.float32)
+            if units is not None:
+                of_block = units[panel, :, lane].astype(jnp.float32)
+                of_group *= jnp.repeat(of_block, of_group.shape[-1] // of_block.shape[-1], -1)
+            return of_group[..., None]
+
+        if self.scales is not None:
+            scales = of_groups(self.scales, self.scale_units)
+            numbers = numbers.reshape(*scales.shape[:-1], -1) * scales
+        if self.minima is not None:
+            numbers = numbers + of_groups(self.minima, self.minimum_units)
+        return numbers.reshape(*ids.shape, -1)[..., : self.shape[0]]
+
+    def take_outputs(self, ids: Int[Array, " some"]) -> "PackedWeight":
+        """The matrix with these columns alone."""
+
+        def take(part: Array) -> Array:
+            rows = part[ids // LANES, :, ids % LANES]
+            rows = jnp.pad(rows, ((0, -len(ids) % LANES), *((0, 0),) * (rows.ndim - 1)))
+            return jnp.moveaxis(rows.reshape(-1, LANES, *rows.shape[1:]), 1, 2)
+
+        parts = [part if part is None else take(part) for part in (self.values, *self.scaling)]
+        return PackedWeight(*parts, self.format, (self.shape[0], len(ids)), self.activations)
+
+    @property
+    def scaling(self) -> tuple[Array | None, ...]:
+        """Scales, minima and their units."""
+        return self.scales, self.minima, self.scale_units, self.minimum_units
+
+    @property
+    def signature(self) -> tuple:
+        """The format of all parts: the same for all weights of a native call."""
+        parts = [None if part is None else (part.shape[-2], part.dtype) for part in self.scaling]
+        return self.format, self.activations, *parts
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether it stands for several matrices."""
+        rounded_bytes = self.format == self.activations == "int8"
+        return self.values.ndim > (4 if rounded_bytes or self.format == "bfloat16" else 3)
+
+    def dequantize(self) -> Float[Array, "*stack in out"]:
+        """The matrix in float32."""
+        if self.is_stack:
+            return jax.vmap(PackedWeight.dequantize)(self)
+        return self.columns(jnp.arange(self.shape[1])).T
+
+
+def _panels(rows: np.ndarray, step: int = 1, neighbours: int = 1) -> Array:
+    """Rows [*stack, out, in] of any dtype as panels.
+
+    Args:
+      rows: the matrix.
+      step: zeros are added up to a multiple of this number of inputs.
+      neighbours: inputs of an output that lie together.
+    """
+    *stack, outputs, inputs = rows.shape
+    beyond = [*((0, 0) for _ in stack), (0, -outputs % LANES), (0, -inputs % step)]
+    padded = np.pad(rows, beyond)
+    # As integers: NumPy is slow to transpose bfloat16, which is not one of its dtypes.
+    integers = padded.view(f"u{padded.itemsize}")
+    panels = integers.reshape(*stack, -1, LANES, integers.shape[-1] // neighbours, neighbours)
+    packed = np.ascontiguousarray(panels.swapaxes(-3, -2)).view(padded.dtype)
+    return jnp.asarray(packed if neighbours > 1 else packed[..., 0])
+
+
+def _unsigned(values: np.ndarray, kind: str) -> UInt8[np.ndarray, "*lead in"]:
+    """Values of fewer than 8 bits, from 0 on."""
+    return (values + np.int8(OFFSETS[kind])).view(np.uint8) if kind in OFFSETS else values
+
+
+def _words(values: UInt8[np.ndarray, "*lead in"], bits: int) -> UInt32[np.ndarray, "*lead words"]:
+    """Values of 4 to 6 bits in words of 32 bits.
+
+    A word has the lowest four bits of eight neighbours, the first in the lowest. With 5 bits each
+    four such words, and with 6 bits each two, are followed by one of the other bits: its bytes have
+    these of inputs 2 b and 2 b + 1 of every eight, where b is the byte's number, in the order of
+    the inputs.
+    """
+    lead, low = values.shape[:-1], values & 15
+    words = (low[..., 0::2] | low[..., 1::2] << 4).view(np.uint32)
+    if bits == 4:
+        return words
+    width = bits - 4
+    of_eight = (values >> 4).reshape(*lead, -1, 4 // width, 4, 2)
+    of_byte = of_eight.swapaxes(-3, -2).reshape(*lead, -1, 4, 8 // width)
+    shifted = of_byte << width * np.arange(8 // width, dtype=np.uint8)
+    high = np.bitwise_or.reduce(shifted, axis=-1).view(np.uint32)
+    low = words.reshape(*lead, -1, 4 // width)
+    return np.concatenate([low, high], axis=-1).reshape(*lead, -1)
+
+
+def _numbers(words: UInt32[Array, "*lead words"], bits: int) -> UInt32[Array, "*lead in"]:
+    """The values of words that `_words` made."""
+    lead, width = words.shape[:-1], bits - 4
+    nibbles = 4 * np.arange(8, dtype=np.uint32).reshape(1, 1, 1, -1)
+    lines = 1 if bits == 4 else 4 // width + 1
+    words = words.reshape(math.prod(lead), -1, lines)
+    if bits == 4:
+        return (words[..., None] >> nibbles & 15).reshape(*lead, -1)
+    low = (words[..., :-1, None] >> nibbles & 15).reshape(*words.shape[:2], -1)
+    eight, byte, half = np.indices((4 // width, 4, 2)).reshape(3, 1, 1, -1)
+    shifts = (8 * byte + width * (2 * eight + half)).astype(np.uint32)
+    high = words[..., -1:] >> shifts & (2**width - 1)
+    return (low | high << 4).reshape(*lead, -1)
