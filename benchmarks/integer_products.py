@@ -1,9 +1,11 @@
 """What the products of a decoding step cost by rows, with activations in float32 and in 8 bits.
 
     python -m benchmarks.integer_products       # two minutes on two idle cores
+    python -m benchmarks.integer_products model.gguf
 
-All products of a step, with random weights in the shapes of two models and in 4 bits, a scale and a
-minimum for 32 inputs; milliseconds, the best of 10 calls of 4 steps, both kinds in turns.
+All products of a step: with random weights in the shapes of two models and in 4 bits, a scale and a
+minimum for 32 inputs, or with each matrix of a GGUF file; milliseconds, the best of 10 calls of 4
+steps, both kinds in turns.
 Beside them stands the time of one pass over as many bytes by NumPy's `max`, on as many threads as
 there are CPUs. `SPEC_JAX_NATIVE` chooses another kind of processor.
 """
@@ -14,6 +16,7 @@ import itertools
 import os
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -22,6 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.methods import show
+from spec_jax import checkpoints
+from spec_jax.checkpoints.packing import Packing
 from spec_jax.kernels import PackedWeight, Quantized, native, products
 
 SHAPES = {
@@ -30,6 +35,7 @@ SHAPES = {
     "Qwen2.5-Coder-1.5B": (28, 1536, 12, 2, 128, 8960, 151_936),
 }
 ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
+ACTIVATIONS = ("float32", "int8")
 STEPS, TURNS = 4, 10
 
 
@@ -54,12 +60,31 @@ def step_weights(shape):
     return [*itertools.chain(*copies), [random_weight(random, embed, vocabulary)]]
 
 
-def with_activations(weights, activations):
-    """The same arrays: in 4 bits both kinds of products read one layout."""
-    return [
-        [dataclasses.replace(weight, activations=activations) for weight in call]
-        for call in weights
-    ]
+def forms(name):
+    """The weights of each call, by the activations that they meet."""
+    if name in SHAPES:  # both kinds of products read one layout of 4 bits
+        weights = step_weights(SHAPES[name])
+        return {
+            activations: [
+                [dataclasses.replace(weight, activations=activations) for weight in call]
+                for call in weights
+            ]
+            for activations in ACTIVATIONS
+        }
+    loaded = {
+        activations: checkpoints.load(Path(name), packing=Packing("gguf", True, activations))
+        for activations in ACTIVATIONS
+    }
+    return {
+        activations: [
+            [weight] for weight in each.model.weights.values() if isinstance(weight, PackedWeight)
+        ]
+        for activations, each in loaded.items()
+    }
+
+
+def nbytes(weights):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
 
 
 @jax.jit
@@ -68,8 +93,8 @@ def steps(x, weights):
 
     def step(_, x):
         for call in weights:
-            x = products(x, call)[0] * 0.01
-        return x[:, : weights[0][0].shape[0]]
+            x += 1e-6 * products(x[:, : call[0].shape[0]], call)[0][:, :1]
+        return x
 
     return jax.lax.fori_loop(0, STEPS, step, x)
 
@@ -90,21 +115,21 @@ def streaming(nbytes, threads):
 def main():
     print(f"native code: {native.description()}, {os.cpu_count()} CPUs\n")
     for name in sys.argv[1:] or SHAPES:
-        weights = step_weights(SHAPES[name])
-        forms = {each: with_activations(weights, each) for each in ("float32", "int8")}
-        nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
-        stream = streaming(nbytes, os.cpu_count())
-        print(f"{name}: {nbytes / 1e6:.0f} MB; {1e3 * stream:.1f} ms to read as many bytes\n")
+        weights = forms(name)
+        for form, calls in weights.items():
+            stream = 1e3 * streaming(nbytes(calls), os.cpu_count())
+            megabytes = nbytes(calls) / 1e6
+            print(f"{name}, {form}: {megabytes:.0f} MB; {stream:.1f} ms to read as many bytes\n")
         show("activations", *map(str, ROWS))
         show(*["---"] * (1 + len(ROWS)))
-        width = SHAPES[name][1]
-        times = {form: [] for form in forms}
+        width = max(call[0].shape[0] for call in weights["int8"])
+        times = {form: [] for form in weights}
         for rows in ROWS:
             x = jnp.asarray(np.random.default_rng(1).standard_normal((rows, width)), jnp.float32)
-            for calls in forms.values():
+            for calls in weights.values():
                 seconds(steps, x, calls)
-            turns = [[seconds(steps, x, calls) for calls in forms.values()] for _ in range(TURNS)]
-            for form, best in zip(forms, np.min(turns, axis=0), strict=True):
+            turns = [[seconds(steps, x, calls) for calls in weights.values()] for _ in range(TURNS)]
+            for form, best in zip(weights, np.min(turns, axis=0), strict=True):
                 times[form].append(1e3 * best / STEPS)
         for form, row in times.items():
             show(form, *(f"{each:.1f} ({each / row[0]:.2f})" for each in row))

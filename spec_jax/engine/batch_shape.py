@@ -11,8 +11,9 @@ NO_FEATURES = SamplingFeatures()
 MIN_CAPACITY = 256
 MIN_BLOCK, MAX_BLOCK = 32, 512
 CPU_BLOCK = 128
-"""The largest block on CPU, where time grows with the tokens of a block, padding included: a short
-prompt that is read in the blocks of a long one takes as long as a block."""
+"""The largest block on CPU, where time grows with the tokens of a block, padding included."""
+CPU_TOKENS_A_BLOCK = 8
+"""How many tokens take as long on CPU as a block does beside its tokens."""
 TOKENS_AT_ONCE = 256
 """Tokens that an accelerator reads in about the time of one, because it reads its weights once.
 
@@ -101,8 +102,9 @@ def power_of_two(least: int, low: int = 1) -> int:
 def prompt_block(platform: str, longest: int, rows: int, embed_size: int) -> int:
     """Tokens of each prompt that prefill reads at a time, a power of two.
 
-    Fewer the more rows are read together: what a chunk takes beside the caches grows with both, but
-    not with the capacity, since the scores of `blocked` attention are bounded on their own.
+    On CPU it is the block that reads the longest prompt fastest, padding included. It is smaller
+    the more rows are read together: what a chunk takes beside the caches grows with both, but not
+    with the capacity, since the scores of `blocked` attention are bounded on their own.
 
     Args:
       platform: of the target.
@@ -110,8 +112,12 @@ def prompt_block(platform: str, longest: int, rows: int, embed_size: int) -> int
       rows: rows that a device reads together.
       embed_size: width of the residual stream, which is float32.
     """
-    largest = CPU_BLOCK if platform == "cpu" else MAX_BLOCK
-    block = min(power_of_two(longest - 1, MIN_BLOCK), largest)
+    block = min(power_of_two(longest - 1, MIN_BLOCK), MAX_BLOCK)
+    if platform == "cpu":
+        sizes = [MIN_BLOCK]
+        while sizes[-1] < CPU_BLOCK:
+            sizes.append(2 * sizes[-1])
+        block = min(sizes, key=lambda size: -(-(longest - 1) // size) * (size + CPU_TOKENS_A_BLOCK))
     while block > MIN_CHUNK and 4 * rows * block * embed_size > CHUNK_BYTES:
         block //= 2
     return block

@@ -4,6 +4,7 @@ A stack of matrices of one shape, such as experts have, is the same pytree with 
 front of each of its arrays.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -87,9 +88,20 @@ class PackedWeight:
         else:
             padding = [(0, 0)] * (weight.values.ndim - 1) + [(0, -inputs % step)]
             values = _panels(_words(np.pad(_unsigned(weight.values, kind), padding), weight.bits))
-        others = (weight.scales, weight.minima, weight.scale_units, weight.minimum_units)
-        parts = [None if each is None else _panels(each) for each in others]
-        return cls(values, *parts, kind, (inputs, outputs), activations)
+
+        def part(numbers: np.ndarray | None) -> Array | None:
+            return None if numbers is None else _panels(numbers)
+
+        return cls(
+            values,
+            part(weight.scales),
+            part(weight.minima),
+            part(weight.scale_units),
+            part(weight.minimum_units),
+            kind,
+            (inputs, outputs),
+            activations,
+        )
 
     def columns(self, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
         """Columns of the matrix, in float32."""
@@ -129,8 +141,7 @@ class PackedWeight:
             rows = jnp.pad(rows, ((0, -len(ids) % LANES), *((0, 0),) * (rows.ndim - 1)))
             return jnp.moveaxis(rows.reshape(-1, LANES, *rows.shape[1:]), 1, 2)
 
-        parts = [part if part is None else take(part) for part in (self.values, *self.scaling)]
-        return PackedWeight(*parts, self.format, (self.shape[0], len(ids)), self.activations)
+        return dataclasses.replace(jax.tree.map(take, self), shape=(self.shape[0], len(ids)))
 
     @property
     def scaling(self) -> tuple[Array | None, ...]:

@@ -1,6 +1,7 @@
 """GGUF's blocks keep every number when they are taken apart."""
 
 import gguf
+import jax
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -50,6 +51,14 @@ def test_no_number_changes(name):
     np.testing.assert_array_equal(narrow.dequantize(), expected.T)
     group = 16 if name in ("Q2_K", "Q3_K", "Q6_K") else 32
     assert made.scales.shape[1] == expected.shape[1] // group
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+def test_weights_take_as_much_memory_as_in_the_file(name):
+    data = blocks(GGMLQuantizationType[name], rows=16)
+    weight = PackedWeight.of(unpack(data, GGMLQuantizationType[name]), "int8")
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weight))
+    assert data.nbytes <= nbytes <= 1.03 * data.nbytes
 
 
 def test_other_types_are_not_taken_apart():

@@ -45,12 +45,15 @@ def test_prompts_of_many_rows_are_read_in_smaller_chunks(monkeypatch):
 
 
 def test_a_short_prompt_reads_little_padding_beside_a_long_one():
-    """On CPU it takes the time of a block of 128 tokens; of 512 before."""
+    """On CPU it takes the time of a block."""
     engine = make_engine("prompt_lookup", tiny_model(0, max_position=2048), max_len=2048)
     sampling = SamplingParams(max_tokens=5)
     asked = [request([1] * tokens, sampling, max_len=1605) for tokens in (1600, 16)]
     assert engine.open(asked, 1).prefill_shape.block == 128
     assert batch_shape.prompt_block("tpu", 1600, 1, 32) == 512
+    # Tokens that are read, padding included: 32, 64, 5 * 32, 5 * 64, 4 * 128.
+    for tokens, block in ((1, 32), (40, 64), (150, 32), (300, 64), (500, 128)):
+        assert batch_shape.prompt_block("cpu", tokens, 1, 32) == block
 
 
 def test_joining_rows_are_read_in_chunks_of_their_own_size(monkeypatch):

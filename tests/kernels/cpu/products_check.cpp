@@ -1,5 +1,6 @@
 // Products of random sizes and formats, with one weight or with a stack of them for experts, of float
-// activations or of activations in 8 bits, against sums in double precision. Run by sanitize.sh. An expert that no row chose must not be read.
+// activations or of activations in 8 bits, against sums in double precision. Run by sanitize.sh. An
+// expert that no row chose must not be read.
 
 #include "../../../spec_jax/kernels/cpu/products.cpp"
 
@@ -9,7 +10,7 @@
 
 namespace {
 
-constexpr int64_t kInputsOfStep[] = {1, 2, 4, 8};
+constexpr int64_t kInputsOfStep[] = {1, 2, 4, 8, 32, 16};
 
 // The activations after rounding to 8 bits, one scale a block.
 std::vector<double> rounded(const std::vector<float>& x, int64_t width, int64_t block) {
@@ -35,15 +36,18 @@ void check(Pool& pool, uint32_t seed) {
   auto normal = [&] { return std::normal_distribution<float>()(random); };
 
   Call call{};
-  call.format = (Format)(seed % 4);
-  const bool quantized = call.format == kInt8 || call.format == kInt4;
-  call.integers = quantized && below(2);
+  call.format = (Format)(seed % 6);
+  const bool quantized = call.format >= kInt8;
+  call.integers = call.format > kInt4 || (quantized && below(2));
+  if (call.integers && call.format != kInt8) call.offset = below(2) * 4 << (call.format - kInt8);
   const int64_t step = call.integers ? 32 : kInputsOfStep[call.format];
   const bool minima = quantized && below(2);
   call.rows = 1 + below(30);
   call.groups = quantized ? 1 + below(4) : 1;
   call.group = step * (1 + below(12));
-  if (call.integers && call.groups > 1) call.group = 16 * (1 + below(2));
+  if (call.integers && call.groups > 1) call.group = 16 * (call.format == kInt5 ? 2 : 1 + below(2));
+  call.units = call.integers && below(2);
+  while (call.units && call.groups >> call.unit_shift & 1 ^ 1 && below(3)) ++call.unit_shift;
   call.inputs = call.group * call.groups;
   const int64_t width = call.groups > 1 ? call.inputs : call.inputs - below(step);
   std::vector<float> x(call.rows * width);
@@ -61,7 +65,10 @@ void check(Pool& pool, uint32_t seed) {
   struct Arrays {
     std::vector<uint8_t> values;
     std::vector<float> scales, minima, out;
+    std::vector<int8_t> scale_bytes, minimum_bytes;
+    std::vector<uint16_t> scale_units, minimum_units;  // from 1 to 2
   };
+  auto from_1_to_2 = [](uint16_t half) { return 1 + (half & 1023) / 1024.0f; };
   std::vector<Arrays> all(1 + below(3));
   for (Arrays& arrays : all) {
     Matrix matrix{};
@@ -81,10 +88,28 @@ void check(Pool& pool, uint32_t seed) {
     arrays.minima.resize(arrays.scales.size());
     for (float& each : arrays.scales) each = normal();
     for (float& each : arrays.minima) each = normal();
+    arrays.scale_units.resize(arrays.scales.size() >> call.unit_shift);
+    arrays.minimum_units.resize(arrays.scale_units.size());
+    for (uint16_t& each : arrays.scale_units) each = 0x3c00 + below(1024);
+    for (uint16_t& each : arrays.minimum_units) each = 0x3c00 + below(1024);
+    for (size_t i = 0; i < arrays.scales.size(); ++i) {
+      arrays.scale_bytes.push_back(below(256) - 128);
+      arrays.minimum_bytes.push_back(below(256) - 128);
+      if (!call.units) continue;
+      const size_t group = i / kLanes, at = (group >> call.unit_shift) * kLanes + i % kLanes;
+      arrays.scales[i] = arrays.scale_bytes[i] * from_1_to_2(arrays.scale_units[at]);
+      arrays.minima[i] = arrays.minimum_bytes[i] * from_1_to_2(arrays.minimum_units[at]);
+    }
     arrays.out.resize(call.rows * matrix.outputs);
     matrix.values = arrays.values.data();
     if (quantized) matrix.scales = (const uint8_t*)arrays.scales.data();
     if (minima) matrix.minima = (const uint8_t*)arrays.minima.data();
+    if (call.units) {
+      matrix.scales = (const uint8_t*)arrays.scale_bytes.data();
+      matrix.scale_units = (const uint8_t*)arrays.scale_units.data();
+      if (minima) matrix.minima = (const uint8_t*)arrays.minimum_bytes.data();
+      if (minima) matrix.minimum_units = (const uint8_t*)arrays.minimum_units.data();
+    }
     matrix.out = arrays.out.data();
     call.matrices.push_back(matrix);
   }
@@ -97,6 +122,11 @@ void check(Pool& pool, uint32_t seed) {
         const int64_t scales = panels * call.groups * kLanes;
         apply(&all[k].scales[e * scales], scales * sizeof(float));
         apply(&all[k].minima[e * scales], scales * sizeof(float));
+        apply(&all[k].scale_bytes[e * scales], scales);
+        apply(&all[k].minimum_bytes[e * scales], scales);
+        const int64_t units = scales >> call.unit_shift;
+        apply(&all[k].scale_units[e * units], units * sizeof(uint16_t));
+        apply(&all[k].minimum_units[e * units], units * sizeof(uint16_t));
       }
     }
   };
@@ -136,7 +166,18 @@ void check(Pool& pool, uint32_t seed) {
               break;
             case kInt4: {
               uint32_t word = load<uint32_t>(values + (i / 8 * kLanes + lane) * 4);
-              weight = word >> (4 * (i % 8)) & 15;
+              weight = (int)(word >> (4 * (i % 8)) & 15) - call.offset;
+              break;
+            }
+            case kInt5:
+            case kInt6: {
+              const int bits = call.format - kInt4, lines = 4 / bits, inputs = 8 * lines;
+              const uint8_t* line = values + i / inputs * (lines + 1) * 64 + lane * 4;
+              const int64_t at = i % inputs, eight = at / 8, byte = at % 8 / 2, half = at % 2;
+              const uint32_t low = load<uint32_t>(line + eight * 64) >> (4 * (at % 8)) & 15;
+              const uint32_t high = load<uint32_t>(line + lines * 64) >>
+                                    (8 * byte + bits * (2 * eight + half)) & ((1 << bits) - 1);
+              weight = (int)(low | high << 4) - call.offset;
               break;
             }
           }
@@ -156,6 +197,6 @@ void check(Pool& pool, uint32_t seed) {
 }  // namespace
 
 int main() {
-  on_threads(4, 100, check);
-  std::puts("products: 400 calls equal sums in double precision");
+  on_threads(4, 150, check);
+  std::puts("products: 600 calls equal sums in double precision");
 }
