@@ -4,8 +4,6 @@ The blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Each
 bytes [rows, blocks, bytes of a block] of one type.
 """
 
-from typing import Literal
-
 import gguf.quants
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -104,7 +102,7 @@ def _in_blocks(
     values: np.ndarray,
     scales: np.ndarray,
     minima: np.ndarray | None,
-    bits: Literal[8, 6, 5, 4],
+    bits: int,
     scale_units: np.ndarray,
     minimum_units: np.ndarray | None = None,
 ) -> Quantized:

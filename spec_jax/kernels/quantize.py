@@ -19,7 +19,7 @@ class Quantized:
       values: int8, from -2^(bits - 1) on, or uint8, from 0 on.
       scales: float32 or float16; neighbouring inputs share one. With units they are int8.
       minima: of the scales' dtype, or None for 0, as they are where values are int8 of fewer bits.
-      bits: of a value.
+      bits: of a value, 8, 6, 5 or 4.
       scale_units: float16 by which scales are multiplied, or None; neighbouring scales share one.
       minimum_units: the same for minima.
     """
@@ -27,7 +27,7 @@ class Quantized:
     values: Shaped[np.ndarray, "*stack out in"]
     scales: Shaped[np.ndarray, "*stack out groups"]
     minima: Shaped[np.ndarray, "*stack out groups"] | None
-    bits: Literal[8, 6, 5, 4]
+    bits: int
     scale_units: Shaped[np.ndarray, "*stack out blocks"] | None = None
     minimum_units: Shaped[np.ndarray, "*stack out blocks"] | None = None
 
