@@ -38,6 +38,7 @@ _SOURCES = Path(__file__).with_name("cpu")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
 _EXPERT_PRODUCT, _NORM = "spec_jax_expert_product", "spec_jax_norm"
+_WARP = "spec_jax_warp"
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
 _FORMATS |= {"int4": 3, "uint4": 3, "int5": 4, "uint5": 4, "int6": 5}
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
@@ -217,6 +218,21 @@ def norm(
     return call(x, weight, bias, eps=np.float32(eps), centered=centered)
 
 
+def warp(
+    logits: Float[Array, "rows vocab"],
+    temperature: Float[Array, " rows"],
+    top_k: Int[Array, " rows"],
+    top_p: Float[Array, " rows"],
+    min_p: Float[Array, " rows"],
+) -> Float[Array, "rows vocab"]:
+    """Logits of rows to probabilities, in float32; see `sampling.probabilities.warp`.
+
+    A row is the same, bit for bit, whatever rows are beside it.
+    """
+    call = _call(_WARP, jax.ShapeDtypeStruct(logits.shape, jnp.float32))
+    return call(logits, temperature, top_k.astype(jnp.int32), top_p, min_p)
+
+
 def _call(target: str, result: Any) -> Callable[..., Any]:
     """A function of the library, for programs."""
     if not available():
@@ -264,6 +280,7 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
             _EXPERT_PRODUCT: library.SpecJaxExpertProduct,
             _ATTENTION: library.SpecJaxAttention,
             _NORM: library.SpecJaxNorm,
+            _WARP: library.SpecJaxWarp,
         }
     except (_Unavailable, OSError, AttributeError) as error:
         warnings.warn(

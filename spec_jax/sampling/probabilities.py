@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from spec_jax.kernels import native
 from spec_jax.sampling.draw import largest
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.processors import History, TokenSets, process
@@ -68,6 +69,10 @@ def warp(
     """Processed logits to probabilities: temperature, truncation, softmax; see `probabilities`."""
     rows = _Parameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     random = sampling.features.random
+    if random and _is_native(logits, placement):
+        flat = logits.reshape(-1, logits.shape[-1])
+        parameters = (jnp.repeat(each, logits.shape[1]) for each in rows)
+        return native.warp(flat, *parameters).reshape(logits.shape)
     cuts = _Cuts.of(rows, sampling.skips_unused) if sampling.features.cut else None
     shards = placement.num_shards("vocab")
     if cuts is None or shards == 1 or logits.shape[-1] % shards:
@@ -91,6 +96,12 @@ def warp(
     probs = placement.pin(probs, "batch", "vocab", None)
     probs = placement.pin(probs, "batch", None, "vocab")[:, :size]
     return placement.pin(probs.reshape(logits.shape), "batch", None, "vocab")
+
+
+def _is_native(logits: Array, placement: Placement) -> bool:
+    """Whether native code computes the distributions: 32 reductions of a cut are slow on CPUs."""
+    is_single = placement.mesh is None and placement.platform == "cpu"
+    return is_single and logits.dtype == jnp.float32 and native.available()
 
 
 class _Parameters(NamedTuple):

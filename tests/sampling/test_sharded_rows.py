@@ -71,7 +71,7 @@ def test_rows_are_those_of_one_device_for_two_exchanges(data, model, batch, plac
 def test_a_gpu_skips_nothing_since_conditions_take_longer(monkeypatch):
     logits = 4 * np.random.default_rng(0).standard_normal((4, 2, 512), np.float32)
     texts, found = [], []
-    for platform in ("cpu", "gpu"):
+    for platform in ("tpu", "gpu"):
         monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
         sampling = BatchSampling.stack(PARAMS, 512)
         # A separate function, which has no program yet.

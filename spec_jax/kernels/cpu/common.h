@@ -133,6 +133,27 @@ INLINE Floats load_some(const float* from, int64_t count) {
 
 constexpr int kParts = sizeof(Floats) / sizeof(Part);
 
+// e^x for x <= 0, as in Cephes: 2 units in the last place; 0 below the smallest normal numbers. A
+// register at a time, since GCC 12 compares the numbers of wider vectors one by one.
+INLINE Part exp_of_negative(Part x) {
+  const Part least = Part{} - 87.0f, magic = Part{} + 12582912.0f;  // 1.5 * 2^23
+  Part y = x < least ? least : x;
+  Part shifted = y * 1.44269504f + magic;
+  Part n = shifted - magic;
+  Part r = y - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Part p = Part{} + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  Part power = (Part)((PartWords)p + ((PartWords)shifted << 23));
+  power = x < least ? Part{} : power;
+  return x == x ? power : x;
+}
+
 // As many bytes with signs as a part has numbers.
 INLINE Part load_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
