@@ -152,6 +152,11 @@ void warp_row(const WarpCall& call, int64_t row) {
   });
 }
 
+template <class Pool>
+void run(Pool& pool, const WarpCall& call) {
+  parallel(pool, call.rows, [&](int64_t row) { warp_row(call, row); });
+}
+
 namespace ffi = xla::ffi;
 
 // logits [rows, size], then temperature, top_k, top_p and min_p of each row.
@@ -173,7 +178,7 @@ ffi::Error Warp(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
                       min_p.typed_data(),
                       top_k.typed_data(),
                       out->typed_data()};
-  parallel(pool, call.rows, [&](int64_t row) { warp_row(call, row); });
+  run(pool, call);
   return ffi::Error::Success();
 }
 
