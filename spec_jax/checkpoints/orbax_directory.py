@@ -243,6 +243,11 @@ class _OrbaxWeights(StoredWeights):
             return to_rows(array)
         parts = {"minima": None, **array}
         (bits,) = parts.pop("bits", [4 if array["values"].dtype == np.uint8 else 8])
+        if bits not in (4, 5, 6, 8):
+            raise CheckpointError(
+                f"{self._arrays.source} is damaged ({name} has values of {bits} bits). Copy it "
+                "again, or convert the model again."
+            )
         rows = Quantized(bits=int(bits), **parts)
         return rows.dequantize() if packing.quantization == "none" else rows
 
