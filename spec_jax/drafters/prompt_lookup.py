@@ -1,9 +1,13 @@
 """Prompt lookup: copies the tokens after an earlier occurrence of the last n-gram."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from spec_jax.control import in_place_if
 from spec_jax.drafters.base import Context, Draft, Drafter, DrafterPrompt
 from spec_jax.pytree import pytree, static
 from spec_jax.sampling.draw import argmax
@@ -44,7 +48,11 @@ class PromptLookup(Drafter):
         tokens, lengths = context.tokens, context.lengths
         if state is not None:
             tokens, lengths = jnp.concatenate([state, tokens], axis=1), lengths + state.shape[1]
-        tokens, lengths = jax.vmap(self._look_up)(tokens, lengths)
+        tokens, lengths = if_drafting(
+            context,
+            self.lookahead * self.num_drafts,
+            functools.partial(jax.vmap(self._look_up), tokens, lengths),
+        )
         if state is not None:  # nothing is copied across the end of the source
             has_token = (tokens >= 0).reshape(len(tokens), -1, self.num_drafts).any(-1)
             leading = jnp.cumprod(has_token.astype(jnp.int32), axis=1).sum(-1, dtype=jnp.int32)
@@ -66,6 +74,20 @@ class PromptLookup(Drafter):
             several.append(draft)
             longest = jnp.maximum(longest, length_of_draft)
         return jnp.stack(several, axis=1).reshape(-1), longest
+
+
+def if_drafting(
+    context: Context, count: int, look_up: Callable[[], tuple[Array, Array]]
+) -> tuple[Int[Array, "batch drafted"], Int[Array, " batch"]]:
+    """The tokens and lengths that `look_up` finds, or none if no row may draft.
+
+    So a round of a policy that has chosen not to draft costs no search.
+    """
+    if context.fixed_length:
+        return look_up()
+    batch = context.lengths.shape[0]
+    nothing = jnp.zeros((batch, count), jnp.int32), jnp.zeros((batch,), jnp.int32)
+    return in_place_if((context.limits > 0).any(), lambda _: look_up(), nothing)
 
 
 def match_lengths(

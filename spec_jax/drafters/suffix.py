@@ -1,11 +1,13 @@
 """Suffix lookup: copies the tokens after the longest match in the outputs of earlier requests."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Context, Draft, Drafter, DrafterPrompt
-from spec_jax.drafters.prompt_lookup import continuation, match_lengths
+from spec_jax.drafters.prompt_lookup import continuation, if_drafting, match_lengths
 from spec_jax.pytree import pytree, static
 from spec_jax.sampling.draw import argmax
 
@@ -53,9 +55,9 @@ class SuffixLookup(Drafter):
 
     def propose(self, state: PastText, context: Context) -> tuple[Draft, PastText]:
         """The continuation of the longest match, cut at the end of the text that contains it."""
-        tokens, lengths = jax.vmap(self._look_up)(
-            context.tokens, context.lengths, state.tokens, state.order, state.counts
-        )
+        rows = context.tokens, context.lengths, state.tokens, state.order, state.counts
+        look_up = functools.partial(jax.vmap(self._look_up), *rows)
+        tokens, lengths = if_drafting(context, self.lookahead, look_up)
         return Draft(tokens=tokens, probs=None, lengths=lengths), state
 
     def _look_up(

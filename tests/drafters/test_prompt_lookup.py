@@ -152,6 +152,28 @@ def _look_up_several(known, lookahead: int, max_ngram: int, drafts: int) -> list
     return found
 
 
+@pytest.mark.parametrize("drafts", [1, 2])
+def test_the_search_is_skipped_where_no_row_may_draft(drafts):
+    tokens = jnp.asarray([[1, 2, 1, 2, 1, 2], [3, 3, 3, 3, 0, 0]], jnp.int32)
+    lengths = jnp.asarray([6, 4], jnp.int32)
+
+    def lengths_of(limits, fixed_length=False):
+        context = Context(
+            tokens=tokens,
+            lengths=lengths,
+            prompt_lengths=lengths,
+            keys=jax.random.split(jax.random.key(0), 2),
+            sampling=BatchSampling.stack([SamplingParams()] * 2, 6),
+            limits=jnp.asarray(limits, jnp.int32),
+            fixed_length=fixed_length,
+        )
+        return _propose(PromptLookup(3, 2, drafts), context).lengths.tolist()
+
+    assert lengths_of([0, 0]) == [0, 0]
+    assert lengths_of([0, 1]) == lengths_of([3, 3]) == lengths_of([0, 0], fixed_length=True)
+    assert min(lengths_of([3, 3])) > 0
+
+
 def _several(rows, lookahead: int, max_ngram: int, drafts: int, junk=0) -> list[list[list[int]]]:
     """The drafter's proposals, each row's drafts apart and without their padding."""
     tokens = np.broadcast_to(np.asarray(junk, np.int32), (len(rows), CAPACITY)).copy()
