@@ -178,7 +178,7 @@ def test_blocks_of_experts_and_of_fused_matrices_are_kept(name, kind, tmp_path):
         matrix = isinstance(weight, PackedWeight)
         assert matrix == (len(plain[key].shape) > 1)
         if matrix:
-            expected = {"Q8_0": "int8", "Q4_1": "int4"}[kind]
+            expected = {"Q8_0": "int8", "Q4_1": "uint4"}[kind]
             assert weight.format == ("float32" if ".router." in key else expected)
         whole = jax.jit(PackedWeight.dequantize)(weight) if matrix else weight
         np.testing.assert_allclose(whole, plain[key], rtol=2e-7, atol=1e-7, err_msg=key)
