@@ -3,6 +3,7 @@
     git worktree add ../before v0.2
     python -m benchmarks.versions ../before                     # twenty minutes on two idle cores
     python -m benchmarks.versions ../before --only gguf/plain --repeats 8
+    python -m benchmarks.versions ../before --only pair         # Qwen2.5-Coder, 1.5B and 0.5B
 
 Each checkout runs in its own process, and the two take turns in each repeat, so that a machine
 whose speed drifts drifts for both. Only names that both versions have are used.
@@ -19,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "checkpoints/smollm2-135m-instruct.toml"
+PAIR_TARGET = "checkpoints/qwen2.5-coder-1.5b-instruct.toml"
 DRAFT = {
     "method": "draft_model",
     "draft": "checkpoints/smollm2-135m-instruct-draft.toml",
@@ -30,6 +32,7 @@ FORMATS = {
     "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
     "int8": {"dtype": "float32", "quantization": "int8"},
     "gguf": {},
+    "pair": {"max_model_len": 1024},
 }
 METHODS = {"plain": None, "draft": DRAFT, "lookup": LOOKUP}
 SAMPLED = {
@@ -39,11 +42,29 @@ SAMPLED = {
     "prefix_batch": DRAFT | {"scoring": "prefix_batch"},
     "two drafts": DRAFT | {"num_drafts": 2},
 }
-CASES = {
-    **{f"{form}/{name}": (form, METHODS[name], 0.0) for form in FORMATS for name in METHODS},
-    **{f"gguf/{name}, T = 0.8": ("gguf", method, 0.8) for name, method in SAMPLED.items()},
+PAIR_DRAFT = {
+    "draft": "checkpoints/qwen2.5-coder-0.5b-instruct.toml",
+    "num_speculative_tokens": 4,
+    "draft_vocab_size": 32_768,
+    "draft_quantization": "int4",
 }
-"""Name -> weights, drafting and temperature."""
+WARM, NUCLEUS = {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.95}
+CASES = {
+    **{
+        f"{form}/{name}": (form, METHODS[name], {})
+        for form in FORMATS
+        for name in METHODS
+        if form != "pair"
+    },
+    **{f"gguf/{name}, T = 0.8": ("gguf", method, WARM) for name, method in SAMPLED.items()},
+    "gguf/plain, top-p": ("gguf", None, NUCLEUS),
+    "gguf/draft, top-p": ("gguf", DRAFT, NUCLEUS),
+    "pair/plain": ("pair", None, {}),
+    "pair/draft": ("pair", PAIR_DRAFT, {}),
+    "pair/plain, top-p": ("pair", None, NUCLEUS),
+    "pair/draft, top-p": ("pair", PAIR_DRAFT, NUCLEUS),
+}
+"""Name -> weights, drafting and sampling; the pair has a gigabyte, and is measured if named."""
 TOKENS = 64
 
 
@@ -57,13 +78,14 @@ def serve() -> None:
     def model_of(name: str) -> LLM:
         form, method, _ = CASES[name]
         if form not in targets:
-            targets[form] = LLM(TARGET, **FORMATS[form])
+            targets[form] = LLM(PAIR_TARGET if form == "pair" else TARGET, **FORMATS[form])
         target = targets[form]
         return target if method is None else target.with_speculation(method)
 
     def run(name: str) -> int:
         params = SamplingParams(
-            max_tokens=TOKENS, temperature=CASES[name][2], seed=7, ignore_eos=True
+            **{"max_tokens": TOKENS, "temperature": 0, "seed": 7, "ignore_eos": True}
+            | CASES[name][2]
         )
         outputs = [models[name].generate(prompt, params)[0] for prompt in PROMPTS[:3]]
         return sum(len(output.outputs[0].token_ids) for output in outputs)
@@ -108,7 +130,7 @@ def main() -> None:
     processes = start(ROOT), start(args.before.resolve())
     print("| case | now | before | ratio |\n| --- | --- | --- | --- |")
     for name in CASES:
-        if args.only not in name:
+        if args.only not in name or ("pair" in name) != ("pair" in args.only):
             continue
         rates = [[], []]
         for repeat in range(args.repeats):
