@@ -198,6 +198,7 @@ def _words(values: UInt8[np.ndarray, "*lead in"], bits: int) -> UInt32[np.ndarra
     these of inputs 2 b and 2 b + 1 of every eight, where b is the byte's number, in the order of
     the inputs.
     """
+    values = np.ascontiguousarray(values)
     lead, low = values.shape[:-1], values & 15
     words = (low[..., 0::2] | low[..., 1::2] << 4).view(np.uint32)
     if bits == 4:

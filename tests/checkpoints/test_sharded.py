@@ -108,8 +108,8 @@ def test_damaged_directories_are_refused(source, tmp_path):
     (tmp_path / "saved" / "checksums.sha256").unlink()
     manifest = tmp_path / "saved" / "spec_jax.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"version": 3', '"version": 4'))
-    with pytest.raises(CheckpointError, match="of version 4; this spec-jax reads 3"):
+    manifest.write_text(text.replace('"version": 4', '"version": 5'))
+    with pytest.raises(CheckpointError, match="of version 5; this spec-jax reads 4"):
         checkpoints.load(tmp_path / "saved")
     manifest.write_text(text.replace('"embed_size": 16', '"embed_size": 24'))
     with pytest.raises(

@@ -175,6 +175,15 @@ def test_the_numbers_of_a_weight_are_kept(kind):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+def test_a_transposed_matrix_is_packed_as_it_is(kind):
+    weight = quantized(kind, 64, 32)
+    turned = weight.map(lambda part: np.asfortranarray(part))
+    x = normal(3, 64)
+    expected = multiply(x, [packed(weight)])[0]
+    np.testing.assert_array_equal(multiply(x, [packed(turned)])[0], expected)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("rows", [1, 7, 90])
 def test_experts_equal_products_with_their_matrices(kind, rows):
     stacks = [
