@@ -1,0 +1,102 @@
+"""Is a policy ever slower than plain decoding? With drafts good, poor and never right, in batches.
+
+    python -m benchmarks.never_slower                        # an hour on two idle cores
+    python -m benchmarks.never_slower --batches 1 8 --temperatures 0
+
+SmolLM2-135M-Instruct, on chat prompts and on prompts that ask for a copy. For each set, batch and
+temperature: plain decoding in tokens/s, then each drafter under the policy and with a constant K of
+4, as a multiple of plain decoding. Systems take turns within each repeat. The first two runs of
+each do not count: they compile, and an adaptive policy measures its costs.
+"""
+
+import argparse
+import os
+import statistics
+import time
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax.numpy as jnp
+
+import spec_jax
+from benchmarks.methods import show
+from spec_jax import LLM, SamplingParams
+from spec_jax.drafters import Draft, Drafter, pytree, static
+from tests.prompts import COPY_PROMPTS, PROMPTS
+
+TARGET = "checkpoints/smollm2-135m-instruct.toml"
+TOKENS, ALONE = 64, 3
+DRAFTERS = {
+    "lookup": {"method": "prompt_lookup"},
+    "demo draft": {"draft": "checkpoints/smollm2-135m-instruct-draft.toml"},
+    "never right": {"method": "never_right"},
+}
+
+
+@pytree
+class NeverRight(Drafter):
+    """Drafts token 0, which ends a document: the target emits it hardly ever."""
+
+    lookahead: int = static()
+
+    def propose(self, state, context):
+        batch = context.lengths.shape[0]
+        tokens = jnp.zeros((batch, self.lookahead), jnp.int32)
+        return Draft(tokens=tokens, probs=None, lengths=context.limits), state
+
+
+def systems(target: LLM, policy: str) -> dict[str, LLM]:
+    """Plain decoding, and each drafter under the policy and with a constant K."""
+    found = {"plain": target}
+    for name, options in DRAFTERS.items():
+        config = options | {"num_speculative_tokens": 4}
+        found[f"{name}, {policy}"] = target.with_speculation(
+            config | {"draft_length_policy": policy}
+        )
+        found[f"{name}, constant"] = target.with_speculation(config)
+    return found
+
+
+def tokens_per_second(llm: LLM, prompts: list[str], batch: int, temperature: float) -> float:
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=temperature, seed=7)
+    begin, calls = time.perf_counter(), [prompts] if batch > 1 else prompts
+    for each in calls:
+        llm.generate(each, params)
+    return len(prompts) * TOKENS / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--policy", default="adaptive")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    spec_jax.register_drafter("never_right", lambda setting: NeverRight(setting.lookahead))
+    target = LLM(TARGET, max_num_seqs=max(args.batches))
+    llms = systems(target, args.policy)
+    show("prompts, batch, temperature", "plain, tokens/s", *list(llms)[1:])
+    show(*["---"] * (1 + len(llms)))
+    worst: list[float] = []
+    for batch in args.batches:
+        for name, prompts in (("chat", PROMPTS), ("copy", COPY_PROMPTS)):
+            some = [prompts[i % len(prompts)] for i in range(ALONE if batch == 1 else batch)]
+            for temperature in args.temperatures:
+                rates: dict[str, list[float]] = {each: [] for each in llms}
+                for repeat in range(2 + args.repeats):
+                    for each, llm in llms.items():
+                        rate = tokens_per_second(llm, some, batch, temperature)
+                        rates[each] += [rate] if repeat > 1 else []
+                medians = {each: statistics.median(many) for each, many in rates.items()}
+                ratios = {each: rate / medians["plain"] for each, rate in medians.items()}
+                worst += [ratio for each, ratio in ratios.items() if each.endswith(args.policy)]
+                show(
+                    f"{name}, {batch}, {temperature:g}",
+                    f"{medians['plain']:.1f}",
+                    *(f"{ratio:.2f}" for each, ratio in ratios.items() if each != "plain"),
+                )
+    print(f"\nworst of {args.policy}: {min(worst):.2f}")
+
+
+if __name__ == "__main__":
+    main()
