@@ -1,9 +1,9 @@
 """Native code on CPU: builds the sources in `cpu/`, loads them and calls them from programs.
 
 A wheel may bring the library for each kind of processor (`prebuild`). Otherwise it is built once
-for each version of the source, at its first use, and kept in the cache folder. Without it XLA's own
-products and attention compute the same, but slower: XLA's products copy each weight before they
-read it, and quantized weights are widened to float32 in memory.
+for each version of the source, at its first use, and kept in the cache folder. Without it XLA
+computes the same, but slower: its products copy each weight before they read it, and quantized
+weights are widened to float32 in memory.
 """
 
 import ctypes
