@@ -86,8 +86,8 @@ class PackedWeight:
         if kind == "int8":
             values = _panels(weight.values, step, 4 if activations == "int8" else 1)
         else:
-            padding = [(0, 0)] * (weight.values.ndim - 1) + [(0, -inputs % step)]
-            values = _panels(_words(np.pad(_unsigned(weight.values, kind), padding), weight.bits))
+            unsigned = _padded(_unsigned(weight.values, kind), 1, step)
+            values = _panels(_words(unsigned, weight.bits))
 
         def part(numbers: np.ndarray | None) -> Array | None:
             return None if numbers is None else _panels(numbers)
@@ -175,14 +175,21 @@ def _panels(rows: np.ndarray, step: int = 1, neighbours: int = 1) -> Array:
       step: zeros are added up to a multiple of this number of inputs.
       neighbours: inputs of an output that lie together.
     """
-    *stack, outputs, inputs = rows.shape
-    beyond = [*((0, 0) for _ in stack), (0, -outputs % LANES), (0, -inputs % step)]
-    padded = np.pad(rows, beyond)
+    *stack, _, _ = rows.shape
+    padded = _padded(rows, LANES, step)
     # As integers: NumPy is slow to transpose bfloat16, which is not one of its dtypes.
     integers = padded.view(f"u{padded.itemsize}")
     panels = integers.reshape(*stack, -1, LANES, integers.shape[-1] // neighbours, neighbours)
     packed = np.ascontiguousarray(panels.swapaxes(-3, -2)).view(padded.dtype)
     return jnp.asarray(packed if neighbours > 1 else packed[..., 0])
+
+
+def _padded(rows: np.ndarray, outputs: int, inputs: int) -> np.ndarray:
+    """Rows [*stack, out, in] with zeros up to multiples; the same array if it needs none."""
+    beyond = [(0, -rows.shape[-2] % outputs), (0, -rows.shape[-1] % inputs)]
+    if not any(count for _, count in beyond):
+        return rows
+    return np.pad(rows, [*[(0, 0)] * (rows.ndim - 2), *beyond])
 
 
 def _unsigned(values: np.ndarray, kind: str) -> UInt8[np.ndarray, "*lead in"]:
@@ -199,7 +206,7 @@ def _words(values: UInt8[np.ndarray, "*lead in"], bits: int) -> UInt32[np.ndarra
     the inputs.
     """
     values = np.ascontiguousarray(values)
-    lead, low = values.shape[:-1], values & 15
+    lead, low = values.shape[:-1], values if bits == 4 else values & 15
     words = (low[..., 0::2] | low[..., 1::2] << 4).view(np.uint32)
     if bits == 4:
         return words
