@@ -47,14 +47,14 @@ class NeverRight(Drafter):
 
 def systems(target: LLM, policy: str) -> dict[str, LLM]:
     """Plain decoding, and each drafter under the policy and with a constant K."""
-    found = {"plain": target}
+    llms = {"plain": target}
     for name, options in DRAFTERS.items():
         config = options | {"num_speculative_tokens": 4}
-        found[f"{name}, {policy}"] = target.with_speculation(
+        llms[f"{name}, {policy}"] = target.with_speculation(
             config | {"draft_length_policy": policy}
         )
-        found[f"{name}, constant"] = target.with_speculation(config)
-    return found
+        llms[f"{name}, constant"] = target.with_speculation(config)
+    return llms
 
 
 def tokens_per_second(llm: LLM, prompts: list[str], batch: int, temperature: float) -> float:

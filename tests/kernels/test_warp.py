@@ -122,6 +122,8 @@ def test_a_row_does_not_depend_on_its_neighbours():
         assert alone.tobytes() == together[row : row + 1].tobytes()
 
 
-def test_sizes_must_match():
+@pytest.mark.parametrize("short", range(4))
+def test_sizes_must_match(short):
+    parameters = [np.ones(1 if i == short else 2, np.float32) for i in range(4)]
     with pytest.raises(Exception, match="spec_jax_warp: sizes do not match"):
-        run(np.ones((2, 20), np.float32), *[np.ones(1, np.float32)] * 4)
+        run(np.ones((2, 20), np.float32), *parameters)

@@ -165,8 +165,9 @@ ffi::Error Warp(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
                 ffi::Buffer<ffi::F32> top_p, ffi::Buffer<ffi::F32> min_p,
                 ffi::ResultBuffer<ffi::F32> out) {
   const auto shape = logits.dimensions();
-  for (const auto& each : {temperature, top_p, min_p}) {
-    if (shape.size() != 2 || (int64_t)each.element_count() != shape[0]) {
+  for (const size_t count : {temperature.element_count(), top_k.element_count(),
+                             top_p.element_count(), min_p.element_count()}) {
+    if (shape.size() != 2 || (int64_t)count != shape[0]) {
       return ffi::Error::InvalidArgument("spec_jax_warp: sizes do not match");
     }
   }
