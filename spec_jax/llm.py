@@ -226,7 +226,6 @@ class LLM:
         self.speculative_config = config
         setting = DrafterSetting(config, checkpoint, load_draft, factory)
         engine, on_finished = make_engine(setting, self.max_model_len, loader.on_progress)
-        self._request_builder.verification = config.verification
         self._scheduler = Scheduler(engine, max_num_seqs, self.tokenizer, on_finished)
         self._dispatcher = Dispatcher(self._scheduler, self._device)
         self._consensus = {

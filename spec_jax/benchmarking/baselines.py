@@ -144,7 +144,7 @@ def _transformers(
     drafts: dict[str, Any] = {}
     for config in (SpeculativeConfig(), *configs):
         usual = (config.draft_length_policy, config.verification, config.scoring)
-        if usual != ("constant", "token", "block") or config.num_drafts > 1:
+        if usual != ("constant", "coupled", "block") or config.num_drafts > 1:
             continue
         options: dict[str, Any] = {}
         if config.method == "prompt_lookup":

@@ -52,7 +52,7 @@ class System(Record):
     method: Text = "none"
     num_speculative_tokens: AtLeast0 = 0
     draft_length_policy: Text = "constant"
-    verification: Text = "token"
+    verification: Text = "coupled"
     scoring: Text = "block"
 
     @property
@@ -68,7 +68,7 @@ class System(Record):
             return f"{ours}plain"
         verification = f"{self.verification} verification"
         parts = (self.method, self.draft_length_policy, verification, self.scoring)
-        usual = ("constant", "token verification", "block")
+        usual = ("constant", "coupled verification", "block")
         return ours + ", ".join(each for each in parts if each not in usual)
 
 

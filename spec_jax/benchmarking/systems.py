@@ -78,8 +78,8 @@ class Ours:
     llm: LLM
 
     def can(self, setting: Setting, batch_size: int) -> bool:
-        """Whether the verification supports the temperature."""
-        return not (self.system.verification == "greedy" and setting.temperature)
+        """Every setting."""
+        return True
 
     def run(self, task: BenchTask) -> tuple[float, list[BenchRequest]]:
         """Decodes all prompts in one call; a free row takes the next prompt."""
@@ -134,7 +134,7 @@ def grid(
     lookaheads: Sequence[int],
     *,
     policies: Sequence[str] = ("constant",),
-    verifications: Sequence[str] = ("token",),
+    verifications: Sequence[str] = ("coupled",),
     scorings: Sequence[str] = ("block",),
     options: Mapping[str, Any] | None = None,
 ) -> list[SpeculativeConfig]:

@@ -15,7 +15,6 @@ from spec_jax.config import (
     Text,
     config_class,
 )
-from spec_jax.errors import ConfigError
 
 DISTRIBUTION = (
     *("temperature", "top_k", "top_p", "min_p"),
@@ -90,13 +89,6 @@ class SpeculationOptions(ModelOptions):
 
     speculative: Speculation = NoDraftConfig()
     sampling: SamplingParams = SamplingParams()
-
-    def __post_init__(self) -> None:
-        if self.speculative.verification == "greedy" and self.sampling.temperature > 0:
-            raise ConfigError(
-                "verification 'greedy' is exact at temperature 0 only, but temperature is "
-                f"{self.sampling.temperature}; use verification 'token'."
-            )
 
 
 def _add_prompts(group: Any, place: str) -> None:

@@ -76,7 +76,7 @@ class BenchOptions(ModelOptions):
     """Lookaheads; 1-4 is 1,2,3,4."""
     draft_length_policy: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("constant",)
     """How K changes."""
-    verification: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("token",)
+    verification: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("coupled",)
     """Which drafted tokens to accept."""
     scoring: Annotated[Many[str], Flag(metavar="NAME", commas=True)] = ("block",)
     """How a draft is scored."""

@@ -21,7 +21,7 @@ from spec_jax.config.fields import (
 from spec_jax.errors import ConfigError, did_you_mean, unknown_option
 
 _Policy = Literal["constant", "heuristic", "confidence", "adaptive", "oracle"]
-_Verification = Literal["token", "block", "greedy"]
+_Verification = Literal["coupled", "token", "block"]
 DRAFT_LENGTH_POLICIES, VERIFICATIONS = get_args(_Policy), get_args(_Verification)
 CONFIDENCE_THRESHOLD = 0.4
 SCORINGS = ("block", "prefix_batch")
@@ -62,10 +62,12 @@ class SpeculativeConfig:
     with a low probability (arXiv 2405.04304); `adaptive` measures the cost of rounds and maximises
     the tokens per second of a batch; `oracle` counts the tokens that the best policy would have
     drafted, for analysis."""
-    verification: _Verification = "token"
-    """Which drafted tokens to accept; greedy needs temperature 0. `token` is modified rejection
-    sampling and `block` verifies a draft as a whole (Sun et al. 2024, arXiv 2403.10444), both exact
-    at every temperature; `greedy` accepts the longest prefix equal to the target's argmax."""
+    verification: _Verification = "coupled"
+    """Which drafted tokens to accept; at temperature 0 all accept the target's likeliest tokens.
+    `coupled` accepts tokens equal to those that plain decoding draws with the same seed, and drafts
+    with the same random numbers (Daliri et al. 2024, arXiv 2408.07978); `token` is modified
+    rejection sampling (Chen et al. 2023, arXiv 2302.01318); `block` verifies a draft as a whole
+    (Sun et al. 2024, arXiv 2403.10444)."""
     scoring: Annotated[
         Literal["block", "prefix_batch", "stairs"],
         AfterValidator(lambda name: "prefix_batch" if name == "stairs" else name),
@@ -104,7 +106,7 @@ class SpeculativeConfig:
         for option, other, *values in (
             ("confidence_threshold", "draft_length_policy", "confidence"),
             ("retune_confidence", "draft_length_policy", "confidence"),
-            ("num_drafts", "verification", "token", "greedy"),
+            ("num_drafts", "verification", "coupled", "token"),
             ("num_drafts", "scoring", "block"),
             ("scoring_consistent", "scoring", "block"),
             ("scoring_consistent", "num_drafts", 1),
@@ -205,7 +207,7 @@ class NoDraftConfig(SpeculativeConfig):
     draft_length_policy: Literal["constant"] = dataclasses.field(
         default="constant", init=False, repr=False
     )
-    verification: Literal["token"] = dataclasses.field(default="token", init=False, repr=False)
+    verification: Literal["coupled"] = dataclasses.field(default="coupled", init=False, repr=False)
     scoring: Literal["block"] = dataclasses.field(default="block", init=False, repr=False)
 
     def __post_init__(self) -> None:

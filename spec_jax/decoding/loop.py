@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 from spec_jax.config import SCORINGS, VERIFICATIONS
 from spec_jax.control import at_width
@@ -13,7 +13,7 @@ from spec_jax.decoding.rows import write_rows
 from spec_jax.decoding.score import Scored, score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, DecodeState
 from spec_jax.decoding.verification import Verification
-from spec_jax.decoding.verify import verify, verify_greedy
+from spec_jax.decoding.verify import draw_target_tokens, split_keys, verify, verify_equal
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
 from spec_jax.models.model import Model
 from spec_jax.sampling.draw import argmax
@@ -32,7 +32,7 @@ class Strategy:
     """
 
     draft_length: DraftLengthPolicy
-    verification: str = "token"
+    verification: str = "coupled"
     scoring: str = "block"
     consistent: bool = False
 
@@ -72,7 +72,7 @@ def decode_round(
     target: Model, drafter: Drafter, strategy: Strategy, state: DecodeState, sampling: BatchSampling
 ) -> DecodeState:
     """One round: every running row emits between 1 and K + 1 tokens."""
-    draft, state = propose(drafter, strategy.draft_length, state, sampling)
+    draft, state = propose(drafter, strategy, state, sampling)
     return finish_round(target, drafter, strategy, state, draft, sampling)
 
 
@@ -96,11 +96,16 @@ def finish_round(
         scored = score(
             target, state, short, sampling, strategy.scoring, masks, drafter.feature_layers
         )
-        if scored.greedy_tokens is not None:
-            verified = verify_greedy(scored.greedy_tokens, short)
+        tokens = scored.greedy_tokens
+        if strategy.verification == "coupled" and scored.p is not None:
+            keys = _token_keys(state, width + 1)
+            tokens = draw_target_tokens(scored.p, keys, draft.num_drafts)
+        if tokens is not None:
+            verified = verify_equal(tokens, short)
         else:
             assert scored.p is not None
-            verified = verify(strategy.verification, scored.p, short, _round_keys(state)[1])
+            _, keys = _round_keys(state.keys, state.lengths)
+            verified = verify(strategy.verification, scored.p, short, keys)
         return commit(drafter, strategy.draft_length, state, short, scored, verified, sampling)
 
     policy = strategy.draft_length
@@ -111,16 +116,19 @@ def finish_round(
 
 @jax.named_scope("propose")
 def propose(
-    drafter: Drafter, policy: DraftLengthPolicy, state: DecodeState, sampling: BatchSampling
+    drafter: Drafter, strategy: Strategy, state: DecodeState, sampling: BatchSampling
 ) -> tuple[Draft, DecodeState]:
     """Drafts as much as `limits` allows."""
+    policy = strategy.draft_length
     max_drafted, threshold = limits(policy, state)
-    keys, _ = _round_keys(state)
+    keys, _ = _round_keys(state.keys, state.lengths)
+    is_coupled = strategy.verification == "coupled"
     context = Context(
         tokens=state.tokens,
         lengths=state.lengths,
         prompt_lengths=state.prompt_lengths,
         keys=keys,
+        target_keys=_token_keys(state, drafter.lookahead) if is_coupled else None,
         sampling=sampling,
         limits=max_drafted,
         threshold=threshold,
@@ -151,17 +159,26 @@ def limits(
     return max_drafted, policy.threshold(state.draft_length, batch)
 
 
-def _round_keys(state: DecodeState) -> tuple[Array, Array]:
+def _round_keys(
+    keys: UInt32[Array, "batch words"], lengths: Int[Array, " batch"]
+) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:
     """Fresh keys for drafting and for verification.
 
     They depend on the row's key and length alone, so neither its neighbours nor the number of
     rounds per call can change its tokens.
     """
-    keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")
-    both = jax.vmap(lambda key, n: jax.random.split(jax.random.fold_in(key, n)))(
-        keys, state.lengths
-    )
+    wrapped = jax.random.wrap_key_data(keys, impl="threefry2x32")
+    both = jax.vmap(lambda key, n: jax.random.split(jax.random.fold_in(key, n)))(wrapped, lengths)
     return both[:, 0], both[:, 1]
+
+
+def _token_keys(state: DecodeState, count: int) -> Key[Array, "batch count"]:
+    """The keys with which plain decoding draws each row's next tokens, one in a round."""
+
+    def at(step: Int[Array, ""]) -> Key[Array, " batch"]:
+        return split_keys(_round_keys(state.keys, state.lengths + step)[1])[1]
+
+    return jax.vmap(at, out_axes=1)(jnp.arange(count, dtype=jnp.int32))
 
 
 @jax.named_scope("commit")

@@ -19,7 +19,7 @@ from spec_jax.decoding.verification import (
     residual,
 )
 from spec_jax.drafters.base import Draft
-from spec_jax.sampling.draw import argmax, draw, largest, uniform
+from spec_jax.sampling.draw import argmax, draw, uniform
 
 Probs = Float[Array, "positions vocab"]
 """The target's distributions after the last token of the text and after each draft token (p)."""
@@ -104,13 +104,6 @@ def _block_next(p: Probs, draft: RowDraft, accepted: Int[Array, ""]) -> Float[Ar
     return _next_token_probs(p, draft, accepted, joint_acceptance(p, draft)[accepted])
 
 
-def _argmax(p: Probs) -> Probs:
-    """All mass on the largest probability; a position without a distribution stays without."""
-    return jnp.where(
-        p.max(-1, keepdims=True) > 0, jax.nn.one_hot(largest(p), p.shape[1], dtype=p.dtype), p
-    )
-
-
 RULES: dict[str, VerificationRule] = {
     # Modified rejection sampling (Chen et al. 2023, arXiv 2302.01318, algorithm 2): accept x with
     # probability min(1, p(x) / q(x)), else draw from max(p - q, 0) normalised. For greedy rows,
@@ -121,12 +114,6 @@ RULES: dict[str, VerificationRule] = {
     # Z = sum max(P_i p - q, 0) at the position after token i, it passes with probability
     # Z / (Z + 1 - P_i), and P_i for the last token; then draw from max(P_i p - q, 0) normalised.
     "block": VerificationRule(_block_acceptance, last_accepted, _block_next),
-    # The longest prefix equal to the target's argmax; exact at temperature 0 only.
-    "greedy": VerificationRule(
-        lambda p, draft: _p_tokens(_argmax(p), draft),
-        num_leading,
-        lambda p, draft, accepted: _argmax(p)[accepted],
-    ),
 }
 
 
@@ -158,32 +145,56 @@ def verify(
 
     num_drafts = draft.num_drafts
     rows = RowDraft(draft.tokens, draft.probs, draft.is_certain, draft.lengths)
-    # The acceptance and the token after it must not share a random number.
-    halves = jax.vmap(lambda key: jax.random.split(key))(keys)
-    path = jax.vmap(decide)(p, rows, halves[:, 0])
+    acceptance_keys, token_keys = split_keys(keys)
+    path = jax.vmap(decide)(p, rows, acceptance_keys)
     return Verification(
         accepted=path.accepted,
         draft_index=path.draft_index,
-        token=draw(halves[:, 1], path.next_token_probs),
+        token=draw(token_keys, path.next_token_probs),
         valid=path.next_token_probs.sum(-1) > 0,
     )
 
 
-@jax.named_scope("verify")
-def verify_greedy(greedy_tokens: Int[Array, "batch positions"], draft: Draft) -> Verification:
-    """What every rule does if all rows are greedy, for any q that the tokens were drawn from.
+def split_keys(keys: Key[Array, " batch"]) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:
+    """Keys of the acceptance, and of the token after it; they must share no random number."""
+    halves = jax.vmap(lambda key: jax.random.split(key))(keys)
+    return halves[:, 0], halves[:, 1]
 
-    With all mass of p on one token, a rule accepts while the draft is that token, and then emits
-    it. Of several drafts the first of those that agree the longest is accepted.
+
+@jax.named_scope("verify")
+def draw_target_tokens(
+    p: Float[Array, "batch positions vocab"], keys: Key[Array, "batch depths"], num_drafts: int
+) -> Int[Array, "batch positions"]:
+    """A token from each of the target's distributions; -1 where there is none.
 
     Args:
-      greedy_tokens: the target's likeliest tokens at the places of `verify`'s p; -1 where it gives
-        no distribution.
+      p: like `verify`'s.
+      keys: of the token after the text, and of the token after each step of a draft. Drafts of a
+        row share them: only one of their tokens can be the row's.
+      num_drafts: drafts of each row; static.
+    """
+    keys = jnp.concatenate([keys[:, :1], jnp.repeat(keys[:, 1:], num_drafts, axis=1)], axis=1)
+    tokens = jax.vmap(draw, in_axes=1, out_axes=1)(keys, p)
+    return jnp.where(p.sum(-1) > 0, tokens, -1)
+
+
+@jax.named_scope("verify")
+def verify_equal(target_tokens: Int[Array, "batch positions"], draft: Draft) -> Verification:
+    """Accepts the longest prefix of a draft that equals the target's tokens.
+
+    With the target's likeliest tokens this is what every rule does for greedy rows, whatever q the
+    draft was drawn from. With tokens drawn from p it is `coupled` verification: the text is the one
+    that plain decoding draws with the same random numbers. Of several drafts the first of those
+    that agree the longest is accepted.
+
+    Args:
+      target_tokens: the target's tokens at the places of `verify`'s p; -1 where it gives no
+        distribution.
       draft: the proposed tokens.
     """
-    batch, steps, num_drafts = len(greedy_tokens), draft.lookahead, draft.num_drafts
-    first = jnp.repeat(greedy_tokens[:, :1], num_drafts, axis=1)
-    targets = jnp.concatenate([first, greedy_tokens[:, 1:]], axis=1)
+    batch, steps, num_drafts = len(target_tokens), draft.lookahead, draft.num_drafts
+    first = jnp.repeat(target_tokens[:, :1], num_drafts, axis=1)
+    targets = jnp.concatenate([first, target_tokens[:, 1:]], axis=1)
     targets = targets.reshape(batch, steps + 1, num_drafts)
     is_drafted = jnp.arange(steps, dtype=jnp.int32)[None] < draft.lengths[:, None]
     passed = draft.tokens.reshape(batch, steps, num_drafts) == targets[:, :-1]

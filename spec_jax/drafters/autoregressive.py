@@ -63,6 +63,7 @@ def autoregress(
     batch = context.lengths.shape[0]
     rows, vocab = batch * num_drafts, context.sampling.logit_bias.shape[1]
     sampling, random = context.sampling.repeat(num_drafts), context.sampling.features.random
+    reports_probs = random and context.target_keys is None
     is_greedy = (sampling.temperature == 0)[:, None]
     history = History.of(
         context.tokens, context.lengths, context.prompt_lengths, context.sampling
@@ -77,13 +78,13 @@ def autoregress(
         logits, carry = step(state.carry, i, state.last.reshape(batch, num_drafts))
         logits = logits.reshape(rows, 1, vocab)
         logits = process(logits, sampling, state.history, no_tokens)
-        if state.probs is None:  # all rows are greedy
+        if not random:
             q, probs, token = None, None, likeliest(logits)[:, 0]
             last, usable = jnp.maximum(token, 0), token >= 0
         else:
             q = warp(logits, sampling, placement)[:, 0]
-            probs = write(state.probs, q, i)
-            keys = jax.vmap(lambda key: _fold(key, i * num_drafts, num_drafts))(context.keys)
+            probs = None if state.probs is None else write(state.probs, q, i)
+            keys = context.token_keys(i, num_drafts)
             last, usable = draw(keys.reshape(rows), q), q.sum(-1) > 0
         # A position without a distribution (NaN) ends the draft before it; the target continues.
         usable = usable.reshape(batch, num_drafts).all(-1)
@@ -115,7 +116,7 @@ def autoregress(
         history=history,
         last=jnp.zeros((rows,), jnp.int32),
         tokens=jnp.zeros((batch, count), jnp.int32),
-        probs=jnp.zeros((batch, count, vocab), jnp.float32) if random else None,
+        probs=jnp.zeros((batch, count, vocab), jnp.float32) if reports_probs else None,
         confidence=None if context.threshold is None else jnp.zeros((batch, count), jnp.float32),
         lengths=jnp.zeros((batch,), jnp.int32),
         active=context.limits > 0,
@@ -138,7 +139,3 @@ def autoregress(
     )
     return draft, state.carry
 
-
-def _fold(key: Array, first: int | Array, count: int) -> Array:
-    """`count` keys of a row: one for each of its drafts' next tokens."""
-    return jax.vmap(lambda n: jax.random.fold_in(key, first + n))(jnp.arange(count))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
@@ -20,6 +21,9 @@ class Context:
       lengths: the number of tokens of each row.
       prompt_lengths: how many of them are the prompt's.
       keys: randomness of this round's draft.
+      target_keys: the keys with which the target will draw the next tokens, if only tokens equal to
+        the target's are accepted (verification `coupled`). A draft that is drawn with them is
+        equal most often, and needs no `Draft.probs`. Otherwise None.
       sampling: the parameters of the requests; drafts are sampled with the same.
       limits: how many tokens each row may draft at most in this round; 0 for a row that has ended.
       threshold: a row stops drafting after a token of a lower probability than this; None if
@@ -36,9 +40,22 @@ class Context:
     keys: Key[Array, " batch"]
     sampling: BatchSampling
     limits: Int[Array, " batch"]
+    target_keys: Key[Array, "batch lookahead"] | None = None
     threshold: Float[Array, " batch"] | None = None
     cache: KVCache | None = None
     fixed_length: bool = static(default=False)
+
+    def token_keys(self, step: int | Int[Array, ""], num_drafts: int) -> Key[Array, "batch drafts"]:
+        """The keys with which a drafter draws the tokens of a step, one for each draft of a row."""
+        first, drafts = step * num_drafts, jnp.arange(num_drafts, dtype=jnp.int32)
+        keys = jax.vmap(
+            lambda key: jax.vmap(lambda n: jax.random.fold_in(key, first + n))(drafts)
+        )(self.keys)
+        if self.target_keys is None:
+            return keys
+        # Other drafts need other tokens, and draw independently.
+        shared = jax.lax.dynamic_slice_in_dim(self.target_keys, step, 1, axis=1)
+        return jnp.concatenate([shared, keys[:, 1:]], axis=1)
 
 
 @pytree
@@ -68,7 +85,7 @@ class Draft:
     Attributes:
       tokens: the draft tokens. A token at or past `lengths` has no meaning; -1 ends its draft.
       probs: q, exactly the distribution that each token was drawn from, or None if the drafter is
-        deterministic and every q is one-hot.
+        deterministic and every q is one-hot. `coupled` verification does not use it.
       lengths: how many steps each row proposes.
       num_drafts: drafts of each row; static.
       is_certain: the tokens whose q is one-hot, whatever `probs` holds for them. None means all

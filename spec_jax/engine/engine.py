@@ -44,7 +44,7 @@ class Engine:
         target: Model,
         drafter: Drafter,
         policy: DraftLengthPolicy,
-        verification: str = "token",
+        verification: str = "coupled",
         *,
         scoring: str = "block",
         scoring_consistent: bool = False,

@@ -38,8 +38,6 @@ class RequestBuilder:
         self._counting = threading.Lock()
         self._grammars = GrammarCompiler(checkpoint.tokenizer, self._config.vocab_size)
         self._request_ids = itertools.count()  # shared by copies
-        self.verification = "token"
-        """The rule that accepts drafted tokens; `greedy` is exact at temperature 0 only."""
 
     def entries(
         self, prompts: Sequence[Prompt | RequestInput], params: Sequence[SamplingParams]
@@ -72,11 +70,6 @@ class RequestBuilder:
           RequestError: the prompt is empty, too long, or not of the target's kind.
           ConfigError: a parameter does not fit the target.
         """
-        if self.verification == "greedy" and sampling.temperature > 0:
-            raise ConfigError(
-                f"verification 'greedy' is exact at temperature 0 only, but prompt {index} asks "
-                f"for temperature {sampling.temperature}; use verification 'token'."
-            )
         _, bare = text_of(index, prompt)
         tokens = bare if isinstance(bare, RequestInput) else self._truncated(index, bare, sampling)
         request_input = (

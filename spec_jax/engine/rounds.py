@@ -52,7 +52,7 @@ class Rounds:
         """The drafting of a round."""
 
         def function(drafter: Drafter, state: DecodeState, sampling: BatchSampling):
-            return loop.propose(drafter, self.models.strategy.draft_length, state, sampling)
+            return loop.propose(drafter, self.models.strategy, state, sampling)
 
         args = (self.models.drafter, state, self.sampling)
         return self._program(DRAFT, function, args, donate=1)(*args)

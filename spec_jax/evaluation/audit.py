@@ -68,11 +68,9 @@ def audit(
     ]
     _check_prompts(engine, texts, max_tokens)
     checks = GreedyChecks(engine, texts, max_tokens, on_progress).run()
-    greedy_only = engine.strategy.verification == "greedy"
-    if greedy_only or not settings:
-        reason = "verification 'greedy' is for temperature 0" if greedy_only else "temperature is 0"
+    if not settings:
         names = (EMITTED, FOLLOWING, DRAFTED)
-        checks += [Check(name, reason=reason, excused=True) for name in names]
+        checks += [Check(name, reason="temperature is 0", excused=True) for name in names]
         settings = {"T=0": SamplingParams()}
     else:
         checks += SampledAudit(engine, texts, samples, on_progress).checks(settings, seed)

@@ -6,6 +6,7 @@ from typing import TypeVar
 import numpy as np
 
 from spec_jax.config import SamplingParams
+from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.none import NoDraft
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.engine import Engine
@@ -37,6 +38,20 @@ def make_request(
 def drafts(engine: Engine) -> bool:
     """Whether the method proposes tokens at all."""
     return engine.drafter.lookahead > 0 and not isinstance(engine.drafter, NoDraft)
+
+
+def plain_engine(engine: Engine, on_progress: Callable[[str], None] | None = None) -> Engine:
+    """Plain decoding with an engine's target; scoring is consistent if the engine's is."""
+    consistent = engine.strategy.consistent
+    width = engine.drafter.lookahead if consistent else 0
+    return Engine(
+        engine.target,
+        NoDraft(width),
+        Constant(width),
+        scoring_consistent=consistent,
+        max_model_len=engine.max_model_len,
+        on_progress=on_progress,
+    )
 
 
 def start_of(request: Request) -> RequestInput:

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.config import SamplingParams
-from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.state import STOP
-from spec_jax.drafters.none import NoDraft
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.evaluation.decoding import (
@@ -23,6 +21,7 @@ from spec_jax.evaluation.decoding import (
     in_batches,
     in_groups,
     make_request,
+    plain_engine,
     start_of,
 )
 from spec_jax.evaluation.independence import why_not_reproducible
@@ -71,17 +70,7 @@ class GreedyChecks:
     on_progress: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        consistent = self.engine.strategy.consistent
-        width = self.engine.drafter.lookahead if consistent else 0
-        self.plain = Engine(
-            self.engine.target,
-            NoDraft(width),
-            Constant(width),
-            "token",
-            scoring_consistent=consistent,
-            max_model_len=self.engine.max_model_len,
-            on_progress=self.on_progress,
-        )
+        self.plain = plain_engine(self.engine, self.on_progress)
         self.scorer = Scorer(self.engine.target, rows=1, width=self.max_tokens)
         self.drafts = drafts(self.engine)
 
@@ -243,7 +232,7 @@ class GreedyChecks:
 
     def _sampled_stops(self) -> list["Stop"]:
         """Stops inside blocks of sampled texts, whose drafts are accepted by chance."""
-        if self.engine.strategy.verification == "greedy" or why_not_reproducible(self.engine):
+        if why_not_reproducible(self.engine):
             return []
         params = SamplingParams(temperature=1.0, max_tokens=self.max_tokens)
         requests = [

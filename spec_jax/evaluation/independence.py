@@ -28,12 +28,16 @@ SLOTS = 2
 def why_not_reproducible(engine: Engine) -> str | None:
     """Why a lossless method may emit other tokens in another batch; None if it may not.
 
-    A draft that rounds differently proposes other tokens, so that other random numbers decide.
+    A draft that rounds differently proposes other tokens, so that other random numbers decide,
+    unless verification is coupled: then the target alone decides.
     """
-    if not engine.strategy.draft_length.reproducible:
+    is_coupled = engine.strategy.verification == "coupled"
+    if not (is_coupled or engine.strategy.draft_length.reproducible):
         return NOT_REPRODUCIBLE
     if engine.target.dtype != jnp.float32:
         return ROUNDED
+    if is_coupled:
+        return None
     parts = jax.tree.leaves(engine.drafter, is_leaf=lambda part: isinstance(part, Model))
     dtypes = [part.dtype if isinstance(part, Model) else jnp.result_type(part) for part in parts]
     return DRAFT_ROUNDED if jnp.bfloat16 in dtypes else None

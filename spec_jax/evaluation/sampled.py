@@ -37,9 +37,9 @@ RELAXED = {"float32": 1e-3, "bfloat16": 0.1}
 class SampledChecks:
     """The checks of sampled tokens, as sums over all rows.
 
-    The scorer computes the target's logits without speculation; verification (`token` or `block`)
-    and whether it drafts are the method's. The seed is for the audit's random numbers, which
-    decoding does not use.
+    The scorer computes the target's logits without speculation; verification and whether it drafts
+    are the method's. `coupled` verification uses neither a residual nor q, so that only emitted
+    tokens are tested. The seed is for the audit's random numbers, which decoding does not use.
     """
 
     def __init__(self, scorer: Scorer, verification: str, drafts: bool, seed: int):
@@ -78,14 +78,14 @@ class SampledChecks:
                     p = self._target(setting, params, i, ids, texts[chunk], logits)
                     at[chunk] = self._add_emitted(setting, texts[chunk], p)
                     self._add_impossible(params, ids, texts[chunk], p, logits)
-                    for each in rounds:
+                    for each in rounds if self._verification != "coupled" else ():
                         self._add_round(setting, each, chunk, begin[chunk], texts[chunk], p)
         for t in range(1, width):
             pairs = statistics.by_pair(at[:, t - 1], at[:, t])
             self._add(self.emitted, f"{setting}, neighbours in a row", pairs)
         pairs = statistics.by_pair(at[:-1].ravel(), at[1:].ravel())
         self._add(self.emitted, f"{setting}, neighbouring rows", pairs)
-        for each in rounds:
+        for each in rounds if self._verification != "coupled" else ():
             self._add_draft(setting, each, which, begin, texts)
 
     def checks(self) -> list[Check]:
@@ -102,7 +102,12 @@ class SampledChecks:
         if not self._drafts:
             for check in (self.following, self.drafted):
                 check.leave_out("plain decoding drafts nothing", excused=True)
-        elif self._several:
+            return checks
+        if self._verification == "coupled":
+            self.following.leave_out("coupled verification draws from p alone", excused=True)
+            self.drafted.leave_out("coupled verification does not use q", excused=True)
+            return checks
+        if self._several:
             self.following.leave_out("no law is known for several drafts a row", excused=True)
         elif not self._exact:
             self.following.leave_out(

@@ -12,7 +12,7 @@ from spec_jax.config import SamplingParams
 from spec_jax.engine.batch_shape import MIN_CAPACITY, power_of_two
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request, RequestInput, batch_of
-from spec_jax.evaluation.decoding import decode, drafts, make_request
+from spec_jax.evaluation.decoding import decode, drafts, make_request, plain_engine
 from spec_jax.evaluation.independence import why_not_reproducible
 from spec_jax.evaluation.recorder import play
 from spec_jax.evaluation.sampled import SampledChecks
@@ -23,6 +23,9 @@ BATCH_BYTES = 2**31
 """Approximate bytes that the rows decoded together may take."""
 MAX_ROWS = 4096
 OnRows = Callable[[str, np.ndarray, np.ndarray], None]
+SAME = "sampled: plain tokens"
+MAX_ROUNDED = 1e-3
+"""The share of rows in which rounding may move a draw to another token."""
 CROSS_CHECKED = 2
 """Rows of each sampled batch that are also decoded in a batch of their copies."""
 
@@ -57,7 +60,9 @@ class SampledAudit:
         """
         verification = self._engine.strategy.verification
         checks = SampledChecks(self._scorer, verification, drafts(self._engine), seed)
-        among = Check("rows: among many")
+        among, same = Check("rows: among many"), Check(SAME)
+        is_coupled = verification == "coupled" and drafts(self._engine)
+        plain, num_others = plain_engine(self._engine, self._on_progress), 0
         irreproducible = why_not_reproducible(self._engine)
         for number, (name, setting) in enumerate(settings.items()):
             params = dataclasses.replace(setting, max_tokens=self.width)
@@ -75,14 +80,33 @@ class SampledAudit:
                 tokens, rounds = play(self._engine, requests)
                 if irreproducible is None:
                     self._compare(among, requests, tokens)
+                    if is_coupled:
+                        num_others += self._num_others(plain, requests, tokens)
+                        same.comparisons += len(requests)
                 self._on_progress(f"comparing, {where}")
                 checks.add(name, params, self._prompts, which, tokens, rounds)
                 if on_rows is not None:
                     on_rows(name, which, tokens)
-        among.sample = f"{among.comparisons} texts of {self.width} tokens"
-        if irreproducible is not None:
-            among.leave_out(irreproducible, excused=True)
-        return [*checks.checks(), among]
+        for check in (among, same):
+            check.sample = f"{check.comparisons} texts of {self.width} tokens"
+            if irreproducible is not None:
+                check.leave_out(irreproducible, excused=True)
+        if num_others > 1 + MAX_ROUNDED * same.comparisons:
+            same.failures.append(
+                f"{num_others} of {same.comparisons} texts are not those of plain decoding with the "
+                "same random numbers: verification, the keys of tokens, or the cache after a "
+                "rollback."
+            )
+        return [*checks.checks(), *([same] if is_coupled else []), among]
+
+    def _num_others(self, plain: Engine, requests: Sequence[Request], tokens: np.ndarray) -> int:
+        """How many rows have other tokens than plain decoding gives them."""
+        texts = decode(plain, requests)[0]
+        begins = [len(request.prompt_token_ids) for request in requests]
+        return sum(
+            text != row[at : at + self.width].tolist()
+            for text, row, at in zip(texts, tokens, begins, strict=True)
+        )
 
     def _compare(self, check: Check, requests: Sequence[Request], tokens: np.ndarray) -> None:
         """Compares some rows of a batch with their tokens in a batch that holds only them."""

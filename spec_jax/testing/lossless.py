@@ -81,14 +81,10 @@ def check_lossless(
     prompts = [RequestInput(list(prompt)) for prompt in PROMPTS]
     length = max(MAX_TOKENS, 2 * engine.drafter.lookahead + 2)
     checks = GreedyChecks(engine, prompts, length, on_progress).run()
-    settings, sampled = {"T=0": SamplingParams()}, _SampledRows()
-    if config.verification != "greedy":
-        settings = SETTINGS
-        checks += SampledAudit(engine, prompts, samples, on_progress).checks(
-            settings, seed, sampled.add
-        )
-        checks.append(sampled.check(target.model, prompts[0], min(engine.drafter.lookahead, 3) + 1))
-    name, most = list(settings.items())[-1]
+    sampled = _SampledRows()
+    checks += SampledAudit(engine, prompts, samples, on_progress).checks(SETTINGS, seed, sampled.add)
+    checks.append(sampled.check(target.model, prompts[0], min(engine.drafter.lookahead, 3) + 1))
+    name, most = list(SETTINGS.items())[-1]
     checks += IndependenceChecks(engine, prompts, {name: most}, length, seed, on_progress).run()
     if make_draft_length_policy(config).reproducible:
         checks.append(
