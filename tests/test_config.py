@@ -122,7 +122,7 @@ BAD_SPECULATIVE = [
     ("draft_length_policy", "constantly", "Did you mean 'constant'?"),
     ("draft_length_policy", 4, "Known: adaptive, confidence, constant, heuristic, oracle."),
     ("verification", "tokens", "Did you mean 'token'?"),
-    ("verification", "xyz", "Known: block, greedy, token."),
+    ("verification", "xyz", "Known: block, coupled, token."),
     ("scoring", "stair", "Did you mean 'stairs'?"),
     ("scoring", None, "Known: block, prefix_batch, stairs."),
     *[bad for name in COUNTS for bad in below(name, 0, -4, low=1)],
@@ -254,7 +254,7 @@ OPTION_OF = {
     "draft": ("some/model", DRAFTING_METHODS),
     "draft_quantization": ("int8", DRAFTING_METHODS),
     "num_speculative_tokens": (4, METHODS.keys() - {"none"}),
-    "draft_length_policy": ("adaptive", METHODS.keys() - {"none"}),
+    "draft_length_policy": ("constant", METHODS.keys() - {"none"}),
     "verification": ("block", METHODS.keys() - {"none"}),
     "scoring": ("prefix_batch", METHODS.keys() - {"none", "early_exit"}),
     "num_drafts": (2, ("draft_model", "prompt_lookup")),
@@ -318,7 +318,7 @@ def options_of(config):
 CONTRADICTIONS = [
     (
         {"method": "prompt_lookup", "num_drafts": 2, "verification": "block"},
-        ["num_drafts is 2", "verification is 'block'", "verification 'token' or 'greedy'"],
+        ["num_drafts is 2", "verification is 'block'", "verification 'coupled' or 'token'"],
     ),
     (
         {"method": "draft_model", "draft": "d", "num_drafts": 2, "scoring": "prefix_batch"},

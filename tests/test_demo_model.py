@@ -78,7 +78,7 @@ CHOICES = {
     "suffix": {"method": "suffix"},
     "several matches": {"method": "prompt_lookup", "num_drafts": 3},
     "block": {"method": "prompt_lookup", "verification": "block"},
-    "greedy": {"method": "prompt_lookup", "verification": "greedy"},
+    "token": {"method": "prompt_lookup", "verification": "token"},
     "prefix_batch": {"method": "prompt_lookup", "scoring": "prefix_batch"},
     "heuristic": {
         "method": "early_exit",

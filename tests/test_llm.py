@@ -270,11 +270,15 @@ def test_a_bad_request_is_refused_at_once(plain, prompt, params, kind, said):
         plain.stream(prompt, params)  # before the first chunk is asked for
 
 
-def test_greedy_verification_refuses_sampling(plain):
-    config = SpeculativeConfig(method="prompt_lookup", verification="greedy")
-    llm = plain.with_speculation(config)
-    with pytest.raises(ConfigError, match=r"temperature 0\.5.*'token'"):
-        llm.generate("a", SamplingParams(temperature=0.5))
+@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
+def test_a_seed_gives_the_text_of_plain_decoding_whatever_drafts(plain, llm_of, method):
+    """Although measured times decide how much is drafted."""
+    llm = llm_of(method)
+    params = SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, seed=3, ignore_eos=True)
+    prompts = ["ab", "abab"]
+    expected = [each.token_ids for each in plain.generate(prompts, params)]
+    for _ in range(3):
+        assert [each.token_ids for each in llm.generate(prompts, params)] == expected
 
 
 @pytest.mark.parametrize(

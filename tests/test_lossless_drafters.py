@@ -172,16 +172,18 @@ EXACT = {
     "table, block": (table(Table), {"verification": "block"}),
     "table, heuristic": (table(Table), {"draft_length_policy": "heuristic"}),
     "counts": (counts(Counts), {}),
-    "counts, greedy": (counts(Counts), {"verification": "greedy"}),
+    "counts, coupled": (counts(Counts), {"verification": "coupled"}),
+    "argmax with softmax q, coupled": (table(Argmax), {"verification": "coupled"}),
 }
 
 
 @pytest.mark.parametrize("name", often(EXACT, []))
 def test_an_exact_drafter_passes(name):
     factory, options = EXACT[name]
+    options = {"verification": "token", "draft_length_policy": "constant", **options}
     config = SpeculativeConfig(method="custom", num_speculative_tokens=K, **options)
     report = check_lossless(factory, config, samples=SAMPLES)
-    assert report.verdict == "PASS" and report.tests > (20 if "greedy" not in name else -1)
+    assert report.verdict == "PASS" and report.tests > 20
 
 
 BUGS = {

@@ -54,14 +54,14 @@ class SpeculativeConfig:
     """How to draft, or the name of an installed package's drafter (default: draft_model if --draft
     is given, else none)."""
     num_speculative_tokens: Annotated[AtLeast1 | None, Flag(metavar="K")] = None
-    """The lookahead K, most tokens drafted in a round (default: 4; where K changes, 8 if adaptive,
-    else 20)."""
-    draft_length_policy: _Policy = "constant"
-    """How K changes from round to round. `constant` keeps it; `heuristic` drafts two more after a
-    fully accepted draft, otherwise one fewer (Hugging Face 2023); `confidence` stops after a token
-    with a low probability (arXiv 2405.04304); `adaptive` measures the cost of rounds and maximises
-    the tokens per second of a batch; `oracle` counts the tokens that the best policy would have
-    drafted, for analysis."""
+    """The lookahead K, most tokens drafted in a round (default: 8 if adaptive, 4 if constant, else
+    20)."""
+    draft_length_policy: _Policy = "adaptive"
+    """How K changes from round to round. `adaptive` measures the cost of rounds, maximises the
+    tokens per second of a batch, and drafts nothing where drafting does not pay; `constant` keeps
+    K; `heuristic` drafts two more after a fully accepted draft, otherwise one fewer (Hugging Face
+    2023); `confidence` stops after a token with a low probability (arXiv 2405.04304); `oracle`
+    counts the tokens that the best policy would have drafted, for analysis."""
     verification: _Verification = "coupled"
     """Which drafted tokens to accept; at temperature 0 all accept the target's likeliest tokens.
     `coupled` accepts tokens equal to those that plain decoding draws with the same seed, and drafts
@@ -228,7 +228,7 @@ class NoDraftConfig(SpeculativeConfig):
 class _WithoutConfidence(SpeculativeConfig):
     """A method whose drafts have no probability to compare with a threshold."""
 
-    draft_length_policy: Literal["constant", "heuristic", "adaptive", "oracle"] = "constant"
+    draft_length_policy: Literal["constant", "heuristic", "adaptive", "oracle"] = "adaptive"
 
 
 @config_class

@@ -18,16 +18,17 @@ class AdaptiveState:
     Attributes:
       accepted: how many drafted tokens were accepted; older ones count less.
       judged: how many drafted tokens were accepted or rejected; older ones count less.
-      idle: rounds since the row last drafted.
-      patience: rounds that a row whose drafts do not pay waits before it drafts a token again.
+      lost: time by which drafting was slower than plain decoding, in rounds without a draft; older
+        time counts less.
+      spent: time of the row's rounds, in the same unit; older time counts less.
       costs: the seconds of a round for each of the policy's choices of K.
       forced: the K of every row while costs are measured; -1 otherwise.
     """
 
     accepted: Float[Array, " batch"]
     judged: Float[Array, " batch"]
-    idle: Int[Array, " batch"]
-    patience: Int[Array, " batch"]
+    lost: Float[Array, " batch"]
+    spent: Float[Array, " batch"]
     costs: Float[Array, " choices"]
     forced: Int[Array, ""]
 
@@ -40,11 +41,10 @@ class Adaptive(DraftLengthPolicy):
     of a row (Leviathan et al. 2023, arXiv 2211.17192, equation 1), and the cost of a round is
     measured. The rows of a batch are scored at one width, so they share one K: the one with which
     all of them together emit the most tokens per second. If plain decoding is faster, K is 0, and a
-    single token is drafted from time to time to check whether that has changed: after 8 rounds, and
-    after twice as many each time drafting still does not pay. If it did not pay in the request
-    before, the first wait is up to 32 rounds.
+    single token is drafted from time to time to check whether that has changed, as long as drafts
+    that did not pay have taken at most a hundredth of the time.
 
-    The costs depend on the machine, and so do the rounds: unlike under the other policies, the
+    The costs depend on the machine, and so do the rounds: unless verification is coupled, the
     tokens of a sampled request may differ from run to run. Their distribution does not change.
 
     Attributes:
@@ -57,7 +57,11 @@ class Adaptive(DraftLengthPolicy):
     """The factor by which each judged token reduces the weight of those before it."""
     prior_rate, prior_tokens = 0.7, 3.0
     """The acceptance rate before any request, and judged tokens that such a rate counts for."""
-    first_patience, most_inherited_patience, last_patience = 8, 32, 256
+    max_lost = 0.01
+    """The share of its time that a row may lose by drafts that only check whether drafting pays."""
+    time_memory, idle_memory, idle_tokens = 0.998, 0.99, 6.0
+    """The factors by which each round reduces the weight of earlier time, and each round without a
+    draft the weight of judged tokens, down to this number."""
 
     @property
     def choices(self) -> tuple[int, ...]:
@@ -70,8 +74,8 @@ class Adaptive(DraftLengthPolicy):
         return AdaptiveState(
             accepted=self.prior_rate * judged,
             judged=judged,
-            idle=jnp.zeros((batch,), jnp.int32),
-            patience=jnp.full((batch,), self.first_patience, jnp.int32),
+            lost=jnp.zeros((batch,), jnp.float32),
+            spent=jnp.zeros((batch,), jnp.float32),
             costs=1.0 + 0.1 * jnp.asarray(self.choices, jnp.float32),
             forced=jnp.int32(-1),
         )
@@ -79,8 +83,10 @@ class Adaptive(DraftLengthPolicy):
     def limits(self, state: AdaptiveState, running: Bool[Array, " batch"]) -> Int[Array, " batch"]:
         """The best K, or one token to check whether drafting pays; the same for all rows."""
         best = self._best(state, running)
-        trying = (best == 0) & (running & (state.idle >= state.patience)).any()
-        chosen = jnp.where(trying, min(1, self.num_speculative_tokens), best)
+        # A rejected token would be a loss of a round of one token less a round of none.
+        lost = state.lost + state.costs[1] / state.costs[0] - 1.0
+        left = jnp.where(running, self.max_lost * state.spent - lost, 0.0).sum()
+        chosen = jnp.where((best == 0) & (left > 0), 1, best)
         return jnp.broadcast_to(jnp.where(state.forced >= 0, state.forced, chosen), running.shape)
 
     def min_width(self, state: AdaptiveState) -> Int[Array, ""]:
@@ -90,28 +96,35 @@ class Adaptive(DraftLengthPolicy):
     def update(self, state: AdaptiveState, outcome: DraftOutcome) -> AdaptiveState:
         """Counts what verification judged: the accepted tokens and the first rejected one."""
         accepted, drafted = outcome.accepted, outcome.drafted
-        has_drafted = drafted > 0
-        tried = has_drafted & (state.forced < 0) & (self._best(state, has_drafted) == 0)
         judged = (accepted + (accepted < drafted).astype(jnp.int32)).astype(jnp.float32)
-        fade = self.memory**judged
-        state = dataclasses.replace(
+        idle_fade = jnp.maximum(self.idle_memory, jnp.minimum(self.idle_tokens / state.judged, 1.0))
+        fade = jnp.where(drafted > 0, self.memory**judged, idle_fade)
+        lost, spent = self._times(state, outcome)
+        measuring = state.forced >= 0
+        return dataclasses.replace(
             state,
             accepted=fade * state.accepted + accepted.astype(jnp.float32),
             judged=fade * state.judged + judged,
-            idle=jnp.where(has_drafted, 0, state.idle + 1),
+            lost=jnp.where(measuring, state.lost, lost),
+            spent=jnp.where(measuring, state.spent, spent),
         )
-        pays = has_drafted & (self._best(state, has_drafted) > 0)
-        longer = jnp.minimum(2 * state.patience, self.last_patience)
-        waits = jnp.where(tried, longer, state.patience)
-        return dataclasses.replace(
-            state, patience=jnp.where(pays, self.first_patience, waits).astype(jnp.int32)
-        )
+
+    def _times(
+        self, state: AdaptiveState, outcome: DraftOutcome
+    ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
+        """The time lost and spent after a round."""
+        choices = jnp.asarray(self.choices, jnp.int32)
+        cost = state.costs[(choices < outcome.drafted.max()).sum()] / state.costs[0]
+        lost = cost - (outcome.accepted + 1).astype(jnp.float32)
+        # What drafting gains in one text does not pay for losses in the next.
+        lost = jnp.maximum(self.time_memory * state.lost + lost, 0.0)
+        return lost, self.time_memory * state.spent + cost
 
     def insert(
         self, state: AdaptiveState, slots: Int[Array, "shards inserted"], rows: AdaptiveState
     ) -> AdaptiveState:
         """Statistics of drafts come from the rows; the batch keeps its costs of rounds."""
-        names = ("accepted", "judged", "idle", "patience")
+        names = ("accepted", "judged", "lost", "spent")
         old, new = ({name: getattr(each, name) for name in names} for each in (state, rows))
         return dataclasses.replace(state, **insert_rows(old, slots, new))
 

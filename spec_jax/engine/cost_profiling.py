@@ -29,6 +29,9 @@ SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
 """Samples of each choice of K, of which the quickest counts, and rounds of a sample: of a single
 round, the host's time for the call would be half of what is timed."""
 
+HOPELESS = 1.25
+"""A round that takes this many times as long as its tokens would take one by one never pays."""
+
 MAX_KEPT = 128
 """Compiled loops whose costs a file keeps: as many as there are programs."""
 
@@ -50,6 +53,38 @@ def costs_file(models: Any, *choices: Any) -> Path:
     return cache_directory() / "costs" / f"{name}.json"
 
 
+class _Samples:
+    """Measured seconds of a round, for each choice of K.
+
+    The first sample of each warms up, and lets a drafter read tokens that it has not read yet. A K
+    larger than one that would not pay if every token were accepted is not sampled: in a large batch
+    its rounds take long.
+    """
+
+    def __init__(self, choices: Sequence[int]):
+        self._choices = choices
+        self.seconds: list[list[float]] = [[] for _ in choices]
+
+    def next(self) -> int | None:
+        """Which choice to sample now; None if nothing is left to measure."""
+        counts = [len(each) for each in self.seconds[: self._num_sampled()]]
+        return None if min(counts) > SAMPLES_EACH else counts.index(min(counts))
+
+    def costs(self) -> list[float]:
+        """The quickest sample of each choice; of those not sampled, in proportion to K + 1."""
+        count = self._num_sampled()
+        costs = [min(each[1:]) for each in self.seconds[:count]]
+        a_token = costs[-1] / (self._choices[count - 1] + 1)
+        return costs + [a_token * (choice + 1) for choice in self._choices[count:]]
+
+    def _num_sampled(self) -> int:
+        """How many choices are sampled: up to the first that would not pay."""
+        for at, (choice, seconds) in enumerate(zip(self._choices, self.seconds, strict=True)):
+            if seconds and min(seconds) > HOPELESS * (choice + 1) * min(self.seconds[0]):
+                return at + 1
+        return len(self._choices)
+
+
 class CostProfiler:
     """Gives an `Adaptive` policy its costs and the acceptances of earlier requests.
 
@@ -67,8 +102,8 @@ class CostProfiler:
         by_loop = {} if file is None else distributed.from_first(lambda: self._read(file))
         self.costs = {key: np.array(each) for key, each in by_loop.items()}
         """Seconds of a round, for each of the policy's choices, by compiled loop."""
-        self._samples: dict[Hashable, list[float]] = {}
-        self._patience = policy.first_patience
+        self._samples: dict[Hashable, _Samples] = {}
+        self._lost = self._spent = 0.0
         self.judged = policy.prior_tokens
         """Drafted tokens that finished requests were judged by; older ones count less."""
         self._accepted = policy.prior_rate * policy.prior_tokens
@@ -79,7 +114,8 @@ class CostProfiler:
         shape = state.finish.shape
         changes = {
             "accepted": np.full(shape, rate * self.policy.prior_tokens, np.float32),
-            "patience": np.full(shape, self._patience, np.int32),
+            "lost": np.full(shape, self._lost, np.float32),
+            "spent": np.full(shape, self._spent, np.float32),
         }
         return self.with_costs(key, _with(state, changes))
 
@@ -102,10 +138,9 @@ class CostProfiler:
     ) -> DecodeState:
         """Times rounds of each K in turn, as long as a row can still draft that many tokens."""
         choices = self.policy.choices
-        samples = self._samples.setdefault(key, [])
-        # The first turn warms up, and lets a drafter read tokens that it has not read yet.
-        while len(samples) < (SAMPLES_EACH + 1) * len(choices):
-            choice = choices[len(samples) % len(choices)]
+        samples = self._samples.setdefault(key, _Samples(choices))
+        while (at := samples.next()) is not None:
+            choice = choices[at]
             finish, room = distributed.to_host((state.finish, state.max_lengths - state.lengths))
             running, needed = finish == RUNNING, ROUNDS_A_SAMPLE * (choice + 1)
             if running.sum() < min_running or not (running & (room >= needed)).any():
@@ -116,9 +151,9 @@ class CostProfiler:
             state = jax.block_until_ready(advance(state, ROUNDS_A_SAMPLE, min_running))
             seconds = time.perf_counter() - begin
             num_rounds = int((distributed.to_host(state.counters.rounds) - before).max())
-            samples.append(seconds / num_rounds)
-        quickest = np.reshape(samples, (-1, len(choices)))[1:].min(0)
-        costs = self.costs[str(key)] = np.array(distributed.from_first(quickest.tolist))
+            sample = seconds / num_rounds
+            samples.seconds[at].append(distributed.from_first(lambda each=sample: each))
+        costs = self.costs[str(key)] = np.array(samples.costs())
         self._write()
         return _with(state, {"forced": np.int32(-1), "costs": costs.astype(np.float32)})
 
@@ -154,15 +189,17 @@ class CostProfiler:
     def record(self, state: DecodeState, rows: Sequence[int]) -> None:
         """Records the acceptances of finished rows; earlier rows count less."""
         adaptive: AdaptiveState = state.draft_length
-        accepted, judged, patience, rounds = distributed.to_host(
-            (adaptive.accepted, adaptive.judged, adaptive.patience, state.counters.rounds)
+        *statistics, rounds = distributed.to_host(
+            (adaptive.accepted, adaptive.judged, adaptive.lost, adaptive.spent)
+            + (state.counters.rounds,)
         )
         used = [row for row in rows if rounds[row] > 0]
         if used:
-            self._accepted = 0.5 * self._accepted + float(accepted[used].mean())
-            self.judged = 0.5 * self.judged + float(judged[used].mean())
+            accepted, judged, lost, spent = (float(each[used].mean()) for each in statistics)
             # Not with full weight: the next text may be of another kind.
-            self._patience = min(int(patience[used].min()), self.policy.most_inherited_patience)
+            self._accepted = 0.5 * self._accepted + accepted
+            self.judged = 0.5 * self.judged + judged
+            self._lost, self._spent = lost, spent
 
 
 def _with(state: DecodeState, changes: dict[str, Any]) -> DecodeState:

@@ -174,11 +174,6 @@ def _check(target: Shape, speculation: SpeculativeConfig) -> None:
             f"method is {speculation.method!r}, whose programs depend on more than the models' "
             f"shapes; those that can be compiled ahead are {', '.join(METHODS)}."
         )
-    if speculation.draft_length_policy == "adaptive":
-        raise ConfigError(
-            "draft_length_policy is 'adaptive', which measures the machine that it runs on; "
-            "compile ahead for another one."
-        )
     if speculation.draft_quantization not in (None, *PLAN_QUANTIZATIONS):
         raise ConfigError(
             f"draft_quantization is {speculation.draft_quantization!r}, which depends on what is "

@@ -58,8 +58,9 @@ def check_lossless(
 
     Args:
       factory: makes the drafter, like `register_drafter`.
-      speculative_config: how it drafts and is verified; by default the method `custom`, K = 3. A
-        `draft` is a tiny random model whatever its name.
+      speculative_config: how it drafts and is verified; by default the method `custom`, a constant
+        K of 3, and verification `token`, which uses the q that the drafter reports. A `draft` is a
+        tiny random model whatever its name.
       samples: rows sampled of each setting; more find smaller deviations.
       seed: of the sampled rows.
       on_progress: called with a line of text.
@@ -72,7 +73,10 @@ def check_lossless(
       ConfigError: the factory's result is no drafter; or a value is out of range.
     """
     config = speculative_config or SpeculativeConfig(
-        method=CUSTOM, num_speculative_tokens=LOOKAHEAD
+        method=CUSTOM,
+        num_speculative_tokens=LOOKAHEAD,
+        draft_length_policy="constant",
+        verification="token",
     )
     if samples < 1:
         raise ConfigError(f"samples is {samples}; give at least 1.")

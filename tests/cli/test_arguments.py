@@ -20,7 +20,7 @@ from tests.cli.harness import failure, run
 ALL_FLAGS = shlex.split("""
     --target t --draft d --method draft_model --num-speculative-tokens 7
     --draft-length-policy confidence
-    --confidence-threshold 0.25 --retune-confidence --verification greedy --scoring block
+    --confidence-threshold 0.25 --retune-confidence --verification token --scoring block
     --num-drafts 3 --draft-vocab-size 64 --draft-quantization int4 --max-tokens 9
     --min-tokens 4 --temperature 0.0
     --top-k 3 --bad-words "x y" --bad-words z
@@ -41,7 +41,7 @@ def test_flags_become_config_objects():
         draft_length_policy="confidence",
         confidence_threshold=0.25,
         retune_confidence=True,
-        verification="greedy",
+        verification="token",
         num_drafts=3,
         draft_vocab_size=64,
         draft_quantization="int4",
@@ -121,7 +121,7 @@ def test_help_names_every_flag_and_the_true_defaults(capsys):
     ]
     most = [config.lookahead for config in configs]
     assert set(most) == {4, 8, 20}
-    assert "(default: 4; where K changes, 8 if adaptive, else 20)" in text
+    assert "(default: 8 if adaptive, 4 if constant, else 20)" in text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -172,11 +172,7 @@ MISTAKES = [
     ("--method lookup", ["method is 'lookup'", "prompt_lookup"]),
     ("--method draft_model", ["--draft"]),
     ("--method prompt_lookup --draft d", ["draft is 'd'", "draft_model"]),
-    ("--verification gredy", ["verification is 'gredy'", "Did you mean 'greedy'?"]),
-    (
-        "--method suffix --verification greedy --temperature 1",
-        ["'greedy'", "temperature is 1.0", "'token'"],
-    ),
+    ("--verification couple", ["verification is 'couple'", "Did you mean 'coupled'?"]),
     ("--scoring stair", ["scoring is 'stair'", "Did you mean 'stairs'?"]),
     (
         "--method early_exit --draft-length-policy confidence --confidence-threshold 2",
@@ -192,7 +188,7 @@ MISTAKES = [
     ),
     (
         "--method early_exit --confidence-threshold 0.4",
-        ["confidence_threshold is 0.4", "draft_length_policy is 'constant'", "'confidence'"],
+        ["confidence_threshold is 0.4", "draft_length_policy is 'adaptive'", "'confidence'"],
     ),
     ("--method suffix --prompt-lookup-max 3", ["prompt_lookup_max is 3", "'suffix'", "leave"]),
     ("--num-drafts 2", ["num_drafts is 2", "'none'", "prompt_lookup"]),

@@ -1,11 +1,11 @@
-"""Greedy verification, against the rules for distributions that have all mass on one token."""
+"""Verification by equal tokens, against the rules where all mass of p is on one token."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.decoding.verify import RULES, verify, verify_greedy
+from spec_jax.decoding.verify import RULES, verify, verify_equal
 from spec_jax.drafters.base import Draft
 from spec_jax.sampling.probabilities import likeliest
 
@@ -43,7 +43,7 @@ def test_it_decides_like_every_rule(rule, num_drafts):
     draft, targets = drafted(num_drafts)
     p = jax.nn.one_hot(targets, VOCAB)
     expected = verify(rule, p, draft, jax.random.split(jax.random.key(0), ROWS))
-    verified = jax.jit(verify_greedy)(targets, draft)
+    verified = jax.jit(verify_equal)(targets, draft)
     for name in ("accepted", "draft_index", "valid"):
         np.testing.assert_array_equal(getattr(verified, name), getattr(expected, name), name)
     is_valid = np.asarray(expected.valid)

@@ -47,7 +47,7 @@ class Rounds:
     def __call__(self, state, rounds, min_running=1):
         self.calls += 1
         # The first samples of each kind are slow, and so is every third call.
-        slow = 10.0 if self.calls <= 4 or self.calls % 3 == 0 else 0.0
+        slow = 0.4 if self.calls <= 4 or self.calls % 3 == 0 else 0.0
         for _ in range(rounds):
             running = state.finish == RUNNING
             if running.sum() < min_running:
@@ -93,6 +93,14 @@ def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
     pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [100])), 1, 1, rounds)
     assert rounds.forced[72:] == [*sampled([0, 1, 2, 4] * 4), -1]
     assert set(pacer.costs) == {"loop", "other"}
+
+
+def test_a_k_larger_than_one_that_cannot_pay_is_not_sampled(rounds, monkeypatch):
+    monkeypatch.setitem(COSTS, 1, 30.0)
+    pacer = pacing.CostProfiler(Adaptive(4))
+    pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, rounds)
+    assert rounds.forced == [*sampled([0, 1] * 4), -1]
+    np.testing.assert_allclose(pacer.costs["loop"], [1.0, 30.0, 45.0, 75.0])
 
 
 def test_short_requests_postpone_what_they_have_no_room_to_measure(rounds):

@@ -115,7 +115,7 @@ def test_costs_and_what_is_forced_stay_the_batchs():
     joined = policy.insert(state, jnp.array([[2]], jnp.int32), rows)
     for name in ("costs", "forced"):
         np.testing.assert_array_equal(getattr(joined, name), getattr(state, name))
-    for name in ("accepted", "judged", "idle", "patience"):
+    for name in ("accepted", "judged", "lost", "spent"):
         expected = np.asarray(getattr(state, name)).copy()
         expected[2] += 7
         np.testing.assert_array_equal(getattr(joined, name), expected)

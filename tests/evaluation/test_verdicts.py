@@ -60,8 +60,8 @@ def test_few_audits_of_a_lossless_method_fail():
 
 
 @pytest.mark.slow
-def test_with_greedy_verification_only_greedy_checks_are_made():
-    report = audit(engine(verification="greedy"), PROMPTS, max_tokens=8)
+def test_without_settings_only_greedy_checks_are_made():
+    report = audit(engine(), PROMPTS, settings={}, max_tokens=8)
     assert report.passed and report.tests == 0
     assert [status for status in statuses(report).values()].count(NOT_TESTED) == 3
     assert all("temperature 0" in check.reason for check in report.checks if check.reason)

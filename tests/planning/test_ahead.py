@@ -166,11 +166,6 @@ def written() -> dict[Path, int]:
 REFUSED = {
     "method is 'suffix'": ({"method": "suffix"}, GREEDY, {}),
     "method is 'universal_text'": ({"method": "universal_text", "draft": "x"}, GREEDY, {}),
-    "draft_length_policy is 'adaptive'": (
-        {"method": "prompt_lookup", "draft_length_policy": "adaptive"},
-        GREEDY,
-        {},
-    ),
     "draft_vocab_size is 8": (
         {"method": "draft_model", "draft": "x", "draft_vocab_size": 8},
         GREEDY,

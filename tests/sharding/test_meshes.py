@@ -158,14 +158,14 @@ def drafter(method: str, draft: Model):
     }[method]()
 
 
-def decode(method, verification, target, draft, batches):
-    """Greedy and sampled tokens of the first prompts, in batches of these sizes."""
+def decode(method, verification, target, draft, batches, temperatures=(0.0, 0.8)):
+    """Tokens of the first prompts at each temperature, in batches of these sizes."""
     propose = drafter(method, draft)
     engine = Engine(target, propose, Constant(propose.lookahead), verification, max_model_len=256)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in (8, 3, 21, 13)]
     found = []
-    for temperature in (0.0,) if verification == "greedy" else (0.0, 0.8):
+    for temperature in temperatures:
         params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=temperature, top_p=0.9)
         requests = [request(prompt, params, seed=i) for i, prompt in enumerate(prompts)]
         for group in (requests[:size] for size in batches):
@@ -176,7 +176,7 @@ def decode(method, verification, target, draft, batches):
 METHODS = [
     (method, verification)
     for method in ("draft_model", "prompt_lookup", "none")
-    for verification in ("token", "greedy")
+    for verification in ("token", "coupled")
 ]
 ALONE = functools.cache(functools.partial(decode, target=TARGET, draft=DRAFT))
 
@@ -209,8 +209,8 @@ def test_speculation_is_lossless_where_devices_add_in_bfloat16():
         )
         for seed, role in enumerate(("target", "draft"))
     ]
-    (plain,) = decode("none", "greedy", *models, (4,))
-    (drafted,) = decode("draft_model", "greedy", *models, (4,))
+    (plain,) = decode("none", "coupled", *models, (4,), (0.0,))
+    (drafted,) = decode("draft_model", "coupled", *models, (4,), (0.0,))
     assert drafted == plain and {len(each) for each in plain} == {16}
 
 
