@@ -67,7 +67,6 @@ class GenerateOptions(CompletedPrompts, Batches, SpeculationOptions):
     """Continue the file if it is there."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.sampling.logprobs is not None and not self.json and self.output is None:
             raise ConfigError(
                 f"logprobs is {self.sampling.logprobs}, but only --json and --out show them."
@@ -166,7 +165,6 @@ class AuditOptions(PromptOptions, SpeculationOptions):
             values["sampling"].setdefault("temperature", AUDIT_TEMPERATURE)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         config = self.speculative
         if config.num_speculative_tokens is None and config.method != "none":
             config = dataclasses.replace(config, num_speculative_tokens=AUDIT_LOOKAHEAD)
@@ -217,7 +215,6 @@ class ProfileOptions(CompletedPrompts, SpeculationOptions):
         sampling.setdefault("max_tokens", max(1, rounds * (lookahead + 1)))
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         directory = self.output
         exists, inside = directory.is_dir(), directory.absolute().parent.is_dir()
         if not inside or (directory.exists() and not exists):
@@ -316,7 +313,6 @@ class EvaluateOptions(Batches, SpeculationOptions):
                 f"samples is {self.samples}, but at temperature 0 all answers to an item are the "
                 "same; give a --temperature, or leave --samples out."
             )
-        super().__post_init__()
         object.__setattr__(self, "sampling", dataclasses.replace(self.sampling, n=self.samples))
         if self.output is not None:
             refuse_existing(self.output)
