@@ -9,6 +9,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from spec_jax.kernels import Quantized
+from spec_jax.kernels.row_blocks import in_row_blocks
 
 
 def unpack(data: np.ndarray, kind: GGMLQuantizationType) -> Quantized | None:
@@ -20,8 +21,12 @@ def unpack(data: np.ndarray, kind: GGMLQuantizationType) -> Quantized | None:
     """
     if kind not in _BLOCKS:
         return None
-    _, size = GGML_QUANT_SIZES[kind]
-    return _BLOCKS[kind](np.asarray(data).reshape(len(data), -1, size))
+    inputs, size = GGML_QUANT_SIZES[kind]
+    blocks = np.asarray(data).reshape(len(data), -1, size)
+    parts = in_row_blocks(
+        lambda rows: _BLOCKS[kind](blocks[rows]), len(blocks), blocks.shape[1] * inputs
+    )
+    return Quantized.concatenate(parts)
 
 
 def _q8_0(blocks: np.ndarray) -> Quantized:
@@ -131,7 +136,10 @@ def _halves(two_bytes: np.ndarray) -> np.ndarray:
 
 def _split_nibbles(data: np.ndarray) -> np.ndarray:
     """The low halves of all bytes, then the high ones."""
-    return np.stack([data & 15, data >> 4], axis=-2)
+    halves = np.empty((*data.shape[:-1], 2, data.shape[-1]), np.uint8)
+    np.bitwise_and(data, 15, out=halves[..., 0, :])
+    np.right_shift(data, 4, out=halves[..., 1, :])
+    return halves
 
 
 def _nibbles(data: np.ndarray) -> np.ndarray:

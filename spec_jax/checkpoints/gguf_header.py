@@ -140,6 +140,20 @@ class Reader:
     def _string(self) -> str:
         return self.bytes(self.scalar("Q")).decode()
 
+    def _strings(self, count: int) -> list[str]:
+        """The next strings; vocabularies have hundreds of thousands."""
+        size_of, data = struct.Struct(f"{self.order}Q").unpack_from, self.data
+        at, last, strings = self.position, len(data) - 8, []
+        for _ in range(count):
+            size = size_of(data, at)[0] if at <= last else 0
+            end = at + 8 + size
+            if end > last + 8:
+                self.skip(end - self.position)  # says what is missing
+            strings.append(data[at + 8 : end].decode())
+            at = end
+        self.position = at
+        return strings
+
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
@@ -154,7 +168,7 @@ class Reader:
         if count > _MAX_ENTRIES:
             raise ValueError(f"an array has {count} entries, more than {_MAX_ENTRIES}")
         if kind == _STRING:
-            return [self._string() for _ in range(count)]
+            return self._strings(count)
         return list(self.numbers(_SCALARS[kind], count))
 
     def _tensor(self) -> _Described:

@@ -108,7 +108,7 @@ class Packing:
         if isinstance(rows, Quantized):
             if leaf.sharding is None and jax.default_backend() == "cpu":
                 # XLA:CPU would write the whole matrix out at every call.
-                return jnp.asarray(np.ascontiguousarray(rows.dequantize().swapaxes(-1, -2)))
+                return jax.device_put(np.ascontiguousarray(rows.dequantize().swapaxes(-1, -2)))
             return QuantizedWeight.of(rows, leaf.dtype, leaf.sharding)
         array = np.ascontiguousarray(rows.swapaxes(-1, -2))
-        return jax.device_put(array, leaf.sharding) if leaf.sharding else jnp.asarray(array)
+        return jax.device_put(array, leaf.sharding)

@@ -10,10 +10,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt8, UInt32
+from jaxtyping import Array, Float, Int, Shaped, UInt8, UInt32
 
 from spec_jax.config import Activations
 from spec_jax.kernels.quantize import Quantized
+from spec_jax.kernels.row_blocks import in_row_blocks
 from spec_jax.pytree import pytree, static
 
 LANES = 16
@@ -86,8 +87,7 @@ class PackedWeight:
         if kind == "int8":
             values = _panels(weight.values, step, 4 if activations == "int8" else 1)
         else:
-            unsigned = _padded(_unsigned(weight.values, kind), 1, step)
-            values = _panels(_words(unsigned, weight.bits))
+            values = _panels(_words(weight.values, kind, step))
 
         def part(numbers: np.ndarray | None) -> Array | None:
             return None if numbers is None else _panels(numbers)
@@ -177,11 +177,17 @@ def _panels(rows: np.ndarray, step: int = 1, neighbours: int = 1) -> Array:
     """
     *stack, _, _ = rows.shape
     padded = _padded(rows, LANES, step)
-    # As integers: NumPy is slow to transpose bfloat16, which is not one of its dtypes.
-    integers = padded.view(f"u{padded.itemsize}")
-    panels = integers.reshape(*stack, -1, LANES, integers.shape[-1] // neighbours, neighbours)
-    packed = np.ascontiguousarray(panels.swapaxes(-3, -2)).view(padded.dtype)
-    return jnp.asarray(packed if neighbours > 1 else packed[..., 0])
+    # Neighbours as one integer, which NumPy moves faster than several.
+    integers = padded.view(f"u{padded.itemsize * neighbours}")
+    panels = integers.reshape(-1, LANES, integers.shape[-1])
+    parts = in_row_blocks(
+        lambda some: np.ascontiguousarray(panels[some].swapaxes(1, 2)), len(panels), panels[0].size
+    )
+    packed = np.concatenate(parts).reshape(*stack, -1, *parts[0].shape[1:]).view(padded.dtype)
+    # `jnp.asarray` would compile a program for each shape.
+    return jax.device_put(
+        packed.reshape(*packed.shape[:-1], LANES, -1) if neighbours > 1 else packed
+    )
 
 
 def _padded(rows: np.ndarray, outputs: int, inputs: int) -> np.ndarray:
@@ -192,12 +198,25 @@ def _padded(rows: np.ndarray, outputs: int, inputs: int) -> np.ndarray:
     return np.pad(rows, [*[(0, 0)] * (rows.ndim - 2), *beyond])
 
 
-def _unsigned(values: np.ndarray, kind: str) -> UInt8[np.ndarray, "*lead in"]:
-    """Values of fewer than 8 bits, from 0 on."""
-    return (values + np.int8(OFFSETS[kind])).view(np.uint8) if kind in OFFSETS else values
+def _words(
+    values: Shaped[np.ndarray, "*stack out in"], kind: str, step: int
+) -> UInt32[np.ndarray, "*stack out words"]:
+    """Values of 4 to 6 bits in words, with zeros up to a multiple of `step` inputs."""
+    rows = values.reshape(-1, values.shape[-1])
+
+    def words(block: slice) -> np.ndarray:
+        some = rows[block]
+        if kind in OFFSETS:
+            some = (some + np.int8(OFFSETS[kind])).view(np.uint8)
+        return _words_of(_padded(some, 1, step), int(kind[-1]))
+
+    parts = in_row_blocks(words, *rows.shape)
+    return np.concatenate(parts).reshape(*values.shape[:-1], -1)
 
 
-def _words(values: UInt8[np.ndarray, "*lead in"], bits: int) -> UInt32[np.ndarray, "*lead words"]:
+def _words_of(
+    values: UInt8[np.ndarray, "*lead in"], bits: int
+) -> UInt32[np.ndarray, "*lead words"]:
     """Values of 4 to 6 bits in words of 32 bits.
 
     A word has the lowest four bits of eight neighbours, the first in the lowest. With 5 bits each
@@ -207,16 +226,20 @@ def _words(values: UInt8[np.ndarray, "*lead in"], bits: int) -> UInt32[np.ndarra
     """
     values = np.ascontiguousarray(values)
     lead, low = values.shape[:-1], values if bits == 4 else values & 15
-    words = (low[..., 0::2] | low[..., 1::2] << 4).view(np.uint32)
+    pairs = low.view("<u2")  # the second of two neighbours in the high byte
+    words = (pairs | pairs >> 4).astype(np.uint8).view(np.uint32)
     if bits == 4:
         return words
     width = bits - 4
-    of_eight = (values >> 4).reshape(*lead, -1, 4 // width, 4, 2)
-    of_byte = of_eight.swapaxes(-3, -2).reshape(*lead, -1, 4, 8 // width)
-    shifted = of_byte << width * np.arange(8 // width, dtype=np.uint8)
-    high = np.bitwise_or.reduce(shifted, axis=-1).view(np.uint32)
+    pairs = (values >> 4).view("<u2")
+    eights = (pairs | pairs >> 8 - width).astype(np.uint8).view(np.uint32)
+    # Of each byte the bits of two inputs count.
+    eights = eights.reshape(*lead, -1, 4 // width) & np.uint32(0x01010101 * (4**width - 1))
+    high = eights[..., 0]
+    for i in range(1, 4 // width):
+        high = high | eights[..., i] << np.uint32(2 * width * i)
     low = words.reshape(*lead, -1, 4 // width)
-    return np.concatenate([low, high], axis=-1).reshape(*lead, -1)
+    return np.concatenate([low, high[..., None]], axis=-1).reshape(*lead, -1)
 
 
 def _numbers(words: UInt32[Array, "*lead words"], bits: int) -> UInt32[Array, "*lead in"]:
