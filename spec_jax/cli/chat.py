@@ -41,7 +41,7 @@ def run(options: ChatOptions, screen: Screen) -> int:
         )
     if sys.stdin is None:
         raise ConfigError("standard input is closed; chat reads the messages there.")
-    llm = load(options, screen)
+    llm = load(options, screen, chat=True)
     conversation = Conversation(llm.encode_chat, options.system)
     screen.settle()
     return _Chat(llm, options.sampling, conversation, screen).run()

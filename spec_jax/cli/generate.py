@@ -23,7 +23,7 @@ def run(options: GenerateOptions, screen: Screen, texts: list[str]) -> int:
     """Completes prompts and prints the results; returns the exit code."""
     if options.output is not None:
         refuse_existing(options.output, options.resume)
-    llm = load(options, screen)
+    llm = load(options, screen, chat=options.chat)
     prompts = prompts_of(llm, options, texts)
     if options.output is not None:
         return _write(llm, prompts, texts, options, screen)

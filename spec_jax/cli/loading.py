@@ -10,6 +10,7 @@ from spec_jax.cli.options import CompletedPrompts, SpeculationOptions
 from spec_jax.cli.screen import Screen
 from spec_jax.llm import LLM, Prompt
 from spec_jax.sharding import Layout
+from spec_jax.text.chat_template import renderer
 
 
 def connect(file: str | None, screen: Screen) -> Layout | None:
@@ -50,8 +51,10 @@ def make_llm(
     )
 
 
-def load(options: SpeculationOptions, screen: Screen) -> LLM:
-    """Loads target and draft."""
+def load(options: SpeculationOptions, screen: Screen, *, chat: bool = False) -> LLM:
+    """Loads target and draft; for chats, what renders their messages starts meanwhile."""
+    if chat:
+        renderer.start()
     return make_llm(options.target, screen, speculative_config=options.speculative, **options.llm)
 
 

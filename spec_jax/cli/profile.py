@@ -16,7 +16,7 @@ from spec_jax.engine.requests import Request
 
 def run(options: ProfileOptions, screen: Screen, texts: list[str]) -> int:
     """Records a trace and prints where the time went; returns the exit code."""
-    llm = load(options, screen)
+    llm = load(options, screen, chat=options.chat)
     prompts = prompts_of(llm, options, texts)
 
     def make() -> list[Request]:

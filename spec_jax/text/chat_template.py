@@ -71,7 +71,12 @@ class _Renderer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+        self._owner, self._is_ready = 0, False
+
+    def start(self) -> None:
+        """Starts the process ahead of a question, and does not wait for it."""
+        with self._lock, contextlib.suppress(OSError):  # the question will say what is wrong
+            self._process()
 
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
         """The answer, or `failed` if there is none in time."""
@@ -93,11 +98,12 @@ class _Renderer:
             return {"failed": "made the process that renders it fail"}
         return json.loads(answer)
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _process(self) -> "subprocess.Popen[bytes]":
         if self._owner != os.getpid():  # a fork shares the pipes
             self.process, self._owner = None, os.getpid()
         if self.process is None or self.process.poll() is not None:
             self.stop()
+            self._is_ready = False
             # Without -P its own directory would be searched for modules first.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", str(_WORKER)],
@@ -106,12 +112,18 @@ class _Renderer:
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
             )
-            if self._answer(self.process, b"", _SECONDS_TO_START) != b"ready\n":
+        return self.process
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        process = self._process()
+        if not self._is_ready:
+            if self._answer(process, b"", _SECONDS_TO_START) != b"ready\n":
                 self.stop()
                 raise RequestError(
                     f"chat templates cannot be rendered: {sys.executable} {_WORKER} does not start."
                 )
-        return self.process
+            self._is_ready = True
+        return process
 
     def _answer(
         self, process: "subprocess.Popen[bytes]", line: bytes, seconds: float

@@ -16,6 +16,7 @@ from huggingface_hub import errors
 from spec_jax import CheckpointError, checkpoints
 from spec_jax.checkpoints import fetch
 from spec_jax.checkpoints.__main__ import main
+from spec_jax.checkpoints.checksums import sum_of
 from tests.checkpoints.tiny import write_directory, write_gguf
 from tests.often import often
 
@@ -187,6 +188,18 @@ def test_a_damaged_cache_is_fetched_again(recipe, tmp_path, damage):
         marker.write_text("{}")
     checkpoints.locate(recipe, print)
     assert path.read_bytes() == whole
+
+
+def test_checksums_are_compared_again_when_a_file_was_touched(recipe, monkeypatch):
+    _, path = checkpoints.locate(recipe, print)
+    compared = []
+    monkeypatch.setattr(fetch, "sum_of", lambda file: compared.append(file) or sum_of(file))
+    checkpoints.locate(recipe, print)
+    assert compared == []
+    os.utime(path)
+    for _ in range(2):
+        assert checkpoints.locate(recipe, print)[1] == path
+        assert compared == [path]
 
 
 def test_a_fetch_that_was_killed_leaves_nothing_for_good(recipe, tmp_path, monkeypatch):

@@ -79,6 +79,16 @@ def test_a_process_that_was_killed_is_started_again():
     assert made(MESSAGES) == "Be short."
 
 
+def test_it_can_be_started_ahead_of_a_question():
+    made = ChatTemplate("{{ messages[0].content }}", {})
+    chat_template.renderer.stop()
+    begin = time.monotonic()
+    chat_template.renderer.start()
+    assert time.monotonic() - begin < 0.2  # it takes longer to be ready
+    process = chat_template.renderer.process
+    assert made(MESSAGES) == "Be short." and chat_template.renderer.process is process
+
+
 def test_a_long_conversation():
     made = ChatTemplate("{{ messages[0].content }}", {})
     text = "é" * 3_000_000
