@@ -21,7 +21,7 @@ class AdaptiveState:
       lost: time by which drafting was slower than plain decoding, in rounds without a draft; older
         time counts less.
       spent: time of the row's rounds, in the same unit; older time counts less.
-      costs: the seconds of a round for each of the policy's choices of K.
+      costs: the seconds of a round for each of the policy's widths.
       forced: the K of every row while costs are measured; -1 otherwise.
     """
 
@@ -29,7 +29,7 @@ class AdaptiveState:
     judged: Float[Array, " batch"]
     lost: Float[Array, " batch"]
     spent: Float[Array, " batch"]
-    costs: Float[Array, " choices"]
+    costs: Float[Array, " widths"]
     forced: Int[Array, ""]
 
 
@@ -43,6 +43,8 @@ class Adaptive(DraftLengthPolicy):
     all of them together emit the most tokens per second. If plain decoding is faster, K is 0, and a
     single token is drafted from time to time to check whether that has changed, as long as drafts
     that did not pay have taken at most a hundredth of the time.
+
+    One token is scored like two: each width costs a compilation, and these two take about as long.
 
     The costs depend on the machine, and so do the rounds: unless verification is coupled, the
     tokens of a sampled request may differ from run to run. Their distribution does not change.
@@ -64,9 +66,10 @@ class Adaptive(DraftLengthPolicy):
     draft the weight of judged tokens, down to this number."""
 
     @property
-    def choices(self) -> tuple[int, ...]:
-        """The values of K: the compiled scoring widths."""
-        return halvings(self.num_speculative_tokens)
+    def widths(self) -> tuple[int, ...]:
+        """The values of K."""
+        longest = self.num_speculative_tokens
+        return tuple(each for each in halvings(longest) if each != 1 or longest == 1)
 
     def init(self, batch: int) -> AdaptiveState:
         """Some confidence in the drafter, and costs that the host replaces by measured ones."""
@@ -76,7 +79,7 @@ class Adaptive(DraftLengthPolicy):
             judged=judged,
             lost=jnp.zeros((batch,), jnp.float32),
             spent=jnp.zeros((batch,), jnp.float32),
-            costs=1.0 + 0.1 * jnp.asarray(self.choices, jnp.float32),
+            costs=1.0 + 0.1 * jnp.asarray(self.widths, jnp.float32),
             forced=jnp.int32(-1),
         )
 
@@ -113,8 +116,8 @@ class Adaptive(DraftLengthPolicy):
         self, state: AdaptiveState, outcome: DraftOutcome
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
         """The time lost and spent after a round."""
-        choices = jnp.asarray(self.choices, jnp.int32)
-        cost = state.costs[(choices < outcome.drafted.max()).sum()] / state.costs[0]
+        widths = jnp.asarray(self.widths, jnp.int32)
+        cost = state.costs[(widths < outcome.drafted.max()).sum()] / state.costs[0]
         lost = cost - (outcome.accepted + 1).astype(jnp.float32)
         # What drafting gains in one text does not pay for losses in the next.
         lost = jnp.maximum(self.time_memory * state.lost + lost, 0.0)
@@ -130,9 +133,9 @@ class Adaptive(DraftLengthPolicy):
 
     def _best(self, state: AdaptiveState, rows: Bool[Array, " batch"]) -> Int[Array, ""]:
         """The K with which these rows together emit the most tokens per second."""
-        choices = jnp.asarray(self.choices, jnp.int32)
+        widths = jnp.asarray(self.widths, jnp.int32)
         # A rate of 1 would divide by zero, and is never certain.
         rate = jnp.clip(state.accepted / state.judged, 0.0, 0.999)[:, None]
-        tokens = (1.0 - rate ** (choices + 1).astype(jnp.float32)[None]) / (1.0 - rate)
+        tokens = (1.0 - rate ** (widths + 1).astype(jnp.float32)[None]) / (1.0 - rate)
         total = jnp.where(rows[:, None], tokens, 0.0).sum(0)
-        return choices[argmax(total / state.costs)]
+        return widths[argmax(total / state.costs)]

@@ -51,6 +51,11 @@ class DraftLengthPolicy:
     reproducible: bool = True
     counts_rejected: bool = True
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The draft lengths at which rounds are scored, where drafts differ in length."""
+        return halvings(self.num_speculative_tokens)
+
     def init(self, batch: int) -> Any:
         """The state before the first round."""
 
@@ -82,16 +87,16 @@ def scoring_widths(
 ) -> tuple[int, ...]:
     """The draft lengths that are compiled: a round is scored at the smallest that holds it.
 
-    Halvings of K if drafts differ in length; 0 and K if the drafter of a `Constant` policy may find
-    nothing to propose; K alone if scoring must be consistent. Each width costs the compilation of a
-    target call.
+    The policy's widths if drafts differ in length; 0 and K if the drafter of a `Constant` policy may
+    find nothing to propose; K alone if scoring must be consistent. Each width costs the compilation
+    of a target call.
     """
     longest = policy.num_speculative_tokens
     if consistent:
         return (longest,)
     if not policy.varies:
         return (longest,) if fixed_length or not longest else (0, longest)
-    return halvings(longest)
+    return policy.widths
 
 
 def halvings(longest: int) -> tuple[int, ...]:

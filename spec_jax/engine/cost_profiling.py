@@ -101,7 +101,7 @@ class CostProfiler:
         self.policy, self._file = policy, file
         by_loop = {} if file is None else distributed.from_first(lambda: self._read(file))
         self.costs = {key: np.array(each) for key, each in by_loop.items()}
-        """Seconds of a round, for each of the policy's choices, by compiled loop."""
+        """Seconds of a round, for each of the policy's widths, by compiled loop."""
         self._samples: dict[Hashable, _Samples] = {}
         self._lost = self._spent = 0.0
         self.judged = policy.prior_tokens
@@ -137,7 +137,7 @@ class CostProfiler:
         self, key: Hashable, state: DecodeState, min_running: int, advance: Advance
     ) -> DecodeState:
         """Times rounds of each K in turn, as long as a row can still draft that many tokens."""
-        choices = self.policy.choices
+        choices = self.policy.widths
         samples = self._samples.setdefault(key, _Samples(choices))
         while (at := samples.next()) is not None:
             choice = choices[at]
@@ -168,7 +168,7 @@ class CostProfiler:
     def _are_costs(self, each: Any) -> bool:
         return (
             isinstance(each, list)
-            and len(each) == len(self.policy.choices)
+            and len(each) == len(self.policy.widths)
             and all(isinstance(cost, float) and 0 < cost < math.inf for cost in each)
         )
 

@@ -51,8 +51,10 @@ def test_widths_are_the_halvings_of_k_where_drafts_differ_in_length():
     assert scoring_widths(Constant(0), fixed_length=False) == (0,)
     for policy in (Constant(4), Heuristic(4), Adaptive(4)):
         assert scoring_widths(policy, fixed_length=False, consistent=True) == (4,)
-    for policy in (Heuristic(4), Confidence(4), Adaptive(4)):
+    for policy in (Heuristic(4), Confidence(4)):
         assert scoring_widths(policy, fixed_length=True) == (0, 1, 2, 4)
+    widths = {1: (0, 1), 2: (0, 2), 3: (0, 3), 8: (0, 2, 4, 8)}
+    assert {n: scoring_widths(Adaptive(n), fixed_length=True) for n in widths} == widths
 
 
 @pytest.mark.parametrize("policy", [Constant(4), Oracle(4)])
@@ -158,7 +160,7 @@ def paced(policy, rows, *, costs=None, rate=None):
     return state
 
 
-COSTS = ([1, 1.1, 1.2, 1.4, 1.8], [1, 1.5, 2, 3, 5], [1, 2, 3, 5, 9], [1] * 5)
+COSTS = ([1, 1.2, 1.4, 1.8], [1, 2, 3, 5], [1, 3, 5, 9], [1] * 4)
 
 
 def test_adaptive_takes_the_k_with_which_all_rows_emit_most_per_second():
@@ -168,12 +170,12 @@ def test_adaptive_takes_the_k_with_which_all_rows_emit_most_per_second():
     for costs, batch in itertools.product(COSTS, batches):
         state = paced(policy, len(batch) + 1, costs=costs, rate=[*batch, 0.6])
         running = rows(len(batch) + 1).at[-1].set(False)  # the last slot is free
-        emitted = [sum(sum(a**i for i in range(k + 1)) for a in batch) for k in policy.choices]
+        emitted = [sum(sum(a**i for i in range(k + 1)) for a in batch) for k in policy.widths]
         rate = [tokens / cost for tokens, cost in zip(emitted, costs, strict=True)]
-        best = policy.choices[int(np.argmax(np.round(rate, 5)))]
+        best = policy.widths[int(np.argmax(np.round(rate, 5)))]
         assert policy.limits(state, running).tolist() == [best] * (len(batch) + 1), (costs, batch)
         taken.add(best)
-    assert taken >= {0, 1, 8}
+    assert taken >= {0, 2, 8}
 
 
 def test_adaptive_does_what_it_is_forced_to_while_costs_are_measured():
@@ -186,8 +188,8 @@ def test_adaptive_does_what_it_is_forced_to_while_costs_are_measured():
 
 
 def test_adaptive_gives_up_loses_a_hundredth_of_the_time_and_comes_back():
-    policy, costs = Adaptive(4), dict(zip((0, 1, 2, 4), (1, 1.2, 1.4, 1.8), strict=True))
-    state = paced(policy, 1, costs=list(costs.values()))
+    policy, costs = Adaptive(4), {0: 1, 1: 1.4, 2: 1.4, 4: 1.8}  # one is scored like two
+    state = paced(policy, 1, costs=[1, 1.4, 1.8])
 
     @jax.jit
     def one_round(state, share):
@@ -208,13 +210,13 @@ def test_adaptive_gives_up_loses_a_hundredth_of_the_time_and_comes_back():
     later = drafted[given_up:]
     assert set(later) == {0, 1}
     lost = sum(costs[n] - 1 for n in later)
-    assert 0.005 * len(later) < lost < policy.max_lost * len(later) + 0.2
+    assert 0.005 * len(later) < lost < policy.max_lost * len(later) + 0.4
     # Once tries are accepted again and again, the row drafts as it did.
     drafted, state = rounds(state, 1, 200)
     assert drafted[-1] == 4
     # A text whose drafts paid does not make the next one try more often.
     drafted, _ = rounds(state, 0, 1200)
-    assert sum(costs[n] - 1 for n in drafted[drafted.index(0) :]) < policy.max_lost * 1200 + 0.2
+    assert sum(costs[n] - 1 for n in drafted[drafted.index(0) :]) < policy.max_lost * 1200 + 0.4
 
 
 def test_measuring_counts_as_no_loss():
