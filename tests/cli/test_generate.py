@@ -78,7 +78,7 @@ def test_the_saving_is_estimated(capsys, scripted, costs):
 
     def measured(self, *args, **kwargs):
         ready(self, *args, **kwargs)
-        policy = SimpleNamespace(choices=(0, 4))
+        policy = SimpleNamespace(widths=(0, 4))
         self.engine.cost_profiler = SimpleNamespace(policy=policy, costs=costs)
 
     llm.__init__ = measured

@@ -72,6 +72,9 @@ def check(logits, *parameters):
 @example(VOCAB, 1.0, 0, 1.0, 0.0, 3, 0)
 @example(VOCAB, 1.0, 50, 0.9, 0.02, 1, 0)
 @example(VOCAB, 1.5, 100_000, 0.99, 0.0, 0.01, 0)
+@example(VOCAB, 1.5, 400, 0.5, 0.0, 5, 1)
+@example(VOCAB, 0.3, 0, 0.999, 0.0, 1, 2)
+@example(VOCAB, 2.5, 0, 1e-3, 0.0, 0.01, 3)
 def test_probabilities_equal_float64(vocab, temperature, top_k, top_p, min_p, scale, seed):
     random = np.random.default_rng(seed)
     logits = (scale * random.standard_normal((3, vocab))).astype(np.float32)
@@ -89,9 +92,10 @@ def test_equal_logits_at_the_cut_all_stay(top_p):
     assert kept in {0.25: (1,), 0.5: (1, 2), 0.75: (2, 4), 0.9: (4,)}[top_p]
 
 
+@pytest.mark.parametrize("size", [40, 4000])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_a_row_without_a_distribution_is_zero(top_p):
-    logits = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
+def test_a_row_without_a_distribution_is_zero(top_p, size):
+    logits = np.random.default_rng(0).standard_normal((5, size)).astype(np.float32)
     logits[0, 39], logits[1], logits[2, 3] = np.nan, -np.inf, np.inf
     logits[3, ::2] = -np.inf
     computed = warped(logits, top_p=top_p)

@@ -1,6 +1,7 @@
 // Logits of rows to probabilities: temperature, top-k, top-p, min-p and softmax, as `warp` in
 // sampling/probabilities.py describes them. A row is computed alone, and its sums in double precision.
 
+#include <functional>
 #include <limits>
 
 #include "common.h"
@@ -40,13 +41,15 @@ INLINE Part load_part(const float* from, int64_t count, float other) {
   return part;
 }
 
-double sum_of(const float* numbers, int64_t size) {
+// The sum of the weights that are at least `least`.
+double sum_of(const float* numbers, int64_t size, float least = 0) {
   constexpr int64_t kPiece = 16 * kPartSize;  // that is added in single precision
   double sum = 0;
   for (int64_t begin = 0; begin < size; begin += kPiece) {
     Part sums = {};
     for (int64_t i = begin; i < std::min(begin + kPiece, size); i += kPartSize) {
-      sums += load_part(numbers + i, std::min(kPartSize, size - i), 0);
+      const Part part = load_part(numbers + i, std::min(kPartSize, size - i), 0);
+      sums += part >= least ? part : Part{};
     }
     float lanes[kPartSize];
     std::memcpy(lanes, &sums, sizeof(sums));
@@ -83,73 +86,133 @@ INLINE float from_ordered_bits(uint32_t order) {
   return to_float(bits < 0 ? INT32_MIN - bits : bits);
 }
 
-// The smallest logit for which the weights of all larger ones sum up to less than `bound`; the
-// largest logit of a positive weight at least. It is found by its bits, some at a time: sums by these
-// bits say which of their values the cut has.
-template <class Weight>
-float cut_of(const float* logits, int64_t size, double bound, Weight weight) {
-  static constexpr int kShifts[] = {20, 8, 0}, kBits[] = {12, 12, 8};
-  std::vector<double> sums(1 << 12);
-  uint32_t cut = 0;
-  double above = 0;
-  for (int step = 0; step < 3; ++step) {
-    const int shift = kShifts[step];
-    const uint32_t mask = (1u << kBits[step]) - 1;
-    std::fill(sums.begin(), sums.end(), 0);
-    for (int64_t i = 0; i < size; ++i) {
-      const uint32_t order = ordered_bits(logits[i]);
-      // Of the values that are left, all higher bits are the cut's.
-      if (step && (order ^ cut) >> (shift + kBits[step])) continue;
-      sums[order >> shift & mask] += weight(i);
+// Logits of a row, with the largest of each chunk: most chunks have no token that a cut leaves.
+class Row {
+ public:
+  Row(const float* logits, int64_t size) : logits_(logits), size_(size) {
+    largest_.reserve(size / kChunk + 1);
+    for (int64_t begin = 0; begin < size; begin += kChunk) {
+      largest_.push_back(largest_of(logits + begin, std::min(kChunk, size - begin)));
+      // A NaN stays.
+      best_ = std::isnan(best_) || best_ >= largest_.back() ? best_ : largest_.back();
     }
-    uint32_t value = mask;
-    while (value && !(sums[value] > 0 && above + sums[value] >= bound)) above += sums[value--];
-    if (!step && !value) return -kInfinity;
-    cut |= value << shift;
   }
-  return from_ordered_bits(cut);
-}
 
-void warp_row(const WarpCall& call, int64_t row) {
+  float best() const { return best_; }
+
+  // A logit that at least `count` logits reach.
+  float reached_by(int64_t count) const {
+    if (count > (int64_t)largest_.size()) return -kInfinity;
+    std::vector<float> largest = largest_;
+    std::nth_element(largest.begin(), largest.begin() + count - 1, largest.end(), std::greater<>());
+    return largest[count - 1];
+  }
+
+  // Calls function(begin, size of a chunk, whether one of its logits reaches a bound).
+  template <class Function>
+  INLINE void for_chunks(float bound, Function function) const {
+    for (int64_t begin = 0; begin < size_; begin += kChunk) {
+      function(begin, std::min(kChunk, size_ - begin), largest_[begin / kChunk] >= bound);
+    }
+  }
+
+  // The smallest logit for which the weights of all larger ones sum up to less than `sum`; the largest
+  // logit of a positive weight at least. All logits that reach `bound` weigh at least `sum`.
+  template <class Weight>
+  float cut(float bound, double sum, Weight weight) const {
+    std::vector<std::pair<uint32_t, double>> found;
+    for_chunks(bound, [&](int64_t begin, int64_t count, bool reaches) {
+      for (int64_t i = begin; reaches && i < begin + count; ++i) {
+        if (logits_[i] >= bound) found.emplace_back(ordered_bits(logits_[i]), weight(i));
+      }
+    });
+    // It is found by its bits, some at a time: sums by these bits say which of their values it has.
+    static constexpr int kShifts[] = {20, 8, 0}, kBits[] = {12, 12, 8};
+    std::vector<double> sums(1 << 12);
+    uint32_t cut = 0;
+    double above = 0;
+    for (int step = 0; step < 3; ++step) {
+      const int shift = kShifts[step];
+      const uint32_t mask = (1u << kBits[step]) - 1;
+      std::fill(sums.begin(), sums.end(), 0);
+      for (const auto& [order, each] : found) {
+        // Of the values that are left, all higher bits are the cut's.
+        if (step && (order ^ cut) >> (shift + kBits[step])) continue;
+        sums[order >> shift & mask] += each;
+      }
+      uint32_t value = mask;
+      while (value && !(sums[value] > 0 && above + sums[value] >= sum)) above += sums[value--];
+      if (!step && !value) return -kInfinity;
+      cut |= value << shift;
+    }
+    return from_ordered_bits(cut);
+  }
+
+ private:
+  static constexpr int64_t kChunk = 256;
+  const float* logits_;
+  int64_t size_;
+  std::vector<float> largest_;
+  float best_ = -kInfinity;
+};
+
+void warp_row(const WarpCall& call, int64_t number) {
   const int64_t size = call.size;
-  const float* logits = call.logits + row * size;
-  float* out = call.out + row * size;
-  const float temperature = call.temperature[row], top_p = call.top_p[row];
-  const float min_p = call.min_p[row], best = largest_of(logits, size);
-  const int32_t top_k = call.top_k[row];
+  const float* logits = call.logits + number * size;
+  float* out = call.out + number * size;
+  const float temperature = call.temperature[number], top_p = call.top_p[number];
+  const float min_p = call.min_p[number];
+  const int32_t top_k = call.top_k[number];
+  const Row row(logits, size);
+  const float best = row.best();
   if (!std::isfinite(best) || temperature == 0) {
     std::fill(out, out + size, 0.0f);
     if (std::isfinite(best)) out[std::find(logits, logits + size, best) - logits] = 1;
     return;
   }
-  const float of_top_k = top_k > 0 && top_k < size
-                             ? cut_of(logits, size, top_k, [](int64_t) { return 1.0; })
-                             : -kInfinity;
-  for_parts(out, size, [&](int64_t i, int64_t count) INLINE_LAMBDA {
-    const Part x = load_part(logits + i, count, -kInfinity);
-    const Part weights = exp_of_negative((x - best) / temperature);
-    return x >= of_top_k ? weights : Part{};
-  });
-  double total = sum_of(out, size);
-  if (top_p < 1) {
-    const float cut =
-        cut_of(logits, size, top_p * total, [&](int64_t i) { return (double)out[i]; });
-    for_parts(out, size, [&](int64_t i, int64_t count) INLINE_LAMBDA {
-      const Part x = load_part(logits + i, count, -kInfinity);
-      return x >= cut ? load_part(out + i, count, 0) : Part{};
+  float least = -kInfinity;  // logit that is left
+  if (top_k > 0 && top_k < size) {
+    least = row.cut(row.reached_by(top_k), top_k, [](int64_t) { return 1.0; });
+  }
+  double total = 0;
+  row.for_chunks(least, [&](int64_t begin, int64_t chunk, bool reaches) {
+    if (!reaches) return std::fill(out + begin, out + begin + chunk, 0.0f);
+    for_parts(out + begin, chunk, [&](int64_t i, int64_t count) INLINE_LAMBDA {
+      const Part x = load_part(logits + begin + i, count, -kInfinity);
+      const Part weights = exp_of_negative((x - best) / temperature);
+      return x >= least ? weights : Part{};
     });
-    total = sum_of(out, size);
+    total += sum_of(out + begin, chunk);
+  });
+  // Replaces the weights of a chunk that has some by function(logits, weights).
+  auto change = [&](auto function) INLINE_LAMBDA {
+    total = 0;
+    row.for_chunks(least, [&](int64_t begin, int64_t chunk, bool reaches) {
+      if (!reaches) return;
+      for_parts(out + begin, chunk, [&](int64_t i, int64_t count) INLINE_LAMBDA {
+        return function(load_part(logits + begin + i, count, -kInfinity),
+                        load_part(out + begin + i, count, 0));
+      });
+      total += sum_of(out + begin, chunk);
+    });
+  };
+  if (top_p < 1) {
+    // Tokens that weigh less than `light` weigh less than what top-p leaves out, by a factor of two.
+    double light = (1.0 - top_p) * total / (2.0 * size);
+    for (const float weight : {0x1p-14f, 0x1p-10f, 0x1p-6f}) {
+      if (weight > light && sum_of(out, size, weight) > 1.00001 * top_p * total) light = weight;
+    }
+    const float bound = (float)(best + temperature * (std::log(light) - 0.01));
+    const float cut = row.cut(std::max(bound, least), top_p * total,
+                              [&](int64_t i) { return (double)out[i]; });
+    change([&](Part x, Part weights) INLINE_LAMBDA { return x >= cut ? weights : Part{}; });
+    least = std::max(least, cut);
   }
   if (min_p > 0) {  // the largest weight is 1
-    for_parts(out, size, [&](int64_t i, int64_t count) INLINE_LAMBDA {
-      const Part weights = load_part(out + i, count, 0);
-      return weights >= min_p ? weights : Part{};
-    });
-    total = sum_of(out, size);
+    change([&](Part, Part weights) INLINE_LAMBDA { return weights >= min_p ? weights : Part{}; });
   }
-  for_parts(out, size, [&](int64_t i, int64_t count) INLINE_LAMBDA {
-    return load_part(out + i, count, 0) / (float)total;
-  });
+  const float divisor = (float)total;
+  change([&](Part, Part weights) INLINE_LAMBDA { return weights / divisor; });
 }
 
 template <class Pool>
