@@ -29,20 +29,14 @@ def demo(demo_recipe):
     return checkpoints.load(str(demo_recipe))
 
 
-@pytest.fixture(scope="session")
-def engine_of(demo):
-    drafters = {
+@functools.lru_cache(maxsize=4)  # compiled programs take memory
+def engine(model, method, lookahead=1):
+    drafter = {
         "none": lambda _: NoDraft(0),
-        "draft_model": lambda k: DraftModel(first_layers(demo.model, DRAFT_LAYERS), k),
+        "draft_model": lambda k: DraftModel(first_layers(model, DRAFT_LAYERS), k),
         "prompt_lookup": lambda k: PromptLookup(k, 3),
-    }
-
-    @functools.cache
-    def engine(method, lookahead=1):
-        drafter = drafters[method](lookahead)
-        return Engine(demo.model, drafter, Constant(lookahead), "token", max_model_len=8192)
-
-    return engine
+    }[method](lookahead)
+    return Engine(model, drafter, Constant(drafter.lookahead), "token", max_model_len=8192)
 
 
 FIFTY = [*PROMPTS[:40], *COPY_PROMPTS]
@@ -142,33 +136,47 @@ def demo_llm(demo_recipe):
 
 
 @pytest.fixture(scope="session")
-def fifty_plain(demo, engine_of):
+def models(demo, demo_recipe):
+    """The target in full precision, and as the file stores it, in which it decodes fastest."""
+    return {"float32": demo.model, "gguf": LLM(str(demo_recipe)).engine.target}
+
+
+@pytest.fixture(scope="session")
+def fifty_plain(demo, models):
     """Plain completions of fifty prompts, each decoded alone."""
-    return decode(engine_of("none"), demo, FIFTY, batch=1, max_tokens=64)
+    return {
+        form: decode(engine(model, "none"), demo, FIFTY, batch=1, max_tokens=64)
+        for form, model in models.items()
+    }
+
+
+GRID = [("float32", 3), *(("gguf", lookahead) for lookahead in range(1, 9))]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("lookahead", range(1, 9))
+@pytest.mark.parametrize(("form", "lookahead"), GRID)
 @pytest.mark.parametrize("method", ["draft_model", "prompt_lookup"])
 def test_fifty_greedy_texts_are_plain_decodings(
-    demo, engine_of, fifty_plain, method, lookahead, batch
+    demo, models, fifty_plain, method, form, lookahead, batch
 ):
-    rows = decode(engine_of(method, lookahead), demo, FIFTY, batch=batch, max_tokens=64)
-    assert rows == fifty_plain
+    ours = engine(models[form], method, lookahead)
+    assert decode(ours, demo, FIFTY, batch=batch, max_tokens=64) == fifty_plain[form]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_fifty_plain_texts_do_not_depend_on_the_batch(demo, engine_of, fifty_plain):
-    assert decode(engine_of("none"), demo, FIFTY, batch=3, max_tokens=64) == fifty_plain
+@pytest.mark.parametrize("form", ["float32", "gguf"])
+def test_fifty_plain_texts_do_not_depend_on_the_batch(demo, models, fifty_plain, form):
+    plain = engine(models[form], "none")
+    assert decode(plain, demo, FIFTY, batch=3, max_tokens=64) == fifty_plain[form]
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("third", often(range(3), [0]))
-def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, engine_of, third):
+def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, third):
     """64 tokens on 20 prompts in all, float32, the same dequantized weights."""
     import torch
 
@@ -177,7 +185,7 @@ def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, engine_of, t
     _, path = checkpoints.locate(str(demo_recipe), lambda line: None)
     reference = load_llama(path)
     prompts = [*PROMPTS[:16], *COPY_PROMPTS[:4]][third::3]
-    ours = decode(engine_of("prompt_lookup", 4), demo, prompts, batch=1, max_tokens=64)
+    ours = decode(engine(demo.model, "prompt_lookup", 4), demo, prompts, batch=1, max_tokens=64)
     for prompt, tokens in zip(prompts, ours, strict=True):
         ids = demo.tokenizer.encode_chat([{"role": "user", "content": prompt}])
         with torch.inference_mode():

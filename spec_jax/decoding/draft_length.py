@@ -87,9 +87,9 @@ def scoring_widths(
 ) -> tuple[int, ...]:
     """The draft lengths that are compiled: a round is scored at the smallest that holds it.
 
-    The policy's widths if drafts differ in length; 0 and K if the drafter of a `Constant` policy may
-    find nothing to propose; K alone if scoring must be consistent. Each width costs the compilation
-    of a target call.
+    The policy's widths if drafts differ in length; 0 and K if the drafter of a `Constant` policy
+    may find nothing to propose; K alone if scoring must be consistent. Each width costs the
+    compilation of a target call.
     """
     longest = policy.num_speculative_tokens
     if consistent:

@@ -138,4 +138,3 @@ def autoregress(
         confidence=state.confidence,
     )
     return draft, state.carry
-

@@ -48,9 +48,9 @@ class Context:
     def token_keys(self, step: int | Int[Array, ""], num_drafts: int) -> Key[Array, "batch drafts"]:
         """The keys with which a drafter draws the tokens of a step, one for each draft of a row."""
         first, drafts = step * num_drafts, jnp.arange(num_drafts, dtype=jnp.int32)
-        keys = jax.vmap(
-            lambda key: jax.vmap(lambda n: jax.random.fold_in(key, first + n))(drafts)
-        )(self.keys)
+        keys = jax.vmap(lambda key: jax.vmap(lambda n: jax.random.fold_in(key, first + n))(drafts))(
+            self.keys
+        )
         if self.target_keys is None:
             return keys
         # Other drafts need other tokens, and draw independently.

@@ -189,9 +189,9 @@ class CostProfiler:
     def record(self, state: DecodeState, rows: Sequence[int]) -> None:
         """Records the acceptances of finished rows; earlier rows count less."""
         adaptive: AdaptiveState = state.draft_length
+        names = ("accepted", "judged", "lost", "spent")
         *statistics, rounds = distributed.to_host(
-            (adaptive.accepted, adaptive.judged, adaptive.lost, adaptive.spent)
-            + (state.counters.rounds,)
+            (*(getattr(adaptive, name) for name in names), state.counters.rounds)
         )
         used = [row for row in rows if rounds[row] > 0]
         if used:

@@ -93,9 +93,8 @@ class SampledAudit:
                 check.leave_out(irreproducible, excused=True)
         if num_others > 1 + MAX_ROUNDED * same.comparisons:
             same.failures.append(
-                f"{num_others} of {same.comparisons} texts are not those of plain decoding with the "
-                "same random numbers: verification, the keys of tokens, or the cache after a "
-                "rollback."
+                f"{num_others} of {same.comparisons} texts are not plain decoding's with the same "
+                "random numbers: verification, the keys of tokens, or the cache after a rollback."
             )
         return [*checks.checks(), *([same] if is_coupled else []), among]
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from spec_jax.checkpoints import Checkpoint
-from spec_jax.config import CUSTOM, SamplingParams, SpeculativeConfig
+from spec_jax.config import CUSTOM, SpeculativeConfig
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.methods import make_draft_length_policy, make_engine
@@ -86,7 +86,9 @@ def check_lossless(
     length = max(MAX_TOKENS, 2 * engine.drafter.lookahead + 2)
     checks = GreedyChecks(engine, prompts, length, on_progress).run()
     sampled = _SampledRows()
-    checks += SampledAudit(engine, prompts, samples, on_progress).checks(SETTINGS, seed, sampled.add)
+    checks += SampledAudit(engine, prompts, samples, on_progress).checks(
+        SETTINGS, seed, sampled.add
+    )
     checks.append(sampled.check(target.model, prompts[0], min(engine.drafter.lookahead, 3) + 1))
     name, most = list(SETTINGS.items())[-1]
     checks += IndependenceChecks(engine, prompts, {name: most}, length, seed, on_progress).run()
