@@ -138,6 +138,16 @@ def test_unseeded_requests_differ_and_the_seed_of_the_llm_reproduces_them(direct
     assert not set(decoded(4)) & set(first)
 
 
+def test_every_bit_of_a_seed_counts_and_completions_have_seeds_of_their_own(plain):
+    warm = SamplingParams(max_tokens=12, temperature=1.5, ignore_eos=True)
+    seeds = (5, 6, 5 + 2**32, 5 + 2**63)
+    alone = plain.generate(["a"] * 4, [dataclasses.replace(warm, seed=seed) for seed in seeds])
+    texts = [each.token_ids for each in alone]
+    (several,) = plain.generate("a", dataclasses.replace(warm, seed=5, n=3))
+    first, *others = (each.token_ids for each in several.outputs)
+    assert first == texts[0] and len({*texts, *others}) == 6
+
+
 def test_a_request_with_a_seed_is_reproducible(plain):
     warm = SamplingParams(max_tokens=12, temperature=1.5, ignore_eos=True, seed=11)
     outputs = plain.generate([PROMPTS[0]] * 2, warm) + plain.generate(PROMPTS[0], warm)

@@ -205,10 +205,14 @@ def _is_list(value: object) -> bool:
 
 
 def completions_of(sampling: SamplingParams) -> list[SamplingParams]:
-    """The parameters of each of `n` completions; the seeds count up from the first one's."""
+    """The parameters of each of `n` completions. The first has the seed as it is given.
+
+    The others have seeds made of it, not the next ones, which a user may give to other requests.
+    """
     if sampling.seed is None:
         return [sampling] * sampling.n
-    seeds = ((sampling.seed + i) % 2**64 for i in range(sampling.n))
+    more = (np.random.SeedSequence((sampling.seed, i)) for i in range(1, sampling.n))
+    seeds = (sampling.seed, *(int(each.generate_state(1, np.uint64)[0]) for each in more))
     return [dataclasses.replace(sampling, seed=seed) for seed in seeds]
 
 

@@ -42,6 +42,13 @@ def test_only_layers_with_a_window_get_rings_and_only_where_they_are_smaller():
         cache = new_cache(shape, StateSize(1, capacity, jnp.float32, headroom))
         return [(layer.slots, layer.ring) for layer in cache.layers]
 
+    # Windows are often whole multiples, so that headroom needs another one.
+    assert slots(8, CAPACITY, sliding_window=512)[0] == (512 + RING_MULTIPLE, True)
+    assert slots(RING_MULTIPLE, CAPACITY, sliding_window=512)[0] == (512 + RING_MULTIPLE, True)
+    assert slots(RING_MULTIPLE + 1, CAPACITY, sliding_window=512)[0] == (
+        512 + 2 * RING_MULTIPLE,
+        True,
+    )
     ring, full = (RING_MULTIPLE, True), (CAPACITY, False)
     assert slots(HEADROOM, CAPACITY) == [ring, ring]
     assert slots(HEADROOM, CAPACITY, global_every=2) == [ring, full]
