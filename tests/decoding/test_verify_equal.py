@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.decoding.verify import RULES, verify, verify_equal
+from spec_jax.decoding.verify import RULES, draw_target_tokens, verify, verify_equal
 from spec_jax.drafters.base import Draft
+from spec_jax.sampling.draw import draw
 from spec_jax.sampling.probabilities import likeliest
 
 VOCAB, STEPS, ROWS = 3, 3, 2000
@@ -56,3 +57,21 @@ def test_it_decides_like_every_rule(rule, num_drafts):
 def test_no_token_is_likeliest_where_there_is_no_distribution(bad):
     logits = jnp.asarray([[0.0, 3.0, 3.0], [bad, bad, bad], [-np.inf, 1.0, -np.inf]])
     assert likeliest(logits).tolist() == [1, -1, 1]
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_drafts_share_the_random_numbers_of_a_step(num_drafts):
+    batch, vocab = 200, 50
+    keys = jax.random.split(jax.random.key(0), (batch, STEPS + 1))
+    p = np.random.default_rng(0).random((batch, STEPS + 1, vocab)).astype(np.float32)
+    p[7, 1] = 0  # no distribution
+    several = np.concatenate([p[:, :1], np.repeat(p[:, 1:], num_drafts, axis=1)], axis=1)
+    tokens = np.asarray(draw_target_tokens(jnp.asarray(several), keys, num_drafts))
+    after = tokens[:, 1:].reshape(batch, STEPS, num_drafts)
+    assert (after == after[..., :1]).all() and (tokens[7, 1 : 1 + num_drafts] == -1).all()
+    for step in range(STEPS + 1):
+        expected = draw(keys[:, step], jnp.asarray(p[:, step]))
+        at = 0 if not step else 1 + (step - 1) * num_drafts
+        drawn = tokens[:, at] >= 0
+        np.testing.assert_array_equal(tokens[drawn, at], np.asarray(expected)[drawn])
+        assert len(set(tokens[:, at])) > vocab / 2
