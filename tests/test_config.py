@@ -254,7 +254,7 @@ OPTION_OF = {
     "draft": ("some/model", DRAFTING_METHODS),
     "draft_quantization": ("int8", DRAFTING_METHODS),
     "num_speculative_tokens": (4, METHODS.keys() - {"none"}),
-    "draft_length_policy": ("constant", METHODS.keys() - {"none"}),
+    "draft_length_policy": ("heuristic", METHODS.keys() - {"none"}),
     "verification": ("block", METHODS.keys() - {"none"}),
     "scoring": ("prefix_batch", METHODS.keys() - {"none", "early_exit"}),
     "num_drafts": (2, ("draft_model", "prompt_lookup")),
@@ -339,11 +339,11 @@ CONTRADICTIONS = [
     ({"num_speculative_tokens": 3}, ["num_speculative_tokens is 3", "method is 'none'"]),
     (
         {"method": "early_exit", "retune_confidence": True},
-        ["draft_length_policy is 'constant'", "use draft_length_policy 'confidence'"],
+        ["draft_length_policy is 'adaptive'", "use draft_length_policy 'confidence'"],
     ),
     (
         {"method": "early_exit", "confidence_threshold": 0.4},
-        ["confidence_threshold is 0.4", "draft_length_policy is 'constant'", "'confidence', or"],
+        ["confidence_threshold is 0.4", "draft_length_policy is 'adaptive'", "'confidence', or"],
     ),
     (
         {"method": "suffix", "draft_length_policy": "confidence"},

@@ -114,7 +114,10 @@ def test_the_demo_draft_is_small_and_changes_nothing_that_is_said(demo_llm):
     stored = DEMO_DRAFT.with_suffix("")
     assert sum(each.stat().st_size for each in stored.iterdir()) <= 16e6
     config = SpeculativeConfig(
-        method="draft_model", draft=str(DEMO_DRAFT), num_speculative_tokens=2
+        method="draft_model",
+        draft=str(DEMO_DRAFT),
+        num_speculative_tokens=2,
+        draft_length_policy="constant",
     )
     outputs = llm.with_speculation(config).generate(prompts, SamplingParams(max_tokens=16))
     assert [each.token_ids for each in outputs] == plain

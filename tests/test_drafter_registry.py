@@ -66,7 +66,7 @@ def test_a_registered_drafter_is_a_method(forgotten, tmp_path):
         (output,) = llm.generate("the the in", params)
         assert output.token_ids == expected.token_ids and output.metrics.draft_tokens > 0
         assert type(llm.engine.drafter) is Repeat and llm.engine.drafter.lookahead == 2
-    assert SpeculativeConfig.of({"method": "repeat"}).lookahead == 4
+    assert SpeculativeConfig.of({"method": "repeat"}).lookahead == 8
 
 
 @config_class

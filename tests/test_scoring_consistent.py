@@ -47,7 +47,8 @@ def plain(models):
 @pytest.mark.parametrize("name", often(DRAFTS, ["a draft of varying length", "universal_text"]))
 def test_tokens_in_bfloat16_are_those_of_plain_decoding_of_the_same_width(models, plain, name):
     llm, texts = plain
-    options = {**DRAFTS[name], "num_speculative_tokens": K, "scoring_consistent": True}
+    options = {"draft_length_policy": "constant", **DRAFTS[name]}
+    options |= {"num_speculative_tokens": K, "scoring_consistent": True}
     if options["method"] in ("draft_model", "universal_vocabulary", "universal_text"):
         options["draft"] = models["draft"]
     fast = llm.with_speculation(options)
@@ -78,8 +79,9 @@ def test_a_grammar_and_log_probabilities_are_scored_at_the_same_width(plain):
     [
         ({"method": "none"}, {0}),
         ({"method": "none", "scoring_consistent": True}, {4}),
-        ({"method": "prompt_lookup"}, {0, 4}),
-        ({"method": "prompt_lookup", "scoring_consistent": True}, {4}),
+        ({"method": "prompt_lookup"}, {0, 2, 4, 8}),
+        ({"method": "prompt_lookup", "draft_length_policy": "constant"}, {0, 4}),
+        ({"method": "prompt_lookup", "scoring_consistent": True}, {8}),
         ({"method": "prompt_lookup", "draft_length_policy": "heuristic"}, {0, 1, 2, 5, 10, 20}),
         (
             {

@@ -11,7 +11,7 @@ from spec_jax.benchmarking.sections import sections_of
 from spec_jax.benchmarking.summary import summarize
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "demo_pair_humaneval.jsonl"
-FAMILY = "By K: draft_model"
+FAMILY = "By K: draft_model, token verification"
 PANEL, HEIGHT = 430, 326
 """Of one plot of the four."""
 DARK = ("#6cb0ff", "#ff9a5c", "#5fd38a", "#d08cff", "#e3b341", "#56d4dd", "#ff8ac4", "#9aa4af")

@@ -98,7 +98,7 @@ def finish_round(
         )
         tokens = scored.greedy_tokens
         if strategy.verification == "coupled" and scored.p is not None:
-            keys = _token_keys(state, width + 1)
+            keys = _token_keys(state, short.lookahead + 1)
             tokens = draw_target_tokens(scored.p, keys, draft.num_drafts)
         if tokens is not None:
             verified = verify_equal(tokens, short)

@@ -182,10 +182,10 @@ def draw_target_tokens(
 def verify_equal(target_tokens: Int[Array, "batch positions"], draft: Draft) -> Verification:
     """Accepts the longest prefix of a draft that equals the target's tokens.
 
-    With the target's likeliest tokens this is what every rule does for greedy rows, whatever q the
-    draft was drawn from. With tokens drawn from p it is `coupled` verification: the text is the one
-    that plain decoding draws with the same random numbers. Of several drafts the first of those
-    that agree the longest is accepted.
+    Given the target's likeliest tokens, it decides like every rule for greedy rows, whatever q the
+    draft was drawn from. Given tokens drawn from p, it is `coupled` verification: the text is the
+    one that plain decoding draws with the same random numbers. Of several drafts the one that
+    agrees the longest is accepted, the first of them if several do.
 
     Args:
       target_tokens: the target's tokens at the places of `verify`'s p; -1 where it gives no

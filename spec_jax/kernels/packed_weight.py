@@ -177,6 +177,8 @@ def _panels(rows: np.ndarray, step: int = 1, neighbours: int = 1) -> Array:
     """
     *stack, _, _ = rows.shape
     padded = _padded(rows, LANES, step)
+    if neighbours > 1:
+        padded = np.ascontiguousarray(padded)
     # Neighbours as one integer, which NumPy moves faster than several.
     integers = padded.view(f"u{padded.itemsize * neighbours}")
     panels = integers.reshape(-1, LANES, integers.shape[-1])

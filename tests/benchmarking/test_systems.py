@@ -28,7 +28,7 @@ def test_the_grid_has_what_methods_support():
         ("none", "prompt_lookup", "draft_model"),
         (0, 1, 2),
         policies=("constant", "confidence"),
-        verifications=("token", "block"),
+        verifications=("coupled", "block"),
         options=options,
     )
     assert names(found) == [
@@ -44,7 +44,7 @@ def test_the_grid_has_what_methods_support():
 
 
 def test_what_keeps_the_same_tokens_is_measured_once():
-    configs = grid(["prompt_lookup", "suffix"], [2], verifications=("token", "block"))
+    configs = grid(["prompt_lookup", "suffix"], [2], verifications=("coupled", "block"))
     runners = [Ours(system_of(each), None) for each in (SpeculativeConfig(), *configs)]
     kept = [each.system.name for each in one_of_each(runners)]
     assert kept == ["plain", "prompt_lookup, K = 2", "suffix, K = 2"]

@@ -163,7 +163,6 @@ REFUSED = [
     ),
     ("--task likelihood --target t --draft d --samples 0", "samples is 0; it should be at least 1"),
     ("--task likelihood --target t --draft d --temperature 0 --samples 2", "samples is 2, but at"),
-    ("--task likelihood --target t --draft d --verification greedy", "exact at temperature 0 only"),
     ("--task likelihood --target t --draft d --out FILE", "nothing is overwritten; give another"),
     ("--task likelihood", "no target given"),
 ]

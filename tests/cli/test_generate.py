@@ -131,6 +131,7 @@ def test_every_method_gives_the_same_greedy_text(capsys, model):
 
 def test_compare_shows_both_runs(capsys, model):
     argv = ["generate", "--target", model, "--draft", model, "--max-tokens", "8", "--compare"]
+    argv += ["--draft-length-policy", "constant"]
     code, out, err = run(capsys, *argv, "--ignore-eos", "hi")
     assert code == 0 and out
     assert re.search(r"draft_model +plain", err)

@@ -22,7 +22,9 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compiled(plain):
-    return plain.with_speculation(SpeculativeConfig(method="suffix")).engine
+    return plain.with_speculation(
+        SpeculativeConfig(method="suffix", draft_length_policy="constant")
+    ).engine
 
 
 @pytest.fixture
@@ -30,7 +32,9 @@ def fresh(plain, compiled):
     """Makes an `LLM` that has decoded nothing yet; all of them share what one has compiled."""
 
     def make():
-        llm = plain.with_speculation(SpeculativeConfig(method="suffix"))
+        llm = plain.with_speculation(
+            SpeculativeConfig(method="suffix", draft_length_policy="constant")
+        )
         llm.engine.compiler = compiled.compiler
         return llm
 
@@ -118,7 +122,10 @@ def test_what_a_request_said_before_it_failed_is_not_stored(plain, fresh, tmp_pa
     tensors = tiny.llama_tensors(tiny.CONFIG)
     tensors["model.embed_tokens.weight"][bad] = np.nan
     path = tiny.write_directory(tmp_path / "broken", tiny.CONFIG, tensors)
-    llm = LLM(str(path), speculative_config=SpeculativeConfig(method="suffix"))
+    llm = LLM(
+        str(path),
+        speculative_config=SpeculativeConfig(method="suffix", draft_length_policy="constant"),
+    )
     failed, fine = llm.generate(PROMPTS[:2], GREEDY)
     assert failed.finish_reason == "error" and bad in failed.token_ids
     assert stored(llm) == list(fine.token_ids) == list(other.token_ids)

@@ -36,7 +36,7 @@ BUGS = {
     ),
     "accept uniform reused for the residual": PlantedBug(
         "decoding/verify.py",
-        "verify",
+        "split_keys",
         "H[:, 0]",
         "jax.vmap(lambda key: jax.random.split(key)[0])(H[:, 1])",
         [DRAWS, "-k", "jointly_exact and unlike"],
@@ -182,17 +182,17 @@ BUGS = {
         [PROCESSORS, "-k", "whatever_its_neighbours"],
     ),
     "draft steps share a key": PlantedBug(
-        "drafters/autoregressive.py",
-        "autoregress.one",
-        "_fold(K, F, D)",
-        "_fold(K, 0, D)",
+        "drafters/base.py",
+        "Context.token_keys",
+        "S * D",
+        "0 * D",
         [SAMPLED, "-k", "other-warm"],
     ),
     "a row's randomness shared with its neighbours": PlantedBug(
         "decoding/loop.py",
         "_round_keys",
-        "S.lengths",
-        "jnp.broadcast_to(S.lengths.max(), S.lengths.shape)",
+        "jax.vmap(F)(W, L)",
+        "jax.vmap(F)(W, jnp.broadcast_to(L.max(), L.shape))",
         [LOOP, "-k", "neighbours and other"],
     ),
     "a refused token counts for its position": PlantedBug(
@@ -218,9 +218,9 @@ BUGS = {
     ),
     "the warm-up counts as a measured round": PlantedBug(
         "engine/cost_profiling.py",
-        "CostProfiler._measure",
-        "S[1:].min(0)",
-        "S[:1].min(0)",
+        "_Samples.costs",
+        "min(S[1:])",
+        "min(S[:1])",
         ["tests/engine/test_cost_profiling.py", "-k", "each_choice"],
     ),
     "drafted tokens advance the grammar of their row": PlantedBug(
