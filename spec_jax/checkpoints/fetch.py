@@ -20,8 +20,8 @@ from spec_jax.checkpoints.recipe import Recipe, Wheel
 from spec_jax.config import cache_directory
 from spec_jax.errors import CheckpointError
 
-_CHECKED = "modified"
-"""The times of the files whose checksums were compared, in the description beside them."""
+_CHECKED = ".checked"
+"""Ends the name of the file with the times of the files whose checksums were compared."""
 SCRATCH = ".fetch-"
 """Begins the names of directories that files are fetched into."""
 
@@ -107,9 +107,9 @@ def _fetch(
             archive.unlink()  # the next one may need the space
         sums = "".join(f"{sum_of(new / each)}  {each}\n" for each in names)
         (new / f"{name}.sha256").write_text(sums, encoding="utf-8")
-        note = _note(recipe, new / name) | {_CHECKED: _times(new, names)}
-        (new / f"{name}.json").write_text(json.dumps(note))
-        for each in (*names, f"{name}.sha256", f"{name}.json"):
+        (new / f"{name}{_CHECKED}").write_text(json.dumps(_times(new, names)))
+        (new / f"{name}.json").write_text(json.dumps(_note(recipe, new / name)))
+        for each in (*names, f"{name}.sha256", f"{name}{_CHECKED}", f"{name}.json"):
             (new / each).replace(folder / each)
 
 
@@ -132,14 +132,12 @@ def _is_complete(recipe: Recipe, folder: Path, names: Sequence[str]) -> bool:
 
     Their checksums are compared again if a file was touched: a gigabyte takes a second or two.
     """
-    file, sums = folder / f"{names[0]}.json", folder / f"{names[0]}.sha256"
+    note, sums, checked = (folder / f"{names[0]}{end}" for end in (".json", ".sha256", _CHECKED))
     try:
-        note = json.loads(file.read_text())
-        checked = note.pop(_CHECKED, None)
-        if note != _note(recipe, folder / names[0]):
+        if json.loads(note.read_text()) != _note(recipe, folder / names[0]):
             return False
-        times = _times(folder, names)
-        if checked == times and sums.exists():
+        times = json.dumps(_times(folder, names))
+        if checked.exists() and checked.read_text() == times and sums.exists():
             return True
         actual = {name: sum_of(folder / name) for name in names}
         if not sums.exists():  # fetched by a version without checksums
@@ -147,9 +145,9 @@ def _is_complete(recipe: Recipe, folder: Path, names: Sequence[str]) -> bool:
         if read_sums(sums) != actual:
             return False
         with contextlib.suppress(OSError):  # a folder that cannot be written is compared each time
-            file.write_text(json.dumps(note | {_CHECKED: times}))
+            checked.write_text(times)
         return True
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return False
 
 

@@ -84,7 +84,7 @@ def parts(tmp_path, wheel) -> Path:
 
 
 def names(file: str) -> set[str]:
-    return {file, f"{file}.json", f"{file}.sha256"}
+    return {file, f"{file}.json", f"{file}.sha256", f"{file}.checked"}
 
 
 def error_of(reference) -> str:
