@@ -199,7 +199,9 @@ def rows(llms, repeats):
 
 def lookup(llm):
     return llm.with_speculation(
-        SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=LOOKAHEAD)
+        SpeculativeConfig(
+            method="prompt_lookup", num_speculative_tokens=LOOKAHEAD, draft_length_policy="constant"
+        )
     )
 
 
@@ -211,7 +213,12 @@ def loop_efficiency(llm, prompts, copy, repeats):
     efficiency("Prompt lookup", lookup(llm), copy, *calls, 0, repeats)
     # Naming the target shares its weights.
     mirror = llm.with_speculation(
-        SpeculativeConfig(method="draft_model", draft=RECIPE, num_speculative_tokens=LOOKAHEAD)
+        SpeculativeConfig(
+            method="draft_model",
+            draft=RECIPE,
+            num_speculative_tokens=LOOKAHEAD,
+            draft_length_policy="constant",
+        )
     )
     efficiency("Self-draft", mirror, prompts, *calls, LOOKAHEAD, repeats)
     needed, taken = llm.engine.memory()
@@ -289,7 +296,10 @@ def main():
         for name, llm in llms.items():
             for k in (1, 2):
                 config = SpeculativeConfig(
-                    method="draft_model", draft=DEMO_DRAFT, num_speculative_tokens=k
+                    method="draft_model",
+                    draft=DEMO_DRAFT,
+                    num_speculative_tokens=k,
+                    draft_length_policy="constant",
                 )
                 drafted[f"spec-jax {name}, demo draft, K = {k}"] = ours(
                     llm.with_speculation(config), code

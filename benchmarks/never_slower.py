@@ -53,7 +53,8 @@ def systems(target: LLM, policy: str) -> dict[str, LLM]:
         llms[f"{name}, {policy}"] = target.with_speculation(
             config | {"draft_length_policy": policy}
         )
-        llms[f"{name}, constant"] = target.with_speculation(config)
+        constant = config | {"draft_length_policy": "constant"}
+        llms[f"{name}, constant"] = target.with_speculation(constant)
     return llms
 
 

@@ -32,7 +32,11 @@ def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     llm = LLM(
         "smollm2-135m-instruct",
-        speculative_config={"method": "ngram", "num_speculative_tokens": 2},
+        speculative_config={
+            "method": "ngram",
+            "num_speculative_tokens": 2,
+            "draft_length_policy": "constant",
+        },
         max_model_len=1024,
     )
     rounds: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -58,7 +58,11 @@ def main() -> None:
         path = write_directory(Path(scratch) / "tiny", config, llama_tensors(config))
         llm = LLM(
             str(path),
-            speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+            speculative_config={
+                "method": "ngram",
+                "num_speculative_tokens": 3,
+                "draft_length_policy": "constant",
+            },
             max_num_seqs=4,
         )
     done, begin, decoders = 0, time.monotonic(), set()

@@ -209,7 +209,11 @@ def speed(args):
     for k in args.lookaheads:
         for name, scoring in (("assisted", "block"), ("stairs", "prefix_batch")):
             config = SpeculativeConfig(
-                method="draft_model", draft=draft, num_speculative_tokens=k, scoring=scoring
+                method="draft_model",
+                draft=draft,
+                num_speculative_tokens=k,
+                scoring=scoring,
+                draft_length_policy="constant",
             )
             systems[f"{name}, K = {k}"] = plain.with_speculation(config)
     params = SamplingParams(max_tokens=MAX_TOKENS - 1)

@@ -84,6 +84,7 @@ def report(target: str, draft: str, prompts: Sequence[str], tokens: int) -> None
                 method=method,
                 draft=draft if method.startswith("universal") else None,
                 num_speculative_tokens=LOOKAHEAD,
+                draft_length_policy="constant",
             )
         )
         for temperature, params in settings.items():

@@ -22,11 +22,16 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGET = "checkpoints/smollm2-135m-instruct.toml"
 PAIR_TARGET = "checkpoints/qwen2.5-coder-1.5b-instruct.toml"
 DRAFT = {
+    "draft_length_policy": "constant",
     "method": "draft_model",
     "draft": "checkpoints/smollm2-135m-instruct-draft.toml",
     "num_speculative_tokens": 4,
 }
-LOOKUP = {"method": "prompt_lookup", "num_speculative_tokens": 4}
+LOOKUP = {
+    "draft_length_policy": "constant",
+    "method": "prompt_lookup",
+    "num_speculative_tokens": 4,
+}
 FORMATS = {
     "float32": {"dtype": "float32", "quantization": "none"},
     "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
@@ -43,6 +48,7 @@ SAMPLED = {
     "two drafts": DRAFT | {"num_drafts": 2},
 }
 PAIR_DRAFT = {
+    "draft_length_policy": "constant",
     "draft": "checkpoints/qwen2.5-coder-0.5b-instruct.toml",
     "num_speculative_tokens": 4,
     "draft_vocab_size": 32_768,

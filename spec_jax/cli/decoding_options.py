@@ -35,6 +35,10 @@ from spec_jax.errors import ConfigError
 WITHOUT_LOGPROBS = (*PYTHON_ONLY, "logprobs")
 AUDIT_LOOKAHEAD = 4
 """K of an audit: such drafts are accepted in full and rejected often enough to be tested."""
+AUDIT_DEFAULTS = {
+    "num_speculative_tokens": str(AUDIT_LOOKAHEAD),
+    "draft_length_policy": "constant",
+}
 AUDIT_TEMPERATURE = 1.0
 
 
@@ -135,7 +139,7 @@ class AuditOptions(PromptOptions, SpeculationOptions):
 
     speculative: Annotated[
         SpeculativeConfig,
-        Group("speculative decoding", defaults={"num_speculative_tokens": str(AUDIT_LOOKAHEAD)}),
+        Group("speculative decoding", defaults=AUDIT_DEFAULTS),
     ] = NoDraftConfig()
     sampling: Annotated[
         SamplingParams,
@@ -159,7 +163,9 @@ class AuditOptions(PromptOptions, SpeculationOptions):
 
     @classmethod
     def complete(cls, values: dict[str, Any]) -> None:
-        """Fills in the audit's defaults."""
+        """Fills in the audit's defaults: it tests drafting also where drafting does not pay."""
+        if "speculative" in values:
+            values["speculative"].setdefault("draft_length_policy", "constant")
         if "sampling" in values:
             values["has_sampling"] = True
             values["sampling"].setdefault("temperature", AUDIT_TEMPERATURE)

@@ -17,7 +17,12 @@ QUICK = ("--max-tokens", "4", "--num-speculative-tokens", "1", "--samples", "16"
 def test_flags_become_options():
     flags = "--target t --draft d --top-p 0.5 --seed 3 --samples 9 --prompt p"
     options = parse("audit", shlex.split(flags))
-    drafting = SpeculativeConfig(method="draft_model", draft="d", num_speculative_tokens=4)
+    drafting = SpeculativeConfig(
+        method="draft_model",
+        draft="d",
+        num_speculative_tokens=4,
+        draft_length_policy="constant",  # else an audit would see nothing where no draft pays
+    )
     assert options.speculative == drafting
     assert options.settings == {"as given": SamplingParams(temperature=1.0, top_p=0.5)}
     assert (options.seed, options.samples, options.sources) == (3, 9, (("text", "p"),))
