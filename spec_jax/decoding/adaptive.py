@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.decoding.draft_length import DraftLengthPolicy, DraftOutcome, halvings
@@ -70,6 +71,12 @@ class Adaptive(DraftLengthPolicy):
         """The values of K."""
         longest = self.num_speculative_tokens
         return tuple(each for each in halvings(longest) if each != 1 or longest == 1)
+
+    def best(self, rate: float, costs: Float[np.ndarray, " widths"]) -> int:
+        """The K that emits the most tokens per second of a row with this acceptance rate."""
+        rate = min(max(rate, 0.0), 0.999)
+        tokens = (1 - rate ** (np.array(self.widths) + 1)) / (1 - rate)
+        return self.widths[int(np.argmax(tokens / costs))]
 
     def init(self, batch: int) -> AdaptiveState:
         """Some confidence in the drafter, and costs that the host replaces by measured ones."""

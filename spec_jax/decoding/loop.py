@@ -155,7 +155,7 @@ def limits(
     room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
     running = state.finish == RUNNING
     max_drafted = jnp.minimum(policy.limits(state.draft_length, running), room)
-    max_drafted = jnp.where(running, max_drafted, 0)
+    max_drafted = jnp.where(running & state.may_draft, max_drafted, 0)
     return max_drafted, policy.threshold(state.draft_length, batch)
 
 

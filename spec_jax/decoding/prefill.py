@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from spec_jax.control import in_place_if
 from spec_jax.decoding.draft_length import DraftLengthPolicy
 from spec_jax.decoding.logprobs import Logprobs, logprobs_of
 from spec_jax.decoding.rows import broadcast_rows, insert_rows
@@ -33,6 +34,7 @@ def start(
     lengths: Int[Array, " batch"],
     max_lengths: Int[Array, " batch"],
     keys: UInt32[Array, "batch 2"],
+    may_draft: Bool[Array, " batch"],
     block: int,
     headroom: int | None = None,
     inputs: Any = None,
@@ -49,6 +51,7 @@ def start(
       lengths: tokens of each prompt.
       max_lengths: where each row must end; a row that is as long already starts finished.
       keys: each row's PRNG key data.
+      may_draft: the rows whose prompts the drafter reads, see `DecodeState`.
       block: tokens of a prompt that a call computes; static.
       headroom: the largest number of KV slots that a call writes past a row's text, see `KVCache`;
         static.
@@ -69,6 +72,7 @@ def start(
         max_lengths=max_lengths,
         finish=jnp.where(lengths < max_lengths, RUNNING, LENGTH).astype(jnp.int32),
         keys=keys,
+        may_draft=may_draft,
         cache=cache,
         drafter=drafter.init(DrafterPrompt(tokens, lengths, inputs, source, block)),
         draft_length=policy.init(batch),
@@ -102,6 +106,8 @@ def prefill(
         return drafter.prefill(drafter_state, each)
 
     done = jax.lax.fori_loop(0, steps, read, state)
+    if drafter.can_skip_prompts:
+        steps = jnp.where(state.may_draft.any(), steps, 0)
     return dataclasses.replace(done, drafter=jax.lax.fori_loop(0, steps, draft, state.drafter))
 
 
@@ -118,7 +124,15 @@ def prefill_step(
       prompt_logprobs: whether log-probabilities of the prompts' tokens are recorded; static.
     """
     state, read = _read_block(target, drafter, state, block, prompt_logprobs)
-    return dataclasses.replace(state, drafter=drafter.prefill(state.drafter, read))
+
+    def draft(drafter_state: Any) -> Any:
+        return drafter.prefill(drafter_state, read)
+
+    if drafter.can_skip_prompts:
+        drafted = in_place_if(state.may_draft.any(), draft, state.drafter)
+    else:
+        drafted = draft(state.drafter)
+    return dataclasses.replace(state, drafter=drafted)
 
 
 def _read_block(

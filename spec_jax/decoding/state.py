@@ -88,6 +88,7 @@ class DecodeState:
       finish: RUNNING, or why the row ended; finished rows are frozen.
       keys: each row's PRNG key data; a round's randomness is a function of it and the row's
         length alone.
+      may_draft: the rows whose prompts the drafter has read; others decode plainly.
       cache: the target's cache.
       drafter: the drafter's state.
       draft_length: the state of the draft-length policy.
@@ -101,6 +102,7 @@ class DecodeState:
     max_lengths: Int[Array, " batch"]
     finish: Int[Array, " batch"]
     keys: UInt32[Array, "batch 2"]
+    may_draft: Bool[Array, " batch"]
     cache: KVCache
     drafter: PyTree
     draft_length: PyTree

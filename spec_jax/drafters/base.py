@@ -202,6 +202,8 @@ class Drafter:
       lookahead: the largest number of tokens that it proposes per round and draft (K).
       num_drafts: drafts that it proposes side by side.
       fixed_length: whether it always proposes as many tokens as its limit allows.
+      can_skip_prompts: whether rows whose prompts it did not read may exist beside rows that draft;
+        it must then read a prompt whose beginning `copy_prefix` did not copy.
       feature_layers: the features of the target that it gets with each token of the text. Feature i
         is the residual stream after the target's first i layers: 0 is the embedding, and the number
         of layers is the input of the final norm.
@@ -210,6 +212,7 @@ class Drafter:
     lookahead: int
     num_drafts: int = 1
     fixed_length: bool = False
+    can_skip_prompts: bool = False
     feature_layers: tuple[int, ...] = ()
 
     def init(self, prompt: DrafterPrompt) -> PyTree:

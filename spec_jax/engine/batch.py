@@ -166,6 +166,13 @@ class Batch:
           requests: by slot. All fit the batch's shape.
           by_chunks: leaves the reading to `read_chunks`.
         """
+        profiler = self._profiler
+        if profiler is not None and self._programs.drafter.can_skip_prompts:
+            may_draft = profiler.expects_drafts(self._key)
+            requests = {
+                slot: dataclasses.replace(request, may_draft=may_draft)
+                for slot, request in requests.items()
+            }
         self._prefills.add(requests, self.shape, self.together)
         for slot in requests:
             self._num_entries += 1

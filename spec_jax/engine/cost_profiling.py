@@ -32,6 +32,9 @@ round, the host's time for the call would be half of what is timed."""
 HOPELESS = 1.25
 """A round that takes this many times as long as its tokens would take one by one never pays."""
 
+PROMPTS_A_CHECK = 16
+"""Of so many prompts one is read by a drafter whose drafts do not pay."""
+
 MAX_KEPT = 128
 """Compiled loops whose costs a file keeps: as many as there are programs."""
 
@@ -104,20 +107,37 @@ class CostProfiler:
         """Seconds of a round, for each of the policy's widths, by compiled loop."""
         self._samples: dict[Hashable, _Samples] = {}
         self._lost = self._spent = 0.0
+        self._num_plain = 0
         self.judged = policy.prior_tokens
         """Drafted tokens that finished requests were judged by; older ones count less."""
         self._accepted = policy.prior_rate * policy.prior_tokens
 
     def begin(self, key: Hashable, state: DecodeState) -> DecodeState:
         """The state of new rows, which start from the statistics of earlier ones."""
-        rate = self._accepted / self.judged
-        shape = state.finish.shape
+        shape, may_draft = state.finish.shape, distributed.to_host(state.may_draft)
         changes = {
-            "accepted": np.full(shape, rate * self.policy.prior_tokens, np.float32),
+            "accepted": np.where(may_draft, self._rate * self.policy.prior_tokens, 0.0),
             "lost": np.full(shape, self._lost, np.float32),
             "spent": np.full(shape, self._spent, np.float32),
         }
         return self.with_costs(key, _with(state, changes))
+
+    @property
+    def _rate(self) -> float:
+        """The acceptance rate of finished rows."""
+        return self._accepted / self.judged
+
+    def expects_drafts(self, key: Hashable) -> bool:
+        """Whether new rows may draft, so that the drafter reads their prompts.
+
+        If no draft is expected to pay, it reads one prompt of a number, to see whether that has
+        changed.
+        """
+        costs = self.costs.get(str(key))
+        if costs is None or self.policy.best(self._rate, costs) > 0:
+            return True
+        self._num_plain += 1
+        return self._num_plain % PROMPTS_A_CHECK == 0
 
     def with_costs(self, key: Hashable, state: DecodeState) -> DecodeState:
         """The state with the costs that are known for a compiled loop, if they are."""
@@ -190,10 +210,14 @@ class CostProfiler:
         """Records the acceptances of finished rows; earlier rows count less."""
         adaptive: AdaptiveState = state.draft_length
         names = ("accepted", "judged", "lost", "spent")
-        *statistics, rounds = distributed.to_host(
-            (*(getattr(adaptive, name) for name in names), state.counters.rounds)
+        *statistics, rounds, may_draft = distributed.to_host(
+            (
+                *(getattr(adaptive, name) for name in names),
+                state.counters.rounds,
+                state.may_draft,
+            )
         )
-        used = [row for row in rows if rounds[row] > 0]
+        used = [row for row in rows if rounds[row] > 0 and may_draft[row]]
         if used:
             accepted, judged, lost, spent = (float(each[used].mean()) for each in statistics)
             # Not with full weight: the next text may be of another kind.

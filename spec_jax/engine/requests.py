@@ -29,6 +29,7 @@ class Request:
       source: what the target's encoder reads: int32 [tokens], or float32 [frames, bins] of a
         spectrum, always as many frames as the encoder takes; None without an encoder.
       timestamps: the first timestamp token, if the output obeys Whisper's rules of timestamps.
+      may_draft: whether the drafter reads the prompt; otherwise the row decodes plainly.
     """
 
     prompt_token_ids: Sequence[int]
@@ -40,6 +41,7 @@ class Request:
     grammar: Grammar | None = None
     source: np.ndarray | None = None
     timestamps: int = -1
+    may_draft: bool = True
 
     @property
     def text_token_ids(self) -> Sequence[int]:
@@ -99,7 +101,14 @@ def batch_of(
     return EncoderInput(values, lengths)
 
 
-PADDING = Request([0], SamplingParams(max_tokens=1), np.zeros((2,), np.uint32), (), max_length=1)
+PADDING = Request(
+    [0],
+    SamplingParams(max_tokens=1),
+    np.zeros((2,), np.uint32),
+    (),
+    max_length=1,
+    may_draft=False,
+)
 """Fills a slot without a request; it has finished before the first round."""
 
 
@@ -109,15 +118,17 @@ def pad(requests: Sequence[Request], shape: BatchShape) -> dict[str, Any]:
     lengths = np.ones((shape.batch,), np.int32)
     max_lengths = np.ones((shape.batch,), np.int32)
     keys = np.zeros((shape.batch, 2), np.uint32)
+    may_draft = np.zeros((shape.batch,), np.bool_)
     for row, request in enumerate(requests):
         ids = request.prompt_token_ids
         tokens[row, : len(ids)] = ids
         lengths[row], max_lengths[row] = len(ids), request.max_length
-        keys[row] = request.key
+        keys[row], may_draft[row] = request.key, request.may_draft
     return {
         "tokens": tokens,
         "lengths": lengths,
         "max_lengths": max_lengths,
         "keys": keys,
+        "may_draft": may_draft,
         "source": batch_of([each.source for each in requests], shape.batch, shape.source),
     }

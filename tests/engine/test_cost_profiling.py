@@ -30,6 +30,7 @@ def state_of(policy, room):
         max_lengths=lengths + jnp.asarray(room, jnp.int32),
         finish=jnp.asarray([RUNNING if each else LENGTH for each in room], jnp.int32),
         keys=jnp.zeros((batch, 2), jnp.uint32),
+        may_draft=jnp.ones((batch,), bool),
         cache=cache,
         drafter=None,
         draft_length=policy.init(batch),
