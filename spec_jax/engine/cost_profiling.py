@@ -33,7 +33,7 @@ HOPELESS = 1.25
 """A round that takes this many times as long as its tokens would take one by one never pays."""
 
 PROMPTS_A_CHECK = 16
-"""Of so many prompts one is read by a drafter whose drafts do not pay."""
+"""Prompts of which a drafter reads one if its drafts do not pay."""
 
 MAX_KEPT = 128
 """Compiled loops whose costs a file keeps: as many as there are programs."""

@@ -136,6 +136,7 @@ def compile_ahead(
     find_anywhere(layout.platform or "cpu")
     target_checkpoint = checkpoint("target", target, quantization)
     engine, _ = make_engine(DrafterSetting(speculation, target_checkpoint, load_draft), context)
+    engine.cost_profiler = None  # it times programs, and adds none
     compiler = engine.compiler = _AheadCompiler(target_checkpoint.model, on_progress)
     for workload in workloads:
         prompt, rows = workload.prompt_tokens, workload.max_num_seqs

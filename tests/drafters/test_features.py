@@ -133,6 +133,7 @@ def started(drafter, prompts):
         lengths=lengths,
         max_lengths=lengths + 5,
         keys=jnp.zeros((len(prompts), 2), jnp.uint32),
+        may_draft=jnp.ones((len(prompts),), bool),
         block=BLOCK,
     )
 
