@@ -161,9 +161,12 @@ class CostProfiler:
         samples = self._samples.setdefault(key, _Samples(choices))
         while (at := samples.next()) is not None:
             choice = choices[at]
-            finish, room = distributed.to_host((state.finish, state.max_lengths - state.lengths))
+            finish, room, may_draft = distributed.to_host(
+                (state.finish, state.max_lengths - state.lengths, state.may_draft)
+            )
             running, needed = finish == RUNNING, ROUNDS_A_SAMPLE * (choice + 1)
-            if running.sum() < min_running or not (running & (room >= needed)).any():
+            drafting = running & may_draft & (room >= needed)  # without any, drafts cost nothing
+            if running.sum() < min_running or not drafting.any():
                 return _with(state, {"forced": np.int32(-1)})
             state = _with(state, {"forced": np.int32(choice)})
             before = distributed.to_host(state.counters.rounds)

@@ -155,6 +155,21 @@ def test_a_slot_that_has_become_free_does_not_wait_for_the_measuring_to_end(roun
     np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
 
 
+def test_rows_that_may_not_draft_measure_nothing(rounds):
+    pacer = pacing.CostProfiler(Adaptive(4))
+    state = state_of(pacer.policy, [100, 100])
+    one = jnp.array([False, False])
+    state = pacer.begin("loop", dataclasses.replace(state, may_draft=one))
+    np.testing.assert_array_equal(state.draft_length.accepted, [0.0, 0.0])
+    state = pacer.advance("loop", state, 2, 1, rounds)
+    assert rounds.forced == [-1] * 2 and pacer.costs == {}
+    pacer.record(state, [0, 1])
+    assert pacer.judged == pacer.policy.prior_tokens  # nothing was judged
+    state = dataclasses.replace(state, may_draft=one.at[1].set(True))
+    pacer.advance("loop", state, 1, 1, rounds)
+    assert rounds.forced[2:] == [*sampled([0, 2, 4] * 4), -1]
+
+
 def test_rows_teach_by_themselves_and_only_when_they_have_finished(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
     state = pacer.begin("loop", state_of(pacer.policy, [50, 50]))

@@ -1,5 +1,7 @@
 """Rows whose prompts the drafter did not read decode plainly, beside rows that draft."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,11 +30,8 @@ def engine():
 
 
 def force(batch, lookahead):
-    state = batch.state
-    draft_length = state.draft_length.__class__(
-        **{**vars(state.draft_length), "forced": jnp.int32(lookahead)}
-    )
-    batch.state = state.__class__(**{**vars(state), "draft_length": draft_length})
+    draft_length = dataclasses.replace(batch.state.draft_length, forced=jnp.int32(lookahead))
+    batch.state = dataclasses.replace(batch.state, draft_length=draft_length)
 
 
 def counted(batch, slots):
