@@ -43,7 +43,8 @@ class Adaptive(DraftLengthPolicy):
     measured. The rows of a batch are scored at one width, so they share one K: the one with which
     all of them together emit the most tokens per second. If plain decoding is faster, K is 0, and a
     single token is drafted from time to time to check whether that has changed, as long as drafts
-    that did not pay have taken at most a hundredth of the time.
+    that did not pay have taken at most a hundredth of the time. If drafts that should pay lose more
+    than two hundredths, K is 0 as well, until they are made up for.
 
     One token is scored like two: each width costs a compilation, and these two take about as long.
 
@@ -62,6 +63,9 @@ class Adaptive(DraftLengthPolicy):
     """The acceptance rate before any request, and judged tokens that such a rate counts for."""
     max_lost = 0.01
     """The share of its time that a row may lose by drafts that only check whether drafting pays."""
+    max_mistaken, mistaken_rounds = 0.02, 2.0
+    """The share of its time, and rounds beside it, that a row may lose by drafts that should pay
+    and do not; then it decodes plainly until its time has grown."""
     time_memory, idle_memory, idle_tokens = 0.998, 0.99, 6.0
     """The factors by which each round reduces the weight of earlier time, and each round without a
     draft the weight of judged tokens, down to this number."""
@@ -92,7 +96,10 @@ class Adaptive(DraftLengthPolicy):
 
     def limits(self, state: AdaptiveState, running: Bool[Array, " batch"]) -> Int[Array, " batch"]:
         """The best K, or one token to check whether drafting pays; the same for all rows."""
-        best = self._best(state, running)
+        # A rate says too much where later drafted tokens are accepted less often than the first.
+        excess = jnp.where(running, state.lost - self.max_mistaken * state.spent, 0.0).sum()
+        mistaken = excess > self.mistaken_rounds * running.sum(dtype=jnp.float32)
+        best = jnp.where(mistaken, 0, self._best(state, running))
         # A rejected token would be a loss of a round of one token less a round of none.
         lost = state.lost + state.costs[1] / state.costs[0] - 1.0
         left = jnp.where(running, self.max_lost * state.spent - lost, 0.0).sum()

@@ -26,9 +26,13 @@ Advance = Callable[[DecodeState, int, int], DecodeState]
 """Decodes a state for at most a number of rounds, while a minimum number of rows run."""
 
 SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
-"""Samples of each choice of K, of which the quickest counts, and rounds of a sample: of a single
-round, the host's time for the call would be half of what is timed."""
+"""Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of a
+call without rounds is subtracted: of a small model it is as long as a round."""
+_VERSION = "2"
+"""Of the way in which costs are measured: costs of another one are not read."""
 
+MIN_SECONDS = 1e-6
+"""No sample is shorter; a call may take longer than one with rounds."""
 HOPELESS = 1.25
 """A round that takes this many times as long as its tokens would take one by one never pays."""
 
@@ -51,7 +55,7 @@ def costs_file(models: Any, *choices: Any) -> Path:
     arrays = [f"{each.shape} {each.dtype}" for each in leaves]
     device, variant = jax.devices()[0], os.environ.get(native.SWITCH)
     machine = machine_name(), os.cpu_count(), variant, device.device_kind, jax.__version__
-    text = "\n".join([str(structure), *arrays, *map(repr, choices), repr(machine)])
+    text = "\n".join([_VERSION, str(structure), *arrays, *map(repr, choices), repr(machine)])
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     return cache_directory() / "costs" / f"{name}.json"
 
@@ -171,8 +175,10 @@ class CostProfiler:
             state = _with(state, {"forced": np.int32(choice)})
             before = distributed.to_host(state.counters.rounds)
             begin = time.perf_counter()
+            state = jax.block_until_ready(advance(state, 0, min_running))  # what a call takes
+            middle = time.perf_counter()
             state = jax.block_until_ready(advance(state, ROUNDS_A_SAMPLE, min_running))
-            seconds = time.perf_counter() - begin
+            seconds = max(time.perf_counter() - 2 * middle + begin, MIN_SECONDS)
             num_rounds = int((distributed.to_host(state.counters.rounds) - before).max())
             sample = seconds / num_rounds
             samples.seconds[at].append(distributed.from_first(lambda each=sample: each))

@@ -219,6 +219,23 @@ def test_adaptive_gives_up_loses_a_hundredth_of_the_time_and_comes_back():
     assert sum(costs[n] - 1 for n in drafted[drafted.index(0) :]) < policy.max_lost * 1200 + 0.4
 
 
+def test_adaptive_loses_little_where_the_rate_promises_too_much():
+    """A rate of many earlier tokens, none of which tells of these."""
+    policy, cost = Adaptive(4), {0: 1.0, 1: 1.4, 2: 1.4, 4: 1.8}
+    state = paced(policy, 1, costs=[1, 1.4, 1.8], rate=[0.9])
+
+    @jax.jit
+    def one_round(state):
+        drafted = policy.limits(state, rows(1))
+        return drafted[0], policy.update(state, DraftOutcome(drafted, 0 * drafted, None))
+
+    spent = 0.0
+    for _ in range(600):
+        drafted, state = one_round(state)
+        spent += cost[int(drafted)]
+    assert 603 < spent < 1.03 * 600 + 5
+
+
 def test_measuring_counts_as_no_loss():
     policy = Adaptive(4)
     state = dataclasses.replace(paced(policy, 1, rate=[0.0]), forced=jnp.int32(4))
