@@ -46,7 +46,7 @@ def check(report) -> None:
             assert a_round == pytest.approx(each["milliseconds"] / report["rounds"])
 
 
-METHOD = ("--method", "prompt_lookup", "--json")
+METHOD = ("--method", "prompt_lookup", "--draft-length-policy", "constant", "--json")
 
 
 def test_all_of_the_time_is_shown(capsys, model, tmp_path):

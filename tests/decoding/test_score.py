@@ -52,6 +52,7 @@ def state():
             lengths=lengths,
             max_lengths=lengths + 5,
             keys=jnp.zeros((len(TEXTS), 2), jnp.uint32),
+            may_draft=jnp.ones((len(TEXTS),), bool),
             block=8,
         )
         return prefill.prefill(TARGET, NoDraft(), state, 8)
