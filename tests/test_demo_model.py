@@ -29,16 +29,6 @@ def demo(demo_recipe):
     return checkpoints.load(str(demo_recipe))
 
 
-@functools.lru_cache(maxsize=4)  # compiled programs take memory
-def engine(model, method, lookahead=1):
-    drafter = {
-        "none": lambda _: NoDraft(0),
-        "draft_model": lambda k: DraftModel(first_layers(model, DRAFT_LAYERS), k),
-        "prompt_lookup": lambda k: PromptLookup(k, 3),
-    }[method](lookahead)
-    return Engine(model, drafter, Constant(drafter.lookahead), "token", max_model_len=8192)
-
-
 FIFTY = [*PROMPTS[:40], *COPY_PROMPTS]
 
 
@@ -139,17 +129,32 @@ def demo_llm(demo_recipe):
 
 
 @pytest.fixture(scope="session")
-def models(demo, demo_recipe):
-    """The target in full precision, and as the file stores it, in which it decodes fastest."""
-    return {"float32": demo.model, "gguf": LLM(str(demo_recipe)).engine.target}
+def engine_of(demo, demo_recipe):
+    """An engine of the target in full precision, or as the file stores it, which is fastest."""
+
+    @functools.cache
+    def target(form):
+        return demo.model if form == "float32" else LLM(str(demo_recipe)).engine.target
+
+    @functools.lru_cache(maxsize=4)  # compiled programs take memory
+    def engine(form, method, lookahead=1):
+        model = target(form)
+        drafter = {
+            "none": lambda _: NoDraft(0),
+            "draft_model": lambda k: DraftModel(first_layers(model, DRAFT_LAYERS), k),
+            "prompt_lookup": lambda k: PromptLookup(k, 3),
+        }[method](lookahead)
+        return Engine(model, drafter, Constant(drafter.lookahead), "token", max_model_len=8192)
+
+    return engine
 
 
 @pytest.fixture(scope="session")
-def fifty_plain(demo, models):
+def fifty_plain(demo, engine_of):
     """Plain completions of fifty prompts, each decoded alone."""
     return {
-        form: decode(engine(model, "none"), demo, FIFTY, batch=1, max_tokens=64)
-        for form, model in models.items()
+        form: decode(engine_of(form, "none"), demo, FIFTY, batch=1, max_tokens=64)
+        for form in ("float32", "gguf")
     }
 
 
@@ -162,24 +167,24 @@ GRID = [("float32", 3), *(("gguf", lookahead) for lookahead in range(1, 9))]
 @pytest.mark.parametrize(("form", "lookahead"), GRID)
 @pytest.mark.parametrize("method", ["draft_model", "prompt_lookup"])
 def test_fifty_greedy_texts_are_plain_decodings(
-    demo, models, fifty_plain, method, form, lookahead, batch
+    demo, engine_of, fifty_plain, method, form, lookahead, batch
 ):
-    ours = engine(models[form], method, lookahead)
+    ours = engine_of(form, method, lookahead)
     assert decode(ours, demo, FIFTY, batch=batch, max_tokens=64) == fifty_plain[form]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("form", ["float32", "gguf"])
-def test_fifty_plain_texts_do_not_depend_on_the_batch(demo, models, fifty_plain, form):
-    plain = engine(models[form], "none")
+def test_fifty_plain_texts_do_not_depend_on_the_batch(demo, engine_of, fifty_plain, form):
+    plain = engine_of(form, "none")
     assert decode(plain, demo, FIFTY, batch=3, max_tokens=64) == fifty_plain[form]
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("third", often(range(3), [0]))
-def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, third):
+def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, engine_of, third):
     """64 tokens on 20 prompts in all, float32, the same dequantized weights."""
     import torch
 
@@ -188,7 +193,7 @@ def test_greedy_tokens_are_those_of_transformers(demo, demo_recipe, third):
     _, path = checkpoints.locate(str(demo_recipe), lambda line: None)
     reference = load_llama(path)
     prompts = [*PROMPTS[:16], *COPY_PROMPTS[:4]][third::3]
-    ours = decode(engine(demo.model, "prompt_lookup", 4), demo, prompts, batch=1, max_tokens=64)
+    ours = decode(engine_of("float32", "prompt_lookup", 4), demo, prompts, batch=1, max_tokens=64)
     for prompt, tokens in zip(prompts, ours, strict=True):
         ids = demo.tokenizer.encode_chat([{"role": "user", "content": prompt}])
         with torch.inference_mode():

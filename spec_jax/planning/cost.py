@@ -36,7 +36,7 @@ class Exchange:
     Attributes:
       what: the data that is summed or sent.
       bytes: of each on every chip, before sending.
-      kind: `all-reduce` or `all-to-all`.
+      kind: `all-reduce`, `all-gather` or `all-to-all`.
     """
 
     what: str

@@ -14,8 +14,9 @@ SOFTMAX = 4
 """At each place of a batch that samples; none if top-k or top-p bring whole rows together."""
 DRAWN = 4
 """At each draft token of a batch that samples: two races of a draw."""
-VERIFIED = 6
-"""At the target's places together: what was drafted, the residual and its draw."""
+VERIFIED, GATHERED = 2, 2
+"""At the target's places together, with `coupled` verification: the sums of a draw and the token of
+its block; and all-gathers of the block that each shard would take."""
 MOVES = 2
 """All-to-alls of a place's rows for top-k and top-p, there and back."""
 
@@ -36,6 +37,8 @@ def sampling_exchanges(
     ):
         shards = weights.shards("vocab")
         exchanges.append(Exchange(what, turns * count, 4 * places, shards))
+        if features.random and what == "verification":
+            exchanges.append(Exchange(what, GATHERED, 4 * places, shards, "all-gather"))
         if features.cut:
             held = 4 * -(-places // shards) * target.config.vocab_size
             exchanges.append(Exchange(what, turns * MOVES, held, shards, "all-to-all"))

@@ -67,7 +67,12 @@ def test_transformers_gets_what_a_draft_borrows_from_its_target(tmp_path):
         write_draft(
             draft, target.model, lending_target, "float32", outputs=outputs, borrowed=borrowed
         )
-        config = SpeculativeConfig(method="draft_model", draft=str(draft), num_speculative_tokens=2)
+        config = SpeculativeConfig(
+            method="draft_model",
+            draft=str(draft),
+            num_speculative_tokens=2,
+            draft_length_policy="constant",
+        )
         given = (("transformers",), llm, str(path), [config], notes.append)
         _, drafting = prepare_baselines(*given)
         task = BenchTask([EncodedPrompt(0, ids)], [0], Setting(), 12, True, 1, "t")
@@ -77,7 +82,12 @@ def test_transformers_gets_what_a_draft_borrows_from_its_target(tmp_path):
     tensors = tiny.llama_tensors(tiny.CONFIG)
     tensors.pop("model.norm.weight")
     lacking = tiny.write_directory(tmp_path / "lacking", tiny.CONFIG, tensors)
-    config = SpeculativeConfig(method="draft_model", draft=str(lacking), num_speculative_tokens=2)
+    config = SpeculativeConfig(
+        method="draft_model",
+        draft=str(lacking),
+        num_speculative_tokens=2,
+        draft_length_policy="constant",
+    )
     given = (("transformers",), llm, str(path), [config], notes.append)
     (plain,) = prepare_baselines(*given)
     assert plain.system.method == "none"
@@ -93,9 +103,18 @@ def test_transformers_gives_our_tokens(tmp_path, form):
     path = write(tmp_path / f"target.{form}", config)
     llm = LLM(str(path), dtype="float32", quantization="none")
     configs = [
-        SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=2),
-        SpeculativeConfig(method="draft_model", draft=str(path), num_speculative_tokens=2),
-        SpeculativeConfig(method="suffix", num_speculative_tokens=2),
+        SpeculativeConfig(
+            method="prompt_lookup", num_speculative_tokens=2, draft_length_policy="constant"
+        ),
+        SpeculativeConfig(
+            method="draft_model",
+            draft=str(path),
+            num_speculative_tokens=2,
+            draft_length_policy="constant",
+        ),
+        SpeculativeConfig(
+            method="suffix", num_speculative_tokens=2, draft_length_policy="constant"
+        ),
     ]
     notes: list[str] = []
     systems = list(prepare_baselines(("transformers",), llm, str(path), configs, notes.append))

@@ -178,13 +178,14 @@ def test_sampling_adds_exchanges():
         models, added = found.scoring.collectives["all-reduce"] + 4 * 3, found.sampling.collectives
         assert found.round.collectives == added | {"all-reduce": models + added["all-reduce"]}
         # 2 x 4 chips: an all-reduce takes eight hops, an all-to-all four.
-        hops = 8e-6 * added["all-reduce"] + 4e-6 * added.get("all-to-all", 0)
+        whole, half = (added["all-reduce"] + added.get("all-gather", 0), added.get("all-to-all", 0))
+        hops = 8e-6 * whole + 4e-6 * half
         assert found.sampling.seconds == pytest.approx(hops, rel=0.01)
         return added
 
     assert exchanges() == exchanges(top_k=50) == {"all-reduce": 2 * 5}  # nothing to cut
-    assert exchanges(temperature=1.0) == {"all-reduce": 4 * 8 + 10}
-    cut = {"all-reduce": 4 * 4 + 6, "all-to-all": 2 * 5}
+    assert exchanges(temperature=1.0) == {"all-reduce": 4 * 8 + 6, "all-gather": 2}
+    cut = {"all-reduce": 4 * 4 + 2, "all-gather": 2, "all-to-all": 2 * 5}
     assert exchanges(temperature=1.0, top_k=50) == cut
     assert exchanges(temperature=1.0, top_k=50, top_p=0.9) == cut
 
