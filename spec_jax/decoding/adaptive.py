@@ -1,6 +1,7 @@
 """The adaptive draft length: measured costs and each row's own acceptances choose K."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,9 @@ from spec_jax.decoding.draft_length import DraftLengthPolicy, DraftOutcome, halv
 from spec_jax.decoding.rows import insert_rows
 from spec_jax.pytree import pytree
 from spec_jax.sampling.draw import argmax
+
+MAX_RATE = 0.999
+"""A rate of 1 would divide by zero, and is never certain."""
 
 
 @pytree
@@ -78,8 +82,7 @@ class Adaptive(DraftLengthPolicy):
 
     def best(self, rate: float, costs: Float[np.ndarray, " widths"]) -> int:
         """The K that emits the most tokens per second of a row with this acceptance rate."""
-        rate = min(max(rate, 0.0), 0.999)
-        tokens = (1 - rate ** (np.array(self.widths) + 1)) / (1 - rate)
+        tokens = _emitted(np.clip(rate, 0.0, MAX_RATE), np.array(self.widths))
         return self.widths[int(np.argmax(tokens / costs))]
 
     def init(self, batch: int) -> AdaptiveState:
@@ -148,8 +151,12 @@ class Adaptive(DraftLengthPolicy):
     def _best(self, state: AdaptiveState, rows: Bool[Array, " batch"]) -> Int[Array, ""]:
         """The K with which these rows together emit the most tokens per second."""
         widths = jnp.asarray(self.widths, jnp.int32)
-        # A rate of 1 would divide by zero, and is never certain.
-        rate = jnp.clip(state.accepted / state.judged, 0.0, 0.999)[:, None]
-        tokens = (1.0 - rate ** (widths + 1).astype(jnp.float32)[None]) / (1.0 - rate)
+        rate = jnp.clip(state.accepted / state.judged, 0.0, MAX_RATE)[:, None]
+        tokens = _emitted(rate, widths.astype(jnp.float32)[None])
         total = jnp.where(rows[:, None], tokens, 0.0).sum(0)
         return widths[argmax(total / state.costs)]
+
+
+def _emitted(rate: Any, widths: Any) -> Any:
+    """Tokens of a round of each of these K, by the acceptance rate."""
+    return (1.0 - rate ** (widths + 1)) / (1.0 - rate)

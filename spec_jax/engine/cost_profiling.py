@@ -26,13 +26,11 @@ Advance = Callable[[DecodeState, int, int], DecodeState]
 """Decodes a state for at most a number of rounds, while a minimum number of rows run."""
 
 SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
-"""Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of a
-call without rounds is subtracted: of a small model it is as long as a round."""
-_VERSION = "2"
+"""Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of
+the quickest call without rounds is subtracted: of a small model it is as long as a round."""
+_VERSION = "3"
 """Of the way in which costs are measured: costs of another one are not read."""
 
-MIN_SECONDS = 1e-6
-"""No sample is shorter; a call may take longer than one with rounds."""
 HOPELESS = 1.25
 """A round that takes this many times as long as its tokens would take one by one never pays."""
 
@@ -70,25 +68,37 @@ class _Samples:
 
     def __init__(self, choices: Sequence[int]):
         self._choices = choices
-        self.seconds: list[list[float]] = [[] for _ in choices]
+        self._call = math.inf
+        self._samples: list[list[tuple[float, int]]] = [[] for _ in choices]
+
+    def add(self, at: int, call: float, seconds: float, num_rounds: int) -> None:
+        """Adds the seconds of a call without rounds, and of one with rounds of a choice."""
+        self._call = min(self._call, call)
+        self._samples[at].append((seconds, num_rounds))
+
+    def _quickest(self, samples: Sequence[tuple[float, int]]) -> float:
+        # Never 0: a clock may be coarse.
+        return max(min((seconds - self._call) / count for seconds, count in samples), 1e-9)
 
     def next(self) -> int | None:
         """Which choice to sample now; None if nothing is left to measure."""
-        counts = [len(each) for each in self.seconds[: self._num_sampled()]]
+        counts = [len(each) for each in self._samples[: self._num_sampled()]]
         return None if min(counts) > SAMPLES_EACH else counts.index(min(counts))
 
     def costs(self) -> list[float]:
         """The quickest sample of each choice; of those not sampled, in proportion to K + 1."""
         count = self._num_sampled()
-        costs = [min(each[1:]) for each in self.seconds[:count]]
+        costs = [self._quickest(each[1:]) for each in self._samples[:count]]
         a_token = costs[-1] / (self._choices[count - 1] + 1)
         return costs + [a_token * (choice + 1) for choice in self._choices[count:]]
 
     def _num_sampled(self) -> int:
         """How many choices are sampled: up to the first that would not pay."""
-        for at, (choice, seconds) in enumerate(zip(self._choices, self.seconds, strict=True)):
-            if seconds and min(seconds) > HOPELESS * (choice + 1) * min(self.seconds[0]):
-                return at + 1
+        for at, (choice, samples) in enumerate(zip(self._choices, self._samples, strict=True)):
+            if samples:
+                pays_below = HOPELESS * (choice + 1) * self._quickest(self._samples[0])
+                if self._quickest(samples) > pays_below:
+                    return at + 1
         return len(self._choices)
 
 
@@ -178,10 +188,10 @@ class CostProfiler:
             state = jax.block_until_ready(advance(state, 0, min_running))  # what a call takes
             middle = time.perf_counter()
             state = jax.block_until_ready(advance(state, ROUNDS_A_SAMPLE, min_running))
-            seconds = max(time.perf_counter() - 2 * middle + begin, MIN_SECONDS)
+            end = time.perf_counter()
             num_rounds = int((distributed.to_host(state.counters.rounds) - before).max())
-            sample = seconds / num_rounds
-            samples.seconds[at].append(distributed.from_first(lambda each=sample: each))
+            times = middle - begin, end - middle, num_rounds
+            samples.add(at, *distributed.from_first(lambda each=times: each))
         costs = self.costs[str(key)] = np.array(samples.costs())
         self._write()
         return _with(state, {"forced": np.int32(-1), "costs": costs.astype(np.float32)})

@@ -99,6 +99,20 @@ def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
     assert set(pacer.costs) == {"loop", "other"}
 
 
+def test_one_slow_call_without_rounds_shortens_no_sample(rounds, monkeypatch):
+    pacer = pacing.CostProfiler(Adaptive(4))
+    empty = []
+
+    def advance(state, count, min_running=1):
+        if not count:
+            empty.append(None)
+            rounds.now += 100.0 if len(empty) % 3 == 0 else 0.0
+        return rounds(state, count, min_running)
+
+    pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, advance)
+    np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
+
+
 def test_a_k_larger_than_one_that_cannot_pay_is_not_sampled(rounds, monkeypatch):
     monkeypatch.setitem(COSTS, 2, 30.0)
     pacer = pacing.CostProfiler(Adaptive(4))

@@ -219,8 +219,8 @@ BUGS = {
     "the warm-up counts as a measured round": PlantedBug(
         "engine/cost_profiling.py",
         "_Samples.costs",
-        "min(S[1:])",
-        "min(S[:1])",
+        "F(S[1:])",
+        "F(S[:1])",
         ["tests/engine/test_cost_profiling.py", "-k", "each_choice"],
     ),
     "drafted tokens advance the grammar of their row": PlantedBug(
