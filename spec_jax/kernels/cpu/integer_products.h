@@ -16,14 +16,19 @@ constexpr int32_t kOffset8 = 128;  // of weights of 8 bits, which the instructio
 #else
 constexpr int32_t kOffset8 = 0;
 #endif
-constexpr int kIntegerRows = 8;  // of a tile: they share a pass over the weights
+constexpr int kFewRows = 8;  // of a tile: their sums stay in registers
+constexpr int kFewTiles = 2;  // of so few rows; more rows make tiles of many
+constexpr int kManyRows = 128;  // of a tile: their sums stay in the first-level cache
+constexpr int kTogether = 4;       // of many rows: their sums stay in registers
 constexpr int64_t kTileBytes = 1 << 19;  // of activations that stay in the second-level cache
 constexpr int64_t kTaskInputs = 1 << 14;  // that a thread rounds: fewer are not worth a task
 
-// Rows in tiles of at most kIntegerRows. The numbers of a tile lie in the order of their use: by
-// block, then by word, then by row.
+// Rows in tiles, as even as possible. The numbers of a tile lie in the order of their use.
 struct Rounded {
-  std::vector<uint32_t> words;  // [blocks, words, rows] of a tile; a word has four activations
+  bool many;                    // whether tiles are of kManyRows at most, not of kFewRows
+  int64_t tiles;
+  std::vector<uint32_t> words;  // [blocks, words, rows] of a tile, or [blocks, rows, words] if many;
+                                // a word has four activations
   std::vector<float> scales;    // [blocks, rows] of a tile
   std::vector<float> sums;      // the same: the sum of a block's rounded activations
   std::vector<int32_t> starts;  // the same: what corrects weights that have an offset
@@ -104,11 +109,13 @@ void round_tile(const Call& call, Rounded& to, int64_t row, int64_t count, int64
                 int64_t end) {
   typedef int8_t Sixteen __attribute__((vector_size(16)));
   const int64_t blocks = call.inputs / B;
+  const int64_t next_row = to.many ? B / 4 : 1, next_word = to.many ? 1 : count;
   const int32_t offset = call.format == kInt8 ? kOffset8 : call.offset;
   for (int64_t r = 0; r < count; ++r) {
     const float* x = call.x + (row + r) * call.inputs;
-    uint32_t* words = to.words.data() + row * call.inputs / 4 + begin * B / 4 * count + r;
+    uint32_t* first = to.words.data() + row * call.inputs / 4 + r * next_row;
     for (int64_t b = begin; b < end; ++b) {
+      uint32_t* words = first + b * B / 4 * count;
       int8_t rounded[B];
       const RoundedBlock block = round_block(x + b * B, rounded);
       for (int i = 0; i < B; i += 16) {
@@ -120,7 +127,7 @@ void round_tile(const Call& call, Rounded& to, int64_t row, int64_t count, int64
         }
         uint32_t four[4];
         std::memcpy(four, &bytes, sizeof(bytes));
-        for (int w = 0; w < 4; ++w, words += count) *words = four[w];
+        for (int w = 0; w < 4; ++w, words += next_word) *words = four[w];
       }
       const int64_t at = row * blocks + b * count + r;
       to.scales[at] = block.scale;
@@ -137,7 +144,9 @@ void round(Pool& pool, const Call& call, Rounded& to) {
   to.scales.resize(call.rows * blocks);
   to.sums.resize(call.rows * blocks);
   to.starts.resize(call.rows * blocks);
-  const int64_t tiles = (call.rows + kIntegerRows - 1) / kIntegerRows;
+  to.many = call.rows > kFewTiles * kFewRows;
+  const int64_t most = to.many ? kManyRows : kFewRows;
+  const int64_t tiles = to.tiles = (call.rows + most - 1) / most;
   const int64_t parts = std::clamp<int64_t>(call.rows * call.inputs / tiles / kTaskInputs, 1, blocks);
   parallel(pool, tiles * parts, [&](int64_t task) {
     const int64_t tile = task / parts, part = task % parts;
@@ -299,26 +308,24 @@ INLINE Sums pinned(Sums sums) {
   return sums;
 }
 
-// Weights of one format: `kLines` lines of 64 bytes hold `kInputs` inputs of 16 outputs.
+// Weights of one format: `kLines` lines of 64 bytes hold `kInputs` inputs of 16 outputs. `read` takes
+// them apart: four inputs of a part's outputs in each word.
 
 struct Nibbles {  // each output's word has eight inputs, the lowest bits first
   static constexpr int kInputs = 8, kLines = 1;
   using Sums = typename Dot::Sums;
+  using Word = PartWords;
   static INLINE Sums start(int32_t correction) { return Dot::start_4(correction); }
   static INLINE PartInts ints(Sums sums, int32_t correction) {
     return Dot::ints_4(sums, correction);
   }
-  template <int R>
-  static INLINE void add(Sums (&sums)[R], const uint8_t* line, const uint32_t* x) {
+  static INLINE Sums add(Sums sums, Word weights, uint32_t x) {
+    return Dot::add_4(sums, weights, x);
+  }
+  static INLINE void read(const uint8_t* line, Word* to) {
     const PartWords weights = load<PartWords>(line);
-    const PartWords halves[] = {weights & 0x0f0f0f0fu, weights >> 4 & 0x0f0f0f0fu};
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        sums[r] = pinned(Dot::add_4(sums[r], halves[h], x[h * R + r]));
-      }
-    }
+    to[0] = weights & 0x0f0f0f0fu;
+    to[1] = weights >> 4 & 0x0f0f0f0fu;
   }
 };
 
@@ -328,19 +335,20 @@ template <int Bits>
 struct Planes {
   static constexpr int kInputs = 32 / Bits, kLines = 4 / Bits + 1;
   using Sums = PartInts;
+  using Word = PartWords;
   static INLINE Sums start(int32_t correction) { return PartInts{} + correction; }
   static INLINE PartInts ints(Sums sums, int32_t) { return sums; }
-  template <int R>
-  static INLINE void add(Sums (&sums)[R], const uint8_t* line, const uint32_t* x) {
+  static INLINE Sums add(Sums sums, Word weights, uint32_t x) {
+    return Dot::add_7(sums, weights, x);
+  }
+  static INLINE void read(const uint8_t* line, Word* to) {
     constexpr uint32_t kMask = Bits == 1 ? 0x10101010u : 0x30303030u;
     const PartWords high = load<PartWords>(line + 64 * (kLines - 1));
 #pragma GCC unroll 8
-    for (int t = 0; t < 2 * (kLines - 1); ++t) {
+    for (int t = 0; t < kInputs / 4; ++t) {
       const PartWords low = load<PartWords>(line + 64 * (t / 2)) >> (t % 2 * 4) & 0x0f0f0f0fu;
       const int at = Bits * t;
-      const PartWords weights = low | ((at < 4 ? high << (4 - at) : high >> (at - 4)) & kMask);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) sums[r] = pinned(Dot::add_7(sums[r], weights, x[t * R + r]));
+      to[t] = low | ((at < 4 ? high << (4 - at) : high >> (at - 4)) & kMask);
     }
   }
 };
@@ -348,35 +356,70 @@ struct Planes {
 struct Bytes {  // each output's word has four inputs
   static constexpr int kInputs = 4, kLines = 1;
   using Sums = PartInts;
+  using Word = typename Dot::Bytes;
   static INLINE Sums start(int32_t correction) { return PartInts{} + correction; }
   static INLINE PartInts ints(Sums sums, int32_t) { return sums; }
-  template <int R>
-  static INLINE void add(Sums (&sums)[R], const uint8_t* line, const uint32_t* x) {
-    const auto bytes = Dot::prepare_8(load<PartWords>(line));
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r] = pinned(Dot::add_8(sums[r], bytes, x[r]));
+  static INLINE Sums add(Sums sums, const Word& weights, uint32_t x) {
+    return Dot::add_8(sums, weights, x);
+  }
+  static INLINE void read(const uint8_t* line, Word* to) {
+    *to = Dot::prepare_8(load<PartWords>(line));
   }
 };
 
-// The tile of `R` rows from `row` on.
-template <class Weights, int R>
-void integer_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row) {
+// The scales and minima of a panel: of its blocks, one after another, or of all inputs.
+struct Scaling {
+  const Call* call;
+  const Matrix* matrix;
+  int64_t group;
+  bool a_block;  // whether each block has scales, or all have one
+  Part scale[kParts], minimum[kParts];
+
+  Scaling(const Call& call, const Matrix& matrix, int64_t panel)
+      : call(&call), matrix(&matrix), group(panel * call.groups),
+        a_block(call.groups == call.inputs / call.block()), minimum{} {
+    split(splat(1), scale);
+  }
+  INLINE void read() {
+    load_numbers(*call, matrix->scales, matrix->scale_units, group, scale);
+    if (matrix->minima) load_numbers(*call, matrix->minima, matrix->minimum_units, group, minimum);
+    ++group;
+  }
+  INLINE void store_row(int64_t panel, int64_t row, const Part (&total)[kParts]) const {
+    Part out[kParts];
+#pragma GCC unroll 4
+    for (int n = 0; n < kParts; ++n) {
+      out[n] = total[n];
+      if (a_block) continue;
+      out[n] *= scale[n];
+      if (matrix->minima) out[n] = fused(minimum[n], all_lanes(call->rounded->row_sums[row]), out[n]);
+    }
+    store(*matrix, panel, row, load<Floats>(out));
+  }
+};
+
+// A row's sum with a block added.
+template <bool Minima>
+INLINE Part with_block(Part total, PartInts ints, Part scale, Part minimum, const float& scale_of_x,
+                       const float& sum_of_x) {
+  const Part numbers = __builtin_convertvector(ints, Part);
+  total = fused(scale, numbers * scale_of_x, total);
+  return Minima ? fused(minimum, all_lanes(sum_of_x), total) : total;
+}
+
+// A tile of `R` rows, from `row` on: each word of weights meets all rows.
+template <class Weights, bool Minima, int R>
+void few_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row) {
   const int64_t block = call.block(), blocks = call.inputs / block;
-  const bool scale_a_block = call.groups == blocks;
   const uint8_t* values = to.values + panel * call.panel_bytes();
   const uint32_t* words = call.rounded->words.data() + row * call.inputs / 4;
   const float* scales = call.rounded->scales.data() + row * blocks;
   const float* sums_of_x = call.rounded->sums.data() + row * blocks;
   const int32_t* starts = call.rounded->starts.data() + row * blocks;
-  int64_t group = panel * call.groups;
-  Part total[kParts][R] = {}, scale[kParts], minimum[kParts] = {};
-  split(splat(1), scale);
+  Scaling scaling(call, to, panel);
+  Part total[R][kParts] = {};
   for (int64_t b = 0; b < blocks; ++b) {
-    if (scale_a_block) {
-      load_numbers(call, to.scales, to.scale_units, group, scale);
-      if (to.minima) load_numbers(call, to.minima, to.minimum_units, group, minimum);
-      ++group;
-    }
+    if (scaling.a_block) scaling.read();
     for (int n = 0; n < kParts; ++n) {
       typename Weights::Sums sums[R];
 #pragma GCC unroll 8
@@ -385,61 +428,156 @@ void integer_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row
       const uint32_t* word = words;
       for (int64_t i = 0; i < block; i += Weights::kInputs) {
         if (n == 0) __builtin_prefetch(line + 4096);
-        Weights::add(sums, line, word);
+        typename Weights::Word weights[Weights::kInputs / 4];
+        Weights::read(line, weights);
+#pragma GCC unroll 8
+        for (int t = 0; t < Weights::kInputs / 4; ++t) {
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            sums[r] = pinned(Weights::add(sums[r], weights[t], word[t * R + r]));
+          }
+        }
         line += 64 * Weights::kLines, word += R * Weights::kInputs / 4;
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const Part numbers = __builtin_convertvector(Weights::ints(sums[r], starts[r]), Part);
-        total[n][r] = fused(scale[n], numbers * scales[r], total[n][r]);
-        if (to.minima) total[n][r] = fused(minimum[n], all_lanes(sums_of_x[r]), total[n][r]);
+        total[r][n] = with_block<Minima>(total[r][n], Weights::ints(sums[r], starts[r]),
+                                         scaling.scale[n], scaling.minimum[n], scales[r],
+                                         sums_of_x[r]);
       }
     }
     values += 64 * (block / Weights::kInputs) * Weights::kLines, words += R * block / 4;
     scales += R, sums_of_x += R, starts += R;
   }
-  if (!scale_a_block) {
-    load_numbers(call, to.scales, to.scale_units, group, scale);
-    if (to.minima) load_numbers(call, to.minima, to.minimum_units, group, minimum);
-  }
+  if (!scaling.a_block) scaling.read();
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    Part out[kParts];
-#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) scaling.store_row(panel, row + r, total[r]);
+}
+
+// A tile of `rows` rows with `P` panels, in blocks of `B` inputs: all words of a block meet some rows,
+// then the next ones.
+template <class Weights, bool Minima, int B, int P>
+void many_rows(const Call& call, const Matrix& to, int64_t panel, int64_t row, int64_t rows) {
+  constexpr int kSteps = B / Weights::kInputs, kWords = Weights::kInputs / 4;
+  const int64_t blocks = call.inputs / B;
+  const uint8_t* values = to.values + panel * call.panel_bytes();
+  const uint32_t* words = call.rounded->words.data() + row * call.inputs / 4;
+  const float* scales = call.rounded->scales.data() + row * blocks;
+  const float* sums_of_x = call.rounded->sums.data() + row * blocks;
+  const int32_t* starts = call.rounded->starts.data() + row * blocks;
+  std::vector<Scaling> scaling;
+  for (int p = 0; p < P; ++p) scaling.emplace_back(call, to, panel + p);
+  Part total[kManyRows][P][kParts];
+  std::memset(total, 0, rows * sizeof(total[0]));
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (Scaling& each : scaling) {
+      if (each.a_block) each.read();
+    }
     for (int n = 0; n < kParts; ++n) {
-      out[n] = total[n][r];
-      if (!scale_a_block) {
-        out[n] *= scale[n];
-        if (to.minima) {
-          out[n] = fused(minimum[n], all_lanes(call.rounded->row_sums[row + r]), out[n]);
+      typename Weights::Word weights[P][B / 4];
+      Part scale[P], minimum[P];
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
+        scale[p] = scaling[p].scale[n], minimum[p] = scaling[p].minimum[n];
+#pragma GCC unroll 8
+        for (int s = 0; s < kSteps; ++s) {
+          const uint8_t* line = values + p * call.panel_bytes() + 64 * Weights::kLines * s;
+          if (n == 0) {
+#pragma GCC unroll 4
+            for (int l = 0; l < Weights::kLines; ++l) __builtin_prefetch(line + 2048 + 64 * l);
+          }
+          Weights::read(line + n * sizeof(Part), weights[p] + s * kWords);
         }
       }
+      auto add = [&](auto count, int64_t first) INLINE_LAMBDA {
+        constexpr int R = decltype(count)::value;
+        typename Weights::Sums sums[R][P];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+          for (int p = 0; p < P; ++p) sums[r][p] = Weights::start(starts[first + r]);
+        }
+#pragma GCC unroll 8
+        for (int t = 0; t < B / 4; ++t) {
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) {
+            const uint32_t x = words[(first + r) * B / 4 + t];
+#pragma GCC unroll 2
+            for (int p = 0; p < P; ++p) {
+              sums[r][p] = pinned(Weights::add(sums[r][p], weights[p][t], x));
+            }
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const int64_t at = first + r;
+#pragma GCC unroll 2
+          for (int p = 0; p < P; ++p) {
+            total[at][p][n] =
+                with_block<Minima>(total[at][p][n], Weights::ints(sums[r][p], starts[at]), scale[p],
+                                   minimum[p], scales[at], sums_of_x[at]);
+          }
+        }
+      };
+      int64_t r = 0;
+      for (; r + kTogether <= rows; r += kTogether) add(std::integral_constant<int, kTogether>(), r);
+      for (; r < rows; ++r) add(std::integral_constant<int, 1>(), r);
     }
-    store(to, panel, row + r, load<Floats>(out));
+    values += 64 * kSteps * Weights::kLines, words += rows * B / 4;
+    scales += rows, sums_of_x += rows, starts += rows;
   }
+  for (int p = 0; p < P; ++p) {
+    if (!scaling[p].a_block) scaling[p].read();
+    for (int64_t r = 0; r < rows; ++r) scaling[p].store_row(panel + p, row + r, total[r][p]);
+  }
+}
+
+template <class Weights, bool Minima>
+void integer_tile(const Call& call, const Matrix& to, int64_t panel, int64_t panels, int64_t row,
+                  int64_t rows) {
+  if (!call.rounded->many) {
+    with_count(
+        rows,
+        [&](auto count) { few_rows<Weights, Minima, decltype(count)::value>(call, to, panel, row); },
+        std::make_integer_sequence<int, kFewRows>());
+    return;
+  }
+  with_count(
+      panels,
+      [&](auto count) {
+        constexpr int P = decltype(count)::value;
+        if constexpr (Weights::kInputs <= 16) {
+          if (call.block() == 16) {
+            return many_rows<Weights, Minima, 16, P>(call, to, panel, row, rows);
+          }
+        }
+        many_rows<Weights, Minima, 32, P>(call, to, panel, row, rows);
+      },
+      std::make_integer_sequence<int, kTilePanels>());
 }
 
 // Some neighbouring panels of one weight.
 void integer_panels(const Call& call, const Matrix& to, int64_t begin, int64_t end) {
   // Some rows meet all panels before the next rows do, so that both stay in caches.
-  const int64_t tiles = (call.rows + kIntegerRows - 1) / kIntegerRows;
-  const int64_t together = std::max<int64_t>(1, kTileBytes / (kIntegerRows * call.inputs));
+  const int64_t tiles = call.rounded->tiles;
+  const int64_t together = std::max<int64_t>(1, kTileBytes * tiles / (call.rows * call.inputs));
+  const int64_t step = call.rounded->many ? kTilePanels : 1;
   for (int64_t first = 0; first < tiles; first += together) {
-    for (int64_t panel = begin; panel < end; ++panel) {
+    for (int64_t panel = begin; panel < end; panel += step) {
+      const int64_t panels = std::min(step, end - panel);
       for (int64_t tile = first; tile < std::min(first + together, tiles); ++tile) {
-        const int64_t row = call.rows * tile / tiles, next = call.rows * (tile + 1) / tiles;
-        with_count(
-            next - row,
-            [&](auto rows) {
-              constexpr int R = decltype(rows)::value;
-              switch (call.format) {
-                case kInt4: return integer_rows<Nibbles, R>(call, to, panel, row);
-                case kInt5: return integer_rows<Planes<1>, R>(call, to, panel, row);
-                case kInt6: return integer_rows<Planes<2>, R>(call, to, panel, row);
-                default: return integer_rows<Bytes, R>(call, to, panel, row);
-              }
-            },
-            std::make_integer_sequence<int, kIntegerRows>());
+        const int64_t row = call.rows * tile / tiles, rows = call.rows * (tile + 1) / tiles - row;
+        auto run = [&](auto weights) {
+          using Weights = decltype(weights);
+          const auto tile = to.minima ? integer_tile<Weights, true> : integer_tile<Weights, false>;
+          tile(call, to, panel, panels, row, rows);
+        };
+        switch (call.format) {
+          case kInt4: run(Nibbles()); break;
+          case kInt5: run(Planes<1>()); break;
+          case kInt6: run(Planes<2>()); break;
+          default: run(Bytes());
+        }
       }
     }
   }
