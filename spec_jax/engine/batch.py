@@ -137,22 +137,22 @@ class Batch:
         """
         left, chosen = sorted(free, key=lambda slot: self._slots[slot].entry), {}
         for request in requests:
-            slot = max(left, key=lambda slot: self._num_shared(request, slot))
+            slot = max(left, key=self._num_shared(request).__getitem__)
             left.remove(slot)
             chosen[slot] = request
         return chosen
 
     def shares_prefix(self, requests: Sequence[Request]) -> bool:
         """Whether a request's prompt begins like the text of a slot."""
-        slots = range(self.shape.batch)
-        return any(self._num_shared(request, slot) for request in requests for slot in slots)
+        return any(any(self._num_shared(request)) for request in requests)
 
-    def _num_shared(self, request: Request, slot: int) -> int:
-        """How many tokens of its prompt a request may copy from a slot."""
-        if self._rows is None or not self._programs.copies_prefix(request):
-            return 0
-        block = self.prefill_shape.block if self._rows.state.cache.can_truncate else None
-        return self._slots[slot].num_shared(request, block)
+    def _num_shared(self, request: Request) -> list[int]:
+        """How many tokens of its prompt a request may copy from each slot."""
+        if self._rows is not None and self._programs.copies_prefix(request):
+            block = self.prefill_shape.block if self._rows.state.cache.can_truncate else None
+            if block is None or block < len(request.prompt_token_ids):
+                return [slot.num_shared(request, block) for slot in self._slots]
+        return [0] * self.shape.batch
 
     @property
     def reading(self) -> dict[int, int]:
@@ -236,7 +236,7 @@ class Batch:
         slots, num_tokens = np.zeros((2, len(prefill.group)), np.int32)
         for row, request in enumerate(prefill.requests):
             first = row // joining * size
-            counts = [self._num_shared(request, slot) for slot in range(first, first + size)]
+            counts = self._num_shared(request)[first : first + size]
             slots[row], num_tokens[row] = np.argmax(counts), max(counts)
         return slots.reshape(self._shards, joining), num_tokens
 

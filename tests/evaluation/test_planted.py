@@ -124,7 +124,7 @@ def test_an_audit_passes_without_a_bug(method, pair, stranger, tmp_path):
     plant(None, tmp_path)
     models = dict(zip(("TARGET", "DRAFT"), pair, strict=True)) | {"STRANGER": stranger}
     flags = [models.get(flag, flag) for flag in METHODS[method]]
-    code, report = audit(tmp_path, "--target", pair[0], *flags)
+    code, report = audit(tmp_path, "--target", pair[0], "--samples", 1024, *flags)
     unseen = report["untested"]
     if method == "adaptive":  # measured times decide how much it drafts
         assert set(unseen) <= {STOPS, AFTER_A_VERDICT}, report

@@ -154,7 +154,7 @@ def test_a_wheel_may_bring_native_code(tmp_path):
 
 @needs_a_compiler
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_sanitizers_find_nothing():
     """Addresses, undefined behaviour and races, for each kind of processor."""
     script = Path(__file__).parent / "cpu/sanitize.sh"

@@ -98,7 +98,13 @@ JOBS = {
     ),
     "int8": ({"method": "draft_model"}, GREEDY, 1, 8, {"quantization": "int8"}),
     "int8 caches": ({"method": "draft_model"}, GREEDY, 1, 8, {"kv_cache_dtype": "int8"}),
-    "log-probabilities": ({"method": "draft_model"}, SamplingParams(logprobs=3), 1, 8, {}),
+    "log-probabilities, adaptive": (
+        {"method": "draft_model", "draft_length_policy": "adaptive"},
+        SamplingParams(logprobs=3),
+        1,
+        8,
+        {},
+    ),
 }
 FEW = [("a draft model, more prompts than rows", "cpu-8"), ("one prompt", "2x4")]
 
@@ -112,9 +118,9 @@ def test_a_job_finds_every_program(kept, models, job, where):
     target, draft = models
     if options["method"] == "draft_model":
         options = options | {"draft": target if "the target" in job else draft}
-    speculation = SpeculativeConfig(
-        **({"num_speculative_tokens": 3} if options["method"] != "none" else {}), **options
-    )
+    if options["method"] != "none":  # each width of `adaptive` is a program
+        options = {"num_speculative_tokens": 3, "draft_length_policy": "constant"} | options
+    speculation = SpeculativeConfig(**options)
     sampling = dataclasses.replace(sampling, max_tokens=20, ignore_eos=True)
     shapes = [read_shape(path) for path in models]
     compile_ahead(
