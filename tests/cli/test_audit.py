@@ -64,7 +64,7 @@ def test_an_audit_for_people(capsys, model):
     words = " ".join(out.split())
     assert (code, err) == (0, "")
     for text in (
-        "method prompt_lookup, verification token",
+        "method prompt_lookup, verification coupled",
         "check verdict looked at",
         "greedy: plain tokens PASS 3 texts, 12 tokens",
         "sampled: follow p PASS",

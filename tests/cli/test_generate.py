@@ -101,7 +101,7 @@ def test_plain_decoding_is_said_to_be_plain(capsys, scripted):
 SPECULATION = {
     "none": ["--method", "none"],
     "prompt_lookup": ["--method", "prompt_lookup", "--num-speculative-tokens", "3"],
-    "draft_model": ["--num-speculative-tokens", "2"],
+    "draft_model": ["--num-speculative-tokens", "2", "--draft-length-policy", "constant"],
 }
 
 
