@@ -4,11 +4,14 @@ The blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Each
 bytes [rows, blocks, bytes of a block] of one type.
 """
 
+import dataclasses
+
 import gguf.quants
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from spec_jax.kernels import Quantized
+from spec_jax.kernels.native_blocks import NATIVE, unpack_blocks
 from spec_jax.kernels.row_blocks import in_row_blocks
 
 
@@ -23,10 +26,15 @@ def unpack(data: np.ndarray, kind: GGMLQuantizationType) -> Quantized | None:
         return None
     inputs, size = GGML_QUANT_SIZES[kind]
     blocks = np.asarray(data).reshape(len(data), -1, size)
-    parts = in_row_blocks(
-        lambda rows: _BLOCKS[kind](blocks[rows]), len(blocks), blocks.shape[1] * inputs
-    )
-    return Quantized.concatenate(parts)
+    form = _BLOCKS[kind](blocks[:1, :1])
+    parts = unpack_blocks(blocks, kind, form) if kind in NATIVE else None
+    if parts is None:
+
+        def unpack_rows(rows: slice) -> list[np.ndarray]:
+            return [*_BLOCKS[kind](blocks[rows]).arrays.values()]
+
+        parts = in_row_blocks(unpack_rows, len(blocks), blocks.shape[1] * inputs)
+    return dataclasses.replace(form, **dict(zip(form.arrays, parts, strict=True)))
 
 
 def _q8_0(blocks: np.ndarray) -> Quantized:

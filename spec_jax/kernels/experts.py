@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.kernels import native
+from spec_jax.kernels import native_calls
 from spec_jax.kernels.packed_weight import PackedWeight
 from spec_jax.kernels.products import Weight, products
 from spec_jax.pytree import pytree
@@ -114,7 +114,7 @@ def expert_products(
     assert len(packed) == len(stacks), "native code multiplies all matrices of a model or none"
     if len({stack.signature for stack in packed}) > 1:
         return [expert_products(x, chosen, [stack])[0] for stack in packed]
-    return native.expert_products(x.astype(jnp.float32), chosen, packed)
+    return native_calls.expert_products(x.astype(jnp.float32), chosen, packed)
 
 
 def take_expert(stack: Weight, expert: Int[Array, ""]) -> Weight:

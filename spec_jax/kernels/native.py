@@ -1,4 +1,4 @@
-"""Native code on CPU: builds the sources in `cpu/`, loads them and calls them from programs.
+"""The library of native code on CPU: builds the sources in `cpu/` and loads them.
 
 A wheel may bring the library for each kind of processor (`prebuild`). Otherwise it is built once
 for each version of the source, at its first use, and kept in the cache folder. Without it XLA
@@ -18,29 +18,21 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from filelock import FileLock
-from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.config import cache_directory
-from spec_jax.kernels.packed_weight import OFFSETS, PackedWeight
 
 SWITCH = "SPEC_JAX_NATIVE"
 """Environment variable: 0 turns native code off, a name such as avx2 chooses a variant."""
+PRODUCT, EXPERT_PRODUCT = "spec_jax_product", "spec_jax_expert_product"
+ATTENTION, NORM, WARP = "spec_jax_attention", "spec_jax_norm", "spec_jax_warp"
 _SOURCES = Path(__file__).with_name("cpu")
 _PREBUILT = Path(__file__).with_name("prebuilt")
-_PRODUCT, _ATTENTION = "spec_jax_product", "spec_jax_attention"
-_EXPERT_PRODUCT, _NORM = "spec_jax_expert_product", "spec_jax_norm"
-_WARP = "spec_jax_warp"
-_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
-_FORMATS |= {"int4": 3, "uint4": 3, "int5": 4, "uint5": 4, "int6": 5}
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
 _BUILD_SECONDS = 300
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
@@ -92,154 +84,6 @@ class _Unavailable(Exception):
     """Why there is no native code."""
 
 
-def products(
-    x: Float[Array, "rows in"], weights: Sequence[PackedWeight]
-) -> list[Float[Array, "rows _"]]:
-    """The rows times each weight, in one call.
-
-    Args:
-      x: float32. Products with bfloat16 weights round it to bfloat16, and products with weights
-        whose `activations` are int8 round it to 8 bits, once for all weights.
-      weights: packed weights of one signature.
-    """
-    return _products(_PRODUCT, [x], weights)
-
-
-def expert_products(
-    x: Float[Array, "rows in"],
-    experts: Int[Array, " rows"],
-    weights: Sequence[PackedWeight],
-) -> list[Float[Array, "rows _"]]:
-    """Each row times its expert's matrix of each stack; the stacks are of one format.
-
-    The matrices of a chosen expert are read once, and other matrices are not read.
-
-    Args:
-      x: the same as for `products`.
-      experts: each row's expert.
-      weights: packed stacks of the same number of matrices; all have scales and minima, or none.
-    """
-    return _products(_EXPERT_PRODUCT, [x, experts], weights)
-
-
-def _products(target: str, inputs: list[Array], weights: Sequence[PackedWeight]) -> list[Array]:
-    first, rows = weights[0], inputs[0].shape[0]
-    parts = [
-        [weight.values, *(part for part in weight.scaling if part is not None)]
-        for weight in weights
-    ]
-    call = _call(
-        target,
-        [jax.ShapeDtypeStruct((rows, weight.shape[1]), jnp.float32) for weight in weights],
-    )
-    outputs = call(
-        *inputs,
-        *(part for each in parts for part in each),
-        format=_FORMATS[first.format],
-        integers=first.activations == "int8",
-        offset=OFFSETS.get(first.format, 0),
-        scales=first.scales is not None,
-        minima=first.minima is not None,
-        units=first.scale_units is not None,
-        half=first.scales is not None and first.scales.dtype == jnp.float16,
-    )
-    return list(outputs)
-
-
-def attention(
-    queries: Float[Array, "batch kv_heads rows head_dim"],
-    keys: Float[Array, "batch kv_heads slots head_dim"],
-    values: Float[Array, "batch kv_heads slots head_dim"],
-    positions: Int[Array, "batch tokens"],
-    start: Int[Array, " batch"],
-    context_lengths: Int[Array, " batch"],
-    tree_mask: Bool[Array, "tokens num_recent"] | None,
-    depths: Int[Array, " num_recent"] | None,
-    slopes: Float[Array, " heads"],
-    *,
-    cap: float | None,
-    window: int | None,
-    ring: bool,
-) -> Float[Array, "batch kv_heads rows head_dim"]:
-    """Attention in float32 over the slots that some token sees; other slots are not read.
-
-    `positions` to `depths` are fields of `models.attention.AttentionMask`, `slopes` to `window` of
-    `models.attention.ScoreOptions`, and `ring` of `models.cache.KVState`.
-
-    Args:
-      queries: scaled queries; one head follows another, each with a row for each token.
-      keys: the cache's keys, with the keys of the new tokens.
-      values: the cache's values, with the values of the new tokens.
-      positions: the position of each new token.
-      start: the index of each row's first new token.
-      context_lengths: how many tokens all new tokens see.
-      tree_mask: which tokens after the context each new token sees, or None.
-      depths: how far these tokens are from the text's end, or None.
-      slopes: by how much a head's scores fall with the distance to a token.
-      cap: the bound of the scores, or None.
-      window: how many tokens back a token sees, or None for all.
-      ring: whether the slots are a ring.
-    """
-    if tree_mask is None or depths is None:
-        tree_mask = jnp.zeros((positions.shape[1], 0), bool)
-        depths = jnp.zeros((0,), jnp.int32)
-    call = _call(_ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32))
-    return call(
-        queries,
-        keys,
-        values,
-        positions,
-        start,
-        context_lengths,
-        tree_mask,
-        depths,
-        slopes,
-        cap=np.float32(cap or 0),
-        window=window or 0,
-        ring=ring,
-    )
-
-
-def norm(
-    x: Float[Array, "rows size"],
-    weight: Float[Array, " size"],
-    bias: Float[Array, " size"] | None,
-    *,
-    eps: float,
-    centered: bool,
-) -> Float[Array, "rows size"]:
-    """RMS norm of rows, or layer norm if `centered`, in float32.
-
-    A row is the same, bit for bit, whatever rows are beside it.
-    """
-    if bias is None:
-        bias = jnp.zeros((0,), jnp.float32)
-    call = _call(_NORM, jax.ShapeDtypeStruct(x.shape, jnp.float32))
-    return call(x, weight, bias, eps=np.float32(eps), centered=centered)
-
-
-def warp(
-    logits: Float[Array, "rows vocab"],
-    temperature: Float[Array, " rows"],
-    top_k: Int[Array, " rows"],
-    top_p: Float[Array, " rows"],
-    min_p: Float[Array, " rows"],
-) -> Float[Array, "rows vocab"]:
-    """Logits of rows to probabilities, in float32; see `sampling.probabilities.warp`.
-
-    A row is the same, bit for bit, whatever rows are beside it.
-    """
-    call = _call(_WARP, jax.ShapeDtypeStruct(logits.shape, jnp.float32))
-    return call(logits, temperature, top_k.astype(jnp.int32), top_p, min_p)
-
-
-def _call(target: str, result: Any) -> Callable[..., Any]:
-    """A function of the library, for programs."""
-    if not available():
-        raise RuntimeError(f"native code is needed and cannot be loaded: {description()}")
-    return jax.ffi.ffi_call(target, result)
-
-
 def available(on_progress: Callable[[str], object] | None = None) -> bool:
     """Whether this machine's CPU has native code; builds and loads it when needed.
 
@@ -259,8 +103,14 @@ def description() -> str:
     return why or _variant().name
 
 
+def loaded() -> ctypes.CDLL | None:
+    """The library, for functions that Python calls; None if `available` has not loaded it."""
+    return _LIBRARY[0] if _LIBRARY else None
+
+
 _LOADED: list[str | None] = []
 """Empty before the first use; then why the library cannot be loaded, or None if it is loaded."""
+_LIBRARY: list[ctypes.CDLL] = []
 
 
 def _load(on_progress: Callable[[str], object] | None) -> str | None:
@@ -276,11 +126,11 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
     try:
         library = _open_shipped() or ctypes.CDLL(str(_built(on_progress)))
         handlers = {
-            _PRODUCT: library.SpecJaxProduct,
-            _EXPERT_PRODUCT: library.SpecJaxExpertProduct,
-            _ATTENTION: library.SpecJaxAttention,
-            _NORM: library.SpecJaxNorm,
-            _WARP: library.SpecJaxWarp,
+            PRODUCT: library.SpecJaxProduct,
+            EXPERT_PRODUCT: library.SpecJaxExpertProduct,
+            ATTENTION: library.SpecJaxAttention,
+            NORM: library.SpecJaxNorm,
+            WARP: library.SpecJaxWarp,
         }
     except (_Unavailable, OSError, AttributeError) as error:
         warnings.warn(
@@ -291,6 +141,7 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
         return f"none: {error}"
     for name, handler in handlers.items():
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
+    _LIBRARY.append(library)
     return None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped, UInt8, UInt32
 
 from spec_jax.config import Activations
+from spec_jax.kernels import native_blocks
 from spec_jax.kernels.quantize import Quantized
 from spec_jax.kernels.row_blocks import in_row_blocks
 from spec_jax.pytree import pytree, static
@@ -84,10 +85,10 @@ class PackedWeight:
             if not fits or group * groups != inputs:
                 raise ValueError(f"{inputs} inputs in {groups} groups are not whole steps")
             step = group
-        if kind == "int8":
-            values = _panels(weight.values, step, 4 if activations == "int8" else 1)
+        if kind == "int8" and activations == "float32":
+            values = _panels(weight.values, step)
         else:
-            values = _panels(_words(weight.values, kind, step))
+            values = _words_in_panels(weight.values, kind, step)
 
         def part(numbers: np.ndarray | None) -> Array | None:
             return None if numbers is None else _panels(numbers)
@@ -182,14 +183,24 @@ def _panels(rows: np.ndarray, step: int = 1, neighbours: int = 1) -> Array:
     # Neighbours as one integer, which NumPy moves faster than several.
     integers = padded.view(f"u{padded.itemsize * neighbours}")
     panels = integers.reshape(-1, LANES, integers.shape[-1])
-    parts = in_row_blocks(
-        lambda some: np.ascontiguousarray(panels[some].swapaxes(1, 2)), len(panels), panels[0].size
+    (packed,) = in_row_blocks(
+        lambda some: [panels[some].swapaxes(1, 2)], len(panels), panels[0].size
     )
-    packed = np.concatenate(parts).reshape(*stack, -1, *parts[0].shape[1:]).view(padded.dtype)
+    packed = np.ascontiguousarray(packed).reshape(*stack, -1, *packed.shape[1:])
+    packed = packed.view(padded.dtype)
     # `jnp.asarray` would compile a program for each shape.
     return jax.device_put(
         packed.reshape(*packed.shape[:-1], LANES, -1) if neighbours > 1 else packed
     )
+
+
+def _words_in_panels(values: Shaped[np.ndarray, "*stack out in"], kind: str, step: int) -> Array:
+    """Values of 4 to 8 bits in panels: words, or int8 of which four neighbours lie together."""
+    bits = int(kind[-1])
+    words = native_blocks.pack_words(values, bits, OFFSETS.get(kind, 0))
+    if words is None:
+        return _panels(values, step, 4) if bits == 8 else _panels(_words(values, kind, step))
+    return jax.device_put(words.view(np.int8).reshape(*words.shape, 4) if bits == 8 else words)
 
 
 def _padded(rows: np.ndarray, outputs: int, inputs: int) -> np.ndarray:
@@ -206,14 +217,14 @@ def _words(
     """Values of 4 to 6 bits in words, with zeros up to a multiple of `step` inputs."""
     rows = values.reshape(-1, values.shape[-1])
 
-    def words(block: slice) -> np.ndarray:
+    def words(block: slice) -> list[np.ndarray]:
         some = rows[block]
         if kind in OFFSETS:
             some = (some + np.int8(OFFSETS[kind])).view(np.uint8)
-        return _words_of(_padded(some, 1, step), int(kind[-1]))
+        return [_words_of(_padded(some, 1, step), int(kind[-1]))]
 
-    parts = in_row_blocks(words, *rows.shape)
-    return np.concatenate(parts).reshape(*values.shape[:-1], -1)
+    (packed,) = in_row_blocks(words, *rows.shape)
+    return packed.reshape(*values.shape[:-1], -1)
 
 
 def _words_of(

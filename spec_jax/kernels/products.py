@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.kernels import native
+from spec_jax.kernels import native_calls
 from spec_jax.kernels.packed_weight import PackedWeight
 from spec_jax.kernels.quantized_weight import QuantizedWeight
 
@@ -36,7 +36,7 @@ def products(
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
     if len(packed) == len(weights) and len({weight.signature for weight in packed}) == 1:
         rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
-        outputs = native.products(rows, packed)
+        outputs = native_calls.products(rows, packed)
         return [each.reshape(*x.shape[:-1], -1) for each in outputs]
     if len(weights) > 1:
         return [products(x, [weight], sums)[0] for weight in weights]

@@ -1,29 +1,43 @@
 """Work on the rows of a large matrix in blocks that stay in a processor's cache, in threads."""
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
-T = TypeVar("T")
-_NUMBERS = 1 << 18
+import numpy as np
+
+_NUMBERS = 1 << 20
 """Numbers of a block. NumPy's passes over them stay in the cache of the second level."""
 
 
 def in_row_blocks(
-    function: Callable[[slice], T], num_rows: int, width: int, multiple: int = 1
-) -> list[T]:
-    """The results for consecutive blocks of rows, in order. NumPy lets threads run side by side.
+    function: Callable[[slice], Sequence[np.ndarray]], num_rows: int, width: int
+) -> list[np.ndarray]:
+    """Arrays that a function computes for consecutive blocks of rows.
+
+    NumPy lets threads run side by side.
 
     Args:
-      function: takes a block's rows.
+      function: takes some rows and returns these rows of each array.
       num_rows: rows of the matrix.
       width: numbers of a row.
-      multiple: of rows that each block but the last holds.
     """
-    size = max(1, _NUMBERS // max(1, width * multiple)) * multiple
+    size = max(1, _NUMBERS // max(1, width))
     blocks = [slice(begin, begin + size) for begin in range(0, num_rows, size)]
+    first = function(slice(0, size))
     if len(blocks) < 2:
-        return [function(each) for each in blocks]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(function, blocks))
+        return list(first)
+    arrays = [np.empty((num_rows, *part.shape[1:]), part.dtype) for part in first]
+
+    def fill(block: slice) -> None:
+        for array, part in zip(arrays, function(block) if block.start else first, strict=True):
+            array[block] = part
+
+    list(_threads().map(fill, blocks))
+    return arrays
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "spec-jax-rows")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.kernels import native
+from spec_jax.kernels import native_calls
 from spec_jax.models.cache import Int8KV, KVBuffer, KVCache, KVState
 from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement
@@ -330,7 +330,7 @@ def _native(
     positions = mask.positions
     if not mask.causal:  # all stand where the text's last token does, and see what it sees
         positions = jnp.broadcast_to(mask.context_lengths[:, None] - 1, positions.shape)
-    return native.attention(
+    return native_calls.attention(
         rows,
         cache.keys,
         cache.values,

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.kernels import columns, native, products
+from spec_jax.kernels import columns, native_calls, products
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.rotary import LongRopeScaling, RotaryConfig, YarnScaling
 from spec_jax.sharding import Placement
@@ -93,7 +93,7 @@ class Norm(nnx.Module):
             rows, weight = x.reshape(-1, x.shape[-1]), self.weight[...].astype(jnp.float32)
             bias = None if self.bias is None else self.bias[...].astype(jnp.float32)
             is_centered = self.kind == "layer"
-            out = native.norm(rows, weight, bias, eps=self.eps, centered=is_centered)
+            out = native_calls.norm(rows, weight, bias, eps=self.eps, centered=is_centered)
             return out.reshape(x.shape)
         if self.kind == "layer":
             x = x - x.mean(-1, keepdims=True)

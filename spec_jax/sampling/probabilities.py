@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.kernels import native
+from spec_jax.kernels import native, native_calls
 from spec_jax.sampling.draw import largest
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.processors import History, TokenSets, process
@@ -72,7 +72,7 @@ def warp(
     if random and _is_native(logits, placement):
         flat = logits.reshape(-1, logits.shape[-1])
         parameters = (jnp.repeat(each, logits.shape[1]) for each in rows)
-        return native.warp(flat, *parameters).reshape(logits.shape)
+        return native_calls.warp(flat, *parameters).reshape(logits.shape)
     cuts = _Cuts.of(rows, sampling.skips_unused) if sampling.features.cut else None
     shards = placement.num_shards("vocab")
     if cuts is None or shards == 1 or logits.shape[-1] % shards:

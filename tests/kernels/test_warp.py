@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spec_jax.kernels import native
+from spec_jax.kernels import native_calls
 
 pytestmark = pytest.mark.native
 VOCAB = 131_072
-run = jax.jit(native.warp)
+run = jax.jit(native_calls.warp)
 
 
 def warped(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
