@@ -42,7 +42,7 @@ void check(Pool& pool, uint32_t seed) {
   if (call.integers && call.format != kInt8) call.offset = below(2) * 4 << (call.format - kInt8);
   const int64_t step = call.integers ? 32 : kInputsOfStep[call.format];
   const bool minima = quantized && below(2);
-  call.rows = 1 + below(30);
+  call.rows = 1 + below(below(9) ? 30 : 300);
   call.groups = quantized ? 1 + below(4) : 1;
   call.group = step * (1 + below(12));
   if (call.integers && call.groups > 1) call.group = 16 * (call.format == kInt5 ? 2 : 1 + below(2));

@@ -21,7 +21,7 @@ esac
 for kind in "${kinds[@]}"; do
   read -ra flags <<<"$kind"
   for sanitizer in address,undefined thread; do
-    for name in products attention norm warp; do
+    for name in products attention norm warp blocks; do
       # Undefined behaviour ends the program too.
       "$compiler" -std=c++17 -O1 -g "${flags[@]}" -Wno-psabi -ffp-contract=fast "-isystem$include" \
         "-fsanitize=$sanitizer" -fno-sanitize-recover=all \
