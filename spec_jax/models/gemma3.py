@@ -16,7 +16,7 @@ from spec_jax.models.gemma import (
     windows_to_hf,
 )
 from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, QK_NORMS
-from spec_jax.models.hf_rope import hf_rope
+from spec_jax.models.hf_rope import hf_rope, rope_settings
 from spec_jax.models.llama import HF_WEIGHTS
 
 _GLOBAL_EVERY = 6
@@ -54,7 +54,7 @@ def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:
 
 def _hf_rope(config: Config) -> dict[str, Any]:
     """Rotary settings of both kinds of layers: transformers 5 nests them, 4 names them apart."""
-    settings = config.get("rope_parameters") or {}
+    settings = rope_settings(config)
     if any(isinstance(value, Mapping) for value in settings.values()):
         of_global, of_local = (
             hf_rope({"rope_parameters": settings.get(f"{kind}_attention")}, theta=theta)

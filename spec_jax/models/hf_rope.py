@@ -57,8 +57,28 @@ Keys in a cache are rotated once, so contexts end there.
 """
 
 
+def rope_settings(config: Config) -> Config:
+    """`rope_parameters` (transformers 5), in whose place `rope_scaling` stands where it is given.
+
+    Raises:
+      CheckpointError: in that place it would change more than how positions are scaled.
+    """
+    settings, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling")
+    if not scaling or not settings:
+        return scaling or settings
+    named = {**config, **scaling}
+    lost = [name for name in settings if name not in ("type", "rope_type") and name not in named]
+    if lost:
+        raise CheckpointError(
+            f"the checkpoint's config has rope_scaling = {dict(scaling)!r}, beside which "
+            f"transformers would ignore {', '.join(lost)} of rope_parameters = {dict(settings)!r}. "
+            "Write all settings into rope_parameters, and remove rope_scaling."
+        )
+    return scaling
+
+
 def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
-    """Rotary settings from `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
+    """Rotary settings from `rope_settings`, or from the config itself.
 
     Args:
       config: config.json.
@@ -71,7 +91,7 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     Raises:
       CheckpointError: the positions are scaled in a way that is not supported.
     """
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    settings = rope_settings(config)
     kind = settings.get("rope_type", settings.get("type", "default"))
     differ_by_layer = any(isinstance(value, Mapping) for value in settings.values())
     if kind not in HF_ROPES or differ_by_layer:

@@ -5,6 +5,7 @@ from typing import Any
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Config, Family, fused, in_qkv, qkv_sizes, require, window
 from spec_jax.models.gguf_metadata import FUSED_QKV, GGUF_WEIGHTS, gguf_config
+from spec_jax.models.hf_rope import rope_settings
 from spec_jax.models.llama import HF_WEIGHTS, hf_shape, shape_to_hf
 
 
@@ -18,11 +19,11 @@ def config_from_hf(config: Config) -> TransformerConfig:
 
 def _with_longrope(config: Config) -> Config:
     """The same config with today's name of LongRoPE, which Phi-3 called su, and yarn."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    settings = config.get(key) or {}
+    settings = rope_settings(config)
     if settings.get("rope_type", settings.get("type")) not in ("su", "yarn"):
         return config
-    return {**config, key: {**settings, "rope_type": "longrope"}}
+    renamed = {**settings, "rope_type": "longrope"}
+    return {**config, "rope_parameters": renamed, "rope_scaling": None}
 
 
 def fields_to_hf(config: TransformerConfig) -> dict[str, Any]:

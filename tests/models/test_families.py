@@ -105,6 +105,30 @@ def test_both_spellings_of_rotary_settings():
     assert llama.config_from_hf(plain).rotated.scaling is None
 
 
+@pytest.mark.parametrize("family", [llama, phi3], ids=["llama", "phi3"])
+def test_rope_scaling_stands_in_the_place_of_rope_parameters(family):
+    """As transformers 5 reads both, unless it would then forget a setting."""
+    scaling = {"llama": LLAMA3_SCALING, "phi3": LONGROPE | {"type": "su"}}[family.FAMILY.model_type]
+    scaling = {name: value for name, value in scaling.items() if name != "rope_theta"}
+    config = LLAMA | {"rope_theta": 5e5, "rope_scaling": scaling}
+    plain = {"rope_type": "default", "rope_theta": 5e5}
+    both = config | {"rope_parameters": plain}
+    assert family.config_from_hf(both) == family.config_from_hf(config)
+    assert family.config_from_hf(both).rotated.scaling is not None
+    with pytest.raises(CheckpointError, match="would ignore partial_rotary_factor of"):
+        family.config_from_hf(config | {"rope_parameters": plain | {"partial_rotary_factor": 1.0}})
+    del both["rope_theta"]
+    with pytest.raises(CheckpointError, match="would ignore rope_theta of"):
+        family.config_from_hf(both)
+
+
+def test_scaling_beside_settings_of_each_kind_of_layers_is_refused():
+    nested = {f"{kind}_attention": {"rope_theta": 500.0} for kind in ("full", "sliding")}
+    both = LLAMA | GEMMA | {"rope_parameters": nested, "rope_scaling": LINEAR}
+    with pytest.raises(CheckpointError, match="would ignore full_attention, sliding_attention"):
+        gemma3.config_from_hf(both)
+
+
 def test_null_means_absent():
     config = llama.config_from_hf(dict(LLAMA, head_dim=None, num_key_value_heads=None))
     assert (config.num_kv_heads, config.head_dim) == (4, 8)
