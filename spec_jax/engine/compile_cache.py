@@ -7,6 +7,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from spec_jax.engine.checked_cache import check_entries
+
 MAX_BYTES = 2 * 2**30
 """Limit of the kept programs in bytes; the programs used last stay."""
 _MIN_SECONDS = 0.1
@@ -30,6 +32,7 @@ def keep_programs(folder: Path) -> None:
         machine_folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
+    check_entries(str(machine_folder), MAX_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(machine_folder))
     jax.config.update("jax_compilation_cache_max_size", MAX_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_SECONDS)

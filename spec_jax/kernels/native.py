@@ -172,9 +172,10 @@ def _digest(variant: _Variant, *versions: str) -> str:
 def _open_shipped() -> ctypes.CDLL | None:
     """The library that came with the package, if this system can load it."""
     variant = _variant()
+    library = _PREBUILT / f"{variant.name}-{_digest(variant)}.so"
     try:
-        return ctypes.CDLL(str(_PREBUILT / f"{variant.name}-{_digest(variant)}.so"))
-    except OSError:  # there is none, or it was built for a later C library
+        return ctypes.CDLL(str(library)) if _is_whole(library) else None
+    except OSError:  # it was built for a later C library
         return None
 
 
@@ -183,18 +184,39 @@ def _built(on_progress: Callable[[str], object] | None) -> Path:
     variant = _variant()
     folder = cache_directory() / "native"
     library = folder / f"{variant.name}-{_digest(variant, jax.__version__)}.so"
-    if library.is_file():
+    if _is_whole(library):
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock", timeout=_BUILD_SECONDS):
-            if not library.is_file():
-                if on_progress:
+            if not _is_whole(library):
+                if library.exists():
+                    warnings.warn(
+                        f"the native code in {library} was damaged, and is compiled again",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                elif on_progress:
                     on_progress("compiling native code for this CPU, once")
+                for abandoned in folder.glob("building-*"):  # by a process that was killed
+                    shutil.rmtree(abandoned, ignore_errors=True)
                 _build(variant, library)
     except (OSError, TimeoutError) as error:
         raise _Unavailable(f"{folder} cannot be written ({error}); set SPEC_JAX_CACHE") from None
     return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there and has its checksum: to load a truncated one ends the process."""
+    try:
+        digest = hashlib.sha256(library.read_bytes()).hexdigest()
+        return _checksum_of(library).read_text() == digest
+    except (OSError, ValueError):
+        return False
+
+
+def _checksum_of(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def _build(variant: _Variant, library: Path) -> None:
@@ -202,7 +224,7 @@ def _build(variant: _Variant, library: Path) -> None:
     compiler, is_zig = _compiler()
     architecture = _ZIG[variant.architecture] if is_zig else variant.architecture
     flags = [*_FLAGS, f"-march={architecture}", *variant.flags]
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
         made = Path(folder) / library.name
         include = f"-isystem{jax.ffi.include_dir()}"
         sources = map(str, sorted(_SOURCES.glob("*.cpp")))
@@ -223,6 +245,9 @@ def _build(variant: _Variant, library: Path) -> None:
         if result.returncode or not made.is_file():
             messages = result.stderr.strip().splitlines() or ["no message"]
             raise _Unavailable(f"{compiler[0]} cannot build them ({messages[0]})")
+        checksum = made.with_suffix(".sha256")
+        checksum.write_text(hashlib.sha256(made.read_bytes()).hexdigest())
+        os.replace(checksum, _checksum_of(library))
         os.replace(made, library)
 
 

@@ -25,30 +25,49 @@ print(read.count("/jax/compilation_cache/cache_hits"), jax.config.jax_compilatio
 """
 
 
-def decode(model, cache, **variables):
+def decode(model, cache, messages=0):
     kept = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
     result = subprocess.run(
         [sys.executable, "-c", DECODE, str(model)],
         capture_output=True,
         text=True,
         check=True,
-        env=kept | {"SPEC_JAX_CACHE": str(cache)} | variables,
+        env=kept | {"SPEC_JAX_CACHE": str(cache)},
     )
-    assert result.stderr == ""
+    assert result.stderr.count("a compiled program in ") == messages, result.stderr
+    assert messages or result.stderr == ""
     hits, folder = result.stdout.split()
     return int(hits), folder
 
 
-@pytest.mark.slow
-def test_a_second_process_reads_what_the_first_compiled(tmp_path):
-    model, cache = write_directory(tmp_path / "model"), tmp_path / "cache"
+@pytest.fixture
+def cache(tmp_path):
+    """A cache without programs."""
+    cache = tmp_path / "cache"
     if native.available():  # native code need not be built again
         cache.mkdir()
         (cache / "native").symlink_to(cache_directory() / "native")
+    return cache
+
+
+@pytest.mark.slow
+def test_a_second_process_reads_what_the_first_compiled(cache, tmp_path):
+    model = write_directory(tmp_path / "model")
     hits, folder = decode(model, cache)
     kept = [path for path in (cache / "xla").rglob("*") if path.is_file()]
     assert hits == 0 and folder.startswith(str(cache / "xla")) and kept
-    assert decode(model, cache)[0] >= 1
+    assert decode(model, cache)[0] == len(list((cache / "xla").rglob("*-cache")))
+
+
+@pytest.mark.slow
+def test_damaged_programs_are_compiled_again(cache, tmp_path):
+    model = write_directory(tmp_path / "model")
+    decode(model, cache)
+    programs = list((cache / "xla").rglob("*-cache"))
+    for program in programs:
+        program.write_bytes(program.read_bytes()[:-100])
+    assert decode(model, cache, messages=1)[0] == 0
+    assert decode(model, cache)[0] == len(programs)
 
 
 def test_a_cache_of_jaxs_own_is_left_alone(tmp_path):

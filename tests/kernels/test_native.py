@@ -61,6 +61,77 @@ def test_a_cache_that_cannot_be_written_is_named(fresh, monkeypatch, tmp_path):
         assert not native.available()
 
 
+def copying_compiler(folder):
+    """A compiler that copies the library which is in use to its last argument."""
+    compiler, made = folder / "copying", native._built(None)
+    lines = [
+        "#!/bin/sh",
+        f"echo built >> {folder}/builds",
+        "for last; do :; done",
+        f'cp {made} "$last"',
+    ]
+    compiler.write_text("\n".join(lines))
+    compiler.chmod(0o755)
+    return compiler
+
+
+def truncated(library):
+    library.write_bytes(library.read_bytes()[:-1])
+
+
+def emptied(library):
+    library.write_bytes(b"")
+
+
+def one_bit_changed(library):
+    data = bytearray(library.read_bytes())
+    data[len(data) // 2] ^= 1
+    library.write_bytes(data)
+
+
+def without_its_checksum(library):
+    library.with_suffix(".sha256").unlink()
+
+
+def with_another_checksum(library):
+    library.with_suffix(".sha256").write_bytes(b"\xff\x00")
+
+
+DAMAGES = truncated, emptied, one_bit_changed, without_its_checksum, with_another_checksum
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
+def test_a_damaged_library_is_built_again(monkeypatch, tmp_path, damage):
+    monkeypatch.setenv("CXX", str(copying_compiler(tmp_path)))
+    monkeypatch.setenv("SPEC_JAX_CACHE", str(tmp_path / "cache"))
+    said = []
+    library = native._built(said.append)
+    intact = library.read_bytes()
+    assert native._built(said.append) == library and len(said) == 1
+    damage(library)
+    abandoned = library.parent / "building-by-a-killed-process"
+    abandoned.mkdir()
+    with pytest.warns(RuntimeWarning, match="was damaged, and is compiled again"):
+        native._built(said.append)
+    assert library.read_bytes() == intact and not abandoned.exists()
+    assert native._built(said.append) == library and len(said) == 1
+    assert (tmp_path / "builds").read_text() == "built\nbuilt\n"
+
+
+@pytest.mark.native
+def test_a_damaged_library_of_a_wheel_is_not_loaded(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(copying_compiler(tmp_path)))
+    only = native._variant()
+    monkeypatch.setattr(native, "_variants", lambda: (only,))
+    native.prebuild(tmp_path / "prebuilt")
+    monkeypatch.setattr(native, "_PREBUILT", tmp_path / "prebuilt")
+    assert native._open_shipped() is not None
+    (library,) = (tmp_path / "prebuilt").glob("*.so")
+    truncated(library)
+    assert native._open_shipped() is None
+
+
 def test_it_can_be_turned_off(fresh, monkeypatch):
     monkeypatch.setenv(native.SWITCH, "0")
     assert not native.available()
