@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,15 @@ def refuse_devices(path: Path) -> None:
             )
 
 
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: readers disagree about which of two equal ones counts."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"an object has two keys {key!r}")
+    return value
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
@@ -105,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MAX_JSON:
         raise damaged(path, f"it has more than {_MAX_JSON} bytes")
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes(), object_pairs_hook=_without_doubles)
     except (RecursionError, ValueError) as error:
         raise damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(value, dict):

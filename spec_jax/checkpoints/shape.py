@@ -13,6 +13,7 @@ from spec_jax.checkpoints.recipe import Published, Recipe
 from spec_jax.checkpoints.reference import locate, path_of
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family
+from spec_jax.models.hf_keys import check_keys
 from spec_jax.models.registry import family_of_gguf, family_of_hf
 from spec_jax.models.whisper import config_from_hf
 
@@ -68,6 +69,7 @@ def hf_shape(path: Path) -> tuple[Family, TransformerConfig]:
     config = read_json(file)
     with making_sense(file):
         family = family_of_hf(config.get("model_type"))
+        check_keys(family.model_type, config)
         return family, family.config_from_hf(config)
 
 

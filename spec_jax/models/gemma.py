@@ -37,6 +37,7 @@ def hf_shape(config: Config) -> dict[str, Any]:
 
 def config_from_hf(config: Config) -> TransformerConfig:
     """Translates config.json of a `GemmaForCausalLM`."""
+    require(config, "use_bidirectional_attention", False, default=False)
     return TransformerConfig.of(**hf_shape(config), **hf_rope(config))
 
 
