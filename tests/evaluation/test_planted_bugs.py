@@ -48,6 +48,13 @@ BUGS = {
         "R",
         [PROOF, "-k", "joint_distribution"],
     ),
+    "every token of a block drawn with the first one's key": PlantedBug(
+        "decoding/verify.py",
+        "draw_target_tokens",
+        "keys[:, 1:]",
+        "keys[:, :1].repeat(keys.shape[1] - 1, axis=1)",
+        ["tests/decoding/test_coupled.py"],
+    ),
     "bonus token from the wrong row": PlantedBug(
         "decoding/verify.py",
         "_next_token_probs",
