@@ -29,8 +29,8 @@ void words_of(const uint8_t* values, uint32_t* words) {
     std::memcpy(words, values, 32);
     return;
   }
-  constexpr int kWidth = Bits - 4;                        // of the highest bits
-  constexpr int kEights = Bits == 4 ? 4 : 4 / (kWidth ? kWidth : 1);  // before a word of these
+  constexpr int kWidth = Bits - 4;            // of the highest bits
+  constexpr int kEights = Bits == 6 ? 2 : 4;  // words before a word of these
   for (int first = 0; first < 4; first += kEights) {
     uint32_t high = 0;
     for (int e = 0; e < kEights; ++e) {

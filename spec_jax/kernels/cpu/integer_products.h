@@ -19,7 +19,7 @@ constexpr int32_t kOffset8 = 0;
 constexpr int kFewRows = 8;  // of a tile: their sums stay in registers
 constexpr int kFewTiles = 2;  // of so few rows; more rows make tiles of many
 constexpr int kManyRows = 128;  // of a tile: their sums stay in the first-level cache
-constexpr int kTogether = 4;       // of many rows: their sums stay in registers
+constexpr int kTogether = 4;  // of many rows: their sums stay in registers
 constexpr int64_t kTileBytes = 1 << 19;  // of activations that stay in the second-level cache
 constexpr int64_t kTaskInputs = 1 << 14;  // that a thread rounds: fewer are not worth a task
 
