@@ -44,6 +44,10 @@ _TOGETHER = (
 """Logical axes that meet in one array, which cannot be sharded twice over one mesh axis."""
 
 
+MAX_DEVICES, MAX_EMULATED = 1 << 17, 1 << 12
+"""Devices of the largest mesh, and of the largest that one machine's CPUs stand for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Mesh axes and, for target and draft separately, what is sharded over them.
@@ -89,6 +93,11 @@ class Layout:
                         )
             for group in _TOGETHER:
                 _refuse_repeats(self.name, role, [name for name in group if name in rules], rules)
+        most = MAX_EMULATED if self.platform == "cpu" else MAX_DEVICES
+        if not 0 < self.size <= most:
+            raise ConfigError(
+                f"layout {self.name}: its mesh has {self.size:,} devices; expected 1 to {most:,}."
+            )
         if self.size % self.processes:
             raise ConfigError(
                 f"layout {self.name}: {self.size} devices cannot be shared evenly by "

@@ -78,6 +78,13 @@ def test_the_dtype_of_sums_is_read_written_and_handed_on(written, tmp_path):
         layout(("model", 2), all_reduce_dtype="int8")
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_mesh_has_no_more_devices_than_exist(written, platform):
+    text = WHOLE.replace('"cpu"', f'"{platform}"').replace("model = 4", f"model = {2**63 - 1}")
+    with pytest.raises(ConfigError, match=r"its mesh has 18,446,744,073,709,551,614 devices; exp"):
+        Layout.read(written(text))
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_shipped_files_are_read(file):
     read = Layout.read(file)
