@@ -5,6 +5,8 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,9 @@ from safetensors import SafetensorError
 
 from spec_jax import distributed
 from spec_jax.errors import CheckpointError
+
+TERMINATED = 143
+"""Exit code of a program that SIGTERM ended, as shells report it."""
 
 
 @contextlib.contextmanager
@@ -31,9 +36,10 @@ def new_directory(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.partial")
     held: list[int] = []
     try:
-        distributed.from_first(lambda: _claim(path, partial, held))
-        yield partial
-        distributed.from_first(lambda: _publish(path, partial))
+        with _removed_at_sigterm(partial, held):
+            distributed.from_first(lambda: _claim(path, partial, held))
+            yield partial
+            distributed.from_first(lambda: _publish(path, partial))
     except BaseException as error:
         if held:
             _remove(partial)
@@ -43,6 +49,31 @@ def new_directory(path: Path) -> Iterator[Path]:
     finally:
         for each in held:
             os.close(each)
+
+
+@contextlib.contextmanager
+def _removed_at_sigterm(partial: Path, held: list[int]) -> Iterator[None]:
+    """SIGTERM removes the directory, if this process holds it, and ends the process.
+
+    An exception would be lost in the callbacks that JAX gives to the garbage collector. One process
+    of several may wait for the others in XLA, where Python handles no signal: SIGTERM ends it.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not (in_main and is_default and distributed.process()[1] == 1):
+        yield
+        return
+
+    def end(*_: object) -> None:
+        if held:
+            _remove(partial)
+        os._exit(TERMINATED)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def refuse_existing(path: Path) -> None:

@@ -302,6 +302,25 @@ checkpoints.convert(sys.argv[1], sys.argv[2], format=sys.argv[3])
 """
 
 
+def test_sigterm_leaves_nothing_behind(source, tmp_path):
+    path, partial = tmp_path / "out", tmp_path / "out.partial"
+    slowly = WAIT.replace("checkpoints.convert(", SLOWLY + "checkpoints.convert(")
+    command = [sys.executable, "-c", slowly, str(source), str(path), "safetensors"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as begun:
+        begun.stdin.write("\n")
+        begun.stdin.flush()
+        while not partial.exists() and begun.poll() is None:
+            time.sleep(0.01)
+        begun.terminate()
+        assert begun.wait(60) == 143
+    assert not path.exists() and not partial.exists()
+
+
+SLOWLY = """
+from spec_jax.checkpoints import new_directory
+publish = new_directory._publish
+new_directory._publish = lambda *paths: (time.sleep(30), publish(*paths))
+"""
 KILLS = [(form, moments) for form in CHECKPOINT_FORMATS for moments in (2, 8)]
 
 
