@@ -132,4 +132,6 @@ def unknown_option(
     """
     if name in unsupported:
         return ConfigError(f"{owner} has no option {name!r}; {unsupported[name]}.")
-    return ConfigError(f"{owner} has no option {name!r}.{did_you_mean(name, options)}")
+    if close := difflib.get_close_matches(name, options, n=1, cutoff=0.7):
+        return ConfigError(f"{owner} has no option {name!r}. Did you mean {close[0]!r}?")
+    return ConfigError(f"{owner} has no option {name!r}; help({owner}) says what it has.")

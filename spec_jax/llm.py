@@ -22,7 +22,12 @@ from spec_jax.config import (
     check_integer,
     check_path,
 )
-from spec_jax.config.unsupported import NOT_OF_CALLS, NOT_OF_LLM, explaining_unknown
+from spec_jax.config.unsupported import (
+    IGNORED_BY_LLM,
+    NOT_OF_CALLS,
+    NOT_OF_LLM,
+    explaining_unknown,
+)
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
 from spec_jax.engine.dispatcher import Device, Dispatcher, Entry
@@ -105,7 +110,7 @@ class LLM:
       VocabularyMismatchError: the draft model's token ids mean other text than the target's.
     """
 
-    @explaining_unknown(NOT_OF_LLM)
+    @explaining_unknown(NOT_OF_LLM, IGNORED_BY_LLM)
     def __init__(
         self,
         model: str | os.PathLike[str],

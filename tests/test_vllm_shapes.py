@@ -20,7 +20,9 @@ from spec_jax import (
     StructuredOutputsParams,
     checkpoints,
 )
-from spec_jax.config.unsupported import NOT_OF_CALLS, NOT_OF_LLM
+from spec_jax.config.other_names import NOT_OF_SPECULATION
+from spec_jax.config.speculative import all_options
+from spec_jax.config.unsupported import IGNORED_BY_LLM, NOT_OF_CALLS, NOT_OF_LLM
 from tests.checkpoints.tiny import write_directory, write_json
 
 PARAMS = SamplingParams(max_tokens=8)
@@ -186,10 +188,11 @@ def test_the_last_message_is_continued(llm):
     ("name", "said"),
     [
         ("max_model_length", "LLM has no option 'max_model_length'. Did you mean 'max_model_len'?"),
-        ("trust_remote_code", "no code of a checkpoint is ever run"),
-        ("gpu_memory_utilization", "lower max_num_seqs or max_model_len"),
-        ("enforce_eager", "leave it out: everything is compiled"),
-        ("swap_space", "leave it out"),
+        ("zzz", "LLM has no option 'zzz'; help(LLM) says what it has."),
+        ("torch_dtype", "it is called dtype"),
+        ("device_map", "use a layout"),
+        ("load_in_4bit", "use quantization='int4'"),
+        ("assistant_model", "use speculative_config={'model'"),
         ("target", "it is called model"),
         ("draft_quantization", "put it into speculative_config"),
     ],
@@ -197,6 +200,17 @@ def test_the_last_message_is_continued(llm):
 def test_what_is_no_argument(name, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         LLM("nowhere", **{name: 1})
+
+
+def test_arguments_that_change_nothing_are_taken_with_one_note(model):
+    arguments = {"gpu_memory_utilization": 0.9, "enforce_eager": True, "trust_remote_code": True}
+    arguments |= {"swap_space": 4, "load_format": "auto", "enable_prefix_caching": True}
+    with pytest.warns(UserWarning, match="LLM ignores gpu_memory_utilization") as notes:
+        LLM(model, **arguments)
+    (note,) = [str(each.message) for each in notes if "ignores" in str(each.message)]
+    assert all(f"{name} (" in note for name in arguments)
+    with pytest.raises(ConfigError, match="no option 'zzz'"):
+        LLM(model, zzz=1, swap_space=4)
 
 
 def test_what_is_no_argument_of_a_call(llm):
@@ -223,12 +237,35 @@ def test_what_is_no_sampling_parameter():
         ("temprature", "Did you mean 'temperature'?"),
         ("guided_decoding", "use structured_outputs"),
         ("output_kind", "LLM.stream"),
+        ("max_completion_tokens", "it is called max_tokens"),
+        ("max_new_tokens", "it is called max_tokens"),
+        ("length_penalty", "beams are not searched"),
+        ("do_sample", "a temperature above 0 samples"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             SamplingParams(**{name: 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("prompt_lookup_num_tokens", "with num_speculative_tokens for how many it drafts"),
+        ("num_assistant_tokens", "it is called num_speculative_tokens"),
+        ("assistant_confidence_threshold", "use confidence_threshold, with draft_length_policy="),
+        ("draft_tensor_parallel_size", "the [draft] table of a layout shards the draft"),
+        ("custom_class", "give LLM a drafter"),
+        ("model", "it is called draft"),
+    ],
+)
+def test_what_is_no_option_of_drafting(name, said):
+    for method in ("prompt_lookup", "none"):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            SpeculativeConfig(method=method, **{name: 1})
+
+
 def test_advice_is_about_names_that_are_not_taken():
+    assert not IGNORED_BY_LLM.keys() & {*NOT_OF_LLM, *inspect.signature(LLM).parameters}
+    assert not NOT_OF_SPECULATION.keys() & all_options().keys()
     assert NOT_OF_LLM.keys() >= {field.name for field in dataclasses.fields(SpeculativeConfig)}
     assert not NOT_OF_LLM.keys() & inspect.signature(LLM).parameters.keys()
     for call in (LLM.generate, LLM.stream, LLM.chat):

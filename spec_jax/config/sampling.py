@@ -43,8 +43,15 @@ _UNSUPPORTED = {
     "logprob_token_ids": "use logprobs",
     "flat_logprobs": "leave it out",
     "extra_args": "leave it out",
+    "max_completion_tokens": "it is called max_tokens",
+    "max_new_tokens": "it is called max_tokens",
+    "num_return_sequences": "it is called n",
+    "do_sample": "leave it out: a temperature above 0 samples",
+    "num_beams": "leave it out: beams are not searched",
+    "length_penalty": "leave it out: beams are not searched",
+    "early_stopping": "leave it out: beams are not searched",
 }
-"""Names that vLLM has, or had, and what to do here."""
+"""Names that vLLM, the OpenAI API and transformers have, or had, and what to do here."""
 
 
 @config_class

@@ -18,6 +18,7 @@ from spec_jax.config.fields import (
     config_class,
     option_names,
 )
+from spec_jax.config.other_names import NOT_OF_SPECULATION
 from spec_jax.errors import ConfigError, did_you_mean, unknown_option
 
 _Policy = Literal["constant", "heuristic", "confidence", "adaptive", "oracle"]
@@ -141,7 +142,7 @@ class SpeculativeConfig:
                     f"method {_alternatives(methods)}, or {otherwise}."
                 )
             if name not in (options := all_options()):
-                raise unknown_option("SpeculativeConfig", name, options, {})
+                raise unknown_option("SpeculativeConfig", name, options, NOT_OF_SPECULATION)
             if name not in names:
                 choices = choices_of(annotations_of(options[name])[name])
                 raise ConfigError(f"{name} is {value!r}.{did_you_mean(str(value), choices)}")

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from spec_jax.config.fields import option_names
@@ -12,27 +14,43 @@ from spec_jax.errors import unknown_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MEMORY = "leave it out: lower max_num_seqs or max_model_len where memory is full"
 _OFFLOAD = "use offload='host', with resident_layers for what stays on the devices"
 _LAYOUT = "use a layout, whose axes shard rows, heads and experts"
 _TOKENIZER = "leave it out: the tokenizer comes with the model"
-_LEAVE_OUT = "leave it out"
 _CONFIG = "put it into speculative_config"
+
+IGNORED_BY_LLM: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"),
+            *("max_num_batched_tokens", "swap_space", "max_num_partial_prefills"),
+        ),
+        "max_num_seqs and max_model_len say how much memory is used",
+    ),
+    **dict.fromkeys(
+        ("enforce_eager", "compilation_config", "max_seq_len_to_capture", "cuda_graph_sizes"),
+        "everything is compiled",
+    ),
+    **dict.fromkeys(("disable_log_stats", "disable_log_requests"), "nothing is logged"),
+    "trust_remote_code": "no code of a checkpoint is ever run",
+    "load_format": "the files tell the format",
+    "low_cpu_mem_usage": "one tensor is read at a time",
+    "use_safetensors": "the files tell the format",
+    "block_size": "caches have no blocks",
+    "enable_prefix_caching": "common beginnings are always computed once",
+    "enable_chunked_prefill": "prompts are always read in chunks",
+    "disable_custom_all_reduce": "XLA adds",
+    "disable_cascade_attention": "there is none",
+    "async_scheduling": "there is one scheduler",
+}
+"""Arguments that change no output here, and why they are not needed."""
 
 NOT_OF_LLM: Mapping[str, str] = {
     **{name: _CONFIG for config in METHODS.values() for name in option_names(config)},
     "target": "it is called model",
     "draft": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
     "speculative_model": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
-    "gpu_memory_utilization": _MEMORY,
-    "kv_cache_memory_bytes": _MEMORY,
-    "num_gpu_blocks_override": _MEMORY,
-    "max_num_batched_tokens": _MEMORY,
-    "swap_space": _LEAVE_OUT,
     "cpu_offload_gb": _OFFLOAD,
-    "enforce_eager": "leave it out: everything is compiled",
-    "compilation_config": "leave it out: everything is compiled",
-    "trust_remote_code": "leave it out: no code of a checkpoint is ever run",
     "tokenizer": _TOKENIZER,
     "tokenizer_mode": _TOKENIZER,
     "tokenizer_revision": _TOKENIZER,
@@ -40,16 +58,19 @@ NOT_OF_LLM: Mapping[str, str] = {
     "revision": "write it behind the model's name: 'org/name@revision'",
     "hf_token": "set the environment variable HF_TOKEN",
     "download_dir": "set the environment variable HF_HOME",
-    "load_format": "leave it out: the files tell the format",
     "pipeline_parallel_size": _LAYOUT,
     "data_parallel_size": _LAYOUT,
     "enable_expert_parallel": _LAYOUT,
     "distributed_executor_backend": _LAYOUT,
     "max_logprobs": "leave it out: 20 is the most",
-    "block_size": _LEAVE_OUT,
-    "enable_prefix_caching": _LEAVE_OUT,
-    "enable_chunked_prefill": "leave it out: prompts are always read in chunks",
-    "disable_log_stats": "leave it out: nothing is logged, and each output has its metrics",
+    "torch_dtype": "it is called dtype",
+    "device_map": _LAYOUT,
+    "device": "set the environment variable JAX_PLATFORMS",
+    "load_in_8bit": "use quantization='int8'",
+    "load_in_4bit": "use quantization='int4'",
+    "quantization_config": "use quantization='int8' or 'int4'",
+    "attn_implementation": "leave it out: the platform decides",
+    "assistant_model": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
     "enable_lora": "adapters are not supported: merge them into the checkpoint",
     "hf_overrides": "leave it out: config.json says what the model is",
     "task": "leave it out: models complete texts, and speech models transcribe",
@@ -78,11 +99,14 @@ NOT_OF_CALLS: Mapping[str, str] = {
 """Of `LLM.generate`, `stream` and `chat`."""
 
 
-def explaining_unknown(unsupported: Mapping[str, str]) -> Callable[[F], F]:
+def explaining_unknown(
+    unsupported: Mapping[str, str], ignored: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[F], F]:
     """Makes a method raise a `ConfigError` for an argument that it does not have.
 
     Args:
       unsupported: for some names, what to do instead; for others the nearest name is suggested.
+      ignored: names that are taken with one note, and why they change nothing.
     """
 
     def decorate(method: F) -> F:
@@ -90,13 +114,17 @@ def explaining_unknown(unsupported: Mapping[str, str]) -> Callable[[F], F]:
 
         @functools.wraps(method)
         def checked(self: Any, *args: Any, **arguments: Any) -> Any:
-            for name in arguments:
+            owner = type(self).__name__
+            if method.__name__ != "__init__":
+                owner += f".{method.__name__}"
+            taken = {name: value for name, value in arguments.items() if name not in ignored}
+            for name in taken:
                 if name not in parameters:
-                    owner = type(self).__name__
-                    if method.__name__ != "__init__":
-                        owner += f".{method.__name__}"
                     raise unknown_option(owner, name, parameters, unsupported)
-            return method(self, *args, **arguments)
+            if unused := [f"{name} ({ignored[name]})" for name in arguments if name in ignored]:
+                note = f"{owner} ignores {', '.join(unused)}: this changes no output"
+                warnings.warn(note, stacklevel=2)
+            return method(self, *args, **taken)
 
         return checked  # type: ignore[return-value]
 
