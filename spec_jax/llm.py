@@ -323,18 +323,26 @@ class LLM:
         entries = self._entries(several, params, streaming=True)
         return self._dispatcher.chunks(entries, streaming=True)
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; vLLM's name of `tokenizer`."""
+        return self.tokenizer
+
     def encode_chat(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of one conversation; same arguments and errors as `chat`."""
         text = self.tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
         return self._request_builder.encode(text, 0, add_special_tokens=False)
 
@@ -348,6 +356,8 @@ class LLM:
         use_tqdm: Bar = False,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -359,6 +369,8 @@ class LLM:
         stream: Literal[True],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[StreamChunk]: ...
 
     @explaining_unknown(NOT_OF_CALLS)
@@ -371,17 +383,22 @@ class LLM:
         use_tqdm: Bar = False,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput] | Iterator[StreamChunk]:
         """Answers one conversation or several through the model's chat template.
 
         Args:
-          messages: `{"role": ..., "content": ...}` of one conversation, or a list of such lists.
+          messages: `{"role": ..., "content": ...}` of one conversation, or a list of such lists. A
+            content is a text, or a list of `{"type": "text", "text": ...}`.
           sampling_params: one for all conversations, or one for each, like `generate`.
           stream: yield the answers as they come, like `stream`.
           use_tqdm: the same as in `generate`.
           add_generation_prompt: whether the prompt ends with the begin of the assistant's message.
           continue_final_message: whether the last message is continued instead of answered, with
             `add_generation_prompt=False`.
+          tools: JSON schemas of functions that the template describes to the model.
+          chat_template_kwargs: variables of the template, such as Qwen3's `enable_thinking`.
 
         Raises:
           RequestError: for the same reasons as `generate`; or a message is malformed, or the
@@ -393,6 +410,8 @@ class LLM:
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
         if stream:
             if use_tqdm:

@@ -88,12 +88,7 @@ NOT_OF_CALLS: Mapping[str, str] = {
     "conversation": "it is called messages",
     "lora_request": "adapters are not supported: merge them into the checkpoint",
     "priority": "leave it out: requests are decoded in their order",
-    "tools": "there are no tools; write them into a message",
     "chat_template": "leave it out: the template comes with the model",
-    "chat_template_kwargs": (
-        "leave it out: templates are rendered with their defaults; "
-        "or give llm.generate the text of one rendered otherwise"
-    ),
     "chat_template_content_format": "leave it out: contents are texts",
 }
 """Of `LLM.generate`, `stream` and `chat`."""

@@ -19,7 +19,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's mapping with one of them, or with tokens and their text."""
 
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class RequestBuilder:
@@ -133,7 +133,7 @@ class RequestBuilder:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def conversations(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], **options: bool
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], **options: Any
     ) -> list[dict[str, Any]]:
         """The prompts of one conversation or several; see `LLM.chat`.
 

@@ -37,8 +37,8 @@ class ChatTemplate:
 
     def __call__(
         self,
-        messages: list[dict[str, str]],
-        **options: bool,
+        messages: list[dict[str, Any]],
+        **options: Any,
     ) -> str:
         """The prompt that messages make; the options are `Tokenizer.apply_chat_template`'s.
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 import tokenizers
 from tokenizers.decoders import ByteLevel
@@ -17,6 +18,11 @@ from spec_jax.text.token_bytes import BYTE_TOKEN, byte_level, token_bytes_table
 # Else transformers reports, when first imported, that PyTorch is missing: nothing here needs it.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+_TAKEN = frozenset(
+    {"conversations", "chat_template", "tools", "documents", "return_assistant_tokens_mask"}
+    | {"messages", "add_generation_prompt", "continue_final_message"}
+)
+"""Names of what templates get anyway."""
 ROLES = ("assistant", "developer", "system", "tool", "user")
 
 
@@ -150,22 +156,28 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt that asks the model for the assistant's next message.
 
         Encode it with `add_special_tokens=False`: the template writes them out.
 
         Args:
-          messages: each has a `role` and its text as `content`.
+          messages: each has a `role`, and as `content` its text or a list of text parts,
+            `{"type": "text", "text": ...}`, each of which is a line.
           add_generation_prompt: whether it ends with the beginning of the assistant's message.
           continue_final_message: whether the last message is left open, to be continued.
+          tools: JSON schemas of functions that the template describes to the model.
+          chat_template_kwargs: variables of the template, such as Qwen3's `enable_thinking`.
 
         Raises:
-          ConfigError: the model has no chat template, or both of the last two are asked for.
+          ConfigError: the model has no chat template, the last message is to be continued and
+            answered, or a variable's name is taken.
           RequestError: a message is malformed, or the template refuses the order of roles, makes
             no sense, or takes too much time or memory.
         """
@@ -178,13 +190,21 @@ class Tokenizer:
                 "add_generation_prompt and continue_final_message are both true; the last message "
                 "is continued with add_generation_prompt=False."
             )
+        variables = dict(chat_template_kwargs or {})
+        taken = _TAKEN | self.chat_template.special_tokens.keys()
+        if names := sorted(taken & variables.keys()):
+            raise ConfigError(
+                f"chat_template_kwargs sets {', '.join(names)}, which is set already."
+            )
         return self.chat_template(
             _checked_messages(messages),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            **variables,
         )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], **options: bool) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of `apply_chat_template`; same arguments and errors."""
         text = self.apply_chat_template(messages, **options)
         return self.encode(text, add_special_tokens=False)
@@ -282,20 +302,37 @@ class _WindowStream(StreamDecoder):
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(
             f"messages is {messages!r}; give a list such as "
             "[{'role': 'user', 'content': 'Hello'}]."
         )
-    for message in messages:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-            raise RequestError(f"message {message!r} needs a 'role' and a 'content'.")
-        role, content = message["role"], message["content"]
-        if role not in ROLES:
-            raise RequestError(f"message role {role!r} is unknown.{did_you_mean(str(role), ROLES)}")
-        if not isinstance(content, str):
-            raise RequestError(
-                f"a {role} message's content is {type(content).__name__}; give text."
-            )
-    return [dict(message) for message in messages]
+    return [_checked_message(message) for message in messages]
+
+
+def _checked_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    calls_tools = isinstance(message, Mapping) and message.get("tool_calls")
+    needed = {"role"} if calls_tools else {"role", "content"}
+    if not isinstance(message, Mapping) or not needed <= set(message):
+        raise RequestError(f"message {message!r} needs a 'role' and a 'content'.")
+    role, content = message["role"], message.get("content")
+    if role not in ROLES:
+        raise RequestError(f"message role {role!r} is unknown.{did_you_mean(str(role), ROLES)}")
+    if isinstance(content, list):
+        content = "\n".join(_text_of(part, role) for part in content)
+    if content is None and calls_tools:
+        content = ""  # as in transformers
+    if not isinstance(content, str):
+        raise RequestError(f"a {role} message's content is {type(content).__name__}; give text.")
+    return {**message, "content": content}
+
+
+def _text_of(part: Any, role: str) -> str:
+    """The text of a part of a message, as in the OpenAI API."""
+    if isinstance(part, Mapping) and part.get("type") == "text" and type(part.get("text")) is str:
+        return part["text"]
+    raise RequestError(
+        f"a part of a {role} message's content is {str(part)[:100]}; give "
+        "{'type': 'text', 'text': ...}: only text is read."
+    )

@@ -9,9 +9,10 @@ import tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from spec_jax import RequestError
+from spec_jax import ConfigError, RequestError
 from spec_jax.text import chat_template
 from spec_jax.text.chat_template import ChatTemplate
+from spec_jax.text.tokenizer import Tokenizer
 from tests.checkpoints.tiny import TEMPLATE
 
 MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hé\n<b>"}]
@@ -33,6 +34,47 @@ def test_the_prompt_is_that_of_transformers(source):
         MESSAGES, chat_template=source, tokenize=False, add_generation_prompt=True
     )
     assert ChatTemplate(source, TOKENS)(MESSAGES) == expected
+
+
+VARIABLES = (
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{% for m in messages %}{{ m['content'] }}|{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name }}{% endfor %}{% endfor %}"
+)
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def test_tools_and_variables_reach_the_template_as_in_transformers():
+    template = ChatTemplate(VARIABLES, TOKENS)
+    tokenizer = Tokenizer(tokenizers.Tokenizer(BPE()), eos_token_ids=[0], chat_template=template)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(BPE()), **TOKENS)
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+    messages = [*MESSAGES, called, {"role": "tool", "content": "3"}]
+    expected = theirs.apply_chat_template(
+        messages, chat_template=VARIABLES, tokenize=False, tools=TOOLS, enable_thinking=False
+    )
+    ours = tokenizer.apply_chat_template(
+        messages,
+        tools=TOOLS,
+        chat_template_kwargs={"enable_thinking": False},
+        add_generation_prompt=False,
+    )
+    assert ours == expected and "<think>" in ours and "add" in ours
+    assert "<think>" not in tokenizer.apply_chat_template(messages)
+    for name in ("tools", "messages", "bos_token"):
+        with pytest.raises(ConfigError, match=f"sets {name}, which is set already"):
+            tokenizer.apply_chat_template(messages, chat_template_kwargs={name: 1})
+
+
+def test_parts_of_a_message_are_its_lines():
+    template = ChatTemplate(VARIABLES, TOKENS)
+    tokenizer = Tokenizer(tokenizers.Tokenizer(BPE()), eos_token_ids=[0], chat_template=template)
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": parts}]) == "one\ntwo|"
+    for part in ({"type": "image_url", "image_url": "x"}, {"type": "text", "text": 3}, "one"):
+        with pytest.raises(RequestError, match="a part of a user message's content is"):
+            tokenizer.apply_chat_template([{"role": "user", "content": [part]}])
 
 
 @pytest.mark.parametrize(
