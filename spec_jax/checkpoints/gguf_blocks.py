@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from spec_jax.kernels import Quantized
-from spec_jax.kernels.native_blocks import NATIVE, unpack_blocks
+from spec_jax.kernels.native_blocks import NATIVE_KINDS, unpack_blocks
 from spec_jax.kernels.row_blocks import in_row_blocks
 
 
@@ -27,7 +27,7 @@ def unpack(data: np.ndarray, kind: GGMLQuantizationType) -> Quantized | None:
     inputs, size = GGML_QUANT_SIZES[kind]
     blocks = np.asarray(data).reshape(len(data), -1, size)
     form = _BLOCKS[kind](blocks[:1, :1])
-    parts = unpack_blocks(blocks, kind, form) if kind in NATIVE else None
+    parts = unpack_blocks(blocks, kind, form) if kind in NATIVE_KINDS else None
     if parts is None:
 
         def unpack_rows(rows: slice) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from spec_jax.kernels import native
 from spec_jax.kernels.quantize import Quantized
 from spec_jax.kernels.row_blocks import in_row_blocks
 
-NATIVE = frozenset({2, 3, 6, 8, 12, 13, 14})
+NATIVE_KINDS = frozenset({2, 3, 6, 8, 12, 13, 14})
 """The types of blocks that native code unpacks: Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q5_K and Q6_K."""
 _PARTS = "values", "scales", "minima", "scale_units", "minimum_units"
 _INPUTS, _LANES = 32, 16
@@ -54,7 +54,7 @@ def unpack_blocks(
 
     Args:
       blocks: bytes.
-      kind: the number of their type in ggml.h, of `NATIVE`.
+      kind: the number of their type in ggml.h, of `NATIVE_KINDS`.
       form: the first block of the matrix.
     """
     library, count = native.loaded(), blocks.shape[1]

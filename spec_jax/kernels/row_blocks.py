@@ -34,10 +34,11 @@ def in_row_blocks(
         for array, part in zip(arrays, function(block) if block.start else first, strict=True):
             array[block] = part
 
-    list(_threads().map(fill, blocks))
+    list(_threads(os.getpid()).map(fill, blocks))
     return arrays
 
 
 @functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), "spec-jax-rows")
+def _threads(process: int) -> ThreadPoolExecutor:
+    """A process's threads, which a fork of it does not have."""
+    return ThreadPoolExecutor(os.cpu_count(), f"spec-jax-rows-of-{process}")

@@ -246,7 +246,12 @@ def test_a_real_method_and_one_with_other_weights(likelihood, tmp_path):
     tensors = llama_tensors(CONFIG)
     tensors["lm_head.weight"] *= 4  # drafts of the first layer are then kept and refused
     shaken = tensors | {"lm_head.weight": np.roll(tensors["lm_head.weight"], 7, 0)}
-    config = SpeculativeConfig(method="early_exit", early_exit_layers=1, num_speculative_tokens=2)
+    config = SpeculativeConfig(
+        method="early_exit",
+        early_exit_layers=1,
+        num_speculative_tokens=2,
+        draft_length_policy="constant",
+    )
     target, other = (
         LLM(write_directory(tmp_path / name, CONFIG, each), dtype="float32", max_num_seqs=16)
         for name, each in (("target", tensors), ("other", shaken))

@@ -64,7 +64,7 @@ def test_without_settings_only_greedy_checks_are_made():
     report = audit(engine(), PROMPTS, settings={}, max_tokens=8)
     assert report.passed and report.tests == 0
     assert [status for status in statuses(report).values()].count(NOT_TESTED) == 3
-    assert all("temperature 0" in check.reason for check in report.checks if check.reason)
+    assert all("temperature is 0" in check.reason for check in report.checks if check.reason)
 
 
 def in_bfloat16(model):

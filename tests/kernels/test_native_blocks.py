@@ -18,7 +18,9 @@ def equal(one, other):
         assert array.tobytes() == other[name].tobytes(), name
 
 
-@pytest.mark.parametrize("kind", [GGMLQuantizationType(each) for each in native_blocks.NATIVE])
+@pytest.mark.parametrize(
+    "kind", [GGMLQuantizationType(each) for each in native_blocks.NATIVE_KINDS]
+)
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (48, 5), (3000, 3)])
 def test_blocks_are_unpacked(monkeypatch, kind, rows, blocks):
     size = blocks * GGML_QUANT_SIZES[kind][1]
