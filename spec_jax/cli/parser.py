@@ -44,11 +44,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 def _remedy(flag: str) -> str:
     """What to do instead of a flag that users of vLLM give, or nothing."""
-    from spec_jax.config.unsupported import NOT_OF_LLM  # a mistake may take longer than help
+    # A mistake may take longer than help.
+    from spec_jax.config.unsupported import IGNORED_BY_LLM, NOT_OF_LLM
 
     name = flag.lstrip("-").replace("-", "_")
     if name == "tensor_parallel_size":
         return "use --layout with the name of a layout, such as gpu-2; cpu-2 emulates two devices"
+    if name in IGNORED_BY_LLM:
+        return f"leave it out: {IGNORED_BY_LLM[name]}"
     hint = NOT_OF_LLM.get(name, "")
     return "" if name == "target" or "speculative_config" in hint else hint  # no flags have these
 

@@ -120,7 +120,7 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
         ({"--quantization": "int"}, "quantization.0 is 'int'. Did you mean 'int"),
         ({"--lay": "x"}, "unknown option '--lay'. Did you mean '--layout'?"),
         ({"--tensor-parallel-size": "2"}, "option '--tensor-parallel-size'; use --layout"),
-        ({"--gpu-memory-utilization": ".9"}, "leave it out: lower max_num_seqs"),
+        ({"--gpu-memory-utilization": ".9"}, "leave it out: max_num_seqs and max_model_len say"),
     ],
 )
 def test_mistakes(capsys, changes, said):
