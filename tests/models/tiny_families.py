@@ -26,6 +26,7 @@ SHAPE = dict(
     max_position_embeddings=128,
 )
 GQA = dict(SHAPE, num_key_value_heads=2)
+OPT = {name: value for name, value in SHAPE.items() if name != "intermediate_size"}
 LLAMA3_ROPE = dict(
     rope_type="llama3",
     rope_theta=500.0,
@@ -161,10 +162,10 @@ MODELS |= {
         ),
     ),
     "olmo2": ("Olmo2", dict(GQA, attention_bias=True)),
-    "opt": ("OPT", dict(SHAPE, ffn_dim=48, word_embed_proj_dim=32)),
+    "opt": ("OPT", dict(OPT, ffn_dim=48, word_embed_proj_dim=32)),
     "opt, another activation": (
         "OPT",
-        dict(SHAPE, ffn_dim=40, word_embed_proj_dim=32, activation_function="gelu"),
+        dict(OPT, ffn_dim=40, word_embed_proj_dim=32, activation_function="gelu"),
     ),
     "phi3": ("Phi3", dict(GQA, pad_token_id=0)),
     "phi3, LongRoPE": (
