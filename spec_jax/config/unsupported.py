@@ -23,7 +23,7 @@ IGNORED_BY_LLM: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"),
-            *("max_num_batched_tokens", "swap_space", "max_num_partial_prefills"),
+            *("max_num_batched_tokens", "swap_space"),
         ),
         "max_num_seqs and max_model_len say how much memory is used",
     ),
@@ -39,6 +39,7 @@ IGNORED_BY_LLM: Mapping[str, str] = {
     "block_size": "caches have no blocks",
     "enable_prefix_caching": "common beginnings are always computed once",
     "enable_chunked_prefill": "prompts are always read in chunks",
+    "max_num_partial_prefills": "prompts are always read in chunks",
     "disable_custom_all_reduce": "XLA adds",
     "disable_cascade_attention": "there is none",
     "async_scheduling": "there is one scheduler",

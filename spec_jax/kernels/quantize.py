@@ -34,17 +34,11 @@ class Quantized:
     @classmethod
     def stack(cls, matrices: Sequence["Quantized"]) -> "Quantized":
         """Matrices of one shape and the same form, as a stack."""
-        return cls._join(np.stack, matrices)
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["Quantized"]) -> "Quantized":
-        """A matrix made of blocks of its rows, which have the same form."""
-        return parts[0] if len(parts) == 1 else cls._join(np.concatenate, parts)
-
-    @staticmethod
-    def _join(join: Callable[..., np.ndarray], parts: Sequence["Quantized"]) -> "Quantized":
-        joined = {name: join([getattr(each, name) for each in parts]) for name in parts[0].arrays}
-        return dataclasses.replace(parts[0], **joined)
+        joined = {
+            name: np.stack([getattr(each, name) for each in matrices])
+            for name in matrices[0].arrays
+        }
+        return dataclasses.replace(matrices[0], **joined)
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:

@@ -117,7 +117,6 @@ METHODS = {
 
 AFTER_A_VERDICT, STOPS = "sampled: after a verdict", "greedy: stop tokens"
 UNTESTED = {
-    "self": [AFTER_A_VERDICT],  # a draft that is the target itself is never refused
     # Greedy texts of this target repeat too little for a block that holds a stop token.
     **{name: [STOPS] for name in ("prompt_lookup", "several_lookups", "suffix")},
 }
