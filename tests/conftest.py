@@ -62,6 +62,7 @@ settings.load_profile("spec-jax")
 
 
 SLOW_FILES = {
+    *("tests/evaluation/test_planted.py", "tests/evaluation/test_planted_bugs.py"),
     *("tests/decoding/test_battery.py", "tests/fuzz/test_mutants.py", "tests/test_distributed.py"),
     *("tests/text/test_translation.py", "tests/training/test_run.py"),
 }
