@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from spec_jax import checkpoints, distributed
 from spec_jax.config import (
@@ -23,11 +23,12 @@ from spec_jax.config import (
     check_path,
 )
 from spec_jax.config.unsupported import (
-    IGNORED_BY_LLM,
     NOT_OF_CALLS,
     NOT_OF_LLM,
     explaining_unknown,
+    ignored_by_llm,
 )
+from spec_jax.engine.batch_shape import warm_up_lengths
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
 from spec_jax.engine.dispatcher import Device, Dispatcher, Entry
@@ -42,6 +43,7 @@ from spec_jax.engine.transcription import Sound, Transcriber
 from spec_jax.errors import ConfigError
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
 from spec_jax.sharding import Layout
+from spec_jax.text.messages import TemplateOptions
 from spec_jax.text.tokenizer import Tokenizer
 
 
@@ -110,7 +112,7 @@ class LLM:
       VocabularyMismatchError: the draft model's token ids mean other text than the target's.
     """
 
-    @explaining_unknown(NOT_OF_LLM, IGNORED_BY_LLM)
+    @explaining_unknown(NOT_OF_LLM, ignored_by_llm)
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -323,27 +325,40 @@ class LLM:
         entries = self._entries(several, params, streaming=True)
         return self._dispatcher.chunks(entries, streaming=True)
 
+    def warm_up(
+        self, sampling_params: SamplingParams | None = None, *, num_tokens: int = 4096
+    ) -> None:
+        """Compiles what one request at a time needs; later ones of the same kind need not wait.
+
+        Args:
+          sampling_params: of later requests; what they are decides about programs, but not values.
+          num_tokens: tokens of the longest text, prompt and completion together, that nothing is
+            compiled for afterwards. Caches have room for as many from now on.
+        """
+        params = self._default_params if sampling_params is None else sampling_params
+        fewest = max(1, params.min_tokens)
+        # What a warm-up says is drafted from by nobody, and takes no other request's seed.
+        once = {"n": 1, "max_tokens": fewest, "seed": 0, "namespace": "warm-up"}
+        params = dataclasses.replace(params, **once)
+        engine = self._scheduler.engine
+        engine.reserve(num_tokens)
+        target, longest = engine.target, min(self.max_model_len - fewest, num_tokens)
+        lengths = warm_up_lengths(target.platform, longest, target.config.embed_size)
+        for token, pair in enumerate(lengths):
+            for length in pair:
+                for _ in self.stream([[token] * length], params):
+                    pass
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; vLLM's name of `tokenizer`."""
         return self.tokenizer
 
+    @explaining_unknown(NOT_OF_CALLS)
     def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], **template: Unpack[TemplateOptions]
     ) -> list[int]:
         """The token ids of one conversation; same arguments and errors as `chat`."""
-        text = self.tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+        text = self.tokenizer.apply_chat_template(messages, **template)
         return self._request_builder.encode(text, 0, add_special_tokens=False)
 
     @overload
@@ -354,10 +369,7 @@ class LLM:
         *,
         stream: Literal[False] = False,
         use_tqdm: Bar = False,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template: Unpack[TemplateOptions],
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -367,10 +379,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stream: Literal[True],
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template: Unpack[TemplateOptions],
     ) -> Iterator[StreamChunk]: ...
 
     @explaining_unknown(NOT_OF_CALLS)
@@ -381,10 +390,7 @@ class LLM:
         *,
         stream: bool = False,
         use_tqdm: Bar = False,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template: Unpack[TemplateOptions],
     ) -> list[RequestOutput] | Iterator[StreamChunk]:
         """Answers one conversation or several through the model's chat template.
 
@@ -406,13 +412,7 @@ class LLM:
           ConfigError: for the same reasons as `generate`; or the model has no chat template, or two
             arguments contradict each other.
         """
-        prompts = self._request_builder.conversations(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+        prompts = self._request_builder.conversations(messages, **template)
         if stream:
             if use_tqdm:
                 raise ConfigError("use_tqdm shows how many answers are complete; leave stream out.")

@@ -259,6 +259,20 @@ def test_nothing_is_traced_or_compiled_again_inside_a_shape(llm_of, method):
     assert (llm.engine.traces, llm.engine.compile_seconds) == (traces, seconds)
 
 
+@pytest.mark.parametrize("method", often(METHODS, ["draft_model"]))
+def test_after_a_warm_up_no_text_waits_for_the_compiler(llm_of, method):
+    llm = llm_of(method)
+    params = SamplingParams(max_tokens=8, temperature=0.7, ignore_eos=True)
+    llm.warm_up(params, num_tokens=128)
+    seconds = llm.engine.compile_seconds
+    text = list(llm.tokenizer.encode("in the"))
+    while len(text) < 110:  # a conversation that grows
+        (output,) = llm.generate([text], params)
+        assert output.error is None and output.metrics.compile_seconds == 0
+        text += [*output.token_ids, *range(5, 12)]
+    assert llm.engine.compile_seconds == seconds
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "kind", "said"),
     [

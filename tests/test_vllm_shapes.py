@@ -213,6 +213,19 @@ def test_arguments_that_change_nothing_are_taken_with_one_note(model):
         LLM(model, zzz=1, swap_space=4)
 
 
+def test_a_revision_of_a_local_path_changes_nothing(model):
+    with pytest.warns(UserWarning, match="revision .the model is on this machine"):
+        LLM(model, revision="main")
+    with pytest.raises(ConfigError, match="'org/name@revision'"):
+        LLM("org/name", revision="main")
+
+
+def test_none_asks_for_nothing(model):
+    LLM(model, tokenizer=None, speculative_model=None, quantization_config=None)
+    with pytest.raises(ConfigError, match="no option 'zzz'"):
+        LLM(model, zzz=None)
+
+
 def test_what_is_no_argument_of_a_call(llm):
     for call in (llm.generate, llm.stream):
         with pytest.raises(ConfigError, match="no option 'temperature'; put it into Sampling"):

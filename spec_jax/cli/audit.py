@@ -7,6 +7,7 @@ from rich.console import RenderableType
 
 from spec_jax.cli.decoding_options import AuditOptions
 from spec_jax.cli.loading import job_summary, load
+from spec_jax.cli.prompts import PromptText
 from spec_jax.cli.screen import Screen, plain_table
 from spec_jax.errors import ConfigError
 from spec_jax.evaluation import Report, audit
@@ -22,7 +23,7 @@ _REMEDY = (
 _EXIT_CODES = {PASS: 0, FAIL: 1, NOT_TESTED: 3}
 
 
-def run(options: AuditOptions, screen: Screen, texts: Sequence[str]) -> int:
+def run(options: AuditOptions, screen: Screen, texts: Sequence[PromptText]) -> int:
     """Audits with some prompts, or with prompts that come with the audit, and prints the verdict.
 
     Returns the exit code: 1 if a check failed, 3 if one saw nothing and that is not allowed.
@@ -43,11 +44,18 @@ def run(options: AuditOptions, screen: Screen, texts: Sequence[str]) -> int:
     return 0 if untested else _EXIT_CODES[report.verdict]
 
 
-def _prompts(llm: LLM, texts: Sequence[str], options: AuditOptions, screen: Screen) -> list[Any]:
+def _prompts(
+    llm: LLM, texts: Sequence[PromptText], options: AuditOptions, screen: Screen
+) -> list[Any]:
     """Token ids, or the audio that a speech model starts from."""
     config = llm.engine.target.config
     if config.encoder is None or not config.encoder.mel_bins:
-        ids = [llm.tokenizer.encode(text) for text in texts or PROMPTS]
+        ids = [
+            llm.tokenizer.encode(each)
+            if isinstance(each, str)
+            else llm.encode_chat(each.messages, tools=each.tools)
+            for each in texts or PROMPTS
+        ]
         return ids if texts else choose(llm.engine, ids, options.max_tokens, screen.progress)
     if texts:
         raise ConfigError(

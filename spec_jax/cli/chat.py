@@ -1,5 +1,6 @@
 """`spec-jax chat`: a conversation."""
 
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ def run(options: ChatOptions, screen: Screen) -> int:
     if sys.stdin is None:
         raise ConfigError("standard input is closed; chat reads the messages there.")
     llm = load(options, screen, chat=True)
-    conversation = Conversation(llm.encode_chat, options.system)
+    encode = functools.partial(llm.encode_chat, chat_template_kwargs=options.chat_template_kwargs)
+    conversation = Conversation(encode, options.system)
     screen.settle()
     return _Chat(llm, options.sampling, conversation, screen).run()
 
@@ -66,6 +68,8 @@ class _Chat:
         """Takes turns until the input ends."""
         code = 0
         if self._keyboard:
+            # Now, so that no answer waits for a compiler.
+            self._llm.warm_up(self._sampling)
             self._screen.note(HELP)
         while (text := self._read()) is not None:
             if not text.strip():
@@ -117,7 +121,8 @@ class _Chat:
             self._conversation.clear()
             note = "a new conversation starts"
         elif name == "/save":
-            note = f"saved to {self._conversation.save(text)}"
+            path, replaced = self._conversation.save(text)
+            note = f"saved to {path}{', in place of what was saved before' if replaced else ''}"
         elif text:
             self._conversation.instruct(text)
             note = "the system message is set"

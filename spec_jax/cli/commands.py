@@ -30,7 +30,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     inputs = []
     if isinstance(options, PromptOptions):
         texts = isinstance(options, CompletedPrompts) or options.sources
-        inputs = [read_prompts(options.sources) if texts else []]
+        inputs = [read_prompts(options) if texts else []]
     from spec_jax.cli.screen import Screen
 
     module = importlib.import_module(f"spec_jax.cli.{command.replace('-', '_')}")

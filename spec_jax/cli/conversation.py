@@ -52,17 +52,21 @@ class Conversation:
         self._turns += [("user", question), ("assistant", answer)]
 
     def clear(self) -> None:
-        """Forgets all turns; the system message stays."""
+        """Forgets all turns, and which files hold them; the system message stays."""
         self._turns.clear()
+        self._saved.clear()
 
-    def save(self, name: str) -> Path:
-        """Writes the messages as a JSON list, which `LLM.chat` takes, and returns the file's path.
+    def save(self, name: str) -> tuple[Path, bool]:
+        """Writes the messages as a JSON list, which `LLM.chat` takes.
+
+        Returns the file's path, and whether it held an earlier state of this conversation.
 
         Raises:
           RequestError: the file holds something else, or cannot be written; it is as it was.
         """
         path = Path(name).expanduser().absolute()
-        if path.exists() and path not in self._saved:
+        exists = path.exists()
+        if exists and path not in self._saved:
             raise RequestError(f"{name} exists and is not of this conversation; name another file.")
         try:
             replace_text(path, json.dumps(self._messages(), ensure_ascii=False, indent=2) + "\n")
@@ -71,4 +75,4 @@ class Conversation:
                 f"cannot write {name}: {error.strerror}; the conversation continues."
             ) from error
         self._saved.add(path)
-        return path
+        return path, exists

@@ -15,6 +15,7 @@ from spec_jax.cli.options import (
     DISTRIBUTION,
     PYTHON_ONLY,
     Batches,
+    ChatTemplateOptions,
     CompletedPrompts,
     PromptOptions,
     SpeculationOptions,
@@ -49,10 +50,10 @@ class GenerateOptions(CompletedPrompts, Batches, SpeculationOptions):
     Prompts are decoded together, as many at once as --max-num-seqs allows, and printed in order.
     Without a prompt, standard input is the prompt. One line break at the end of a file is dropped.
 
-    --json prints, for each prompt, the keys index, prompt, text, token_ids, finish_reason, usage
-    and metrics, and error if the request failed; with --logprobs also logprobs (for each token by
-    id) and cumulative_logprob; with --compare also plain (the metrics of plain decoding) and
-    identical (whether it gave the same tokens; null if sampled).
+    --json prints, for each prompt, the keys index, prompt (or messages), text, token_ids,
+    finish_reason, usage and metrics, and error if the request failed; with --logprobs also logprobs
+    (for each token by id) and cumulative_logprob; with --compare also plain (the metrics of plain
+    decoding) and identical (whether it gave the same tokens; null if sampled).
 
     --out writes the same keys to a file, each result as soon as it is there. If the job is stopped
     or killed, the same command with --resume decodes what is missing.
@@ -85,7 +86,7 @@ class GenerateOptions(CompletedPrompts, Batches, SpeculationOptions):
 
 
 @config_class
-class ChatOptions(Batches, SpeculationOptions):
+class ChatOptions(ChatTemplateOptions, Batches, SpeculationOptions):
     """Hold a conversation with a model that has a chat template."""
 
     GROUP: ClassVar[str] = "conversation"

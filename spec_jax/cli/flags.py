@@ -220,8 +220,9 @@ def _kind(annotation: Any) -> tuple[Any, bool]:
         return _kind(parts[0])
     if origin in (Union, types.UnionType):
         kinds = {bool, *_PARSERS}
-        pairs = map(_kind, parts)
-        return next(each for each in pairs if each[0] in kinds or dataclasses.is_dataclass(each[0]))
+        pairs = (_kind(each) for each in parts)
+        chosen = (each for each in pairs if each[0] in kinds or dataclasses.is_dataclass(each[0]))
+        return next(chosen, (annotation, False))  # else the option says how it is added
     if origin in (Sequence, tuple):
         return _kind(parts[0])[0], True
     return (str if choices_of(annotation) else annotation), False

@@ -8,6 +8,7 @@ from spec_jax import distributed
 from spec_jax.cli.decoding_options import GenerateOptions
 from spec_jax.cli.interrupts import INTERRUPTED, acknowledge
 from spec_jax.cli.loading import load, prompts_of
+from spec_jax.cli.prompts import PromptText, keys_of, title_of
 from spec_jax.cli.results_file import ResultsFile, refuse_existing
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.statistics import Run, same_tokens, table
@@ -19,7 +20,7 @@ HEADING_WIDTH = 60
 """Characters of a prompt that the heading above its result shows."""
 
 
-def run(options: GenerateOptions, screen: Screen, texts: list[str]) -> int:
+def run(options: GenerateOptions, screen: Screen, texts: list[PromptText]) -> int:
     """Completes prompts and prints the results; returns the exit code."""
     if options.output is not None:
         refuse_existing(options.output, options.resume)
@@ -35,7 +36,7 @@ def run(options: GenerateOptions, screen: Screen, texts: list[str]) -> int:
     for output in _decode(llm, prompts, options, screen, None if options.json else texts):
         if options.json:
             index = len(outputs)
-            records.append({"index": index, "prompt": texts[index], **output.as_dict()})
+            records.append({"index": index, **keys_of(texts[index]), **output.as_dict()})
             if not compare:
                 screen.record(records.pop())
         outputs.append(output)
@@ -57,7 +58,11 @@ def run(options: GenerateOptions, screen: Screen, texts: list[str]) -> int:
 
 
 def _write(
-    llm: LLM, prompts: list[Prompt], texts: Sequence[str], options: GenerateOptions, screen: Screen
+    llm: LLM,
+    prompts: list[Prompt],
+    texts: Sequence[PromptText],
+    options: GenerateOptions,
+    screen: Screen,
 ) -> int:
     """Writes the results that the file does not hold yet; process 0 does, of several."""
     outputs: list[RequestOutput] = []
@@ -67,7 +72,7 @@ def _write(
 
         def open_file() -> list[int]:
             nonlocal file
-            file = ResultsFile(options, texts, stack)
+            file = ResultsFile(options, [keys_of(each) for each in texts], stack)
             return sorted(file.done)
 
         done = set(distributed.from_first(open_file))
@@ -98,7 +103,7 @@ def _decode(
     prompts: list[Prompt],
     options: GenerateOptions,
     screen: Screen,
-    texts: Sequence[str] | None = None,
+    texts: Sequence[PromptText] | None = None,
 ) -> Iterator[RequestOutput]:
     """Yields the results in order; prints the text of each as it comes if there are prompts."""
     last = -1
@@ -107,7 +112,7 @@ def _decode(
             screen.progress(f"decoding, {chunk.index} of {len(prompts)} prompts done")
         else:
             if len(texts) > 1 and chunk.index != last:
-                line = " ".join(texts[chunk.index].split())
+                line = " ".join(title_of(texts[chunk.index]).split())
                 if len(line) > HEADING_WIDTH:
                     line = line[: HEADING_WIDTH - 1] + "\u2026"
                 screen.heading(f"==> prompt {chunk.index}: {line} <==")

@@ -1,6 +1,8 @@
 """Messages that are typed or pasted at a terminal."""
 
+import os
 import select
+from collections import deque
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -12,7 +14,11 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from spec_jax.cli.screen import visible
+
 PROMPT, CONTINUATION = "> ", "  "
+MAX_LINE = 4096
+"""Bytes of a line that a terminal collects."""
 PAUSE = 0.03
 """Seconds after a line break within which more text means that all of it was pasted."""
 
@@ -20,10 +26,14 @@ PAUSE = 0.03
 class Keyboard:
     """Reads messages, of one line or several: pasted text is one message until Enter is pressed.
 
-    It reads from the terminal `source` and shows it on `screen`; the Tab key completes `commands`.
+    Lines that were typed while nothing was read stay lines. It reads from the terminal `source` and
+    shows it on `screen`; the Tab key completes `commands`.
     """
 
     def __init__(self, source: TextIO, screen: TextIO, commands: Sequence[str]):
+        self._source, self._screen = source.fileno(), screen
+        self._typed_ahead: deque[str] = deque()
+        self._ended = False
         bindings = KeyBindings()
         bindings.add("enter")(_enter)
         bindings.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
@@ -46,7 +56,22 @@ class Keyboard:
           EOFError: Ctrl-D was pressed.
           KeyboardInterrupt: Ctrl-C was pressed.
         """
+        self._read_ahead()
+        if self._typed_ahead:
+            line = self._typed_ahead.popleft()
+            print(f"{PROMPT}{visible(line)}", file=self._screen, flush=True)
+            return line
+        if self._ended:
+            raise EOFError
         return self._session.prompt().strip("\n")
+
+    def _read_ahead(self) -> None:
+        """Takes the complete lines that the terminal has collected; it keeps the last one, open."""
+        while not self._ended and select.select([self._source], [], [], 0)[0]:
+            typed = os.read(self._source, MAX_LINE).decode(errors="surrogateescape")
+            self._ended = not typed
+            # A line that came while the terminal was being switched ends as Enter does.
+            self._typed_ahead.extend(typed.removesuffix("\n").split("\r") if typed else ())
 
 
 def _enter(event: KeyPressEvent) -> None:

@@ -1,12 +1,13 @@
 """From options to a model that is ready."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spec_jax import distributed
 from spec_jax.cli.devices import ignore_absent_tpu
 from spec_jax.cli.options import CompletedPrompts, SpeculationOptions
+from spec_jax.cli.prompts import ChatPrompt, PromptText
 from spec_jax.cli.screen import Screen
 from spec_jax.llm import LLM, Prompt
 from spec_jax.sharding import Layout
@@ -58,11 +59,22 @@ def load(options: SpeculationOptions, screen: Screen, *, chat: bool = False) -> 
     return make_llm(options.target, screen, speculative_config=options.speculative, **options.llm)
 
 
-def prompts_of(llm: LLM, options: CompletedPrompts, texts: list[str]) -> list[Prompt]:
-    """The texts, or token ids of chats that ask them."""
-    if not options.chat:
-        return list(texts)
-    return [llm.encode_chat([{"role": "user", "content": text}]) for text in texts]
+def prompts_of(llm: LLM, options: CompletedPrompts, prompts: Sequence[PromptText]) -> list[Prompt]:
+    """The texts, or the token ids of conversations and of chats that ask the texts."""
+    return [
+        each if isinstance(each, str) and not options.chat else _encode_chat(llm, options, each)
+        for each in prompts
+    ]
+
+
+def _encode_chat(llm: LLM, options: CompletedPrompts, prompt: PromptText) -> list[int]:
+    if isinstance(prompt, str):
+        prompt = ChatPrompt([{"role": "user", "content": prompt}])
+    return llm.encode_chat(
+        prompt.messages,
+        tools=options.tools if prompt.tools is None else prompt.tools,
+        chat_template_kwargs=options.chat_template_kwargs,
+    )
 
 
 def job_summary(options: SpeculationOptions, llm: LLM) -> dict[str, Any]:

@@ -1,10 +1,15 @@
 """Groups of options that several commands have. Imports no JAX."""
 
+import argparse
 import dataclasses
 import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from spec_jax.cli.flags import Group
+from spec_jax.cli.parser import json_object
 from spec_jax.config import (
     AtLeast1,
     Flag,
@@ -15,6 +20,9 @@ from spec_jax.config import (
     Text,
     config_class,
 )
+from spec_jax.errors import RequestError
+from spec_jax.text.messages import checked_tools
+from spec_jax.text.prompt_files import read_text
 
 DISTRIBUTION = (
     *("temperature", "top_k", "top_p", "min_p"),
@@ -99,8 +107,8 @@ def _add_prompts(group: Any, place: str) -> None:
         "--prompt-file",
         type=file,
         metavar="FILE",
-        help='.jsonl: one object with the key "prompt" a line; any other file is one prompt; - is '
-        "standard input (repeatable)",
+        help='.jsonl: one object a line, with the key "prompt", or "messages" and optionally '
+        '"tools"; any other file is one prompt; - is standard input (repeatable)',
     )
 
 
@@ -118,8 +126,50 @@ class PromptOptions:
         return self.named
 
 
+def _add_template_variables(group: Any, place: str) -> None:
+    group.add_argument(
+        "--chat-template-kwargs",
+        dest=place,
+        type=json_object,
+        metavar="JSON",
+        help="variables of the chat template, such as '{\"enable_thinking\": false}'",
+    )
+
+
+def _functions(file: str) -> list[dict[str, Any]]:
+    """The functions that a file holds, for `type=`."""
+    try:
+        text = read_text(Path(file), file, kind="list of functions")
+        return checked_tools(json.loads(text), file)
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error).removesuffix(".")) from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{file} is not JSON: {error}") from None
+
+
+def _add_tools(group: Any, place: str) -> None:
+    group.add_argument(
+        "--tools",
+        dest=place,
+        type=_functions,
+        metavar="FILE",
+        help="a JSON list of functions that the chat template describes to the model",
+    )
+
+
 @config_class
-class CompletedPrompts(PromptOptions):
+class ChatTemplateOptions:
+    """What a chat template gets besides the messages."""
+
+    GROUP: ClassVar[str] = "chat template"
+
+    chat_template_kwargs: Annotated[Mapping[str, Any] | None, Flag(add=_add_template_variables)] = (
+        None
+    )
+
+
+@config_class
+class CompletedPrompts(ChatTemplateOptions, PromptOptions):
     """Prompts that are completed, one of which may stand alone."""
 
     GROUP: ClassVar[str] = "prompts"
@@ -127,7 +177,8 @@ class CompletedPrompts(PromptOptions):
     prompt: Annotated[str | None, Flag(positional=True, metavar="PROMPT")] = None
     """A prompt."""
     chat: Annotated[bool, Flag(off="raw")] = False
-    """Put prompts through the model's chat template."""
+    """Put prompts through the model's chat template; conversations go through it in any case."""
+    tools: Annotated[Sequence[Mapping[str, Any]] | None, Flag(add=_add_tools)] = None
 
     @property
     def sources(self) -> tuple[Source, ...]:

@@ -1,6 +1,7 @@
 """The parser that all commands share, and how values are read. Imports no JAX."""
 
 import argparse
+import json
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
@@ -135,3 +136,14 @@ def integers(text: str) -> tuple[int, ...]:
 def several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     """Reads values with commas between them, for `type=`."""
     return lambda text: tuple(read(part.strip()) for part in text.split(","))
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object, for `type=`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object; give {{"name": value}}')
+    return value

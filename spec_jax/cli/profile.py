@@ -10,11 +10,12 @@ from spec_jax import distributed
 from spec_jax.benchmarking.profiling import COSTLY, Profile, profile
 from spec_jax.cli.decoding_options import ProfileOptions
 from spec_jax.cli.loading import job_summary, load, prompts_of
+from spec_jax.cli.prompts import PromptText
 from spec_jax.cli.screen import Screen, plain_table
 from spec_jax.engine.requests import Request
 
 
-def run(options: ProfileOptions, screen: Screen, texts: list[str]) -> int:
+def run(options: ProfileOptions, screen: Screen, texts: list[PromptText]) -> int:
     """Records a trace and prints where the time went; returns the exit code."""
     llm = load(options, screen, chat=options.chat)
     prompts = prompts_of(llm, options, texts)

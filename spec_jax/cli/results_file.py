@@ -38,7 +38,7 @@ class ResultsFile:
 
     Args:
       options: of the job.
-      prompts: the text of all prompts.
+      prompts: the keys that say what each prompt is.
       stack: until it is closed, other processes are kept from writing the file.
 
     Attributes:
@@ -51,7 +51,10 @@ class ResultsFile:
     """
 
     def __init__(
-        self, options: "GenerateOptions", prompts: Sequence[str], stack: contextlib.ExitStack
+        self,
+        options: "GenerateOptions",
+        prompts: Sequence[dict[str, Any]],
+        stack: contextlib.ExitStack,
     ):
         assert options.output is not None
         self._path, self._prompts, self._settings = options.output, prompts, _digest(options)
@@ -65,7 +68,7 @@ class ResultsFile:
 
     def add(self, index: int, result: dict[str, Any]) -> None:
         """Writes the result of a prompt."""
-        header = {"index": index, "prompt": self._prompts[index]}
+        header = {"index": index} | self._prompts[index]
         append_line(self._path, {**header, **result, "settings": self._settings})
         self.done.add(index)
 
@@ -84,8 +87,9 @@ class ResultsFile:
         other = f"{where} is not a result of this job; give another --out"
         try:
             record = json.loads(line)
-            index, prompt, settings = record["index"], record["prompt"], record["settings"]
-            same = self._prompts[index] == prompt and index >= 0
+            index, settings = record["index"], record["settings"]
+            prompt = self._prompts[index]
+            same = index >= 0 and all(record[key] == prompt[key] for key in prompt)
         except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise ConfigError(f"{other}.") from error
         if not same:
@@ -102,5 +106,6 @@ def _digest(options: "GenerateOptions") -> str:
     """What a text depends on, besides its prompt."""
     sampling = sorted(dataclasses.asdict(options.sampling).items())
     loading = [options.llm.get(name) for name in _OF_THE_TEXT]
-    settings = (options.target, options.chat, sampling, loading)
+    template = (options.chat, options.tools, options.chat_template_kwargs)
+    settings = (options.target, template, sampling, loading)
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]

@@ -2,10 +2,11 @@
 
 import functools
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from spec_jax.config.fields import option_names
 from spec_jax.config.sampling import SamplingParams
@@ -95,29 +96,41 @@ NOT_OF_CALLS: Mapping[str, str] = {
 """Of `LLM.generate`, `stream` and `chat`."""
 
 
+def ignored_by_llm(model: Any) -> Mapping[str, str]:
+    """The arguments of `LLM` that change nothing for a model, and why."""
+    if isinstance(model, str | os.PathLike) and os.path.exists(model):
+        revisions = ("revision", "tokenizer_revision", "code_revision")
+        return {**IGNORED_BY_LLM, **dict.fromkeys(revisions, "the model is on this machine")}
+    return IGNORED_BY_LLM
+
+
 def explaining_unknown(
-    unsupported: Mapping[str, str], ignored: Mapping[str, str] = MappingProxyType({})
+    unsupported: Mapping[str, str],
+    ignored: Callable[[Any], Mapping[str, str]] = lambda first: MappingProxyType({}),
 ) -> Callable[[F], F]:
     """Makes a method raise a `ConfigError` for an argument that it does not have.
 
     Args:
       unsupported: for some names, what to do instead; for others the nearest name is suggested.
-      ignored: names that are taken with one note, and why they change nothing.
+        None asks for nothing, so that it is taken.
+      ignored: gives, for the method's first argument, the names that are taken with one note, and
+        why they change nothing.
     """
 
     def decorate(method: F) -> F:
-        parameters = list(inspect.signature(method).parameters)[1:]
+        parameters = _parameters(method)
 
         @functools.wraps(method)
         def checked(self: Any, *args: Any, **arguments: Any) -> Any:
             owner = type(self).__name__
             if method.__name__ != "__init__":
                 owner += f".{method.__name__}"
-            taken = {name: value for name, value in arguments.items() if name not in ignored}
-            for name in taken:
-                if name not in parameters:
+            reasons = ignored(args[0] if args else arguments.get(parameters[0]))
+            taken = {name: value for name, value in arguments.items() if name not in reasons}
+            for name in taken.keys() - set(parameters):
+                if name not in unsupported or taken.pop(name) is not None:
                     raise unknown_option(owner, name, parameters, unsupported)
-            if unused := [f"{name} ({ignored[name]})" for name in arguments if name in ignored]:
+            if unused := [f"{name} ({reasons[name]})" for name in arguments if name in reasons]:
                 note = f"{owner} ignores {', '.join(unused)}: this changes no output"
                 warnings.warn(note, stacklevel=2)
             return method(self, *args, **taken)
@@ -125,3 +138,12 @@ def explaining_unknown(
         return checked  # type: ignore[return-value]
 
     return decorate
+
+
+def _parameters(method: Callable) -> list[str]:
+    """The names of a method's arguments, the ones of an unpacked `TypedDict` included."""
+    names: list[str] = []
+    for each in list(inspect.signature(method).parameters.values())[1:]:
+        several = each.kind is inspect.Parameter.VAR_KEYWORD
+        names += get_args(each.annotation)[0].__annotations__ if several else [each.name]
+    return names

@@ -61,6 +61,7 @@ class Engine:
         if isinstance(policy, Adaptive):
             file = costs_file((target, drafter), self.strategy) if keeps_costs else None
             self.cost_profiler = CostProfiler(policy, file)
+        self._min_capacity = MIN_CAPACITY
         self.inputs: HostInputs = inputs or (lambda requests, shape: None)
         self.host = host
         self.compiler = Compiler(target, on_progress)
@@ -75,6 +76,10 @@ class Engine:
     def num_rows(self, least: int) -> int:
         """The smallest number of rows of a batch that is at least `least`."""
         return -(-power_of_two(least) // self.shards) * self.shards
+
+    def reserve(self, num_tokens: int) -> None:
+        """Makes all batches from now on as large as texts of some tokens need."""
+        self._min_capacity = max(self._min_capacity, power_of_two(num_tokens))
 
     def plan(self, requests: Sequence[Request], rows: int | None = None) -> BatchShape:
         """The smallest shape that holds the requests, `rows` of them at a time; all by default."""
@@ -93,7 +98,7 @@ class Engine:
         )
         return BatchShape(
             batch=batch,
-            capacity=min(power_of_two(longest, MIN_CAPACITY), context),
+            capacity=min(power_of_two(longest, self._min_capacity), context),
             block=prompt_block(target.platform, prompt, 1, embed_size),
             stops=stops,
             bad_words=bad_words,

@@ -11,8 +11,9 @@ from typing import Any
 import tokenizers
 from tokenizers.decoders import ByteLevel
 
-from spec_jax.errors import ConfigError, RequestError, did_you_mean, raising_panics
+from spec_jax.errors import ConfigError, RequestError, raising_panics
 from spec_jax.text.chat_template import ChatTemplate
+from spec_jax.text.messages import checked_messages
 from spec_jax.text.token_bytes import BYTE_TOKEN, byte_level, token_bytes_table
 
 # Else transformers reports, when first imported, that PyTorch is missing: nothing here needs it.
@@ -23,7 +24,6 @@ _TAKEN = frozenset(
     | {"messages", "add_generation_prompt", "continue_final_message"}
 )
 """Names of what templates get anyway."""
-ROLES = ("assistant", "developer", "system", "tool", "user")
 
 
 class Tokenizer:
@@ -197,7 +197,7 @@ class Tokenizer:
                 f"chat_template_kwargs sets {', '.join(names)}, which is set already."
             )
         return self.chat_template(
-            _checked_messages(messages),
+            checked_messages(messages),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=None if tools is None else [dict(tool) for tool in tools],
@@ -300,39 +300,3 @@ class _WindowStream(StreamDecoder):
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError(
-            f"messages is {messages!r}; give a list such as "
-            "[{'role': 'user', 'content': 'Hello'}]."
-        )
-    return [_checked_message(message) for message in messages]
-
-
-def _checked_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    calls_tools = isinstance(message, Mapping) and message.get("tool_calls")
-    needed = {"role"} if calls_tools else {"role", "content"}
-    if not isinstance(message, Mapping) or not needed <= set(message):
-        raise RequestError(f"message {message!r} needs a 'role' and a 'content'.")
-    role, content = message["role"], message.get("content")
-    if role not in ROLES:
-        raise RequestError(f"message role {role!r} is unknown.{did_you_mean(str(role), ROLES)}")
-    if isinstance(content, list):
-        content = "\n".join(_text_of(part, role) for part in content)
-    if content is None and calls_tools:
-        content = ""  # as in transformers
-    if not isinstance(content, str):
-        raise RequestError(f"a {role} message's content is {type(content).__name__}; give text.")
-    return {**message, "content": content}
-
-
-def _text_of(part: Any, role: str) -> str:
-    """The text of a part of a message, as in the OpenAI API."""
-    if isinstance(part, Mapping) and part.get("type") == "text" and type(part.get("text")) is str:
-        return part["text"]
-    raise RequestError(
-        f"a part of a {role} message's content is {str(part)[:100]}; give "
-        "{'type': 'text', 'text': ...}: only text is read."
-    )

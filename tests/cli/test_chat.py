@@ -83,6 +83,34 @@ def test_a_paste_is_one_message(scripted, terminal, monkeypatch):
     assert terminal.is_as_before()
 
 
+def test_lines_typed_during_an_answer_stay_lines_and_commands(scripted, terminal, monkeypatch):
+    typed = iter(["Two\rThree\r/reset\rFo", ""])
+
+    def typist():
+        os.write(terminal.master, next(typed, "").encode())
+        time.sleep(0.05)
+
+    llm = scripted(typist, (0, "answer", output("answer")))
+    with terminal.typing(monkeypatch, "One\r", "ur\r", "\x04"):
+        assert terminal.main("chat", "--target", "t") == 0
+    assert [prompts[0] for prompts in llm.prompts] == [[3], [3, 6, 3], [3, 6, 3, 6, 5], [4]]
+    assert terminal.read().count("a new conversation starts") == 1
+    assert terminal.is_as_before()
+
+
+def test_the_end_typed_during_an_answer_ends_after_the_lines_before_it(
+    scripted, terminal, monkeypatch
+):
+    typed = iter(["Two\r\x04"])
+    llm = scripted(
+        lambda: (os.write(terminal.master, next(typed, "").encode()), time.sleep(0.05)),
+        (0, "answer", output("answer")),
+    )
+    with terminal.typing(monkeypatch, "One\r"):
+        assert terminal.main("chat", "--target", "t") == 0
+    assert [prompts[0] for prompts in llm.prompts] == [[3], [3, 6, 3]]
+
+
 def test_words_are_whole_on_a_terminal(scripted, terminal, monkeypatch):
     terminal.resize(12)
     scripted((0, "one two th"), (0, "ree 世界世界世界 four", output("x")))
@@ -112,7 +140,7 @@ def test_the_model_is_told_how_to_answer(capsys, scripted, monkeypatch):
 
 
 def test_a_model_that_takes_no_system_message(capsys, scripted, monkeypatch):
-    def encode(messages):
+    def encode(messages, **options):
         if messages[0]["role"] == "system":
             raise RequestError("the template refuses: no system role")
         return [len(each["content"]) for each in messages]
@@ -142,11 +170,13 @@ def test_what_cannot_be_saved_is_said_and_nothing_is_lost(capsys, scripted, monk
     llm = scripted((0, "answer", output("answer")))
     (tmp_path / "mine").write_text("precious")
     monkeypatch.chdir(tmp_path)
-    lines = "Hello\n/save no/where\n/save mine\n/save\nAgain\n/save c\n/save c\n"
+    lines = "Hello\n/save no/where\n/save mine\n/save\nAgain\n/save c\n/save c\n/save c\n"
+    lines += "/reset\n/save c\n"  # another conversation is not written over the first
     monkeypatch.setattr("os.replace", fails_once(os.replace))
     code, _, err = chat(capsys, monkeypatch, lines)
     assert code == 2
     assert "no/where: No such file or directory; the conversation continues" in err
+    assert err.count("c, in place of what was saved before") == 1 and "c exists" in err
     assert "mine exists" in err and "/save FILE" in err and "No space left on device" in err
     assert (tmp_path / "mine").read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "mine"]

@@ -1,5 +1,7 @@
 """Prompts come from arguments, files and standard input."""
 
+import json
+
 import pytest
 
 from tests.cli.harness import Scripted, Stdin, failure, finished, run
@@ -38,7 +40,12 @@ def test_standard_input_is_the_prompt_if_there_is_no_other(capsys, scripted, mon
     [
         (b'{"prompt": "a"}\n{"prompt": ', "line 2 is not JSON"),
         (b'["a"]', "line 1 is ['a']"),
-        (b'{"promt": "a"}', 'no key "prompt". Found: promt.'),
+        (b'{"promt": "a"}', 'no key "prompt" or "messages". Found: promt.'),
+        (b'{"prompt": "a", "messages": []}', 'both "prompt" and "messages"'),
+        (b'{"messages": []}', "line 1: messages is []"),
+        (b'{"messages": [{"role": "usr", "content": "a"}]}', "'usr' is unknown"),
+        (b'{"messages": [{"role": "user", "content": 5}]}', "content is int"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "tools": {}}', "has the tools {}"),
         (b'{"prompt": 5}', "the prompt 5"),
         (b'{"prompt": ""}', "line 1 is empty"),
         (b'{"prompt": "\\ud800"}', "not valid text: '\\ud800'"),
@@ -51,6 +58,72 @@ def test_bad_prompt_files(capsys, tmp_path, content, expected):
     path.write_bytes(content)
     message = failure(capsys, "generate", "--target", "t", "--prompt-file", path)
     assert expected in message and str(path) in message
+
+
+MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+
+
+@pytest.fixture
+def encoded(scripted):
+    """What is put through the chat template of a scripted model."""
+    calls = []
+    llm = scripted(*finished(3))
+    llm.encode_chat = staticmethod(
+        lambda messages, **options: calls.append((messages, options)) or [len(calls)]
+    )
+    return llm, calls
+
+
+def test_lines_may_hold_conversations(capsys, encoded, tmp_path):
+    llm, calls = encoded
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    lines = [
+        {"messages": MESSAGES},
+        {"messages": [{"role": "user", "content": parts}], "tools": TOOLS},
+        {"prompt": "plain"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    flags = ("--target", "t", "--prompt-file", tmp_path / "a.jsonl")
+    code, out, _ = run(capsys, "generate", *flags, "--chat-template-kwargs", '{"think": false}')
+    assert code == 0 and "==> prompt 0: Why? <==" in out
+    assert prompts_of(llm) == [[1], [2], "plain"]
+    assert [messages for messages, _ in calls] == [
+        MESSAGES,
+        [{"role": "user", "content": "one\ntwo"}],
+    ]
+    assert [options["tools"] for _, options in calls] == [None, TOOLS]
+    assert all(options["chat_template_kwargs"] == {"think": False} for _, options in calls)
+    _, out, _ = run(capsys, "generate", *flags, "--json")
+    first, _, last = map(json.loads, out.splitlines())
+    assert first["messages"] == MESSAGES and last["prompt"] == "plain"
+
+
+def test_tools_are_described_to_every_chat(capsys, encoded, tmp_path):
+    _, calls = encoded
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    flags = ("--target", "t", "--prompt", "a", "--tools", tmp_path / "tools.json")
+    assert run(capsys, "generate", "--chat", *flags)[0] == 0
+    assert [list(options["tools"]) for _, options in calls] == [TOOLS]
+    assert "tools is for the chat template; give --chat" in failure(capsys, "generate", *flags)
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (("--chat-template-kwargs", "{"), "'{' is not JSON"),
+        (("--chat-template-kwargs", "[1]"), "'[1]' is not a JSON object"),
+        (("--chat-template-kwargs", "{}"), "chat_template_kwargs is for the chat template"),
+        (("--tools", "nowhere"), "cannot read list of functions 'nowhere'"),
+        (("--tools", "BAD"), "has the tools {}"),
+        (("--tools", "WORSE"), "is not JSON"),
+    ],
+)
+def test_bad_template_options(capsys, tmp_path, flags, expected):
+    (tmp_path / "BAD").write_text("{}")
+    (tmp_path / "WORSE").write_text("{")
+    flags = [tmp_path / each if each in ("BAD", "WORSE") else each for each in flags]
+    assert expected in failure(capsys, "generate", "a", "--target", "t", *flags)
 
 
 def test_a_file_without_an_end_is_refused(capsys, tmp_path):
