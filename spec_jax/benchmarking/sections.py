@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spec_jax.benchmarking.comparison import LEVEL, compare
+from spec_jax.benchmarking.doubts import doubts
 from spec_jax.benchmarking.figures import Plot
 from spec_jax.benchmarking.results import SPEC_JAX, Costs, Results
 from spec_jax.benchmarking.summary import (
@@ -58,6 +59,7 @@ def sections_of(cells: Cells) -> list[ReportSection]:
     """All sections with content, in order."""
     singles = {cell: each for cell, each in cells.items() if cell.batch_size == 1} or cells
     sections = [
+        _doubts(cells),
         _token_time(singles),
         *_by_lookahead(singles),
         _predicted(singles),
@@ -92,6 +94,22 @@ def comparison(names: tuple[str, str], before: Results, after: Results) -> Repor
     if not tables:
         text = f"{names[1]} and {names[0]} share no system, prompts and sampling parameters."
     return ReportSection("Is it faster?", text, tables=tables)
+
+
+def _doubts(cells: Cells) -> ReportSection:
+    rows = [
+        (each, doubt) for measured in cells.values() for each in measured for doubt in doubts(each)
+    ]
+    columns: Columns = {
+        **{name: lambda row, text=text: text(row[0]) for name, text in SYSTEM.items()},
+        "what contradicts itself": lambda row: row[1],
+    }
+    return ReportSection(
+        "Measured beside other work",
+        "These figures contradict themselves or vary much: the machine had other work meanwhile. "
+        "Measure again on an idle machine before you trust any figure of this file.",
+        tables=_table("Figures that cannot all be true", rows, columns),
+    )
 
 
 def _token_time(cells: Cells) -> ReportSection:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from spec_jax.config import Positive, Table, Text
 from spec_jax.errors import CheckpointError, SpecJaxError
-from spec_jax.models.config import TransformerConfig, layer_stack
+from spec_jax.models.config import Experts, TransformerConfig, layer_stack
 
 _SOURCES = ("path", "hub", "pypi")
 _WHEEL_KEYS = ("pypi", "sha256", "file")
@@ -105,11 +105,19 @@ class WeightSource(Table):
         return None
 
 
-_FIELDS: dict[str, Any] = {
-    field.name: (field.type, ... if field.default is dataclasses.MISSING else field.default)
-    for field in dataclasses.fields(TransformerConfig)
-    if field.name != "layers"
-}
+def _fields_of(config: type) -> dict[str, Any]:
+    """The fields of a dataclass, for `pydantic.create_model`."""
+    return {
+        field.name: (field.type, ... if field.default is dataclasses.MISSING else field.default)
+        for field in dataclasses.fields(config)
+    }
+
+
+_Experts: Any = pydantic.create_model("_Experts", __base__=Table, **_fields_of(Experts))
+_AS_EXPERTS = AfterValidator(lambda experts: experts and Experts(**dict(experts)))
+_FIELDS = _fields_of(TransformerConfig)
+_FIELDS["experts"] = (Annotated[_Experts | None, _AS_EXPERTS], None)
+del _FIELDS["layers"]
 # RoPE scaling extends contexts, which random weights do not need.
 _RULES: dict[str, Any] = {
     name: (rule.annotation, ... if rule.default is rule.empty else rule.default)

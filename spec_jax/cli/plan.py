@@ -1,5 +1,7 @@
 """`spec-jax plan`: what a target and its draft will take on a layout."""
 
+import dataclasses
+
 import jax
 from rich.console import RenderableType
 from rich.table import Table
@@ -24,6 +26,7 @@ from spec_jax.planning import (
 from spec_jax.planning.plan_figures import CALLS
 from spec_jax.sharding import Layout
 
+ONE_DEVICE = dataclasses.replace(Layout.tensor_parallel(1), name="one device")
 _MEMORY = {
     "weights, GiB": "weight_bytes",
     "weights in host memory, GiB": "host_bytes",
@@ -44,7 +47,7 @@ _TERMS = {
 
 def run(options: PlanOptions, screen: Screen) -> int:
     """Makes the plan and prints it; returns the exit code."""
-    layout = Layout.read(options.layout)
+    layout = Layout.read(options.layout) if options.layout else ONE_DEVICE
     if options.compile:
         prepare_to_compile_for(layout)
     else:
@@ -100,9 +103,12 @@ def _report(plan: Plan) -> list[RenderableType]:
     if plan.offload == "host":
         away = plan.target.config.num_layers - plan.resident_layers
         offloaded = f", {away} layers in host memory"
+    where = plan.layout.name
+    if plan.layout is not ONE_DEVICE:
+        where += f": {plan.layout.size} device{'s' if plan.layout.size > 1 else ''}{chip}"
     heading = (
-        f"{plan.target.name} with {plan.draft.name} on {plan.layout.name}: "
-        f"{plan.layout.size} devices{chip}, {plan.dtype}{weights}{offloaded}, batch {plan.batch}, "
+        f"{plan.target.name} with {plan.draft.name} on {where}, "
+        f"{plan.dtype}{weights}{offloaded}, batch {plan.batch}, "
         f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}"
     )
     sizes = [
@@ -172,7 +178,7 @@ def _in_words(plan: Plan) -> list[str]:
         taken = "more than" if memory is None else f"{_gib(memory)} of"
         source = "by the compiler" if prefill.program else "by an estimate, see --compile"
         lines.append(
-            f"It {verdict}: the larger of round and prefill takes {taken} {_gib(chip.memory)} GiB "
+            f"It {verdict}: the larger of round and prefill takes {taken} {_gib(chip.usable)} GiB "
             f"({source})."
         )
     if joining := prefill.joining_bytes:
@@ -197,7 +203,10 @@ def _in_words(plan: Plan) -> list[str]:
             "overhead is left out, and of sampling all but its exchanges."
         )
     else:
-        lines.append(f"{rounds}. The layout has no figures of its chip: no time is projected.")
+        why = "the layout has no figures of its chip"
+        if chip is not None:
+            why = "on GPUs it is not known how fast quantized matrices are read"
+        lines.append(f"{rounds}. No time is projected: {why}.")
     lines += [_compared(*each) for each in plan.published]
     for role in ("target", "draft"):
         replicated = [each for each in plan.replicated if each.role == role]

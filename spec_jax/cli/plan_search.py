@@ -19,7 +19,7 @@ def report_search(results: Search) -> list[RenderableType]:
     assert chip is not None  # or nothing was searched
     heading = (
         f"{results.target.name} with {results.draft.name} on {results.layout.name}: "
-        f"{results.layout.size} devices of {chip.name} with {chip.memory / 2**30:g} GiB"
+        f"{results.layout.size} devices of {chip.name} with {chip.usable / 2**30:g} usable GiB"
     )
     shown: list[RenderableType] = [
         Text(visible(heading), "bold"),

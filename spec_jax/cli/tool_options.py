@@ -244,7 +244,7 @@ class ConvertOptions:
 
 @config_class
 class ShapeOptions:
-    """A target of which only the shape is read, and a layout."""
+    """A target of which only the shape is read."""
 
     GROUP: ClassVar[str] = "model"
 
@@ -253,10 +253,6 @@ class ShapeOptions:
     ]
     """Target model, of which only the shape is read: a Hugging Face directory, a .gguf file, a
     recipe (.toml) or a hub id."""
-    layout: Annotated[
-        Text, Flag(metavar="FILE", remedy="name the layout with --layout, such as tpu-v4-16")
-    ]
-    """Topology and sharding (sharding/*.toml)."""
     dtype: Dtype = "bfloat16"
     """Dtype of weights and caches."""
 
@@ -269,6 +265,8 @@ class PlanOptions(ShapeOptions):
     arithmetic and links take. No weights are read, and no accelerator is needed.
     """
 
+    layout: LayoutFile | None = None
+    """Topology and sharding, sharding/*.toml (default: one device, of which nothing is known)."""
     quantization: Annotated[Many[PlanQuantization], Flag(commas=True)] = ("none",)
     """Quantization of the matrices of both models."""
     draft: Annotated[str | None, Flag(metavar="REF")] = None
@@ -327,6 +325,10 @@ class CompileOptions(ShapeOptions):
     LLM's --dtype depends on what is stored, so give it there too.
     """
 
+    layout: Annotated[
+        Text, Flag(metavar="FILE", remedy="name the layout with --layout, such as tpu-v4-16")
+    ]
+    """Topology and sharding (sharding/*.toml)."""
     quantization: PlanQuantization = "none"
     """Quantization of the matrices of both models."""
     kv_cache_dtype: KvCacheDtype = "auto"

@@ -55,7 +55,7 @@ class Terms:
       cache: reading the key/value cache, all of its capacity.
       compute: arithmetic, which overlaps with reading memory.
       latency: the collectives' latency, independent of their size.
-      transfer: bytes of the collectives over one link.
+      transfer: bytes of the collectives over the links.
       stream: copying weights from host memory, which overlaps with all of the others.
     """
 
@@ -169,7 +169,7 @@ class Call:
       host_bytes: the weights that it copies from host memory.
       cache_bytes: its part of the cache.
       weight_bytes_read: the weights it reads; of the embedding only the tokens' rows, and of
-        experts as many as the tokens choose, if no two choose the same.
+        experts as many as the tokens choose on average, if each chooses evenly.
       cache_bytes_read: of the cache.
       flops: floating-point operations.
       exchanges: its collectives.
@@ -202,15 +202,13 @@ class Call:
             multiplied -= weights.head_weights
             read -= weights.table - looked_up if config.tied_head else weights.head
         if config.experts is not None:
-            here = config.experts.count // weights.shards("experts")
             # The rows of chips beside which the experts lie are gathered for them.
-            placement = weights.placement
+            placement, choosing = weights.placement, rows
             gathered = set(placement.mesh_axes("experts")) & set(placement.mesh_axes("batch"))
-            chosen = config.experts.per_token * rows
             if placement.mesh is not None:
-                chosen *= math.prod(placement.mesh.shape[axis] for axis in gathered)
-            # No chip reads more than its own experts, and none of them twice.
-            read -= weights.stacks * max(0, here - chosen) // here
+                choosing *= math.prod(placement.mesh.shape[axis] for axis in gathered)
+            unread = (1 - config.experts.per_token / config.experts.count) ** choosing
+            read -= round(weights.stacks * unread)
         slots = sum(each if seen is None else min(each, seen) for each in cache.slots)
         scores = rows * (config.num_heads // weights.shards("heads")) * config.head_dim * slots
         # Activations are float32; the embedding is looked up in the weights' dtype.
@@ -269,21 +267,27 @@ def exchanged_bytes(exchanges: Iterable[Exchange]) -> int:
 def exchange_seconds(
     exchanges: Iterable[Exchange], platform: str | None, chip: Chip
 ) -> tuple[float, float]:
-    """Seconds of latency, and of bytes over one link.
+    """Seconds of latency, and of bytes over the links.
 
-    An all-to-all takes half of an all-reduce's hops. On a TPU the links in the middle of the
-    longest dimension, of d chips, carry most of it: each of them d / 4 of what a chip holds.
+    On a TPU a sum uses the links of all dimensions of the slice, in both directions at once: a part
+    of the data begins in each dimension. An all-to-all takes half of an all-reduce's hops, and the
+    links in the middle of the longest dimension, of d chips, carry most of it: each of them d / 4
+    of what a chip holds.
     """
     latency = transfer = 0.0
     for each in exchanges:
         there_and_back = exchange_latency(platform, chip, each.num_chips)
         # Each byte is sent once to be summed and once to be spread.
         sent = 2 * (each.num_chips - 1) / each.num_chips * each.bytes
+        if platform == "tpu":
+            dimensions = _dimensions(chip.topology or "", each.num_chips)
+            sent /= 2 * max(1, sum(size > 1 for size in dimensions))
         if each.kind == "all-to-all":
-            sent /= 2
             if platform == "tpu":
                 there_and_back /= 2
-                sent = max(_dimensions(chip.topology or "", each.num_chips)) / 4 * each.bytes
+                sent = max(dimensions) / 4 * each.bytes
+            else:
+                sent /= 2
         latency += each.count * there_and_back
         transfer += each.count * sent / chip.link
     return latency, transfer

@@ -21,7 +21,7 @@ from spec_jax.planning.plan_figures import CallPlan, PrefillPlan
 from spec_jax.planning.sampling import sampling_exchanges
 from spec_jax.planning.temporaries import of_prefill, of_round
 from spec_jax.sampling.parameters import SamplingFeatures
-from spec_jax.sharding import ROLES, Layout
+from spec_jax.sharding import ROLES, Chip, Layout
 
 
 def check_context(context: int, target: Shape) -> None:
@@ -39,12 +39,17 @@ def check_context(context: int, target: Shape) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What the jobs of a target and its draft share: abstract models, and weights on each chip."""
+    """What the jobs of a target and its draft share: abstract models, and weights on each chip.
+
+    `chip` are the figures by which times are projected; None if there are none, or for quantized
+    matrices on GPUs, whose products are far from reading them at the speed of the memory.
+    """
 
     models: tuple[Model, Model]
     weights: tuple[Weights, Weights]
     layout: Layout
     cache_dtype: Any
+    chip: Chip | None
 
     @property
     def platform(self) -> str:
@@ -79,7 +84,9 @@ class Pair:
         draft = abstract_model(configs[1], dtype, quantization, there)
         # On CPU a model keeps its cache in float32.
         cache_dtype = jnp.dtype("float32" if layout.platform == "cpu" else dtype)
-        return cls((target, draft), (Weights(target), Weights(draft)), layout, cache_dtype)
+        is_known = layout.platform != "gpu" or quantization == "none"
+        chip = layout.chip if is_known else None
+        return cls((target, draft), (Weights(target), Weights(draft)), layout, cache_dtype, chip)
 
     def job(self, batch: int, context: int, lookahead: int, features: SamplingFeatures) -> "Job":
         """Rows that may fill the context, drafted `lookahead` tokens at a time."""
@@ -114,8 +121,8 @@ class Job:
     def call(self, role: int, tokens: int) -> CallPlan:
         """A call of the target (0) or the draft (1) over `tokens` tokens of each row."""
         call = Call.of(self.pair.weights[role], self.caches[role], tokens)
-        layout = self.pair.layout
-        terms = call.terms(layout.platform, layout.chip) if layout.chip else None
+        chip = self.pair.chip
+        terms = call.terms(self.pair.layout.platform, chip) if chip else None
         return CallPlan(
             call.weight_bytes,
             call.host_bytes,
@@ -128,12 +135,12 @@ class Job:
     @property
     def sampling(self) -> CallPlan:
         """The collectives of drawing and verification in a round, and nothing else."""
-        layout, (target, draft) = self.pair.layout, self.pair.weights
+        chip, (target, draft) = self.pair.chip, self.pair.weights
         rows = self.caches[0].rows
         exchanges = sampling_exchanges(target, draft, rows, self.lookahead, self.features)
-        if not layout.chip:
+        if not chip:
             return CallPlan(exchanges=exchanges)
-        latency, transfer = exchange_seconds(exchanges, layout.platform, layout.chip)
+        latency, transfer = exchange_seconds(exchanges, self.pair.layout.platform, chip)
         terms = Terms(latency=latency, transfer=transfer)
         return CallPlan(exchanges=exchanges, terms=terms, seconds=terms.total)
 
@@ -157,18 +164,20 @@ class Job:
     @property
     def prefill(self) -> PrefillPlan:
         """Prefill of prompts as long as the context into both models' caches, all rows at once."""
-        layout, block, platform = self.pair.layout, self.shapes.block, self.pair.platform
+        chip, block, platform = self.pair.chip, self.shapes.block, self.pair.platform
         chunks = -(-(self.context - 1) // block)
         caches, weights = self.caches, self.pair.weights
         seconds = None
-        if layout.chip:
+        if chip:
             # On average a chunk sees half of the prompt, and the half of itself.
             seen = (chunks + 1) * block // 2
             calls = [
                 Call.of(each, cache, block, seen=seen)
                 for each, cache in zip(weights, caches, strict=True)
             ]
-            seconds = chunks * sum(call.terms(layout.platform, layout.chip).total for call in calls)
+            seconds = chunks * sum(
+                call.terms(self.pair.layout.platform, chip).total for call in calls
+            )
         alone = prompt_block(platform, self.context, 1, weights[0].config.embed_size)
         shape = dataclasses.replace(self.shapes, block=alone)
         together = rows_read_together(platform, shape, weights[0].shards("batch"))

@@ -209,10 +209,10 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether every program fits in a chip's memory; None without figures of the chip."""
+        """Whether every program fits in a chip's usable memory; None without figures of it."""
         if self.memory_bytes is None:
             return False
-        return self.layout.chip and self.memory_bytes <= self.layout.chip.memory
+        return self.layout.chip and self.memory_bytes <= self.layout.chip.usable
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

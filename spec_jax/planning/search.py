@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
       seconds_to_first_token: prefill of prompts as long as the context, and a round.
       round_bytes: weights, caches and temporaries of a round.
       prefill_bytes: weights, caches and temporaries of prefill.
-      memory: bytes of a chip.
+      memory: usable bytes of a chip.
     """
 
     layout: Layout
@@ -177,6 +177,11 @@ def search(
             f"layout {layout.name} has no figures of its chip, by which to search; add [chip], or "
             "choose another layout, such as tpu-v5e-8."
         )
+    if layout.platform == "gpu" and (quantized := [q for q in quantizations if q != "none"]):
+        raise ConfigError(
+            f"quantization is {quantized[0]!r}, but on GPUs it is not known how fast quantized "
+            "matrices are read; search without --quantization, or plan without --search."
+        )
     for context in contexts:
         check_context(context, target)
     candidates: list[Candidate] = []
@@ -208,7 +213,7 @@ def search(
                 seconds_to_first_token=prefill.seconds + round.seconds,
                 round_bytes=round.memory_bytes,
                 prefill_bytes=prefill.memory_bytes,
-                memory=chip.memory,
+                memory=chip.usable,
             )
 
         for batch in batches or (shards << i for i in range((MAX_ROWS // shards).bit_length())):

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pydantic
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -19,6 +21,7 @@ class Chip:
     Attributes:
       name: the maker's name for it.
       memory: bytes of device memory.
+      usable: bytes of it that programs may take: compilers and allocators keep some.
       bandwidth: bytes per second between memory and compute.
       flops: bfloat16 floating-point operations per second.
       link: bytes per second and direction to the neighbouring device.
@@ -33,6 +36,10 @@ class Chip:
     link: float
     topology: str | None = None
     host: float | None = None
+    usable: float = math.inf
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "usable", min(self.usable, self.memory))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +87,16 @@ class _Chip(Table):
     link_gb_per_s: Positive
     host_gb_per_s: Positive | None = None
     topology: Text | None = None
+    usable_gib: Positive | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "_Chip":
+        if self.usable_gib is not None and self.usable_gib > self.memory_gib:
+            raise ConfigError(
+                f"chip.usable_gib is {self.usable_gib:g}, but chip.memory_gib is "
+                f"{self.memory_gib:g}; give at most as much."
+            )
+        return self
 
 
 class _File(Table):
@@ -128,6 +145,7 @@ def read_fields(file: Path) -> dict[str, Any]:
             link=chip.link_gb_per_s * 1e9,
             host=chip.host_gb_per_s and chip.host_gb_per_s * 1e9,
             topology=chip.topology,
+            usable=(chip.usable_gib or math.inf) * 2**30,
         ),
     }
 
@@ -145,6 +163,7 @@ def text_of(layout: Any) -> str:
     if chip := layout.chip:
         figures = {
             "memory_gib": chip.memory / 2**30,
+            "usable_gib": chip.usable < chip.memory and chip.usable / 2**30,
             "memory_gb_per_s": chip.bandwidth / 1e9,
             "bf16_tflops": chip.flops / 1e12,
             "link_gb_per_s": chip.link / 1e9,

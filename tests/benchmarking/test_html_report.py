@@ -61,6 +61,7 @@ def test_the_report_has_the_figures_and_no_link():
     assert page.titles == [
         "Speculative decoding of <model>",
         "before",
+        "Measured beside other work",
         "Mean token time",
         "By K: draft_model",
         "Why this K",
@@ -102,6 +103,8 @@ def test_tables_have_the_numbers():
     assert plain in page.rows and own in page.rows
     predicted = next(r for r in page.rows if r[1:2] == ["draft_model, K = 3"] and len(r) == 8)
     assert predicted[2:6] == ["2.00", "0.250", "2.00", "0.73"]
+    doubt = ["chat, greedy", "plain", "tokens a second of the repeats differ by 67%"]
+    assert doubt in page.rows
     assert ["b", "1.00 / 1.00", "2.00 / 2.00"] in page.rows
     assert any(r[0] == "batch 1" and r[3:] == ["4.0", "0.50"] for r in page.rows)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from spec_jax.benchmarking.comparison import FASTER, SLOWER, UNDECIDED, compare
+from spec_jax.benchmarking.doubts import doubts
 from spec_jax.benchmarking.results import Results
 from spec_jax.benchmarking.summary import (
     best_of_families,
@@ -74,6 +75,25 @@ def test_the_cost_of_calls_predicts_the_speed_up():
     assert three.round_seconds == pytest.approx((0.75, 2.0, 2.8125 - 2.75))
     assert three.loop_efficiency is not None
     assert three.loop_efficiency.median == pytest.approx((8 / 5) / (2 / 2.75))
+
+
+def doubts_of(costs_of, *seconds: float, kept: int = 1) -> list[str]:
+    """Of drafting one token a round in some repeats, each prompt in the given seconds."""
+    lines = [costs_of]
+    for repeat, each in enumerate(seconds):
+        lines += [run(PLAIN, repeat, 8.0, 8.0), run(drafting(1), repeat, each, each, kept=kept)]
+    return list(doubts(only(Results(header(), lines), "draft_model, K = 1")))
+
+
+def test_figures_that_contradict_themselves_are_doubted():
+    # A round is predicted to take 1.75 s, and eight tokens four rounds.
+    assert doubts_of(costs(), 7.2, 7.3) == []
+    assert doubts_of(costs(), 7.2, 9.5) == ["tokens a second of the repeats differ by 28%"]
+    fast = doubts_of(costs(), 6.0, 6.0)
+    assert "1.17 times as fast as the cost of its calls allows" in fast[0]
+    assert fast[1] == "a round takes 250.00 ms less than its calls"
+    streaming = costs().model_copy(update={"streaming": 3.5e9})
+    assert doubts_of(streaming, 7.2) == ["weights are read at 1.14 of the speed of streaming"]
 
 
 def test_an_oracle_pays_for_what_is_kept_alone():

@@ -9,6 +9,7 @@ from spec_jax.checkpoints.recipe import Published, Recipe
 from spec_jax.checkpoints.reference import locate
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import CheckpointError
+from spec_jax.models.config import Experts
 from tests.checkpoints import tiny
 
 SIZES = {
@@ -51,6 +52,20 @@ def test_a_shape_may_have_windows(tmp_path):
     local_theta = shape.layers[0].rotary.theta
     for value, expected in ((shape.query_pre_attn_scalar, 8.0), (local_theta, 500.0)):
         assert value == expected and isinstance(value, float)
+
+
+def test_a_shape_may_have_experts(tmp_path):
+    tail = "[shape.experts]\ncount = 4\nper_token = 2\nsize = 8"
+    shape = Recipe.read(write(tmp_path, tail=tail)).shape
+    assert shape is not None and shape.experts == Experts(count=4, per_token=2, size=8)
+    assert [layer.mlp for layer in shape.layers] == ["experts"] * 2
+    for line, said in (
+        ("count = 1", "a token chooses 2 of 1 experts"),
+        ("cuont = 4", "unknown key 'shape.experts.cuont'"),
+        ("", "shape.experts.count is missing"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            Recipe.read(write(tmp_path, tail=tail.replace("count = 4", line)))
 
 
 @pytest.mark.parametrize(

@@ -19,19 +19,37 @@ def flags(layout="tpu-v4-16", **others):
     return [part for flag, value in given.items() if value is not None for part in (flag, value)]
 
 
+def test_without_a_layout_one_device_is_planned(capsys):
+    code, out, err = run(capsys, "plan", "--target", "checkpoints/llama-1b.toml")
+    words = " ".join(out.split())
+    assert (code, err) == (0, "")
+    assert "of llama-1b on one device, bfloat16, batch 1" in words
+    assert "No time is projected: the layout has no figures of its chip." in words
+
+
+def test_quantized_matrices_on_gpus_have_no_projected_time(capsys):
+    flags = ("--target", "checkpoints/llama-8b.toml", "--layout", "gpu-1", "--context", "4096")
+    code, out, _ = run(capsys, "plan", *flags, "--quantization", "int4")
+    out = " ".join(out.split())
+    assert code == 0 and "It fits" in out and "it is not known how fast quantized" in out
+    assert "projection, ms" not in out
+    message = failure(capsys, "plan", *flags, "--quantization", "none,int4", "--search")
+    assert "quantization is 'int4', but on GPUs it is not known" in message
+
+
 def test_a_plan_for_people(capsys):
     code, out, err = run(capsys, "plan", *flags())
     assert (code, err) == (0, "")
     for text in (
         "chinchilla-70b with chinchilla-draft-4b on tpu-v4-16: 16 devices of v4, bfloat16",
-        "It fits: the larger of round and prefill takes 8.57 of 32.00 GiB (by an estimate, see "
+        "It fits: the larger of round and prefill takes 8.57 of 30.75 GiB (by an estimate, see "
         "--compile).",
         "Rows that join while others decode take 0.42 GiB beside that.",
-        "0.57 s to the first token of prompts that fill the context, read 512 tokens at a time.",
+        "0.16 s to the first token of prompts that fill the context, read 512 tokens at a time.",
         "Projection: 3.36 tokens a round",
         "chinchilla-70b: 64,950,116,352 parameters",
         "Published for the target: 14.1 ms (Chen et al. 2023",
-        "5.343 ms more than projected.",
+        "5.525 ms more than projected.",
     ):
         assert text in " ".join(out.split()), text
     lines = {line[:27].strip(): line[27:].split() for line in out.splitlines()}
@@ -110,7 +128,6 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
     "changes, said",
     [
         ({"--target": None}, "no target given; name the target model with --target."),
-        ({"--layout": None}, "no layout given; name the layout with --layout, such as tpu-v4-16"),
         ({"--layout": "nowhere.toml"}, "the layout nowhere.toml cannot be read"),
         ({"--draft": "nowhere.toml"}, "nowhere.toml does not exist."),
         ({"--acceptance": "2"}, "acceptance is 2.0; it should be at most 1."),

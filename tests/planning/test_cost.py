@@ -111,11 +111,12 @@ def test_only_the_chosen_experts_are_read():
     attention = 2 * 4 * EMBED * WIDTH // 8
     norms, router = 2 * 2 * EMBED, 2 * EMBED * 16
     assert one.weight_bytes == dense + attention + norms + router + 2 * stack
-    assert one.weight_bytes - all_of_them.weight_bytes_read == 2 * (VOCAB // 8 - 20) * EMBED
-    for found, tokens in ((one, 1), (three, 3)):
+    assert 16 * matrix == stack
+    for found, tokens in ((one, 1), (three, 3), (all_of_them, 20)):
         looked_up = 2 * (VOCAB // 8 - tokens) * EMBED
         read = found.weight_bytes_read + looked_up
-        assert found.weight_bytes - read == 2 * (stack - 2 * tokens * matrix)
+        # Each token leaves out fourteen of sixteen.
+        assert found.weight_bytes - read == round(2 * stack * (14 / 16) ** tokens)
     # Every token is multiplied with two experts, whoever else wants them.
     assert three.flops == 3 * one.flops
 
@@ -134,20 +135,24 @@ def test_experts_that_are_cut_apart():
     matrix = 2 * 3 * EMBED * 128
     table = 2 * (VOCAB - 2) * EMBED  # of two rows on each half of the chips
     apart = found(batch="data", experts="model")
-    assert apart.weight_bytes_read == apart.weight_bytes - table  # two rows may want all four
+    unread = round(4 * matrix * (14 / 16) ** 2)  # of four experts, by two rows
+    assert apart.weight_bytes_read == apart.weight_bytes - table - unread
     assert apart.exchanges == (Exchange("experts", 1, 2 * EMBED * 4, 4),)
-    # Beside the rows, all four of which are brought together: eight choices, and eight experts.
+    # Beside the rows, all four of which are brought together: a quarter of eight experts.
     beside = found(batch="data", experts="data", mlp="model")
-    assert beside.weight_bytes_read == beside.weight_bytes - table
+    unread = round(2 * matrix * (14 / 16) ** 4)
+    assert beside.weight_bytes_read == beside.weight_bytes - table - unread
     assert beside.exchanges == (
         Exchange("MLP", 1, 2 * EMBED * 4, 4),
         Exchange("experts", 1, 2 * EMBED * 4, 8),
     )
     alone = found(experts="model")
     table = 2 * (VOCAB - 4) * EMBED
-    assert alone.weight_bytes_read == alone.weight_bytes - table
+    unread = round(4 * matrix * (14 / 16) ** 4)
+    assert alone.weight_bytes_read == alone.weight_bytes - table - unread
     whole = found()
-    assert whole.weight_bytes_read == whole.weight_bytes - table - 8 * matrix
+    unread = round(16 * matrix * (14 / 16) ** 4)
+    assert whole.weight_bytes_read == whole.weight_bytes - table - unread
 
 
 def test_exchanges():
@@ -169,7 +174,10 @@ def test_terms():
     assert terms.cache == found.cache_bytes / 1e9
     # 2 x 4 chips: one hop and three, there and back; five exchanges.
     assert terms.latency == pytest.approx(5 * 2 * 4 * 1e-6)
-    assert terms.transfer == pytest.approx(2 * 7 / 8 * (256 * 2 + 4 * 256 * 4) / 1e6)
+    # Two dimensions, and two directions of each, share what is sent.
+    sent = 2 * 7 / 8 * (256 * 2 + 4 * 256 * 4)
+    assert terms.transfer == pytest.approx(sent / (2 * 2) / 1e6)
+    assert found.terms("gpu", CHIP).transfer == pytest.approx(sent / 1e6)
     memory = terms.weights + terms.cache
     assert terms.total == max(memory, terms.compute) + terms.latency + terms.transfer
     assert found.terms("gpu", CHIP).latency == pytest.approx(5 * 8e-6)

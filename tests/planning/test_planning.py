@@ -10,6 +10,7 @@ import pytest
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError
+from spec_jax.models.sizes import parameter_count
 from spec_jax.planning import CompiledProgram, derived_draft, make_plan
 from spec_jax.planning.hlo import by_kind
 from spec_jax.sharding import Chip, Layout
@@ -163,10 +164,26 @@ def test_prefill_takes_what_arithmetic_takes():
     tokens = 8 * 8192
     flops = 2 * weights * tokens + 4 * scores * tokens * 8192 / 2
     arithmetic = flops / 8 / found.layout.chip.flops
-    summed = 2 * 7 / 8 * 2 * 4 * tokens * (32 * 4096 + 16 * 2048) / found.layout.chip.link
+    links = 2 * 2 * found.layout.chip.link  # both directions of both dimensions
+    summed = 2 * 7 / 8 * 2 * 4 * tokens * (32 * 4096 + 16 * 2048) / links
     assert found.prefill.seconds == pytest.approx(arithmetic + summed, rel=0.1)
     # One of eight rows is read at a time while others decode.
     assert found.prefill.joining_bytes == pytest.approx(found.round.cache_bytes / 8, rel=0.01)
+
+
+def test_experts_take_what_arithmetic_takes():
+    """Of Mixtral 8x22B, four rows: each layer reads 8 (1 - (6/8)^4) of its experts on average."""
+    expert, head = 3 * 6144 * 16384, 32768 * 6144
+    attention = 2 * 6144 * (48 + 8) * 128
+    target = read_shape(ROOT / "checkpoints/mixtral-8x22b.toml")
+    assert parameter_count(target.config) == pytest.approx(140.63e9, rel=1e-3)
+    found = plan(target, shape(), "tpu-v5p-16", batch=4, context=8192)
+    assert found.layout.chip and found.target_call.terms
+    read = 2 * (56 * (8 * (1 - 0.75**4) * expert + attention) + head) / 16
+    seconds = found.target_call.terms.weights
+    assert seconds == pytest.approx(read / found.layout.chip.bandwidth, rel=0.02)
+    qwen = read_shape(ROOT / "checkpoints/qwen3-235b-a22b.toml")
+    assert parameter_count(qwen.config) == pytest.approx(235.09e9, rel=1e-3)
 
 
 def test_sampling_adds_exchanges():

@@ -74,7 +74,7 @@ def test_no_loop_copies_a_cache_or_a_weight(layout, dtype, compile):
 @pytest.mark.parametrize("tokens", often([1, 5], [5]))
 @pytest.mark.parametrize("layout", often(["cpu-8", "cpu-8-experts"], ["cpu-8-experts"]))
 def test_a_call_reads_the_chosen_experts_alone(layout, tokens):
-    """Each chip reads no more of its experts than tokens choose: as planned, by one exchange."""
+    """Each chip reads no more of its experts than tokens choose; it plans with the mean of that."""
     layers, embed, per_token = 2, 256, 2
     experts = Experts(count=16, per_token=per_token, size=1024)
     config = shape(num_layers=layers, experts=experts).config
@@ -91,7 +91,8 @@ def test_a_call_reads_the_chosen_experts_alone(layout, tokens):
     weights = Weights(model)
     call = Call.of(weights, weights.cache(1, 256, 32, jnp.float32), tokens)
     table = 2560 // placement.num_shards("vocab") - tokens
-    assert call.weight_bytes - call.weight_bytes_read == 4 * (whole - found + table * embed)
+    unread = call.weight_bytes - call.weight_bytes_read - 4 * table * embed
+    assert unread == round(4 * whole * (1 - per_token / 16) ** tokens) >= 4 * (whole - found)
     assert by_kind(program.collectives) == {"all-reduce": 2 * layers + 1}
     assert count_by_kind(call.exchanges) == {"all-reduce": 2 * layers + 1}
     assert program.temporary_bytes < 0.1 * call.weight_bytes
