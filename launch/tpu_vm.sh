@@ -62,6 +62,7 @@ fi
 bash launch/_env.sh tpu
 export JAX_COMPILATION_CACHE_DIR='"$(printf %q "${JAX_COMPILATION_CACHE_DIR-}")"'
 : "${JAX_COMPILATION_CACHE_DIR:=$HOME/.cache/spec-jax/xla}"
+export SPEC_JAX_JOIN_SECONDS='"$(printf %q "${SPEC_JAX_JOIN_SECONDS:-600}")"'
 exec .venv/bin/spec-jax'"$(printf ' %q' "$@")"' </dev/null'
 
 run mkdir -p "$ROOT/.cache"

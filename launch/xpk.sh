@@ -15,6 +15,8 @@ Submits `spec-jax COMMAND` to run on all hosts of a TPU slice. Variables:
   NUM_SLICES  how many slices (1); for several give a layout of as many, such as tpu-v5e-2x16
   PROJECT, ZONE  where the cluster is, if not as `gcloud config` says
   JAX_COMPILATION_CACHE_DIR  where compiled programs are kept (/tmp/spec-jax/xla in the container)
+  SPEC_JAX_JOIN_SECONDS  how long hosts wait for each other (600)
+  HF_TOKEN  reads gated models of the hub; whoever may see the workload in the cluster sees it
 
 For example:
 
@@ -34,10 +36,24 @@ need IMAGE "a container image of this checkout"
 layout=sharding/tpu-v5e-16.toml # in the image
 case "$1" in generate | chat | convert | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac
 
+environment=("JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-/tmp/spec-jax/xla}"
+  "SPEC_JAX_JOIN_SECONDS=${SPEC_JAX_JOIN_SECONDS:-600}")
+given=("${environment[@]/#/--env=}")
+file="$ROOT/.cache/spec-jax.env" # everybody on a machine can see arguments
+if [ -n "${HF_TOKEN-}" ]; then
+  given=(--env-file="$file")
+  trap 'rm -f "$file"' EXIT
+  [ -n "$DRY_RUN" ] || (
+    umask 077
+    mkdir -p "$ROOT/.cache"
+    rm -f "$file"
+    printf '%s\n' "${environment[@]}" "HF_TOKEN=$HF_TOKEN" >"$file"
+  )
+fi
+
 printf -v command ' %q' "$@"
-finish xpk workload create --cluster="$CLUSTER" --workload="${WORKLOAD:-spec-jax}" \
+run xpk workload create --cluster="$CLUSTER" --workload="${WORKLOAD:-spec-jax}" \
   --tpu-type="${TPU_TYPE:-v5litepod-16}" --docker-image="$IMAGE" \
   ${NUM_SLICES:+--num-slices="$NUM_SLICES"} \
   ${PROJECT:+--project="$PROJECT"} ${ZONE:+--zone="$ZONE"} \
-  --env="JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-/tmp/spec-jax/xla}" \
-  --command="spec-jax$command"
+  "${given[@]}" --command="spec-jax$command"

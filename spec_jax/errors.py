@@ -99,6 +99,10 @@ class DisagreementError(ConfigError):
     """Processes of one run were started differently; every one of them raises it."""
 
 
+class JoinError(ConfigError):
+    """Other processes of a run did not come, or not in time; another try may succeed."""
+
+
 class TrainingError(SpecJaxError):
     """Training a draft cannot continue; saved files are intact."""
 

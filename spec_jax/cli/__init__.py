@@ -15,6 +15,7 @@ from spec_jax.errors import (
     ConfigError,
     DisagreementError,
     GenerationError,
+    JoinError,
     SpecJaxError,
     did_you_mean,
     is_out_of_memory,
@@ -65,7 +66,7 @@ def _guarded(arguments: list[str]) -> int:
         if number == 0 or not isinstance(error, DisagreementError):
             which = f"process {number} of {count}: " if count > 1 else ""
             streams.report_error(f"{which}{streams.message_of(error)}")
-        return 2
+        return PEER_LOST if isinstance(error, JoinError) else 2
     except Exception as error:
         number, count = _process()
         full = is_out_of_memory(error)

@@ -25,14 +25,18 @@ from spec_jax.errors import (
     CheckpointError,
     ConfigError,
     DisagreementError,
+    JoinError,
     TrainingError,
 )
 from spec_jax.sharding import Layout
 
 T = TypeVar("T")
 
-JOIN_SECONDS = 60
-"""The longest wait for other processes; SPEC_JAX_JOIN_SECONDS overrides it."""
+JOIN_SECONDS, LOCAL_JOIN_SECONDS = 300, 60
+"""The longest wait for other processes, and for ones of this machine alone.
+
+Hosts of a pod start at different speeds. SPEC_JAX_JOIN_SECONDS overrides both.
+"""
 
 HEARTBEAT_SECONDS = 60
 """The time after which JAX aborts a process with silent peers; `Watch` ends it sooner."""
@@ -40,6 +44,7 @@ HEARTBEAT_SECONDS = 60
 SHUTDOWN_SECONDS = 10
 """The longest wait of a finished process for the others."""
 
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _PACKAGES = (
     *("spec-jax", "jax", "jaxlib", "flax", "numpy"),
     *("jinja2", "llguidance", "tokenizers", "transformers"),  # whose results hosts decide by
@@ -59,7 +64,8 @@ def start(layout: Layout) -> None:
     Call it before anything else uses JAX's devices; later it only compares.
 
     Raises:
-      ConfigError: the processes are fewer or more than the layout's, or cannot be found.
+      ConfigError: the processes are fewer or more than the layout's.
+      JoinError: some did not join in time.
     """
     if layout.platform == "cpu":
         _emulate(layout)
@@ -89,7 +95,9 @@ def _emulate(layout: Layout) -> None:
 
 def _join(layout: Layout) -> None:
     address, number = os.environ.get("JAX_COORDINATOR_ADDRESS"), _number("JAX_PROCESS_ID")
-    seconds = _number("SPEC_JAX_JOIN_SECONDS") or JOIN_SECONDS
+    is_local = address is not None and address.rpartition(":")[0] in _LOCAL_HOSTS
+    default = LOCAL_JOIN_SECONDS if is_local else JOIN_SECONDS
+    seconds = _number("SPEC_JAX_JOIN_SECONDS") or default
     if address is not None and number is not None and number < layout.processes:
         call_roll(address, number, layout.processes, seconds)
     # It would hold SIGTERM back, for programs that poll for it.
@@ -104,7 +112,9 @@ def _join(layout: Layout) -> None:
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(
+        # JAX raises the first for what it is told, the second if others are late.
+        kind = ConfigError if isinstance(error, ValueError) else JoinError
+        raise kind(
             f"layout {layout.name} is for {layout.processes} processes, and this one cannot join "
             f"them ({error}). Outside of TPU pods, SLURM and Kubernetes, set "
             "JAX_COORDINATOR_ADDRESS to host:port of process 0, JAX_NUM_PROCESSES to "

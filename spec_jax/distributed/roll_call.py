@@ -8,10 +8,12 @@ import os
 import socket
 import time
 
-from spec_jax.errors import ConfigError
+from spec_jax.errors import ConfigError, JoinError
 
 _HELLO = b"spec-jax"
 _HERE = b"here"
+_LATE = "did not join", "did not answer"
+"""What problems say that another try may not have."""
 _MAX_LINE = 1 << 12
 """Bytes of a message."""
 _SECONDS_TO_SPEAK = 2.0
@@ -30,7 +32,8 @@ def call_roll(address: str, number: int, count: int, seconds: float) -> None:
       seconds: the time limit.
 
     Raises:
-      ConfigError: in every process: some are missing, or two have the same number.
+      JoinError: in every process: some are missing.
+      ConfigError: in every process: two have the same number, or their runs differ.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
@@ -41,7 +44,8 @@ def call_roll(address: str, number: int, count: int, seconds: float) -> None:
     else:
         problem = _report(host.strip("[]"), int(port), number, count, seconds, end)
     if problem:
-        raise ConfigError(
+        is_late = any(each in problem for each in _LATE)
+        raise (JoinError if is_late else ConfigError)(
             f"{problem}. Start all processes of a run, each with the same JAX_COORDINATOR_ADDRESS "
             "and JAX_NUM_PROCESSES and its own JAX_PROCESS_ID, and see what the missing ones say; "
             "SPEC_JAX_JOIN_SECONDS is the time to wait."

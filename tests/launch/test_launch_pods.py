@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from spec_jax import distributed
 from spec_jax.sharding import Layout
 from tests.checkouts import Checkout
 
@@ -145,7 +146,13 @@ def test_xpk_submits_the_words(checkout, slices):
     assert checkout.run("xpk.sh", *WORDS, env=env).returncode == 0
     ((_, words, _),) = checkout.said()
     assert words[:2] == ["workload", "create"]
-    options = dict(word.removeprefix("--").split("=", 1) for word in words[2:])
+    pairs = [word.removeprefix("--").split("=", 1) for word in words[2:]]
+    variables = [value for name, value in pairs if name == "env"]
+    assert variables == [
+        "JAX_COMPILATION_CACHE_DIR=/tmp/spec-jax/xla",
+        "SPEC_JAX_JOIN_SECONDS=600",
+    ]
+    options = dict(pair for pair in pairs if pair[0] != "env")
     command = options.pop("command")
     assert options.pop("num-slices", None) == slices.get("NUM_SLICES")
     assert options == {
@@ -155,13 +162,31 @@ def test_xpk_submits_the_words(checkout, slices):
         "docker-image": "gcr.io/mine/spec-jax",
         "project": "p",
         "zone": "z",
-        "env": "JAX_COMPILATION_CACHE_DIR=/tmp/spec-jax/xla",
     }
     # xpk puts the command into a script that bash runs in the container.
     checkout.command("spec-jax")
     assert checkout.shell("bash", "-c", f"({command}) & wait").returncode == 0
     ((_, words, _),) = checkout.said()
     assert words == [WORDS[0], "--layout", "sharding/tpu-v5e-16.toml", *WORDS[1:]]
+
+
+def test_xpk_gets_a_token_in_a_file(checkout, tmp_path):
+    copy = tmp_path / "copy"
+    checkout.command(
+        "xpk",
+        '#!/bin/bash\nfor word in "$@"; do case "$word" in\n'
+        f'--env-file=*) cp -p "${{word#*=}}" {copy} ;; *secret*) exit 1 ;; esac; done\n',
+    )
+    env = {"CLUSTER": "mine", "IMAGE": "i", "HF_TOKEN": "hf_secret", "SPEC_JAX_JOIN_SECONDS": "90"}
+    printed = checkout.run("xpk.sh", "--dry-run", *WORDS, env=env)
+    assert printed.returncode == 0 and "hf_secret" not in printed.stdout + printed.stderr
+    assert checkout.run("xpk.sh", *WORDS, env=env).returncode == 0
+    assert copy.read_text().splitlines() == [
+        "JAX_COMPILATION_CACHE_DIR=/tmp/spec-jax/xla",
+        "SPEC_JAX_JOIN_SECONDS=90",
+        "HF_TOKEN=hf_secret",
+    ]
+    assert copy.stat().st_mode & 0o077 == 0 and not [*checkout.root.rglob("*.env")]
 
 
 @pytest.mark.parametrize(
@@ -299,6 +324,19 @@ def test_jobset_begins_again_unless_the_mistake_is_the_users(manifests):
     assert rule["action"] == "FailJob" and rule["onExitCodes"]["operator"] == "In"
     assert rule["onExitCodes"]["containerName"] == pod(manifests)["containers"][0]["name"]
     assert rule["onExitCodes"]["values"] == [2]
+
+
+def test_jobset_gives_hosts_time_and_room(manifests):
+    (container,) = pod(manifests)["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert int(variables["SPEC_JAX_JOIN_SECONDS"]) > distributed.JOIN_SECONDS
+    assert pod(manifests)["terminationGracePeriodSeconds"] > 30  # Kubernetes' default
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    assert requests["google.com/tpu"] == limits["google.com/tpu"]
+    assert {"cpu", "memory"} <= requests.keys()
+    annotations = job(manifests)["template"]["metadata"]["annotations"]
+    for name in ("cpu", "memory", "ephemeral-storage"):
+        assert annotations[f"gke-gcsfuse/{name}-limit"] == "0"
 
 
 def test_jobset_says_how_to_try_it_dry():
