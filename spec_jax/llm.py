@@ -326,12 +326,12 @@ class LLM:
         return self._dispatcher.chunks(entries, streaming=True)
 
     def warm_up(
-        self, sampling_params: SamplingParams | None = None, *, num_tokens: int = 4096
+        self, sampling_params: SamplingParams | None = None, *, num_tokens: int = 4000
     ) -> None:
         """Compiles what one request at a time needs; later ones of the same kind need not wait.
 
         Args:
-          sampling_params: of later requests; what they are decides about programs, but not values.
+          sampling_params: of later requests; which of them are set matters, their values do not.
           num_tokens: tokens of the longest text, prompt and completion together, that nothing is
             compiled for afterwards. Caches have room for as many from now on.
         """

@@ -127,7 +127,7 @@ def explaining_unknown(
                 owner += f".{method.__name__}"
             reasons = ignored(args[0] if args else arguments.get(parameters[0]))
             taken = {name: value for name, value in arguments.items() if name not in reasons}
-            for name in taken.keys() - set(parameters):
+            for name in [each for each in taken if each not in parameters]:
                 if name not in unsupported or taken.pop(name) is not None:
                     raise unknown_option(owner, name, parameters, unsupported)
             if unused := [f"{name} ({reasons[name]})" for name in arguments if name in reasons]:

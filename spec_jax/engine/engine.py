@@ -61,7 +61,7 @@ class Engine:
         if isinstance(policy, Adaptive):
             file = costs_file((target, drafter), self.strategy) if keeps_costs else None
             self.cost_profiler = CostProfiler(policy, file)
-        self._min_capacity = MIN_CAPACITY
+        self._min_capacity = 0
         self.inputs: HostInputs = inputs or (lambda requests, shape: None)
         self.host = host
         self.compiler = Compiler(target, on_progress)
@@ -79,15 +79,22 @@ class Engine:
 
     def reserve(self, num_tokens: int) -> None:
         """Makes all batches from now on as large as texts of some tokens need."""
-        self._min_capacity = max(self._min_capacity, power_of_two(num_tokens))
+        slots = power_of_two(num_tokens + self._slots_past_end, MIN_CAPACITY)
+        self._min_capacity = max(self._min_capacity, slots)
+
+    @property
+    def _slots_past_end(self) -> int:
+        """KV slots past the end of a text that a round writes to."""
+        drafter, scoring = self.drafter, self.strategy.scoring
+        # One throw-away KV slot beside a single bfloat16 row (see Model.score).
+        return kv_slots_per_round(scoring, drafter.lookahead, drafter.num_drafts) + 1
 
     def plan(self, requests: Sequence[Request], rows: int | None = None) -> BatchShape:
         """The smallest shape that holds the requests, `rows` of them at a time; all by default."""
         drafter, shards, target = self.drafter, self.shards, self.target
-        reserve = kv_slots_per_round(self.strategy.scoring, drafter.lookahead, drafter.num_drafts)
-        # One throw-away KV slot beside a single bfloat16 row (see Model.score).
-        longest = max(request.max_length for request in requests) + reserve + 1
-        context = -(-(self.max_model_len + reserve + 1) // MAX_BLOCK) * MAX_BLOCK
+        longest = max(request.max_length for request in requests)
+        slots = max(power_of_two(longest + self._slots_past_end, MIN_CAPACITY), self._min_capacity)
+        context = -(-(self.max_model_len + self._slots_past_end) // MAX_BLOCK) * MAX_BLOCK
         batch = self.num_rows(rows or len(requests))
         prompt = max(len(request.prompt_token_ids) for request in requests)
         embed_size = target.config.embed_size
@@ -98,7 +105,7 @@ class Engine:
         )
         return BatchShape(
             batch=batch,
-            capacity=min(power_of_two(longest, self._min_capacity), context),
+            capacity=min(slots, context),
             block=prompt_block(target.platform, prompt, 1, embed_size),
             stops=stops,
             bad_words=bad_words,

@@ -122,7 +122,7 @@ METHODS = {
 AFTER_A_VERDICT, STOPS = "sampled: after a verdict", "greedy: stop tokens"
 UNTESTED = {
     # Greedy texts of this target repeat too little for a block that holds a stop token.
-    **{name: [STOPS] for name in ("prompt_lookup", "several_lookups", "suffix")},
+    **{name: [STOPS] for name in ("prompt_lookup", "suffix")},
 }
 """Checks that see nothing with this pair."""
 
