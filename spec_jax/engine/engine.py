@@ -91,7 +91,7 @@ class Engine:
 
     def plan(self, requests: Sequence[Request], rows: int | None = None) -> BatchShape:
         """The smallest shape that holds the requests, `rows` of them at a time; all by default."""
-        drafter, shards, target = self.drafter, self.shards, self.target
+        shards, target = self.shards, self.target
         longest = max(request.max_length for request in requests)
         slots = max(power_of_two(longest + self._slots_past_end, MIN_CAPACITY), self._min_capacity)
         context = -(-(self.max_model_len + self._slots_past_end) // MAX_BLOCK) * MAX_BLOCK

@@ -191,6 +191,20 @@ def test_nothing_is_traced_once_the_ladder_is_warm(monkeypatch):
     assert engine.traces == traces
 
 
+def test_finished_requests_are_reported_in_their_order_whichever_ends_first(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "ROUNDS_PER_STEP", 2)
+    reported = []
+    engine = make_engine("none", TARGET)
+    scheduler = Scheduler(engine, 3, None, lambda each, ids: reported.append((each, len(ids))))
+    requests = [request([1, 2, i], SamplingParams(max_tokens=n)) for i, n in enumerate((9, 3, 6))]
+    for each in requests:
+        scheduler.add(each)
+    while scheduler.busy:
+        scheduler.step()
+    lengths = [count for _, count in reported]
+    assert [each for each, _ in reported] == requests and lengths == [9, 3, 6]
+
+
 def test_what_is_cancelled_frees_its_slot_within_one_step(monkeypatch):
     monkeypatch.setattr(scheduler_module, "ROUNDS_PER_STEP", 2)
     engine = make_engine("prompt_lookup", TARGET)

@@ -1,7 +1,7 @@
 """The store of past outputs, against plain Python: what it keeps, for whom, and in which order."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spec_jax.engine.suffix_index import END, SuffixIndex, suffix_order
@@ -42,6 +42,7 @@ def test_places_are_in_the_order_of_what_they_begin(outputs):
 
 
 @given(calls)
+@example([("a", [1] * 5), ("a", [2] * 6)])  # a token more than there is room for
 def test_the_latest_whole_outputs_of_the_latest_namespaces_are_kept(calls):
     index = SuffixIndex(capacity=12, namespaces=2)
     expected: dict[str, list[list[int]]] = {}

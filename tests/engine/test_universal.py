@@ -169,9 +169,9 @@ def test_a_text_that_outgrows_the_drafters_room_is_drafted_for_no_more(
 ):
     """The drafter has hardly more than bytes; its room is twice the target's."""
     draft = write_model(tmp_path / "bytes", bytes_only())
-    config = SpeculativeConfig(method=method, draft=draft, num_speculative_tokens=4)
+    options = {"num_speculative_tokens": 4, "draft_length_policy": "constant"}
     target = plain("byte level")
-    llm = target.with_speculation(config)
+    llm = target.with_speculation(SpeculativeConfig(method=method, draft=draft, **options))
     # One text has outgrown it from the start, one soon does, one does not.
     room = 2 * CAPACITY
     soon = LONG.encode()[: room - 24].decode(errors="ignore")

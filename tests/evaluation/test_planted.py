@@ -60,6 +60,17 @@ UNSEEN = {
     "a branch of a tree follows its neighbour's grammar": "no grammar",
     "tokens after a stop string are counted": "no stop string",
     "no text is held back for a stop string": "no stop string",
+    "min_tokens holds a stop string off one token too long": "no stop string",
+    "the stop string that is listed first ends the text": "no stop string",
+    # An audit makes its requests by itself, one completion each.
+    "the upper half of a seed is dropped": "no request of a user",
+    "completions have the seeds of other requests": "no request of a user",
+    "requests are reported as they end": "no request of a user",
+    "the masks of one draft are made for several": "no grammar",
+    "a beginning is shared to the last token of its text": "no common beginning",
+    "a beginning is shared to the end of a prompt": "no common beginning",
+    "a store holds a token more than it has room for": "no full store",
+    "a ring has no headroom": "no window in this target",
     "the branch that a tree keeps is taken from beyond a ring": "no window in this target",
     "a window counts from slots": "no window in this target",
     # These change counters and how much is drafted, but no token.
