@@ -42,7 +42,8 @@ def test_places_are_in_the_order_of_what_they_begin(outputs):
 
 
 @given(calls)
-@example([("a", [1] * 5), ("a", [2] * 6)])  # a token more than there is room for
+@example([("a", [1] * 5), ("a", [2] * 5)])  # as much as there is room for
+@example([("a", [1] * 5), ("a", [2] * 6)])  # a token more
 def test_the_latest_whole_outputs_of_the_latest_namespaces_are_kept(calls):
     index = SuffixIndex(capacity=12, namespaces=2)
     expected: dict[str, list[list[int]]] = {}

@@ -69,7 +69,7 @@ UNSEEN = {
     "the masks of one draft are made for several": "no grammar",
     "a beginning is shared to the last token of its text": "no common beginning",
     "a beginning is shared to the end of a prompt": "no common beginning",
-    "a store holds a token more than it has room for": "no full store",
+    "a store that is just full loses an output": "no full store",
     "a ring has no headroom": "no window in this target",
     "the branch that a tree keeps is taken from beyond a ring": "no window in this target",
     "a window counts from slots": "no window in this target",
