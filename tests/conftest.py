@@ -44,6 +44,7 @@ from tests import quick
 
 quick.compile_quickly()
 quick.keep_programs_quickly()
+quick.draft_as_if_it_were_free()
 attention.MAX_KEY_BLOCK = 32  # the caches of tests are short, but have several blocks
 
 # Tracing makes millions of small objects, none of them in a cycle.

@@ -14,6 +14,7 @@ from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.engine import cost_profiling as pacing
 from spec_jax.testing import tiny_model
+from tests.quick import measured_seconds
 
 COSTS = {0: 1.0, 2: 1.5, 4: 2.0}
 
@@ -77,6 +78,7 @@ def sampled(choices):
 
 @pytest.fixture
 def rounds(monkeypatch):
+    monkeypatch.setattr(pacing._Samples, "_quickest", measured_seconds)
     return Rounds(monkeypatch)
 
 
