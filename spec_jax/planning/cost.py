@@ -279,15 +279,13 @@ def exchange_seconds(
         there_and_back = exchange_latency(platform, chip, each.num_chips)
         # Each byte is sent once to be summed and once to be spread.
         sent = 2 * (each.num_chips - 1) / each.num_chips * each.bytes
-        if platform == "tpu":
-            dimensions = _dimensions(chip.topology or "", each.num_chips)
-            sent /= 2 * max(1, sum(size > 1 for size in dimensions))
+        dimensions = _dimensions(chip.topology or "", each.num_chips) if platform == "tpu" else []
         if each.kind == "all-to-all":
-            if platform == "tpu":
+            if dimensions:
                 there_and_back /= 2
-                sent = max(dimensions) / 4 * each.bytes
-            else:
-                sent /= 2
+            sent = max(dimensions) / 4 * each.bytes if dimensions else sent / 2
+        elif dimensions:
+            sent /= 2 * max(1, sum(size > 1 for size in dimensions))
         latency += each.count * there_and_back
         transfer += each.count * sent / chip.link
     return latency, transfer
