@@ -118,7 +118,7 @@ def test_a_plan_that_compiles_for_cpus(capsys, model):
     assert code == 0
     assert "all-reduce, compiled" in out and "Compiled in" in out
     words = " ".join(out.split())
-    assert "no time is projected" in words
+    assert "No time is projected: the layout has no figures" in words
     (memory,) = (line for line in out.splitlines() if line.startswith("memory, compiled"))
     assert len(memory.split()) == 3 + 5  # of four sections and the prefill
     assert "kv_heads (2: replicated instead of 8 shards)" in words
