@@ -67,7 +67,7 @@ class _Option:
         self.owner, self.name = owner, name
         self.flag = next((each for each in marks if isinstance(each, Flag)), Flag())
         self.group = next((each for each in marks if isinstance(each, Group)), Group())
-        self.kind, self.is_sequence = _kind(annotation)
+        self.kind, self.is_sequence = (object, False) if self.flag.read else _kind(annotation)
         make: Any = field.default_factory
         self.default = field.default if make is dataclasses.MISSING else make()
         self.needed = self.default is dataclasses.MISSING
@@ -196,9 +196,10 @@ def _add_flag(group: Any, option: _Option, place: str, default: str | None, text
             off = f"not {flags[0]} (default)"
             group.add_argument(f"--{flag.off}", dest=place, action="store_false", help=off)
         return
-    one, many, _ = _PARSERS[option.kind]
-    how: dict[str, Any] = {"metavar": option.metavar, "help": help}
-    how["type"] = many if option.has_commas else one
+    how: dict[str, Any] = {"metavar": option.metavar, "help": help, "type": flag.read}
+    if flag.read is None:
+        one, many, _ = _PARSERS[option.kind]
+        how["type"] = many if option.has_commas else one
     if flag.positional:
         group.add_argument(place, nargs="*" if option.is_sequence else "?", **how)
     else:
@@ -220,9 +221,8 @@ def _kind(annotation: Any) -> tuple[Any, bool]:
         return _kind(parts[0])
     if origin in (Union, types.UnionType):
         kinds = {bool, *_PARSERS}
-        pairs = (_kind(each) for each in parts)
-        chosen = (each for each in pairs if each[0] in kinds or dataclasses.is_dataclass(each[0]))
-        return next(chosen, (annotation, False))  # else the option says how it is added
+        pairs = map(_kind, parts)
+        return next(each for each in pairs if each[0] in kinds or dataclasses.is_dataclass(each[0]))
     if origin in (Sequence, tuple):
         return _kind(parts[0])[0], True
     return (str if choices_of(annotation) else annotation), False

@@ -59,7 +59,8 @@ class Keyboard:
         self._read_ahead()
         if self._typed_ahead:
             line = self._typed_ahead.popleft()
-            print(f"{PROMPT}{visible(line)}", file=self._screen, flush=True)
+            shown = visible(line).encode(errors="backslashreplace").decode()
+            print(f"{PROMPT}{shown}", file=self._screen, flush=True)
             return line
         if self._ended:
             raise EOFError

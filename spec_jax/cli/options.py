@@ -126,18 +126,8 @@ class PromptOptions:
         return self.named
 
 
-def _add_template_variables(group: Any, place: str) -> None:
-    group.add_argument(
-        "--chat-template-kwargs",
-        dest=place,
-        type=json_object,
-        metavar="JSON",
-        help="variables of the chat template, such as '{\"enable_thinking\": false}'",
-    )
-
-
 def _functions(file: str) -> list[dict[str, Any]]:
-    """The functions that a file holds, for `type=`."""
+    """The functions that a file holds, for `Flag.read`."""
     try:
         text = read_text(Path(file), file, kind="list of functions")
         return checked_tools(json.loads(text), file)
@@ -147,25 +137,16 @@ def _functions(file: str) -> list[dict[str, Any]]:
         raise argparse.ArgumentTypeError(f"{file} is not JSON: {error}") from None
 
 
-def _add_tools(group: Any, place: str) -> None:
-    group.add_argument(
-        "--tools",
-        dest=place,
-        type=_functions,
-        metavar="FILE",
-        help="a JSON list of functions that the chat template describes to the model",
-    )
-
-
 @config_class
 class ChatTemplateOptions:
     """What a chat template gets besides the messages."""
 
     GROUP: ClassVar[str] = "chat template"
 
-    chat_template_kwargs: Annotated[Mapping[str, Any] | None, Flag(add=_add_template_variables)] = (
-        None
-    )
+    chat_template_kwargs: Annotated[
+        Mapping[str, Any] | None, Flag(read=json_object, metavar="JSON")
+    ] = None
+    """Variables of the chat template, such as '{"enable_thinking": false}'."""
 
 
 @config_class
@@ -178,7 +159,10 @@ class CompletedPrompts(ChatTemplateOptions, PromptOptions):
     """A prompt."""
     chat: Annotated[bool, Flag(off="raw")] = False
     """Put prompts through the model's chat template; conversations go through it in any case."""
-    tools: Annotated[Sequence[Mapping[str, Any]] | None, Flag(add=_add_tools)] = None
+    tools: Annotated[Sequence[Mapping[str, Any]] | None, Flag(read=_functions, metavar="FILE")] = (
+        None
+    )
+    """A JSON list of functions that the chat template describes to the model."""
 
     @property
     def sources(self) -> tuple[Source, ...]:

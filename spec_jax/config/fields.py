@@ -45,6 +45,7 @@ class Flag:
       positional: an argument that stands alone instead of a flag.
       hidden: there is no flag.
       remedy: what to do if the option is needed and was not given.
+      read: reads the value from the text of one flag.
       add: adds the flags of the option to a group of argparse, with a destination.
     """
 
@@ -56,6 +57,7 @@ class Flag:
     positional: bool = False
     hidden: bool = False
     remedy: str = ""
+    read: Callable[[str], Any] | None = None
     add: Callable[[Any, str], None] | None = None
 
 

@@ -144,7 +144,7 @@ class Terminal:
     def read(self) -> str:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.master, 4096):
-                self.text += data.decode()
+                self.text += data.decode(errors="replace")  # a terminal echoes any byte
         return self.text
 
     def is_as_before(self) -> bool:

@@ -98,6 +98,17 @@ def test_lines_typed_during_an_answer_stay_lines_and_commands(scripted, terminal
     assert terminal.is_as_before()
 
 
+def test_bytes_typed_during_an_answer_that_are_no_text_are_refused(scripted, terminal, monkeypatch):
+    typed = iter([b"\xff\r"])
+    llm = scripted(
+        lambda: (os.write(terminal.master, next(typed, b"")), time.sleep(0.05)),
+        (0, "answer", output("answer")),
+    )
+    with terminal.typing(monkeypatch, "One\r", "\x04"):
+        assert terminal.main("chat", "--target", "t") == 0
+    assert len(llm.prompts) == 1 and "is not valid text: '\\udcff'" in terminal.read()
+
+
 def test_the_end_typed_during_an_answer_ends_after_the_lines_before_it(
     scripted, terminal, monkeypatch
 ):
