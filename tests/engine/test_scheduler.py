@@ -23,7 +23,8 @@ VOCAB = TARGET.config.vocab_size
 MASKED = dict.fromkeys(range(VOCAB), float("-inf"))
 COMMON = np.random.default_rng(1).integers(0, VOCAB, 100).tolist()
 """What many prompts begin with."""
-SCHEDULES = 300
+SCHEDULES = 28
+"""A method; more than three hundred over all of them."""
 EVERY_FEATURE = SamplingFeatures(random=True, cut=True, history=True)
 METHODS = [*DRAFTINGS, "other, varying"]
 
@@ -123,17 +124,19 @@ def test_random_schedules_change_no_token(method, monkeypatch):
     monkeypatch.setattr(Engine, "features", lambda engine, requests: EVERY_FEATURE)
     monkeypatch.setattr(scheduler_module, "ROUNDS_PER_STEP", 5)
     monkeypatch.setattr(scheduler_module, "ROUNDS_PER_CHUNK", 2)
-    for seed in range(24):
+    for seed in range(SCHEDULES):
         check_schedule(method, seed, max_num_seqs=1 + seed % 3)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_hundreds_of_random_schedules_change_no_token(monkeypatch):
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("method", ["prompt_lookup", "other"])
+def test_random_schedules_change_no_token_in_programs_of_their_features(method, monkeypatch):
+    """Programs have only the sampling steps that the running requests need: there are many."""
     monkeypatch.setattr(scheduler_module, "ROUNDS_PER_STEP", 5)
     monkeypatch.setattr(scheduler_module, "ROUNDS_PER_CHUNK", 2)
-    for seed in range(100, 100 + SCHEDULES):
-        check_schedule(METHODS[seed % len(METHODS)], seed, max_num_seqs=1 + seed % 5)
+    for seed in range(100, 160):
+        check_schedule(method, seed, max_num_seqs=1 + seed % 5)
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["other"]))

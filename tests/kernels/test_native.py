@@ -25,6 +25,8 @@ VARIANTS = {
 FILES = "tests/kernels/test_products.py", "tests/kernels/test_integer_products.py"
 QUICK = "several_weights or different_formats or infinities or every_weight or overflow or nan"
 QUICK += " or among_others"
+SANITIZE = Path(__file__).parent / "cpu/sanitize.sh"
+SANITIZED = subprocess.run([SANITIZE, "--kinds"], capture_output=True, text=True, check=True)
 
 
 @pytest.fixture
@@ -225,9 +227,9 @@ def test_a_wheel_may_bring_native_code(tmp_path):
 
 @needs_a_compiler
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_sanitizers_find_nothing():
-    """Addresses, undefined behaviour and races, for each kind of processor."""
-    script = Path(__file__).parent / "cpu/sanitize.sh"
-    result = subprocess.run([script], capture_output=True, text=True, check=False)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", SANITIZED.stdout.splitlines())
+def test_sanitizers_find_nothing(kind):
+    """Addresses, undefined behaviour and races, for a kind of processor."""
+    result = subprocess.run([SANITIZE, kind], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -2,15 +2,14 @@
 # Run the native code under the compiler's sanitizers, for each kind of processor that this one can
 # be: addresses and undefined behaviour, then races between threads.
 #
-#   tests/kernels/cpu/sanitize.sh        (a minute or two; needs g++ or clang++ and .venv)
+#   tests/kernels/cpu/sanitize.sh             (two minutes a kind; needs g++ or clang++ and .venv)
+#   tests/kernels/cpu/sanitize.sh --kinds     the kinds, one a line
+#   tests/kernels/cpu/sanitize.sh KIND        one kind alone
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 root="$here/../../.."
-include="$("$root/.venv/bin/python" -c 'import jax; print(jax.ffi.include_dir())')"
 compiler="${CXX:-c++}"
-work="$(mktemp -d)"
-trap 'rm -rf "$work"' EXIT
 
 case "$(uname -m)" in
   x86_64) kinds=(-march=x86-64 -march=x86-64-v3 -march=native)
@@ -18,6 +17,16 @@ case "$(uname -m)" in
     grep -qw avx_vnni /proc/cpuinfo && kinds+=("-march=x86-64-v3 -mavxvnni") ;;
   *) kinds=(-O1) ;;
 esac
+case "${1-}" in
+  "") ;;
+  --kinds) printf '%s\n' "${kinds[@]}"; exit ;;
+  *) kinds=("$1") ;;
+esac
+
+include="$("$root/.venv/bin/python" -c 'import jax; print(jax.ffi.include_dir())')"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+
 for kind in "${kinds[@]}"; do
   read -ra flags <<<"$kind"
   for sanitizer in address,undefined thread; do
