@@ -17,7 +17,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from spec_jax.checkpoints.shape import Shape, read_shape
 from spec_jax.config import SamplingParams
-from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.models.config import TransformerConfig, layer_stack
 from spec_jax.planning.compiled import compile_prefill, compile_round, devices_for
 from spec_jax.planning.hlo import by_kind
@@ -81,15 +80,15 @@ def whole_and_cut(target, draft, layout):
         Shape(shape.name, shape.config.resized(layers))
         for shape, layers in zip((target, draft), DEPTHS, strict=True)
     ]
-    pair = Pair.of((target, draft), layout, "bfloat16")
-    return pair, Pair.of(tuple(shallow), layout, "bfloat16", devices=devices_for(layout))
+    pair = Pair.of(target, draft, layout, "bfloat16")
+    return pair, Pair.of(*shallow, layout, "bfloat16", devices=devices_for(layout))
 
 
 def reduced(program, pair, shallow):
     """All-reduces of a compiled round at full depth; the plan counts the layers left out."""
 
     def planned(job):
-        calls = [job.call(0, LOOKAHEAD + 1), *[job.call(1, 1)] * LOOKAHEAD]
+        calls = [job.scoring, *[job.draft_step] * LOOKAHEAD]
         return sum(call.collectives.get("all-reduce", 0) for call in calls)
 
     kinds = by_kind(program.collectives)
@@ -99,7 +98,7 @@ def reduced(program, pair, shallow):
 
 def cells(batches, contexts, pair):
     """Batches and contexts whose weights and caches fit into a chip."""
-    most = pair.models[0].config.max_position
+    most = pair.target.config.max_position
     for batch in batches:
         for context in contexts:
             if context <= most:
@@ -115,13 +114,13 @@ def gibi(size):
 def tabulate(name, target, draft, layout, batches, contexts):
     layout = Layout.read(ROOT / "sharding" / f"{layout}.toml")
     pair, shallow = whole_and_cut(target, draft, layout)
-    drafter, nucleus = DraftModel(shallow.models[1], LOOKAHEAD), {}
+    drafter, nucleus = shallow.drafter(LOOKAHEAD), {}
     for batch, context, full in cells(batches, contexts, pair):
         job = shallow.job(batch, context, LOOKAHEAD, FEATURES)
-        compiled = compile_round(shallow.models[0], drafter, job.shapes, GREEDY)
-        prefill = compile_prefill(shallow.models[0], drafter, job.shapes)
+        compiled = compile_round(shallow.target, drafter, job.shapes, GREEDY)
+        prefill = compile_prefill(shallow.target, drafter, job.shapes)
         if batch not in nucleus:  # every context has the same number
-            sampled = compile_round(shallow.models[0], drafter, job.shapes, NUCLEUS)
+            sampled = compile_round(shallow.target, drafter, job.shapes, NUCLEUS)
             nucleus[batch] = reduced(sampled, full, job)
         largest = full.prefill.held_bytes + max(compiled.temporary_bytes, prefill.temporary_bytes)
         memory = pair.layout.chip.memory

@@ -5,12 +5,13 @@ bytes [rows, blocks, bytes of a block] of one type.
 """
 
 import dataclasses
+import functools
 
 import gguf.quants
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from spec_jax.kernels import Quantized
+from spec_jax.kernels import Quantized, QuantizedForm
 from spec_jax.kernels.native_blocks import NATIVE_KINDS, unpack_blocks
 from spec_jax.kernels.row_blocks import in_row_blocks
 
@@ -35,6 +36,17 @@ def unpack(data: np.ndarray, kind: GGMLQuantizationType) -> Quantized | None:
 
         parts = in_row_blocks(unpack_rows, len(blocks), blocks.shape[1] * inputs)
     return dataclasses.replace(form, **dict(zip(form.arrays, parts, strict=True)))
+
+
+@functools.cache
+def form_of(kind: GGMLQuantizationType) -> QuantizedForm | None:
+    """The form of a matrix of such blocks as XLA multiplies it; None if `unpack` returns None."""
+    if kind not in _BLOCKS:
+        return None
+    inputs, size = GGML_QUANT_SIZES[kind]
+    block = _BLOCKS[kind](np.zeros((1, 1, size), np.uint8)).simplified()
+    group = inputs // block.scales.shape[-1]
+    return QuantizedForm(block.bits, group, block.scales.dtype.name, block.minima is not None)
 
 
 def _q8_0(blocks: np.ndarray) -> Quantized:

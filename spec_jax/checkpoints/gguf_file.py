@@ -8,10 +8,10 @@ import numpy as np
 from gguf import GGMLQuantizationType, dequantize
 
 from spec_jax.checkpoints.files import damaged
-from spec_jax.checkpoints.gguf_blocks import unpack
+from spec_jax.checkpoints.gguf_blocks import form_of, unpack
 from spec_jax.checkpoints.gguf_header import read_header
 from spec_jax.errors import CheckpointError
-from spec_jax.kernels import Quantized
+from spec_jax.kernels import Quantized, QuantizedForm
 from spec_jax.models.family import Slices, Stored
 
 _STORED: dict[GGMLQuantizationType, Stored] = {
@@ -48,6 +48,10 @@ class GgufFile:
         """How the largest tensor is stored."""
         largest = max(self._tensors.values(), key=lambda tensor: math.prod(tensor.shape))
         return _STORED.get(largest.kind, "quantized")
+
+    def form(self, name: str) -> QuantizedForm | None:
+        """How a tensor is quantized; None if `read_quantized` returns None."""
+        return form_of(self._tensors[name].kind) if name in self._tensors else None
 
     def read(self, name: str, part: Slices = ()) -> np.ndarray:
         """A tensor, or a part of it, dequantized to float32 (a view of the file if stored so).

@@ -1,7 +1,7 @@
 """Reads a model's shape without its weights."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +9,14 @@ from spec_jax.checkpoints.ctranslate2_directory import MODEL, Ctranslate2Directo
 from spec_jax.checkpoints.files import making_sense, read_json, reading
 from spec_jax.checkpoints.gguf_file import GgufFile
 from spec_jax.checkpoints.orbax_directory import MANIFEST, read_manifest
+from spec_jax.checkpoints.packing import is_quantized
 from spec_jax.checkpoints.recipe import Published, Recipe
 from spec_jax.checkpoints.reference import locate, path_of
+from spec_jax.kernels import QuantizedForm
 from spec_jax.models.config import TransformerConfig
-from spec_jax.models.family import Family
+from spec_jax.models.family import Family, stored_as
 from spec_jax.models.hf_keys import check_keys
+from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_gguf, family_of_hf
 from spec_jax.models.whisper import config_from_hf
 
@@ -26,11 +29,13 @@ class Shape:
       name: its name in messages.
       config: its shape.
       published: the measurements that its recipe quotes, if any.
+      forms: how a .gguf file quantizes weights, by our names; None of other models.
     """
 
     name: str
     config: TransformerConfig
     published: Published | None = None
+    forms: Mapping[str, QuantizedForm] | None = None
 
 
 def read_shape(
@@ -55,8 +60,11 @@ def read_shape(
         if recipe.shape is not None:
             return Shape(name, recipe.shape, published)
     with reading(path):
-        config = _of_directory(path) if path.is_dir() else gguf_shape(GgufFile(path))[1]
-    return Shape(name, config, published)
+        if path.is_dir():
+            return Shape(name, _of_directory(path), published)
+        file = GgufFile(path)
+        family, config = gguf_shape(file)
+    return Shape(name, config, published, _forms(file, family, config))
 
 
 def hf_shape(path: Path) -> tuple[Family, TransformerConfig]:
@@ -79,6 +87,16 @@ def gguf_shape(file: GgufFile) -> tuple[Family, TransformerConfig]:
         family = family_of_gguf(file.metadata.get("general.architecture"))
         assert family.config_from_gguf  # it has an architecture's name
         return family, family.config_from_gguf(file.metadata, file)
+
+
+def _forms(file: GgufFile, family: Family, config: TransformerConfig) -> dict[str, QuantizedForm]:
+    table, forms = family.gguf_weights_of(config), {}
+    for name, leaf in Model.abstract(config, dtype="float32").weights.items():
+        part, tensor = stored_as(table, name)
+        form = file.form(tensor) if is_quantized(name, leaf.shape) and not part.each else None
+        if form is not None:
+            forms[name] = form
+    return forms
 
 
 def _of_directory(path: Path) -> TransformerConfig:

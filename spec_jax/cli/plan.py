@@ -1,6 +1,7 @@
 """`spec-jax plan`: what a target and its draft will take on a layout."""
 
 import dataclasses
+from typing import Any
 
 import jax
 from rich.console import RenderableType
@@ -23,7 +24,6 @@ from spec_jax.planning import (
     make_plan,
     search,
 )
-from spec_jax.planning.plan_figures import CALLS
 from spec_jax.sharding import Layout
 
 ONE_DEVICE = dataclasses.replace(Layout.tensor_parallel(1), name="one device")
@@ -53,13 +53,19 @@ def run(options: PlanOptions, screen: Screen) -> int:
     else:
         jax.config.update("jax_platforms", "cpu")
     target = read_shape(options.target, on_progress=screen.progress)
-    draft = options.draft and read_shape(options.draft, on_progress=screen.progress)
-    draft = draft or derived_draft(target, layout)
+    draft = read_shape(options.draft, on_progress=screen.progress) if options.draft else None
+    if draft is None and options.method == "draft_model":
+        draft = derived_draft(target, layout)
+    drafting: dict[str, Any] = {
+        "method": options.method,
+        "early_exit_layers": options.early_exit_layers,
+    }
     if options.search:
         results = search(
             target,
             draft,
             layout,
+            **drafting,
             acceptance=options.acceptance,
             batches=options.batch,
             contexts=options.context,
@@ -75,6 +81,7 @@ def run(options: PlanOptions, screen: Screen) -> int:
             target,
             draft,
             layout,
+            **drafting,
             num_speculative_tokens=(*options.num_speculative_tokens, PLAN_LOOKAHEAD)[0],
             acceptance=options.acceptance,
             batch=(*options.batch, 1)[0],
@@ -106,14 +113,18 @@ def _report(plan: Plan) -> list[RenderableType]:
     where = plan.layout.name
     if plan.layout is not ONE_DEVICE:
         where += f": {plan.layout.size} device{'s' if plan.layout.size > 1 else ''}{chip}"
+    drafting = f" with {plan.drafting}" if plan.drafting else ""
     heading = (
-        f"{plan.target.name} with {plan.draft.name} on {where}, "
+        f"{plan.target.name}{drafting} on {where}, "
         f"{plan.dtype}{weights}{offloaded}, batch {plan.batch}, "
-        f"{plan.capacity} KV slots a row, K = {plan.num_speculative_tokens}"
+        f"{plan.capacity} KV slots a row"
     )
+    if drafting:
+        heading += f", K = {plan.num_speculative_tokens}"
     sizes = [
         f"{shape.name}: {parameter_count(shape.config):,} parameters"
         for shape in (plan.target, plan.draft)
+        if shape is not None
     ]
     note = "Figures are for one device."
     return [Text(visible(heading), "bold"), *sizes, note, "", _table(plan), "", *_in_words(plan)]
@@ -121,7 +132,7 @@ def _report(plan: Plan) -> list[RenderableType]:
 
 def _table(plan: Plan) -> Table:
     """A column for each call and for the prefill, a row for each figure that one of them has."""
-    calls: list[CallPlan] = [getattr(plan, name) for name in CALLS]
+    names, calls = [*plan.calls], [*plan.calls.values()]
     parts = [*calls, plan.prefill]
     programs = [part.program for part in parts]
     compiled = [program.as_dict() if program else {} for program in programs]
@@ -129,7 +140,7 @@ def _table(plan: Plan) -> Table:
     rows: dict[str, list[str]] = {}
     for label, name in _MEMORY.items():
         counts = [getattr(part, name, None) for part in parts]
-        counts[CALLS.index("sampling")] = None  # it holds nothing
+        counts[names.index("sampling")] = None  # it holds nothing
         rows[label] = [_gib(count) for count in counts] if any(counts) else []
     rows["memory, compiled, GiB"] = [_compiled(program) for program in programs]
     rows["  of it temporary, GiB"] = [
@@ -146,8 +157,8 @@ def _table(plan: Plan) -> Table:
                 rows[label] = [_ms(getattr(call.terms, name)) for call in calls]
         rows["projection, ms"] = [_ms(part.seconds) for part in parts]
         rows["published, ms"] = [published.get(id(call), "") for call in calls]
-    headings = [name.replace("_", "\n") for name in (*CALLS, "prefill")]
-    headings[CALLS.index("scoring")] += f"\n{plan.num_speculative_tokens + 1}"
+    headings = [name.replace("_", "\n") for name in (*names, "prefill")]
+    headings[names.index("scoring")] += f"\n{plan.num_speculative_tokens + 1}"
     lines = ((label, *cells) for label, cells in rows.items() if any(cells))
     table = plain_table([""], headings, lines, padding=1)
     table.columns[0].style = "dim"
@@ -192,12 +203,15 @@ def _in_words(plan: Plan) -> list[str]:
             f"fill the context, read {prefill.block} tokens at a time."
         )
     rounds = f"{plan.tokens_per_round:.2f} tokens a round if {plan.acceptance:g} are accepted"
+    if plan.method == "none":
+        rounds = "One token a round"
     if plan.speedup is not None and plan.best is not None:
         best, best_speedup = plan.best
         lines.append(
             f"Projection: {rounds}, {plan.speedup:.2f} times as fast as plain decoding; "
             f"best at K = {best}: {best_speedup:.2f} times."
         )
+    if plan.round.seconds is not None:
         lines.append(
             "A projection is the least time that memory, arithmetic and links take; software "
             "overhead is left out, and of sampling all but its exchanges."

@@ -28,6 +28,7 @@ from spec_jax.config import (
     Many,
     NoDraftConfig,
     Offload,
+    PlanMethod,
     PlanQuantization,
     Quantization,
     SamplingParams,
@@ -269,6 +270,10 @@ class PlanOptions(ShapeOptions):
     """Topology and sharding, sharding/*.toml (default: one device, of which nothing is known)."""
     quantization: Annotated[Many[PlanQuantization], Flag(commas=True)] = ("none",)
     """Quantization of the matrices of both models."""
+    method: PlanMethod = "draft_model"
+    """What drafts: a draft model, the target's first layers, a lookup in the text, or nothing."""
+    early_exit_layers: AtLeast1 | None = None
+    """With --method early_exit, layers that draft (default: a quarter)."""
     draft: Annotated[str | None, Flag(metavar="REF")] = None
     """Draft model, named like the target (default: one derived from the target, much shallower and
     slightly narrower)."""
@@ -310,6 +315,11 @@ class PlanOptions(ShapeOptions):
         elif self.compile or self.offload != "none":
             name = "--compile" if self.compile else "--offload"
             raise ConfigError(f"--search does without {name}; leave one of them out.")
+        if self.out is not None and self.method != "draft_model":
+            raise ConfigError(
+                f"out is {self.out!r}, a layout with the best place of a draft model, but method "
+                f"{self.method!r} has none; leave one of them out."
+            )
 
 
 @config_class

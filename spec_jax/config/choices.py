@@ -10,8 +10,10 @@ LlmDtype = Literal["auto", "float32", "bfloat16"]
 CheckpointFormat = Literal["orbax", "safetensors"]
 """What a model can be converted to."""
 Quantization = Literal["auto", "none", "int8", "int4", "gguf"]
-PlanQuantization = Literal["none", "int8", "int4"]
-"""The quantizations that a model's shape alone determines."""
+PlanQuantization = Literal["none", "int8", "int4", "gguf"]
+"""The quantizations of which a plan can be made: all but the automatic choice."""
+PlanMethod = Literal["draft_model", "early_exit", "prompt_lookup", "none"]
+"""The methods whose programs the models' shapes alone determine."""
 Activations = Literal["auto", "float32", "int8"]
 """What products with quantized weights round their inputs to."""
 KvCacheDtype = Literal["auto", "int8"]
@@ -20,6 +22,7 @@ Offload = Literal["none", "host"]
 DTYPES, LLM_DTYPES = get_args(Dtype), get_args(LlmDtype)
 CHECKPOINT_FORMATS = get_args(CheckpointFormat)
 QUANTIZATIONS, PLAN_QUANTIZATIONS = get_args(Quantization), get_args(PlanQuantization)
+PLAN_METHODS = get_args(PlanMethod)
 KV_CACHE_DTYPES, OFFLOADS = get_args(KvCacheDtype), get_args(Offload)
 
 

@@ -12,9 +12,25 @@ from jaxtyping import Array
 
 from spec_jax.drafters.autoregressive import autoregress
 from spec_jax.drafters.base import Context, Draft, Drafter, PartialForward
+from spec_jax.errors import ConfigError
 from spec_jax.models.cache import KVCache
+from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
 from spec_jax.pytree import pytree, static
+
+
+def exit_layers(layers: int | None, config: TransformerConfig, name: str) -> int:
+    """The first layers of a target that draft: as many as asked for, or a quarter.
+
+    Raises:
+      ConfigError: the target does not have more.
+    """
+    layers = layers or max(1, config.num_layers // 4)
+    if layers >= config.num_layers:
+        raise ConfigError(
+            f"early_exit_layers is {layers}, but {name} has {config.num_layers} layers; give fewer."
+        )
+    return layers
 
 
 @pytree

@@ -23,7 +23,7 @@ from spec_jax.decoding.draft_length import (
 )
 from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.draft_model import DraftModel
-from spec_jax.drafters.early_exit import EarlyExit
+from spec_jax.drafters.early_exit import EarlyExit, exit_layers
 from spec_jax.drafters.host_draft import HostDraft
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
@@ -214,14 +214,8 @@ def _universal_text(setting: DrafterSetting) -> Drafting:
 
 def _early_exit(setting: DrafterSetting) -> Drafting:
     model = setting.target.model
-    all_layers = model.config.num_layers
     assert isinstance(setting.config, EarlyExitConfig)
-    layers = setting.config.early_exit_layers or max(1, all_layers // 4)
-    if layers >= all_layers:
-        raise ConfigError(
-            f"early_exit_layers is {layers}, but {setting.target.name} has {all_layers} layers; "
-            "give fewer."
-        )
+    layers = exit_layers(setting.config.early_exit_layers, model.config, setting.target.name)
     return Drafting(EarlyExit(model.with_resident(layers), setting.lookahead, layers))
 
 

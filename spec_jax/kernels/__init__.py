@@ -3,12 +3,15 @@
 from spec_jax.kernels.experts import Tiles, expert_products
 from spec_jax.kernels.packed_weight import PackedWeight
 from spec_jax.kernels.products import Weight, columns, precision_of, products, take_outputs
-from spec_jax.kernels.quantize import Quantized, quantize
+from spec_jax.kernels.quantize import INT4, INT8, Quantized, QuantizedForm, quantize
 from spec_jax.kernels.quantized_weight import QuantizedWeight, part_specs
 
 __all__ = [
+    "INT4",
+    "INT8",
     "PackedWeight",
     "Quantized",
+    "QuantizedForm",
     "QuantizedWeight",
     "Tiles",
     "Weight",

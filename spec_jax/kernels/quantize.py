@@ -12,6 +12,27 @@ GROUP = 32
 
 
 @dataclasses.dataclass(frozen=True)
+class QuantizedForm:
+    """How a matrix is quantized, whatever its numbers.
+
+    Attributes:
+      bits: of a value, 8 or 4.
+      group: inputs that share a scale; None for all inputs of an output.
+      scales: the dtype of scales and minima.
+      has_minima: whether groups have minima.
+    """
+
+    bits: int
+    group: int | None
+    scales: str
+    has_minima: bool
+
+
+INT8, INT4 = QuantizedForm(8, None, "float32", False), QuantizedForm(4, GROUP, "float16", True)
+"""The forms that `quantize` makes."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Quantized:
     """A quantized matrix in host memory, or a stack of them: `scales * values + minima`.
 

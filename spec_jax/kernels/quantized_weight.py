@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.kernels.quantize import GROUP, Quantized
+from spec_jax.kernels.quantize import Quantized, QuantizedForm
 from spec_jax.pytree import pytree, static
 from spec_jax.sharding import HOST_MEMORY
 
@@ -76,8 +76,8 @@ class QuantizedWeight:
         return cls(put(values), put(spread(weight.scales)), minima, jnp.dtype(dtype).name)
 
     @classmethod
-    def abstract(cls, matrix: jax.ShapeDtypeStruct, bits: int) -> "QuantizedWeight":
-        """Shapes and shardings of a matrix [in, out], or of a stack, after `quantize`."""
+    def abstract(cls, matrix: jax.ShapeDtypeStruct, form: QuantizedForm) -> "QuantizedWeight":
+        """Shapes and shardings of a matrix [in, out], or of a stack, in a quantized form."""
         *stack, inputs, outputs = matrix.shape
 
         def part(rows: int, dtype: DTypeLike) -> Any:
@@ -87,12 +87,12 @@ class QuantizedWeight:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
         name = jnp.dtype(matrix.dtype).name
-        if bits == 8:
-            return cls(part(inputs, jnp.int8), part(1, jnp.float32), None, name)
-        groups = _groups(1 if inputs % GROUP else inputs // GROUP, bits, matrix.sharding)
-        halved = inputs // groups % 2 == 0
+        groups = 1 if form.group is None or inputs % form.group else inputs // form.group
+        groups = _groups(groups, form.bits, matrix.sharding)
+        halved = form.bits == 4 and inputs // groups % 2 == 0
         values = part(inputs // 2, jnp.uint8) if halved else part(inputs, jnp.int8)
-        return cls(values, part(groups, jnp.float16), part(groups, jnp.float16), name)
+        minima = part(groups, form.scales) if form.has_minima else None
+        return cls(values, part(groups, form.scales), minima, name)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,13 +12,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from spec_jax.checkpoints.packing import is_quantized
+from spec_jax.checkpoints.shape import Shape
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
-from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.base import Drafter
 from spec_jax.engine.batch_shape import BatchShape, prompt_block
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.requests import Request
-from spec_jax.kernels import QuantizedWeight
+from spec_jax.errors import ConfigError
+from spec_jax.kernels import INT4, INT8, QuantizedForm, QuantizedWeight
 from spec_jax.models.cache import KVCache, StateSize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.mixers import new_cache
@@ -26,6 +28,7 @@ from spec_jax.models.model import Model
 from spec_jax.sharding import HOST_MEMORY, Layout, Placement
 
 GREEDY = SamplingParams()
+_ROUNDED = {"int8": INT8, "int4": INT4}
 
 
 def stand_ins(layout: Layout) -> Sequence[Any]:
@@ -34,20 +37,37 @@ def stand_ins(layout: Layout) -> Sequence[Any]:
 
 
 def abstract_model(
-    config: TransformerConfig, dtype: DTypeLike, quantization: str, placement: Placement
+    config: TransformerConfig,
+    dtype: DTypeLike,
+    quantization: str,
+    placement: Placement,
+    forms: Mapping[str, QuantizedForm] | None = None,
 ) -> Model:
-    """A model's shapes and shardings; its matrices are `none`, `int8` or `int4`."""
+    """A model's shapes and shardings; `gguf` keeps matrices in their `forms`, if there are any."""
     model = _unplaced(config, jnp.dtype(dtype)).abstractly_placed(placement)
-    if quantization == "none":
+    weights = model.weights
+    if quantization in _ROUNDED:
+        names = [name for name, weight in weights.items() if is_quantized(name, weight.shape)]
+        forms = dict.fromkeys(names, _ROUNDED[quantization])
+    elif quantization == "none" or forms is None:
         return model
-    bits = 8 if quantization == "int8" else 4
-    return model.with_weights(
-        {
-            name: QuantizedWeight.abstract(weight, bits)
-            for name, weight in model.weights.items()
-            if is_quantized(name, weight.shape)
-        }
-    )
+    quantized = {
+        name: QuantizedWeight.abstract(weights[name], form) for name, form in forms.items()
+    }
+    return model.with_weights(quantized)
+
+
+def check_forms(quantization: str, target: Shape) -> None:
+    """Refuses the quantization of a file that is not a .gguf file; a draft may be another.
+
+    Raises:
+      ConfigError: the target is not.
+    """
+    if quantization == "gguf" and target.forms is None:
+        raise ConfigError(
+            f"quantization is 'gguf', but {target.name} is not a .gguf file; use int8 or int4, "
+            "which round its weights."
+        )
 
 
 @functools.lru_cache(maxsize=4)
@@ -80,7 +100,7 @@ def abstract_cache(
 
 
 def plan_shape(
-    target: Model, drafter: DraftModel, batch: int, context: int, platform: str
+    target: Model, drafter: Drafter, batch: int, context: int, platform: str
 ) -> BatchShape:
     """The static shapes that an engine would choose for rows that may fill the context."""
     policy = Constant(drafter.lookahead)

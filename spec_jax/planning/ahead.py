@@ -19,6 +19,7 @@ from spec_jax.checkpoints.shape import Shape
 from spec_jax.config import (
     DTYPES,
     KV_CACHE_DTYPES,
+    PLAN_METHODS,
     PLAN_QUANTIZATIONS,
     DraftModelConfig,
     SamplingParams,
@@ -31,13 +32,11 @@ from spec_jax.engine.custom import DrafterSetting
 from spec_jax.engine.methods import make_engine
 from spec_jax.engine.requests import Request
 from spec_jax.errors import ConfigError
-from spec_jax.planning.abstract import abstract_model
+from spec_jax.planning.abstract import abstract_model, check_forms
 from spec_jax.planning.compiled import ShapeCompiler, devices_for
 from spec_jax.planning.pair import check_context
 from spec_jax.sharding import Layout
 
-METHODS = ("draft_model", "early_exit", "prompt_lookup", "none")
-"""Those whose programs follow from shapes."""
 STOP = (0,)
 """Some token. Which ones end a text makes no difference to a program, nor how many up to eight."""
 
@@ -89,7 +88,7 @@ def compile_ahead(
     """Compiles the programs that `LLM.generate` runs for some workloads.
 
     JAX keeps them where `jax_compilation_cache_dir` says. Each workload is decoded by one call, and
-    further options are like `LLM`'s; `quantization` is `none`, `int8` or `int4`. The draft is None
+    further options are like `LLM`'s; `quantization` is anything but `auto`. The draft is None
     if the method has none, and the same object as the target if it is the target itself.
 
     Raises:
@@ -106,6 +105,7 @@ def compile_ahead(
             "compile."
         )
     _check(target, speculation)
+    check_forms(quantization, target)
     context = max_model_len or target.config.max_position
     check_context(context, target)
     for workload in workloads:
@@ -122,7 +122,7 @@ def compile_ahead(
 
     def checkpoint(role: str, shape: Shape, rounded: str) -> Checkpoint:
         placement = layout.place(role, shape.config.axis_sizes, devices)
-        model = abstract_model(shape.config, dtype, rounded, placement)
+        model = abstract_model(shape.config, dtype, rounded, placement, shape.forms)
         model = dataclasses.replace(model, rounds_cache=kv_cache_dtype == "int8")
         return Checkpoint(model.with_max_length(context), tokenizer, STOP, shape.name)
 
@@ -170,10 +170,10 @@ def _check(target: Shape, speculation: SpeculativeConfig) -> None:
             f"{target.name} has an encoder, and only decoders can be compiled ahead; let the first "
             "job compile."
         )
-    if speculation.method not in METHODS:
+    if speculation.method not in PLAN_METHODS:
         raise ConfigError(
             f"method is {speculation.method!r}, whose programs depend on more than the models' "
-            f"shapes; those that can be compiled ahead are {', '.join(METHODS)}."
+            f"shapes; those that can be compiled ahead are {', '.join(PLAN_METHODS)}."
         )
     if speculation.draft_quantization not in (None, *PLAN_QUANTIZATIONS):
         raise ConfigError(

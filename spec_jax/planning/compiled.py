@@ -16,7 +16,7 @@ from spec_jax.config import SamplingParams
 from spec_jax.decoding import loop
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.state import DecodeState
-from spec_jax.drafters.draft_model import DraftModel
+from spec_jax.drafters.base import Drafter
 from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.programs import DECODE, PREFILL, Compiler, bytes_beside_arguments
 from spec_jax.engine.requests import PADDING
@@ -51,7 +51,8 @@ class CompiledProgram:
       host_bytes: arguments in host memory, which `memory_bytes` does not count.
       aliased_bytes: arguments whose buffers the results reuse.
       collectives: how often each runs, with the branch that has the most in every conditional; for
-        one round of the decoding loop, or one block of the prompts in prefill.
+        one round of the decoding loop, or one block of the prompts in prefill. Each width counts
+        that a round chooses among to score, as with `prompt_lookup`.
       least_collectives: the same with the branches that have the fewest, for example of greedy rows
         without processors.
       compile_seconds: tracing and compiling.
@@ -170,7 +171,7 @@ class _PlanCompiler(ShapeCompiler):
 
     compiled: CompiledProgram
 
-    def __init__(self, target: Model, drafter: DraftModel, name: str = ""):
+    def __init__(self, target: Model, drafter: Drafter, name: str = ""):
         super().__init__(target)
         self._drafter, self._name = drafter, name
 
@@ -194,23 +195,24 @@ class _PlanCompiler(ShapeCompiler):
             self.compiled = _compile(jitted, *args)
         state = jax.eval_shape(function, *args)
         parts, structure = jax.tree.flatten(state, is_leaf=lambda part: part is state.drafter)
-        models = (self._drafter.model if part is state.drafter else self._target for part in parts)
+        drafting = getattr(self._drafter, "model", self._target)
+        models = (drafting if part is state.drafter else self._target for part in parts)
         state = structure.unflatten(map(placed, models, parts))
         return lambda *_: state
 
 
-def _programs(compiler: _PlanCompiler, target: Model, drafter: DraftModel) -> RowPrograms:
+def _programs(compiler: _PlanCompiler, target: Model, drafter: Drafter) -> RowPrograms:
     strategy = loop.Strategy(Constant(drafter.lookahead))
     return RowPrograms(compiler, target, drafter, strategy, lambda *_: None)
 
 
-def abstract_state(target: Model, drafter: DraftModel, shapes: BatchShape) -> DecodeState:
+def abstract_state(target: Model, drafter: Drafter, shapes: BatchShape) -> DecodeState:
     """The shapes of the state that an engine's programs take and return."""
     return _programs(_PlanCompiler(target, drafter), target, drafter).start([], shapes).state
 
 
 def compile_round(
-    target: Model, drafter: DraftModel, shapes: BatchShape, sampling: SamplingParams = SAMPLED
+    target: Model, drafter: Drafter, shapes: BatchShape, sampling: SamplingParams = SAMPLED
 ) -> CompiledProgram:
     """The decoding loop as an engine compiles it, with the whole state donated."""
     compiler = _PlanCompiler(target, drafter, DECODE)
@@ -222,8 +224,8 @@ def compile_round(
     return compiler.compiled
 
 
-def compile_prefill(target: Model, drafter: DraftModel, shapes: BatchShape) -> CompiledProgram:
-    """Prefill of both models as an engine compiles it; it creates the caches."""
+def compile_prefill(target: Model, drafter: Drafter, shapes: BatchShape) -> CompiledProgram:
+    """Prefill of all models as an engine compiles it; it creates the caches."""
     compiler = _PlanCompiler(target, drafter, PREFILL)
     _programs(compiler, target, drafter).prefill([], shapes)
     return compiler.compiled

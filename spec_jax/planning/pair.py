@@ -1,4 +1,4 @@
-"""A target and its draft on a layout, and jobs of a batch size and a context."""
+"""A target and how it is drafted for on a layout, and jobs of a batch size and a context."""
 
 import dataclasses
 import functools
@@ -6,22 +6,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from flax import nnx
 
 from spec_jax.checkpoints.shape import Shape
+from spec_jax.config import PLAN_METHODS, check_choice
 from spec_jax.decoding.score import headroom
+from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
+from spec_jax.drafters.early_exit import EarlyExit, exit_layers
+from spec_jax.drafters.none import NoDraft
+from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.batch_shape import BatchShape, prompt_block
 from spec_jax.engine.offloading import offloaded
 from spec_jax.engine.prefill_queue import rows_read_together
 from spec_jax.errors import ConfigError
 from spec_jax.models.model import Model
-from spec_jax.planning.abstract import abstract_model, plan_shape, stand_ins
+from spec_jax.planning.abstract import abstract_model, check_forms, plan_shape, stand_ins
 from spec_jax.planning.cost import Cache, Call, Terms, Weights, exchange_seconds
 from spec_jax.planning.plan_figures import CallPlan, PrefillPlan
 from spec_jax.planning.sampling import sampling_exchanges
 from spec_jax.planning.temporaries import of_prefill, of_round
 from spec_jax.sampling.parameters import SamplingFeatures
-from spec_jax.sharding import ROLES, Chip, Layout
+from spec_jax.sharding import Chip, Layout
+
+MAX_NGRAM = 3
+"""Of prompt lookup, whose costs do not depend on it."""
 
 
 def check_context(context: int, target: Shape) -> None:
@@ -37,17 +46,50 @@ def check_context(context: int, target: Shape) -> None:
         )
 
 
+def check_drafting(
+    target: Shape, draft: Shape | None, method: str, early_exit_layers: int | None
+) -> int:
+    """The layers that draft by `early_exit`, 0 for other methods.
+
+    Raises:
+      ConfigError: the method is unknown, or takes no draft model, or no layers.
+    """
+    check_choice("method", method, PLAN_METHODS)
+    if (draft is None) == (method == "draft_model"):
+        if draft is None:
+            raise ConfigError(f"method {method!r} takes a draft model; name one as draft.")
+        raise ConfigError(
+            f"the draft is {draft.name}, but method {method!r} does without a draft model; leave "
+            "one of them out."
+        )
+    if method == "early_exit":
+        return exit_layers(early_exit_layers, target.config, target.name)
+    if early_exit_layers is not None:
+        raise ConfigError(
+            f"early_exit_layers is {early_exit_layers}, which method 'early_exit' takes and "
+            f"{method!r} does not; leave it out, or choose that method."
+        )
+    return 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What the jobs of a target and its draft share: abstract models, and weights on each chip.
+    """What the jobs of a target and its drafting share: abstract models and their weights.
 
-    `chip` are the figures by which times are projected; None if there are none, or for quantized
-    matrices on GPUs, whose products are far from reading them at the speed of the memory.
+    Attributes:
+      target: the target.
+      draft: the draft model, if the method has one.
+      method: one of `PLAN_METHODS`.
+      exit_layers: the layers that draft by `early_exit`; otherwise 0.
+      chip: the figures by which times are projected; None if there are none, or for quantized
+        matrices on GPUs, whose products are far from reading them at the speed of the memory.
     """
 
-    models: tuple[Model, Model]
-    weights: tuple[Weights, Weights]
+    target: Model
+    draft: Model | None
     layout: Layout
+    method: str
+    exit_layers: int
     cache_dtype: Any
     chip: Chip | None
 
@@ -59,39 +101,87 @@ class Pair:
     @classmethod
     def of(
         cls,
-        shapes: tuple[Shape, Shape],
+        target: Shape,
+        draft: Shape | None,
         layout: Layout,
         dtype: str,
         quantization: str = "none",
         offload: str = "none",
         resident_layers: int = 0,
+        *,
+        method: str = "draft_model",
+        exit_layers: int = 0,
         devices: Sequence[Any] | None = None,
     ) -> "Pair":
-        """Lays out a target and a draft; arguments like `make_plan`.
+        """Lays out the models; arguments like `make_plan`.
 
         `devices` are what to compile for; by default stand-ins.
 
         Raises:
-          ConfigError: the layout does not fit a model.
+          ConfigError: the layout does not fit a model, or the target is not a .gguf file.
         """
-        configs, devices = [shape.config for shape in shapes], devices or stand_ins(layout)
-        here, there = (
-            layout.place(role, config.axis_sizes, devices)
-            for role, config in zip(ROLES, configs, strict=True)
-        )
-        here = offloaded(here, configs[0], offload, resident_layers)
-        target = abstract_model(configs[0], dtype, quantization, here)
-        draft = abstract_model(configs[1], dtype, quantization, there)
+        check_forms(quantization, target)
+        devices = devices or stand_ins(layout)
+
+        def model(role: str, shape: Shape) -> Model:
+            placement = layout.place(role, shape.config.axis_sizes, devices)
+            if role == "target":
+                resident = resident_layers
+                if offload == "host":  # layers that draft stay, as `Model.with_resident` has it
+                    resident = max(resident, exit_layers)
+                placement = offloaded(placement, shape.config, offload, resident)
+            return abstract_model(shape.config, dtype, quantization, placement, shape.forms)
+
         # On CPU a model keeps its cache in float32.
         cache_dtype = jnp.dtype("float32" if layout.platform == "cpu" else dtype)
         is_known = layout.platform != "gpu" or quantization == "none"
-        chip = layout.chip if is_known else None
-        return cls((target, draft), (Weights(target), Weights(draft)), layout, cache_dtype, chip)
+        return cls(
+            model("target", target),
+            model("draft", draft) if draft else None,
+            layout,
+            method,
+            exit_layers,
+            cache_dtype,
+            layout.chip if is_known else None,
+        )
+
+    def drafter(self, lookahead: int) -> Drafter:
+        """What drafts K = `lookahead` tokens."""
+        if self.draft is not None:
+            return DraftModel(self.draft, lookahead)
+        if self.method == "early_exit":
+            return EarlyExit(self.target, lookahead, self.exit_layers)
+        return NoDraft(lookahead) if self.method == "none" else PromptLookup(lookahead, MAX_NGRAM)
+
+    @functools.cached_property
+    def weights(self) -> Weights:
+        """The target's weights."""
+        return Weights(self.target)
+
+    @functools.cached_property
+    def drafting(self) -> Weights | None:
+        """The weights that draft: of the draft model, or of the target's first layers."""
+        if self.draft is not None:
+            return Weights(self.draft)
+        return self._layers(slice(self.exit_layers)) if self.exit_layers else None
+
+    @functools.cached_property
+    def scoring(self) -> Weights:
+        """The weights that score: the target's, without the layers that have drafted."""
+        return self._layers(slice(self.exit_layers, None)) if self.exit_layers else self.weights
+
+    def _layers(self, some: slice) -> Weights:
+        """The weights of some layers, with embedding and head."""
+        model, config = self.target, self.target.config
+        blocks = [model.params["blocks"][i] for i in range(config.num_layers)[some]]
+        params = nnx.State({**model.params, "blocks": nnx.State(dict(enumerate(blocks)))})
+        config = dataclasses.replace(config, layers=config.layers[some])
+        return Weights(dataclasses.replace(model, config=config, params=params))
 
     def job(self, batch: int, context: int, lookahead: int, features: SamplingFeatures) -> "Job":
         """Rows that may fill the context, drafted `lookahead` tokens at a time."""
-        target, draft = self.models
-        shapes = plan_shape(target, DraftModel(draft, lookahead), batch, context, self.platform)
+        drafter = self.drafter(lookahead)
+        shapes = plan_shape(self.target, drafter, batch, context, self.platform)
         return Job(self, shapes, context, lookahead, features)
 
 
@@ -109,18 +199,31 @@ class Job:
     features: SamplingFeatures
 
     @functools.cached_property
-    def caches(self) -> tuple[Cache, Cache]:
-        """The caches of target and draft."""
-        (target, draft), dtype = self.pair.weights, self.pair.cache_dtype
+    def models(self) -> list[tuple[Weights, Cache]]:
+        """What lies in memory: the target's weights and cache, then the draft model's."""
         size, block = (self.shapes.batch, self.shapes.capacity), self.shapes.block
-        return (
-            target.cache(*size, headroom(block, "block", self.lookahead, 1), dtype),
-            draft.cache(*size, headroom_of_drafts(block, self.lookahead), dtype),
-        )
+        dtype, slots = self.pair.cache_dtype, headroom(block, "block", self.lookahead, 1)
+        models = [(self.pair.weights, self.pair.weights.cache(*size, slots, dtype))]
+        if self.pair.draft is not None:
+            draft, slots = self.pair.drafting, headroom_of_drafts(block, self.lookahead)
+            assert draft is not None
+            models.append((draft, draft.cache(*size, slots, dtype)))
+        return models
 
-    def call(self, role: int, tokens: int) -> CallPlan:
-        """A call of the target (0) or the draft (1) over `tokens` tokens of each row."""
-        call = Call.of(self.pair.weights[role], self.caches[role], tokens)
+    def _call(self, weights: Weights, tokens: int) -> CallPlan:
+        """A call over `tokens` tokens of each row."""
+        return self._plan(Call.of(weights, self._cache(weights), tokens))
+
+    def _cache(self, weights: Weights) -> Cache:
+        """The cache of a model, or the part of the target's that some of its layers have."""
+        size = self.shapes.batch, self.shapes.capacity
+        for model, cache in self.models:
+            if model is weights:
+                return cache
+        slots = headroom(self.shapes.block, "block", self.lookahead, 1)
+        return weights.cache(*size, slots, self.pair.cache_dtype)
+
+    def _plan(self, call: Call) -> CallPlan:
         chip = self.pair.chip
         terms = call.terms(self.pair.layout.platform, chip) if chip else None
         return CallPlan(
@@ -133,11 +236,31 @@ class Job:
         )
 
     @property
+    def target_call(self) -> CallPlan:
+        """The target over one token of each row."""
+        return self._call(self.pair.weights, 1)
+
+    @property
+    def scoring(self) -> CallPlan:
+        """The target over K + 1 tokens of each row, from the layer on where drafting stopped."""
+        call = Call.of(self.pair.scoring, self._cache(self.pair.scoring), self.lookahead + 1)
+        if self.pair.scoring is not self.pair.weights:  # the hidden states are there already
+            exchanges = tuple(each for each in call.exchanges if each.what != "embedding")
+            call = dataclasses.replace(call, exchanges=exchanges)
+        return self._plan(call)
+
+    @property
+    def draft_step(self) -> CallPlan | None:
+        """What drafts one token of each row; None if no model does."""
+        drafting = self.pair.drafting
+        return None if drafting is None else self._call(drafting, 1)
+
+    @property
     def sampling(self) -> CallPlan:
         """The collectives of drawing and verification in a round, and nothing else."""
-        chip, (target, draft) = self.pair.chip, self.pair.weights
-        rows = self.caches[0].rows
-        exchanges = sampling_exchanges(target, draft, rows, self.lookahead, self.features)
+        chip, rows = self.pair.chip, self.models[0][1].rows
+        weights = self.pair.weights, self.pair.drafting
+        exchanges = sampling_exchanges(*weights, rows, self.lookahead, self.features)
         if not chip:
             return CallPlan(exchanges=exchanges)
         latency, transfer = exchange_seconds(exchanges, self.pair.layout.platform, chip)
@@ -145,17 +268,26 @@ class Job:
         return CallPlan(exchanges=exchanges, terms=terms, seconds=terms.total)
 
     @property
+    def _draft_steps(self) -> list[CallPlan]:
+        """A draft model's first step reads two tokens; early layers read the last draft token."""
+        drafting, step = self.pair.drafting, self.draft_step
+        if drafting is None or step is None:
+            return []
+        if self.pair.draft is None:
+            return [step] * (self.lookahead + 1)
+        return [self._call(drafting, 2), *[step] * (self.lookahead - 1)]
+
+    @property
     def round(self) -> CallPlan:
-        """K draft steps, the first of which reads two tokens, scoring, and sampling."""
-        scoring, first = self.call(0, self.lookahead + 1), self.call(1, 2)
-        steps = [self.call(1, 1)] * (self.lookahead - 1) if self.lookahead > 1 else []
-        calls = [scoring, first, *steps, self.sampling]
+        """The draft steps, scoring, and sampling."""
+        calls = [self.scoring, *self._draft_steps, self.sampling]
         terms = [each.terms for each in calls if each.terms]
+        models = self.models
         return CallPlan(
-            scoring.weight_bytes + first.weight_bytes,
-            scoring.host_bytes + first.host_bytes,
-            scoring.cache_bytes + first.cache_bytes,
-            of_round(self.pair.weights, self.caches, self.lookahead, self.pair.platform),
+            sum(weights.held for weights, _ in models),
+            sum(sum(weights.streamed) for weights, _ in models),
+            sum(cache.bytes for _, cache in models),
+            of_round(models, self.pair.drafting, self.lookahead, self.pair.platform),
             exchanges=tuple(exchange for each in calls for exchange in each.exchanges),
             terms=sum(terms, Terms()) if terms else None,
             seconds=sum(each.total for each in terms) if terms else None,
@@ -163,29 +295,26 @@ class Job:
 
     @property
     def prefill(self) -> PrefillPlan:
-        """Prefill of prompts as long as the context into both models' caches, all rows at once."""
+        """Prefill of prompts as long as the context into all caches, all rows at once."""
         chip, block, platform = self.pair.chip, self.shapes.block, self.pair.platform
         chunks = -(-(self.context - 1) // block)
-        caches, weights = self.caches, self.pair.weights
         seconds = None
         if chip:
             # On average a chunk sees half of the prompt, and the half of itself.
             seen = (chunks + 1) * block // 2
-            calls = [
-                Call.of(each, cache, block, seen=seen)
-                for each, cache in zip(weights, caches, strict=True)
-            ]
+            calls = [Call.of(*each, block, seen=seen) for each in self.models]
             seconds = chunks * sum(
                 call.terms(self.pair.layout.platform, chip).total for call in calls
             )
-        alone = prompt_block(platform, self.context, 1, weights[0].config.embed_size)
+        alone = prompt_block(platform, self.context, 1, self.pair.target.config.embed_size)
         shape = dataclasses.replace(self.shapes, block=alone)
-        together = rows_read_together(platform, shape, weights[0].shards("batch"))
+        together = rows_read_together(platform, shape, self.pair.weights.shards("batch"))
+        caches = [cache for _, cache in self.models]
         return PrefillPlan(
             block=block,
             chunks=chunks,
-            held_bytes=sum(each.held for each in weights) + sum(each.bytes for each in caches),
-            temporary_bytes=of_prefill(weights, caches, block, platform),
+            held_bytes=sum(weights.held + cache.bytes for weights, cache in self.models),
+            temporary_bytes=of_prefill(self.models, block, platform),
             joining_bytes=sum(each.bytes * together // self.shapes.batch for each in caches),
             seconds=seconds,
         )

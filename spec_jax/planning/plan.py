@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 from spec_jax.checkpoints.shape import Shape
 from spec_jax.config import DTYPES, OFFLOADS, PLAN_QUANTIZATIONS, SamplingParams, check_choice
-from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.errors import ConfigError
 from spec_jax.models.sizes import WideShallow
 from spec_jax.planning import cost
@@ -19,10 +18,10 @@ from spec_jax.planning.compiled import (
     devices_for,
 )
 from spec_jax.planning.cost import Weights
-from spec_jax.planning.pair import Job, Pair, check_context
-from spec_jax.planning.plan_figures import Plan, Replicated
+from spec_jax.planning.pair import Job, Pair, check_context, check_drafting
+from spec_jax.planning.plan_figures import CALLS, Plan, Replicated
 from spec_jax.sampling.parameters import SamplingFeatures
-from spec_jax.sharding import ROLES, Layout
+from spec_jax.sharding import Layout
 
 
 def derived_draft(target: Shape, layout: Layout) -> Shape:
@@ -36,9 +35,11 @@ def derived_draft(target: Shape, layout: Layout) -> Shape:
 
 def make_plan(
     target: Shape,
-    draft: Shape,
+    draft: Shape | None,
     layout: Layout,
     *,
+    method: str = "draft_model",
+    early_exit_layers: int | None = None,
     num_speculative_tokens: int = 4,
     acceptance: float = 0.8,
     batch: int = 1,
@@ -51,19 +52,23 @@ def make_plan(
     compile: bool = False,
     on_progress: Callable[[str], object] | None = None,
 ) -> Plan:
-    """Plans a target and its draft on a layout.
+    """Plans a target and how it is drafted for on a layout.
 
     Args:
       target: the target's shape.
-      draft: the draft's.
+      draft: the draft model's; None for the other methods.
       layout: the layout; without figures of its chip no time is projected.
+      method: one of `draft_model`, `early_exit`, `prompt_lookup` and `none`, which is plain
+        decoding.
+      early_exit_layers: the first layers, which draft by `early_exit`; a quarter by default.
       num_speculative_tokens: draft tokens of a round (K).
       acceptance: the probability that a draft token is accepted.
       batch: rows decoded together.
       context: most tokens of prompt and completion together; the target's own by default.
       sampling: how rows sample; greedy by default.
       dtype: `float32` or `bfloat16`.
-      quantization: of the matrices of both models: `none`, `int8` or `int4`.
+      quantization: of the matrices of both models: `none`, `int8`, `int4`, or `gguf` for the blocks
+        of .gguf files, as XLA multiplies them; a draft that is not one is not quantized then.
       offload: `host` plans the target's blocks in host memory, from where every call streams them.
       resident_layers: how many of them, the first ones, stay on the chips.
       compile: ask the compiler for memory and collectives; minutes for a large model.
@@ -84,21 +89,17 @@ def make_plan(
             "host memory; add host_gb_per_s under [chip], such as 32 for PCIe 4.0 x16."
         )
     check_context(context, target)
+    exits = check_drafting(target, draft, method, early_exit_layers)
     progress = on_progress or (lambda line: None)
-    shapes, settings = (target, draft), (dtype, quantization, offload, resident_layers)
+    models, settings = (target, draft, layout), (dtype, quantization, offload, resident_layers)
+    drafting = {"method": method, "exit_layers": exits}
     progress("laying out the models")
-    pair = Pair.of(shapes, layout, *settings)
-    lookahead, features = num_speculative_tokens, SamplingFeatures.of([sampling])
-    job = pair.job(batch, context, lookahead, features)
-    sections = {
-        "target_call": job.call(0, 1),
-        "scoring": job.call(0, lookahead + 1),
-        "draft_step": job.call(1, 1),
-        "sampling": job.sampling,
-        "round": job.round,
-    }
+    pair = Pair.of(*models, *settings, **drafting)
+    lookahead = 0 if method == "none" else num_speculative_tokens
+    job = pair.job(batch, context, lookahead, SamplingFeatures.of([sampling]))
+    sections = {name: getattr(job, name) for name in CALLS}
     speedup = best = None
-    if (plain := sections["target_call"].seconds) is not None:
+    if lookahead and (plain := job.target_call.seconds) is not None:
 
         def round_seconds(lookahead: int) -> float:
             seconds = dataclasses.replace(job, lookahead=lookahead).round.seconds
@@ -110,16 +111,17 @@ def make_plan(
         best = k, cost.speedup(acceptance, k, plain, round_seconds)
     prefill = job.prefill
     if compile:
-        compilable = Pair.of(shapes, layout, *settings, devices=devices_for(layout))
+        compilable = Pair.of(*models, *settings, **drafting, devices=devices_for(layout))
         programs = _compile(dataclasses.replace(job, pair=compilable), sampling, progress)
         prefill = dataclasses.replace(prefill, program=programs.pop("prefill"))
         for name, program in programs.items():
             sections[name] = dataclasses.replace(sections[name], program=program)
+    roles = {"target": pair.weights, "draft": pair.drafting if draft else None}
     return Plan(
-        target,
-        draft,
-        layout,
+        *models,
         *settings,
+        method=method,
+        exit_layers=exits,
         batch=job.shapes.batch,
         capacity=job.shapes.capacity,
         num_speculative_tokens=lookahead,
@@ -129,7 +131,8 @@ def make_plan(
         prefill=prefill,
         replicated=tuple(
             each
-            for role, weights in zip(ROLES, pair.weights, strict=True)
+            for role, weights in roles.items()
+            if weights is not None
             for each in _replicated(layout, role, weights)
         ),
         tokens_per_round=cost.tokens_per_round(acceptance, lookahead),
@@ -141,15 +144,17 @@ def make_plan(
 def _compile(
     job: Job, sampling: SamplingParams, progress: Callable[[str], object]
 ) -> dict[str, CompiledProgram]:
-    (target, draft), shapes, dtype = job.pair.models, job.shapes, job.pair.cache_dtype
-    drafter, programs = DraftModel(draft, job.lookahead), {}
-    for name, compile in {
-        "target_call": lambda: compile_call(target, shapes, 1, dtype),
-        "scoring": lambda: compile_call(target, shapes, job.lookahead + 1, dtype),
-        "draft_step": lambda: compile_call(draft, shapes, 1, dtype),
-        "round": lambda: compile_round(target, drafter, shapes, sampling),
-        "prefill": lambda: compile_prefill(target, drafter, shapes),
-    }.items():
+    """Each model's calls, the round and prefill; of a target's layers only the round has calls."""
+    target, draft, shapes, dtype = job.pair.target, job.pair.draft, job.shapes, job.pair.cache_dtype
+    drafter, programs = job.pair.drafter(job.lookahead), {}
+    compilers = {"target_call": lambda: compile_call(target, shapes, 1, dtype)}
+    if not job.pair.exit_layers:
+        compilers["scoring"] = lambda: compile_call(target, shapes, job.lookahead + 1, dtype)
+    if draft is not None:
+        compilers["draft_step"] = lambda: compile_call(draft, shapes, 1, dtype)
+    compilers["round"] = lambda: compile_round(target, drafter, shapes, sampling)
+    compilers["prefill"] = lambda: compile_prefill(target, drafter, shapes)
+    for name, compile in compilers.items():
         progress(f"compiling the {name.replace('_', ' ')}")
         programs[name] = compile()
     return programs

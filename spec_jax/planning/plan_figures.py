@@ -130,34 +130,40 @@ class PrefillPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A target and its draft on a layout; every time is a projection.
+    """A target and its drafting on a layout; every time is a projection.
 
     Attributes:
+      draft: the draft model's shape; None for methods without one.
       dtype: of weights and, but on CPU, caches.
       offload: `host` if the target's blocks lie in host memory, else `none`.
       resident_layers: how many blocks, the first ones, stay on the chips with `host`.
+      method: how tokens are drafted.
+      exit_layers: the target's first layers, which draft by `early_exit`; otherwise 0.
       batch: rows, padded.
       capacity: KV slots of a row: the context and the headroom of a round.
       acceptance: the assumed probability that a draft token is accepted.
       parameters: how rows sample.
       target_call: one token of each row.
-      scoring: K + 1 tokens of each row.
-      draft_step: one token of each row, by the draft.
+      scoring: K + 1 tokens of each row; by `early_exit` in the layers that have not drafted.
+      draft_step: one token of each row, by the model or the layers that draft, if any do.
       sampling: drawing and verification of a round; only collectives count.
-      round: K draft steps, the first of which reads two tokens, scoring, and sampling.
+      round: the draft steps, scoring, and sampling. A draft model's first step reads two tokens;
+        early layers read the last draft token, too.
       replicated: axes that are not sharded as the layout says.
       tokens_per_round: tokens that a round emits on average.
-      speedup: over plain decoding; None if the layout has no figures of the chip.
+      speedup: over plain decoding; None for it, or if the layout has no figures of the chip.
       best: the K of the largest speed-up, and that speed-up.
     """
 
     target: Shape
-    draft: Shape
+    draft: Shape | None
     layout: Layout
     dtype: str
     quantization: str
     offload: str
     resident_layers: int
+    method: str
+    exit_layers: int
     batch: int
     capacity: int
     num_speculative_tokens: int
@@ -165,7 +171,7 @@ class Plan:
     parameters: SamplingParams
     target_call: CallPlan
     scoring: CallPlan
-    draft_step: CallPlan
+    draft_step: CallPlan | None
     sampling: CallPlan
     round: CallPlan
     prefill: PrefillPlan
@@ -175,19 +181,30 @@ class Plan:
     best: tuple[int, float] | None
 
     @property
+    def calls(self) -> dict[str, CallPlan]:
+        """The calls that there are, by name."""
+        calls = {name: getattr(self, name) for name in CALLS}
+        return {name: call for name, call in calls.items() if call is not None}
+
+    @property
+    def drafting(self) -> str:
+        """What drafts, in words; empty for plain decoding."""
+        return drafting_in_words(self.draft, self.method, self.exit_layers)
+
+    @property
     def published(self) -> list[tuple[str, Published, CallPlan]]:
         """Published figures for this layout: role, figures, and the call that they measure."""
         models = (("target", self.target, self.target_call), ("draft", self.draft, self.draft_step))
         return [
             (role, shape.published, call)
             for role, shape, call in models
-            if shape.published and shape.published.layout == self.layout.name
+            if shape and call and shape.published and shape.published.layout == self.layout.name
         ]
 
     @property
     def compile_seconds(self) -> float | None:
         """Tracing and compiling in all, if requested."""
-        parts = (*(getattr(self, name) for name in CALLS), self.prefill)
+        parts = (*self.calls.values(), self.prefill)
         seconds = [part.program.compile_seconds for part in parts if part.program]
         return sum(seconds) if seconds else None
 
@@ -218,26 +235,37 @@ class Plan:
         """For JSON."""
         chip, (best, best_speedup) = self.layout.chip, self.best or (None, None)
         settings = (
-            *("dtype", "quantization", "offload", "resident_layers", "batch", "capacity"),
+            *("method", "exit_layers", "dtype", "quantization", "offload", "resident_layers"),
+            *("batch", "capacity"),
             *("num_speculative_tokens", "acceptance"),
         )
         figures = "tokens_per_round", "speedup", "compile_seconds", "fits"
         return {
             "projection": True,
             "target": _model_as_dict(self.target),
-            "draft": _model_as_dict(self.draft),
+            "draft": self.draft and _model_as_dict(self.draft),
             "layout": self.layout.name,
             "devices": self.layout.size,
             "chip": dataclasses.asdict(chip) if chip else None,
             **_values(self, *settings),
             **_values(self.parameters, "temperature", "top_k", "top_p"),
-            **{name: getattr(self, name).as_dict() for name in (*CALLS, "prefill")},
+            **{name: self.calls[name].as_dict() if name in self.calls else None for name in CALLS},
+            "prefill": self.prefill.as_dict(),
             **_values(self, "seconds_to_first_token", *figures),
             "best_num_speculative_tokens": best,
             "best_speedup": best_speedup,
             "replicated": [dataclasses.asdict(each) for each in self.replicated],
             "memory_bytes_per_chip": self.memory_bytes,
         }
+
+
+def drafting_in_words(draft: Shape | None, method: str, exit_layers: int) -> str:
+    """What drafts; empty for plain decoding."""
+    if draft is not None:
+        return draft.name
+    if method == "early_exit":
+        return f"its first {exit_layers} layer{'s' if exit_layers > 1 else ''}"
+    return "prompt lookup" if method == "prompt_lookup" else ""
 
 
 def _values(record: Any, *names: str) -> dict[str, Any]:

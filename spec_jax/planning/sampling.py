@@ -22,11 +22,12 @@ MOVES = 2
 
 
 def sampling_exchanges(
-    target: Weights, draft: Weights, rows: int, lookahead: int, features: SamplingFeatures
+    target: Weights, draft: Weights | None, rows: int, lookahead: int, features: SamplingFeatures
 ) -> tuple[Exchange, ...]:
-    """The collectives of a round that belong to neither model's calls.
+    """The collectives of a round that belong to no call of a model.
 
-    Penalties and grammars add none. Of the weights only the shards count; `rows` are a chip's.
+    Penalties and grammars add none. Of the weights only the shards count, and None draws no draft;
+    `rows` are a chip's.
     """
     softmax = SOFTMAX if features.random and not features.cut else 0
     drawn, verified = (DRAWN, VERIFIED) if features.random else (GREEDY, GREEDY)
@@ -35,6 +36,8 @@ def sampling_exchanges(
         ("drawing", lookahead, drawn + softmax, rows, draft),
         ("verification", 1, verified + softmax, rows * (lookahead + 1), target),
     ):
+        if weights is None:
+            continue
         shards = weights.shards("vocab")
         exchanges.append(Exchange(what, turns * count, 4 * places, shards))
         if features.random and what == "verification":

@@ -1,6 +1,7 @@
 """Searches batch, draft layout, K, quantization and context for the fastest that fits."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -12,7 +13,8 @@ from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import GREEDY
-from spec_jax.planning.pair import Pair, check_context
+from spec_jax.planning.pair import Pair, check_context, check_drafting
+from spec_jax.planning.plan_figures import drafting_in_words
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import Layout, Rule
 
@@ -78,13 +80,25 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The candidates of a search, for an assumed acceptance of draft tokens."""
+    """The candidates of a search, for an assumed acceptance of draft tokens.
+
+    `rounded_sums` are the best ones with `all_reduce_dtype` bfloat16, which changes the model's
+    distribution by rounding; empty if sums are rounded already, or cannot be.
+    """
 
     target: Shape
-    draft: Shape
+    draft: Shape | None
     layout: Layout
+    method: str
+    exit_layers: int
     acceptance: float
     candidates: tuple[Candidate, ...]
+    rounded_sums: tuple[Candidate, ...] = ()
+
+    @property
+    def drafting(self) -> str:
+        """What drafts, in words."""
+        return drafting_in_words(self.draft, self.method, self.exit_layers)
 
     @property
     def groups(self) -> list[list[Candidate]]:
@@ -112,6 +126,12 @@ class Search:
         return [best.tokens_per_second / other.tokens_per_second - 1 for best, other in pairs]
 
     @property
+    def rounded_gain(self) -> list[float]:
+        """How much faster the best of each group is with rounded sums, relative."""
+        pairs = zip(self.best, self.rounded_sums, strict=bool(self.rounded_sums))
+        return [other.tokens_per_second / best.tokens_per_second - 1 for best, other in pairs]
+
+    @property
     def largest(self) -> dict[tuple[str, int], int]:
         """(quantization, context) -> the most rows that fit, 0 if not even the least do."""
         rows: dict[tuple[str, int], int] = defaultdict(int)
@@ -127,12 +147,14 @@ class Search:
         return {
             "projection": True,
             "target": self.target.name,
-            "draft": self.draft.name,
+            "draft": self.draft and self.draft.name,
+            "method": self.method,
             "layout": self.layout.name,
             "acceptance": self.acceptance,
             "best": [each.as_dict() for each in self.best],
             "given": [each.as_dict() for each in self.given],
             "given_excess": self.excess,
+            "bfloat16_sums": [each.as_dict() for each in self.rounded_sums],
             "largest_batch": [
                 {"quantization": quantization, "context": context, "batch": batch}
                 for (quantization, context), batch in self.largest.items()
@@ -143,9 +165,11 @@ class Search:
 
 def search(
     target: Shape,
-    draft: Shape,
+    draft: Shape | None,
     layout: Layout,
     *,
+    method: str = "draft_model",
+    early_exit_layers: int | None = None,
     acceptance: float = 0.8,
     batches: Sequence[int] = (),
     contexts: Sequence[int] = (),
@@ -158,8 +182,10 @@ def search(
 
     Args:
       target: the target's shape.
-      draft: the draft's.
-      layout: tells the chips and where the target lies; the draft is tried elsewhere, too.
+      draft: the draft model's; None for the other methods.
+      layout: tells the chips and where the target lies; a draft model is tried elsewhere, too.
+      method: see `make_plan`.
+      early_exit_layers: see `make_plan`.
       acceptance: the probability that a draft token is accepted.
       batches: rows; by default doubled until nothing fits.
       contexts: tokens of prompt and completion together; the target's own by default.
@@ -184,44 +210,58 @@ def search(
         )
     for context in contexts:
         check_context(context, target)
+    exits = check_drafting(target, draft, method, early_exit_layers)
+    lookaheads = lookaheads if method != "none" else (0,)
+
+    @functools.cache
+    def pair_on(layout: Layout, quantization: str) -> Pair:
+        options = {"method": method, "exit_layers": exits}
+        return Pair.of(target, draft, layout, dtype, quantization, **options)
+
+    def tried(on: Layout, quantization: str, context: int, batch: int, lookahead: int) -> Candidate:
+        job = pair_on(on, quantization).job(batch, context, lookahead, features)
+        round, plain, prefill = job.round, job.target_call, job.prefill
+        assert round.seconds and plain.seconds and prefill.seconds is not None
+        assert round.memory_bytes and prefill.memory_bytes  # nothing is compiled
+        emitted, mesh = cost.tokens_per_round(acceptance, lookahead), dict(on.mesh)
+        return Candidate(
+            on,
+            draft_chips=math.prod(mesh[axis] for axis in _axes(on, "draft")),
+            is_given=on is layout,
+            quantization=quantization,
+            context=context,
+            batch=job.shapes.batch,
+            num_speculative_tokens=lookahead,
+            round_seconds=round.seconds,
+            tokens_per_second=job.shapes.batch * emitted / round.seconds,
+            speedup=emitted * plain.seconds / round.seconds,
+            seconds_to_first_token=prefill.seconds + round.seconds,
+            round_bytes=round.memory_bytes,
+            prefill_bytes=prefill.memory_bytes,
+            memory=chip.usable,
+        )
+
     candidates: list[Candidate] = []
-    layouts = list(draft_layouts(layout))
-    for quantization, context in itertools.product(
-        quantizations, contexts or (target.config.max_position,)
-    ):
-        pairs = [Pair.of((target, draft), each, dtype, quantization) for each in layouts]
-        shards = pairs[0].weights[0].shards("batch")
-
-        def tried(pair: Pair, batch: int, lookahead: int, context=context, of=quantization):
-            job = pair.job(batch, context, lookahead, features)
-            round, plain, prefill = job.round, job.call(0, 1), job.prefill
-            assert round.seconds and plain.seconds and prefill.seconds is not None
-            assert round.memory_bytes and prefill.memory_bytes  # nothing is compiled
-            emitted = cost.tokens_per_round(acceptance, lookahead)
-            mesh = dict(pair.layout.mesh)
-            return Candidate(
-                pair.layout,
-                draft_chips=math.prod(mesh[axis] for axis in _axes(pair.layout, "draft")),
-                is_given=pair.layout is layout,
-                quantization=of,
-                context=context,
-                batch=job.shapes.batch,
-                num_speculative_tokens=lookahead,
-                round_seconds=round.seconds,
-                tokens_per_second=job.shapes.batch * emitted / round.seconds,
-                speedup=emitted * plain.seconds / round.seconds,
-                seconds_to_first_token=prefill.seconds + round.seconds,
-                round_bytes=round.memory_bytes,
-                prefill_bytes=prefill.memory_bytes,
-                memory=chip.usable,
-            )
-
+    layouts = [layout] if draft is None else list(draft_layouts(layout))
+    for job in itertools.product(quantizations, contexts or (target.config.max_position,)):
+        shards = pair_on(layout, job[0]).weights.shards("batch")
         for batch in batches or (shards << i for i in range((MAX_ROWS // shards).bit_length())):
-            some = [tried(pair, batch, k) for pair in pairs for k in lookaheads]
+            some = [tried(each, *job, batch, k) for each in layouts for k in lookaheads]
             candidates += some
             if not batches and all(each.too_large for each in some):
                 break
-    return Search(target, draft, layout, acceptance, tuple(candidates))
+    results = Search(target, draft, layout, method, exits, acceptance, tuple(candidates))
+    if dtype != "bfloat16" or layout.all_reduce_dtype == "bfloat16":
+        return results
+    rounded = (
+        tried(
+            dataclasses.replace(best.layout, all_reduce_dtype="bfloat16"),
+            *best.key,
+            best.num_speculative_tokens,
+        )
+        for best in results.best
+    )
+    return dataclasses.replace(results, rounded_sums=tuple(rounded))
 
 
 def draft_layouts(layout: Layout) -> Iterator[Layout]:

@@ -12,37 +12,40 @@ models of few layers (libtpu 0.0.42.1; caches for 2,048 tokens of Chinchilla and
 So they are mostly too large, since a TPU keeps arrays that are small enough beside its main memory.
 """
 
+from collections.abc import Sequence
+
 from spec_jax.models.attention import MAX_KEY_BLOCK, MAX_SCORES, fastest
 from spec_jax.planning.cost import Cache, Weights
 
 FLOAT32 = 4
 
 
-def of_prefill(
-    weights: tuple[Weights, Weights], caches: tuple[Cache, Cache], block: int, platform: str
-) -> int:
+def of_prefill(models: Sequence[tuple[Weights, Cache]], block: int, platform: str) -> int:
     """Bytes of a chunk of `block` tokens of each row, on each chip; the models read in turn."""
-    return max(
-        _of_chunk(each, cache, block, platform) for each, cache in zip(weights, caches, strict=True)
-    )
+    return max(_of_chunk(*each, block, platform) for each in models)
 
 
 def of_round(
-    weights: tuple[Weights, Weights], caches: tuple[Cache, Cache], lookahead: int, platform: str
+    models: Sequence[tuple[Weights, Cache]],
+    drafting: Weights | None,
+    lookahead: int,
+    platform: str,
 ) -> int:
-    """Bytes of a round of K = `lookahead` draft tokens, on each chip."""
-    target, draft = weights
-    rows, vocab = caches[0].rows, target.config.vocab_size
+    """Bytes of a round of K = `lookahead` draft tokens, on each chip.
+
+    `models` are in memory, the target first; `drafting` has the distributions of drafted tokens.
+    """
+    target, cache = models[0]
+    rows, vocab = cache.rows, target.config.vocab_size
     scored = (lookahead + 1) * vocab // target.shards("vocab")
-    drafted = lookahead * vocab // draft.shards("vocab")
+    drafted = lookahead * vocab // drafting.shards("vocab") if drafting else 0
     # Logits, p and the residual; q and what it is made from; the logit biases.
     numbers = rows * (3 * scored + 2 * drafted + vocab)
     if platform == "cpu":
         return FLOAT32 * numbers
     # A loop keeps embeddings and heads in another layout.
-    tables = sum(each.table + each.head for each in weights)
-    pairs = zip(weights, caches, strict=True)
-    return tables + FLOAT32 * (numbers + max(_widened(each, cache) for each, cache in pairs))
+    tables = sum(weights.table + weights.head for weights, _ in models)
+    return tables + FLOAT32 * (numbers + max(_widened(*each) for each in models))
 
 
 def _widened(weights: Weights, cache: Cache) -> int:

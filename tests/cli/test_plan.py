@@ -27,6 +27,27 @@ def test_without_a_layout_one_device_is_planned(capsys):
     assert "No time is projected: the layout has no figures of its chip." in words
 
 
+@pytest.mark.parametrize(
+    "method, heading",
+    [
+        (["none"], "llama-1b on one device, bfloat16, batch 1, 131584 KV slots a row"),
+        (["prompt_lookup"], "llama-1b with prompt lookup on one device"),
+        (["early_exit"], "llama-1b with its first 4 layers on one device"),
+        (["early_exit", "--early-exit-layers", "1"], "llama-1b with its first 1 layer on"),
+    ],
+)
+def test_a_plan_without_a_draft_model(capsys, method, heading):
+    flags = ("--target", "checkpoints/llama-1b.toml", "--method", *method)
+    code, out, _ = run(capsys, "plan", *flags)
+    assert code == 0 and heading in " ".join(out.split())
+    assert ("K = 4" in out) == ("none" not in method)
+    code, out, _ = run(capsys, "plan", *flags, "--json")
+    assert json.loads(out)["method"] == method[0]
+    search = ("--layout", "tpu-v5e-8", "--search", "--batch", "1", "--context", "512")
+    code, out, _ = run(capsys, "plan", *flags, *search)
+    assert code == 0 and "No other draft layout" not in out
+
+
 def test_quantized_matrices_on_gpus_have_no_projected_time(capsys):
     flags = ("--target", "checkpoints/llama-8b.toml", "--layout", "gpu-1", "--context", "4096")
     code, out, _ = run(capsys, "plan", *flags, "--quantization", "int4")
@@ -88,6 +109,8 @@ def test_a_search(capsys, tmp_path):
         (["--batch", "1,8"], "batch is 1,8; give one value, or add --search."),
         (["--out", "x.toml"], "out is 'x.toml', which --search writes; add --search."),
         (["--search", "--compile"], "--search does without --compile; leave one of them out."),
+        (["--search", "--out", "x", "--method", "none"], "but method 'none' has none; leave one"),
+        (["--method", "none"], "the draft is chinchilla-draft-4b, but method 'none' does without"),
         (["--search", "--batch", "1,x"], "'x' is not an integer"),
         (["--search", "--batch", "1,0"], "batch.1 is 0; it should be at least 1."),
         (["--search", "--context", "9999"], "context is 9999, but chinchilla-70b was made for"),

@@ -7,6 +7,7 @@ import jax
 import jaxtyping
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from jax.experimental.compilation_cache import compilation_cache
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
@@ -14,7 +15,7 @@ from spec_jax.checkpoints.shape import read_shape
 from spec_jax.errors import ConfigError
 from spec_jax.planning import Workload, compile_ahead
 from spec_jax.sharding import Layout
-from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
+from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory, write_gguf
 from tests.often import often
 from tests.planning.shapes import shape_for
 
@@ -149,6 +150,22 @@ def test_a_job_finds_every_program(kept, models, job, where):
     assert kept() == before and llm.engine.traces == len(before)
 
 
+@pytest.mark.slow
+def test_a_job_of_gguf_blocks_finds_every_program(kept, tmp_path):
+    config = CONFIG | {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
+    path, layout = tmp_path / "tiny.gguf", Layout.read(SHARDING / "cpu-2.toml")
+    kind, options = GGMLQuantizationType.Q4_1, {"dtype": "bfloat16", "quantization": "gguf"}
+    write_gguf(path, config, llama_tensors(config), quantization=kind)
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    workload = Workload(24, sampling, 1, 8)
+    compile_ahead(read_shape(path), None, layout, SpeculativeConfig(), [workload], **options)
+    before = kept()
+    assert len(before) >= 2
+    llm = LLM(path, layout=layout, max_num_seqs=8, **options)
+    llm.generate([list(range(24))], sampling)
+    assert kept() == before and llm.engine.traces == len(before)
+
+
 @pytest.mark.tpu
 @pytest.mark.parametrize("name", often(["tpu-v5e-8", "tpu-v4-16", "tpu-v5e-2x16"], ["tpu-v5e-8"]))
 def test_programs_for_a_slice_are_kept_under_the_same_keys(kept, name):
@@ -177,8 +194,8 @@ REFUSED = {
         GREEDY,
         {},
     ),
-    "draft_quantization is 'gguf'": (
-        {"method": "draft_model", "draft": "x", "draft_quantization": "gguf"},
+    "draft_quantization is 'auto'": (
+        {"method": "draft_model", "draft": "x", "draft_quantization": "auto"},
         GREEDY,
         {},
     ),

@@ -237,7 +237,11 @@ def test_chinchilla_on_sixteen_v4_chips():
         ({"context": 513}, "context is 513, but tiny was made for 512 tokens; give at most 512"),
         ({"acceptance": 1.5}, "acceptance is 1.5"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
-        ({"quantization": "gguf"}, "quantization is 'gguf'; choose one of none, int8, int4"),
+        ({"quantization": "auto"}, "quantization is 'auto'; choose one of none, int8, int4, gguf"),
+        ({"quantization": "gguf"}, "quantization is 'gguf', but tiny is not a .gguf file"),
+        ({"method": "suffix"}, "method is 'suffix'; choose one of draft_model, early_exit"),
+        ({"method": "none"}, "the draft is tiny, but method 'none' does without a draft model"),
+        ({"early_exit_layers": 1}, "early_exit_layers is 1, which method 'early_exit' takes"),
     ],
 )
 def test_what_cannot_be_planned(options, said):

@@ -52,6 +52,22 @@ def test_the_best_is_that_of_all_plans():
     }
 
 
+def test_rounded_sums_are_tried_beside_the_best():
+    found = search(TARGET, DRAFT, LAYOUT, batches=(1, 64), contexts=(256,), lookaheads=(3,))
+    for best, other in zip(found.best, found.rounded_sums, strict=True):
+        layout = dataclasses.replace(best.layout, all_reduce_dtype="bfloat16")
+        plan = make_plan(
+            TARGET, DRAFT, layout, num_speculative_tokens=3, batch=best.batch, context=256
+        )
+        assert (other.key, other.round_seconds) == (best.key, plan.round.seconds)
+        assert other.round_seconds < best.round_seconds
+    assert 0 < found.rounded_gain[0] < found.rounded_gain[1]
+    in_bfloat16 = dataclasses.replace(LAYOUT, all_reduce_dtype="bfloat16")
+    for options in ({"dtype": "float32"}, {"layout": in_bfloat16}):
+        job = {"layout": LAYOUT, "batches": (1,), "contexts": (256,), "lookaheads": (3,)}
+        assert search(TARGET, DRAFT, **(job | options)).rounded_gain == []
+
+
 def test_draft_layouts():
     given, *others = draft_layouts(LAYOUT)
     assert given is LAYOUT

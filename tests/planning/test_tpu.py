@@ -127,9 +127,9 @@ def test_a_slice_runs_what_was_computed(file):
 def test_sampling_exchanges_as_often_as_computed(options):
     sampling = SamplingParams(temperature=1.0, **options)
     layout = Layout.read(SHARDING / "tpu-v4-16.toml")
-    pair = Pair.of((shape(), shape(num_layers=1)), layout, "bfloat16", devices=devices_for(layout))
+    pair = Pair.of(shape(), shape(num_layers=1), layout, "bfloat16", devices=devices_for(layout))
     job = pair.job(1, 512, 2, SamplingFeatures.of([sampling]))
-    target, draft = pair.models
+    target, draft = pair.target, pair.draft
     program = compile_round(target, DraftModel(draft, 2), job.shapes, sampling)
     assert by_kind(program.collectives) == pytest.approx(job.round.collectives, rel=0.1)
 
@@ -143,11 +143,11 @@ def test_temporaries_are_about_as_estimated(batch):
         found = read_shape(CHECKPOINTS / f"chinchilla-{name}.toml")
         config = found.config.resized(layers)
         shapes.append(dataclasses.replace(found, config=config))
-    pair = Pair.of((shapes[0], shapes[1]), layout, "bfloat16", devices=devices_for(layout))
+    pair = Pair.of(*shapes[:2], layout, "bfloat16", devices=devices_for(layout))
     job = pair.job(batch, 2048, 4, SamplingFeatures())
-    drafter = DraftModel(pair.models[1], 4)
+    drafter = DraftModel(pair.draft, 4)
     for compile, estimate in ((compile_prefill, job.prefill), (compile_round, job.round)):
-        program = compile(pair.models[0], drafter, job.shapes)
+        program = compile(pair.target, drafter, job.shapes)
         assert program.memory_bytes == pytest.approx(estimate.memory_bytes, rel=0.15)
 
 
@@ -164,13 +164,13 @@ def test_slices_exchange_one_flag_a_round(temperature):
     """Whether any row goes on. Weights lie within a slice, and so does every other collective."""
     layout = Layout.read(SHARDING / "tpu-v5e-2x16.toml")
     shapes = shape_for(layout, num_layers=1), shape_for(layout, num_layers=1)
-    pair = Pair.of(shapes, layout, "bfloat16", devices=devices_for(layout))
-    mesh = pair.models[0].placement.mesh.devices
+    pair = Pair.of(*shapes, layout, "bfloat16", devices=devices_for(layout))
+    mesh = pair.target.placement.mesh.devices
     assert [{each.slice_index for each in row} for row in mesh] == [{0}, {1}]
     job = pair.job(4, 512, 2, SamplingFeatures())
-    drafter = DraftModel(pair.models[1], 2)
+    drafter = DraftModel(pair.draft, 2)
     sampling = SamplingParams(temperature=temperature)
-    program = compile_round(pair.models[0], drafter, job.shapes, sampling)
+    program = compile_round(pair.target, drafter, job.shapes, sampling)
     across = [each for each in program.collectives.elements() if each.kind == "slice-transfer"]
     (flag,) = across
     # A number, in the smallest piece of memory that a TPU moves.
