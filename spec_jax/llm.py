@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from spec_jax import checkpoints, distributed
 from spec_jax.config import (
@@ -22,9 +22,11 @@ from spec_jax.config import (
     check_integer,
     check_path,
 )
+from spec_jax.config.other_names import NOT_OF_INSTANCES
 from spec_jax.config.unsupported import (
     NOT_OF_CALLS,
     NOT_OF_LLM,
+    explaining_attributes,
     explaining_unknown,
     ignored_by_llm,
 )
@@ -111,6 +113,9 @@ class LLM:
       CheckpointError: a model cannot be loaded.
       VocabularyMismatchError: the draft model's token ids mean other text than the target's.
     """
+
+    if not TYPE_CHECKING:
+        __getattr__ = explaining_attributes(NOT_OF_INSTANCES)
 
     @explaining_unknown(NOT_OF_LLM, ignored_by_llm)
     def __init__(

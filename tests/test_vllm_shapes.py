@@ -1,7 +1,9 @@
 """What users of vLLM write is understood: names, defaults, shapes of prompts."""
 
+import copy
 import dataclasses
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+import spec_jax
 from spec_jax import (
     LLM,
     CheckpointError,
@@ -20,7 +23,7 @@ from spec_jax import (
     StructuredOutputsParams,
     checkpoints,
 )
-from spec_jax.config.other_names import NOT_OF_SPECULATION
+from spec_jax.config.other_names import NOT_OF_INSTANCES, NOT_OF_PACKAGE, NOT_OF_SPECULATION
 from spec_jax.config.speculative import all_options
 from spec_jax.config.unsupported import IGNORED_BY_LLM, NOT_OF_CALLS, NOT_OF_LLM
 from tests.checkpoints.tiny import write_directory, write_json
@@ -274,6 +277,33 @@ def test_what_is_no_option_of_drafting(name, said):
     for method in ("prompt_lookup", "none"):
         with pytest.raises(ConfigError, match=re.escape(said)):
             SpeculativeConfig(method=method, **{name: 1})
+
+
+def test_what_would_be_imported_is_said():
+    for name, said in NOT_OF_PACKAGE.items():
+        with pytest.raises(ImportError, match=re.escape(f"spec_jax has no {name}; {said}.")):
+            exec(f"from spec_jax import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'Zzz'"):
+        exec("from spec_jax import Zzz")
+    assert not hasattr(spec_jax, "Zzz")
+    assert not NOT_OF_PACKAGE.keys() & {*spec_jax.__all__}
+
+
+def test_what_an_llm_lacks_is_said(llm):
+    for name, said in NOT_OF_INSTANCES.items():
+        assert not hasattr(LLM, name)
+        with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}; {said}")):
+            getattr(llm, name)
+    with pytest.raises(AttributeError, match=r"'LLM' object has no attribute 'zzz'$"):
+        llm.zzz  # noqa: B018
+
+
+def test_parameters_are_changed_by_a_copy():
+    params = SamplingParams(temperature=0.5)
+    said = r"write dataclasses.replace\(..., max_tokens=5\), which returns"
+    with pytest.raises(dataclasses.FrozenInstanceError, match=said):
+        params.max_tokens = 5
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params
 
 
 def test_advice_is_about_names_that_are_not_taken():

@@ -90,7 +90,14 @@ def config_class(cls: type[T]) -> type[T]:
                 cause if isinstance(cause, SpecJaxError) else ConfigError(explain(error))
             ) from None
 
+    def __setattr__(self: Any, name: str, value: object) -> None:
+        raise dataclasses.FrozenInstanceError(
+            f"{cls.__name__} does not change; write "
+            f"dataclasses.replace(..., {name}={value!r}), which returns a changed copy."
+        )
+
     data_class.__init__ = checked_init
+    data_class.__setattr__ = __setattr__
     return data_class
 
 

@@ -1,4 +1,4 @@
-"""Options of drafting that users of vLLM and transformers know; what to write here."""
+"""Names that users of vLLM and transformers know; what to write here."""
 
 from collections.abc import Mapping
 
@@ -35,3 +35,45 @@ NOT_OF_SPECULATION: Mapping[str, str] = {
     "suffix_decoding_max_tree_depth": "use method='suffix' with num_speculative_tokens",
 }
 """Of `SpeculativeConfig`. A dict for an `LLM` may have vLLM's `model` and `quantization`."""
+
+_ARGUMENTS = "write LLM(model, max_model_len=..., ...), which takes the arguments itself"
+_THREADS = "use LLM: its stream yields tokens as they come, and all threads share its running batch"
+_MODEL = "write LLM(model, speculative_config={'model': draft, 'num_speculative_tokens': 5})"
+_POOLING = "models complete texts here, and pool no embeddings"
+
+NOT_OF_PACKAGE: Mapping[str, str] = {
+    **dict.fromkeys(("EngineArgs", "AsyncEngineArgs"), _ARGUMENTS),
+    **dict.fromkeys(("LLMEngine", "AsyncLLMEngine", "AsyncLLM"), _THREADS),
+    **dict.fromkeys(
+        ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel", "pipeline"), _MODEL
+    ),
+    **dict.fromkeys(("PoolingParams", "PoolingOutput", "EmbeddingRequestOutput"), _POOLING),
+    "AutoTokenizer": "write LLM(model).get_tokenizer()",
+    "GenerationConfig": "write SamplingParams(max_tokens=..., temperature=..., ...)",
+    "GuidedDecodingParams": "it is called StructuredOutputsParams",
+    "BeamSearchParams": "beams are not searched: write SamplingParams(n=...)",
+    "TextPrompt": "write {'prompt': text}",
+    "TokensPrompt": "write {'prompt_token_ids': ids}",
+    "FlexibleArgumentParser": "write argparse.ArgumentParser()",
+    "set_seed": "write SamplingParams(seed=...), or LLM(model, seed=...)",
+}
+"""Names that one would import."""
+
+NOT_OF_INSTANCES: Mapping[str, str] = {
+    **dict.fromkeys(("llm_engine", "engine_class"), "LLM is the engine"),
+    **dict.fromkeys(("get_metrics", "get_stats"), "each output has its own: output.metrics"),
+    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _POOLING),
+    **dict.fromkeys(
+        ("sleep", "wake_up", "collective_rpc", "apply_model"), "models and caches stay in memory"
+    ),
+    **dict.fromkeys(("start_profile", "stop_profile"), "use spec-jax profile, or jax.profiler"),
+    **dict.fromkeys(
+        ("reset_prefix_cache", "reset_mm_cache"),
+        "a cached prefix changes no output, so leave it out",
+    ),
+    "beam_search": "beams are not searched: write generate(prompts, SamplingParams(n=...))",
+    "set_tokenizer": "the tokenizer comes with the model",
+    "from_engine_args": _ARGUMENTS,
+    "from_pretrained": _MODEL,
+}
+"""Attributes that an `LLM` does not have."""

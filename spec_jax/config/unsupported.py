@@ -140,6 +140,17 @@ def explaining_unknown(
     return decorate
 
 
+def explaining_attributes(unsupported: Mapping[str, str]) -> Callable[[Any, str], Any]:
+    """A `__getattr__` that says what to write instead of some attributes."""
+
+    def missing(self: Any, name: str) -> Any:
+        hint = f"; {unsupported[name]}" if name in unsupported else ""
+        message = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+        raise AttributeError(message, name=name, obj=self)
+
+    return missing
+
+
 def _parameters(method: Callable) -> list[str]:
     """The names of a method's arguments, the ones of an unpacked `TypedDict` included."""
     names: list[str] = []
