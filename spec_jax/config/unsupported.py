@@ -43,6 +43,7 @@ IGNORED_BY_LLM: Mapping[str, str] = {
     "max_num_partial_prefills": "prompts are always read in chunks",
     "disable_custom_all_reduce": "XLA adds",
     "disable_cascade_attention": "there is none",
+    "disable_chunked_mm_input": "prompts hold no images",
     "async_scheduling": "there is one scheduler",
 }
 """Arguments that change no output here, and why they are not needed."""

@@ -130,11 +130,8 @@ METHODS = {
 }
 
 
-AFTER_A_VERDICT, STOPS = "sampled: after a verdict", "greedy: stop tokens"
-UNTESTED = {
-    # Greedy texts of this target repeat too little for a block that holds a stop token.
-    **{name: [STOPS] for name in ("prompt_lookup", "suffix")},
-}
+# Greedy texts of this target repeat too little for a block that holds a stop token.
+UNTESTED = dict.fromkeys(("prompt_lookup", "suffix"), ["greedy: stop tokens"])
 """Checks that see nothing with this pair."""
 
 
@@ -146,9 +143,7 @@ def test_an_audit_passes_without_a_bug(method, pair, stranger, tmp_path):
     flags = [models.get(flag, flag) for flag in METHODS[method]]
     code, report = audit(tmp_path, "--target", pair[0], *SAMPLES, *flags)
     unseen = report["untested"]
-    if method == "adaptive":  # measured times decide how much it drafts
-        assert set(unseen) <= {STOPS, AFTER_A_VERDICT}, report
-    else:
+    if method != "adaptive":  # measured times decide how much it drafts, and whether it does
         assert unseen == UNTESTED.get(method, []), report
     assert code == (3 if unseen else 0), report
     assert report["verdict"] != "FAIL" and report["tests"] > 20
