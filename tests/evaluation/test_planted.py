@@ -131,7 +131,7 @@ METHODS = {
 
 
 # Greedy texts of this target repeat too little for a block that holds a stop token.
-UNTESTED = dict.fromkeys(("prompt_lookup", "suffix"), ["greedy: stop tokens"])
+UNTESTED = {name: ["greedy: stop tokens"] for name in ("prompt_lookup", "suffix")}
 """Checks that see nothing with this pair."""
 
 
