@@ -113,13 +113,12 @@ def _report(plan: Plan) -> list[RenderableType]:
     where = plan.layout.name
     if plan.layout is not ONE_DEVICE:
         where += f": {plan.layout.size} device{'s' if plan.layout.size > 1 else ''}{chip}"
-    drafting = f" with {plan.drafting}" if plan.drafting else ""
     heading = (
-        f"{plan.target.name}{drafting} on {where}, "
+        f"{plan.title} on {where}, "
         f"{plan.dtype}{weights}{offloaded}, batch {plan.batch}, "
         f"{plan.capacity} KV slots a row"
     )
-    if drafting:
+    if plan.method != "none":
         heading += f", K = {plan.num_speculative_tokens}"
     sizes = [
         f"{shape.name}: {parameter_count(shape.config):,} parameters"
@@ -233,6 +232,8 @@ def _in_words(plan: Plan) -> list[str]:
             )
             lines.append(f"Not divisible as the layout asks, of the {role}: {axes}.")
     if plan.compile_seconds is not None:
+        if plan.method == "prompt_lookup":
+            lines.append("Compiled collectives count each width that a round may score.")
         lines.append(f"Compiled in {plan.compile_seconds:.1f} s.")
     return lines
 

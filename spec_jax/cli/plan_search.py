@@ -18,9 +18,8 @@ def report_search(results: Search) -> list[RenderableType]:
     """Of each batch the best draft layout and K, and what the given layout costs."""
     chip = results.layout.chip
     assert chip is not None  # or nothing was searched
-    drafting = f" with {results.drafting}" if results.drafting else ""
     heading = (
-        f"{results.target.name}{drafting} on {results.layout.name}: "
+        f"{results.title} on {results.layout.name}: "
         f"{results.layout.size} devices of {chip.name} with {chip.usable / 2**30:g} usable GiB"
     )
     shown: list[RenderableType] = [

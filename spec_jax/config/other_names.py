@@ -60,7 +60,7 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
 """Names that one would import."""
 
 NOT_OF_INSTANCES: Mapping[str, str] = {
-    **dict.fromkeys(("llm_engine", "engine_class"), "LLM is the engine"),
+    "llm_engine": "LLM is the engine",
     **dict.fromkeys(("get_metrics", "get_stats"), "each output has its own: output.metrics"),
     **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _POOLING),
     **dict.fromkeys(
@@ -73,7 +73,5 @@ NOT_OF_INSTANCES: Mapping[str, str] = {
     ),
     "beam_search": "beams are not searched: write generate(prompts, SamplingParams(n=...))",
     "set_tokenizer": "the tokenizer comes with the model",
-    "from_engine_args": _ARGUMENTS,
-    "from_pretrained": _MODEL,
 }
 """Attributes that an `LLM` does not have."""

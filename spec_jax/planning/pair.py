@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from spec_jax.checkpoints.shape import Shape
-from spec_jax.config import PLAN_METHODS, check_choice
+from spec_jax.config import PLAN_METHODS, PromptLookupConfig, check_choice
 from spec_jax.decoding.score import headroom
 from spec_jax.drafters.base import Drafter
 from spec_jax.drafters.draft_model import DraftModel, headroom_of_drafts
@@ -28,9 +28,6 @@ from spec_jax.planning.sampling import sampling_exchanges
 from spec_jax.planning.temporaries import of_prefill, of_round
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import Chip, Layout
-
-MAX_NGRAM = 3
-"""Of prompt lookup, whose costs do not depend on it."""
 
 
 def check_context(context: int, target: Shape) -> None:
@@ -78,7 +75,8 @@ class Pair:
 
     Attributes:
       target: the target.
-      draft: the draft model, if the method has one.
+      draft: the model that drafts, if one does: the draft model, or by `early_exit` the target with
+        the layers that draft on the devices, as `Model.with_resident` has it.
       method: one of `PLAN_METHODS`.
       exit_layers: the layers that draft by `early_exit`; otherwise 0.
       chip: the figures by which times are projected; None if there are none, or for quantized
@@ -123,21 +121,22 @@ class Pair:
         check_forms(quantization, target)
         devices = devices or stand_ins(layout)
 
-        def model(role: str, shape: Shape) -> Model:
+        def model(role: str, shape: Shape, offload: str = "none", resident: int = 0) -> Model:
             placement = layout.place(role, shape.config.axis_sizes, devices)
-            if role == "target":
-                resident = resident_layers
-                if offload == "host":  # layers that draft stay, as `Model.with_resident` has it
-                    resident = max(resident, exit_layers)
-                placement = offloaded(placement, shape.config, offload, resident)
+            placement = offloaded(placement, shape.config, offload, resident)
             return abstract_model(shape.config, dtype, quantization, placement, shape.forms)
 
+        here = model("target", target, offload, resident_layers)
+        there = model("draft", draft) if draft else None
+        if exit_layers:
+            resident = max(resident_layers, exit_layers) if offload == "host" else 0
+            there = model("target", target, offload, resident)
         # On CPU a model keeps its cache in float32.
         cache_dtype = jnp.dtype("float32" if layout.platform == "cpu" else dtype)
         is_known = layout.platform != "gpu" or quantization == "none"
         return cls(
-            model("target", target),
-            model("draft", draft) if draft else None,
+            here,
+            there,
             layout,
             method,
             exit_layers,
@@ -147,11 +146,13 @@ class Pair:
 
     def drafter(self, lookahead: int) -> Drafter:
         """What drafts K = `lookahead` tokens."""
+        if self.draft is not None and self.exit_layers:
+            return EarlyExit(self.draft, lookahead, self.exit_layers)
         if self.draft is not None:
             return DraftModel(self.draft, lookahead)
-        if self.method == "early_exit":
-            return EarlyExit(self.target, lookahead, self.exit_layers)
-        return NoDraft(lookahead) if self.method == "none" else PromptLookup(lookahead, MAX_NGRAM)
+        if self.method == "none":
+            return NoDraft(lookahead)
+        return PromptLookup(lookahead, PromptLookupConfig().prompt_lookup_max)
 
     @functools.cached_property
     def weights(self) -> Weights:
@@ -161,28 +162,37 @@ class Pair:
     @functools.cached_property
     def drafting(self) -> Weights | None:
         """The weights that draft: of the draft model, or of the target's first layers."""
-        if self.draft is not None:
-            return Weights(self.draft)
-        return self._layers(slice(self.exit_layers)) if self.exit_layers else None
+        if self.draft is not None and self.exit_layers:
+            return _weights_of_layers(self.draft, slice(self.exit_layers))
+        return Weights(self.draft) if self.draft is not None else None
 
     @functools.cached_property
     def scoring(self) -> Weights:
         """The weights that score: the target's, without the layers that have drafted."""
-        return self._layers(slice(self.exit_layers, None)) if self.exit_layers else self.weights
+        if not self.exit_layers:
+            return self.weights
+        return _weights_of_layers(self.target, slice(self.exit_layers, None))
 
-    def _layers(self, some: slice) -> Weights:
-        """The weights of some layers, with embedding and head."""
-        model, config = self.target, self.target.config
-        blocks = [model.params["blocks"][i] for i in range(config.num_layers)[some]]
-        params = nnx.State({**model.params, "blocks": nnx.State(dict(enumerate(blocks)))})
-        config = dataclasses.replace(config, layers=config.layers[some])
-        return Weights(dataclasses.replace(model, config=config, params=params))
+    @property
+    def held_bytes(self) -> int:
+        """Weights in a chip's memory: of the target, and of what drafts beside it."""
+        if self.exit_layers:  # only layers that the target streams lie there once more
+            return self.weights.held + sum(self.weights.streamed[: self.exit_layers])
+        return self.weights.held + (self.drafting.held if self.drafting else 0)
 
     def job(self, batch: int, context: int, lookahead: int, features: SamplingFeatures) -> "Job":
         """Rows that may fill the context, drafted `lookahead` tokens at a time."""
         drafter = self.drafter(lookahead)
         shapes = plan_shape(self.target, drafter, batch, context, self.platform)
         return Job(self, shapes, context, lookahead, features)
+
+
+def _weights_of_layers(model: Model, some: slice) -> Weights:
+    """The weights of some layers, with embedding and head."""
+    blocks = [model.params["blocks"][i] for i in range(model.config.num_layers)[some]]
+    params = nnx.State({**model.params, "blocks": nnx.State(dict(enumerate(blocks)))})
+    config = dataclasses.replace(model.config, layers=model.config.layers[some])
+    return Weights(dataclasses.replace(model, config=config, params=params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,15 +210,11 @@ class Job:
 
     @functools.cached_property
     def models(self) -> list[tuple[Weights, Cache]]:
-        """What lies in memory: the target's weights and cache, then the draft model's."""
-        size, block = (self.shapes.batch, self.shapes.capacity), self.shapes.block
-        dtype, slots = self.pair.cache_dtype, headroom(block, "block", self.lookahead, 1)
-        models = [(self.pair.weights, self.pair.weights.cache(*size, slots, dtype))]
-        if self.pair.draft is not None:
-            draft, slots = self.pair.drafting, headroom_of_drafts(block, self.lookahead)
-            assert draft is not None
-            models.append((draft, draft.cache(*size, slots, dtype)))
-        return models
+        """The models with a cache: the target, then the draft model."""
+        models = [self.pair.weights]
+        if self.pair.drafting is not None and not self.pair.exit_layers:
+            models.append(self.pair.drafting)
+        return [(each, self._cache(each)) for each in models]
 
     def _call(self, weights: Weights, tokens: int) -> CallPlan:
         """A call over `tokens` tokens of each row."""
@@ -216,12 +222,10 @@ class Job:
 
     def _cache(self, weights: Weights) -> Cache:
         """The cache of a model, or the part of the target's that some of its layers have."""
-        size = self.shapes.batch, self.shapes.capacity
-        for model, cache in self.models:
-            if model is weights:
-                return cache
-        slots = headroom(self.shapes.block, "block", self.lookahead, 1)
-        return weights.cache(*size, slots, self.pair.cache_dtype)
+        shapes, slots = self.shapes, headroom(self.shapes.block, "block", self.lookahead, 1)
+        if weights is self.pair.drafting and not self.pair.exit_layers:
+            slots = headroom_of_drafts(shapes.block, self.lookahead)
+        return weights.cache(shapes.batch, shapes.capacity, slots, self.pair.cache_dtype)
 
     def _plan(self, call: Call) -> CallPlan:
         chip = self.pair.chip
@@ -273,8 +277,10 @@ class Job:
         drafting, step = self.pair.drafting, self.draft_step
         if drafting is None or step is None:
             return []
-        if self.pair.draft is None:
-            return [step] * (self.lookahead + 1)
+        if self.pair.exit_layers:  # the last one draws no token, and needs no head
+            cache = self._cache(drafting)
+            last = Call.of(drafting, cache, 1, seen=max(cache.slots))
+            return [*[step] * self.lookahead, self._plan(last)]
         return [self._call(drafting, 2), *[step] * (self.lookahead - 1)]
 
     @property
@@ -282,12 +288,11 @@ class Job:
         """The draft steps, scoring, and sampling."""
         calls = [self.scoring, *self._draft_steps, self.sampling]
         terms = [each.terms for each in calls if each.terms]
-        models = self.models
         return CallPlan(
-            sum(weights.held for weights, _ in models),
-            sum(sum(weights.streamed) for weights, _ in models),
-            sum(cache.bytes for _, cache in models),
-            of_round(models, self.pair.drafting, self.lookahead, self.pair.platform),
+            self.pair.held_bytes,
+            self.scoring.host_bytes,
+            sum(cache.bytes for _, cache in self.models),
+            of_round(self.models, self.pair.drafting, self.lookahead, self.pair.platform),
             exchanges=tuple(exchange for each in calls for exchange in each.exchanges),
             terms=sum(terms, Terms()) if terms else None,
             seconds=sum(each.total for each in terms) if terms else None,
@@ -313,7 +318,7 @@ class Job:
         return PrefillPlan(
             block=block,
             chunks=chunks,
-            held_bytes=sum(weights.held + cache.bytes for weights, cache in self.models),
+            held_bytes=self.pair.held_bytes + sum(each.bytes for each in caches),
             temporary_bytes=of_prefill(self.models, block, platform),
             joining_bytes=sum(each.bytes * together // self.shapes.batch for each in caches),
             seconds=seconds,

@@ -187,9 +187,9 @@ class Plan:
         return {name: call for name, call in calls.items() if call is not None}
 
     @property
-    def drafting(self) -> str:
-        """What drafts, in words; empty for plain decoding."""
-        return drafting_in_words(self.draft, self.method, self.exit_layers)
+    def title(self) -> str:
+        """The target and what drafts for it."""
+        return title_of(self.target, self.draft, self.method, self.exit_layers)
 
     @property
     def published(self) -> list[tuple[str, Published, CallPlan]]:
@@ -259,13 +259,14 @@ class Plan:
         }
 
 
-def drafting_in_words(draft: Shape | None, method: str, exit_layers: int) -> str:
-    """What drafts; empty for plain decoding."""
+def title_of(target: Shape, draft: Shape | None, method: str, exit_layers: int) -> str:
+    """The target and what drafts for it."""
     if draft is not None:
-        return draft.name
+        return f"{target.name} with {draft.name}"
     if method == "early_exit":
-        return f"its first {exit_layers} layer{'s' if exit_layers > 1 else ''}"
-    return "prompt lookup" if method == "prompt_lookup" else ""
+        layers = f"{exit_layers} layer{'s' if exit_layers > 1 else ''}"
+        return f"{target.name} with its first {layers}"
+    return target.name + (" with prompt lookup" if method == "prompt_lookup" else "")
 
 
 def _values(record: Any, *names: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from spec_jax.errors import ConfigError
 from spec_jax.planning import cost
 from spec_jax.planning.abstract import GREEDY
 from spec_jax.planning.pair import Pair, check_context, check_drafting
-from spec_jax.planning.plan_figures import drafting_in_words
+from spec_jax.planning.plan_figures import title_of
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.sharding import Layout, Rule
 
@@ -96,9 +96,9 @@ class Search:
     rounded_sums: tuple[Candidate, ...] = ()
 
     @property
-    def drafting(self) -> str:
-        """What drafts, in words."""
-        return drafting_in_words(self.draft, self.method, self.exit_layers)
+    def title(self) -> str:
+        """The target and what drafts for it."""
+        return title_of(self.target, self.draft, self.method, self.exit_layers)
 
     @property
     def groups(self) -> list[list[Candidate]]:
