@@ -76,12 +76,13 @@ def pairs():
 def whole_and_cut(target, draft, layout):
     """The pair as it is, to know what it holds, and the one that is compiled."""
     draft = draft or derived_draft(target, layout)
-    shallow = [
+    short_target, short_draft = (
         Shape(shape.name, shape.config.resized(layers))
         for shape, layers in zip((target, draft), DEPTHS, strict=True)
-    ]
+    )
     pair = Pair.of(target, draft, layout, "bfloat16")
-    return pair, Pair.of(*shallow, layout, "bfloat16", devices=devices_for(layout))
+    devices = devices_for(layout)
+    return pair, Pair.of(short_target, short_draft, layout, "bfloat16", devices=devices)
 
 
 def reduced(program, pair, shallow):
