@@ -1,6 +1,8 @@
 """spec-jax: lossless speculative decoding in JAX."""
 
 import importlib
+import sys
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,3 +71,22 @@ def __getattr__(name: str) -> Any:
     if name in other_names.NOT_OF_PACKAGE:
         raise ImportError(f"spec_jax has no {name}; {other_names.NOT_OF_PACKAGE[name]}.")
     raise AttributeError(f"module 'spec_jax' has no attribute {name!r}")
+
+
+class _OtherModules(MetaPathFinder):
+    """Says where names are that one would import from a module of vLLM or transformers."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        package, _, module = fullname.partition(".")
+        if package != __name__:
+            return
+        other_names = importlib.import_module("spec_jax.config.other_names")
+        if module in other_names.NOT_MODULES:
+            raise ModuleNotFoundError(
+                f"spec_jax has no module {module}; its names come from spec_jax itself, as in: "
+                "from spec_jax import SamplingParams.",
+                name=fullname,
+            )
+
+
+sys.meta_path.append(_OtherModules())  # asked last

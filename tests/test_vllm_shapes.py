@@ -2,11 +2,13 @@
 
 import copy
 import dataclasses
+import importlib
 import inspect
 import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +25,12 @@ from spec_jax import (
     StructuredOutputsParams,
     checkpoints,
 )
-from spec_jax.config.other_names import NOT_OF_INSTANCES, NOT_OF_PACKAGE, NOT_OF_SPECULATION
+from spec_jax.config.other_names import (
+    NOT_MODULES,
+    NOT_OF_INSTANCES,
+    NOT_OF_PACKAGE,
+    NOT_OF_SPECULATION,
+)
 from spec_jax.config.speculative import all_options
 from spec_jax.config.unsupported import IGNORED_BY_LLM, NOT_OF_CALLS, NOT_OF_LLM
 from tests.checkpoints.tiny import write_directory, write_json
@@ -72,11 +79,17 @@ def test_names_of_a_speculative_config(options, meant):
     assert SpeculativeConfig.of(options) == meant
 
 
+def test_the_shortest_match_changes_no_output():
+    options = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
+    with pytest.warns(UserWarning, match=r"prompt_lookup_min is ignored .*changes no output"):
+        config = SpeculativeConfig.of(options)
+    assert config == SpeculativeConfig(method="prompt_lookup", prompt_lookup_max=5)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"method": "eagle3", "model": "x"}, "method is 'eagle3'"),
-        ({"method": "ngram", "prompt_lookup_min": 2}, "prompt_lookup_min is 2; leave it out"),
         ({"model": "x", "draft": "y"}, "model and draft mean the same"),
         ({"num_spec_tokens": 3}, "has no option 'num_spec_tokens'"),
     ],
@@ -287,6 +300,23 @@ def test_what_would_be_imported_is_said():
         exec("from spec_jax import Zzz")
     assert not hasattr(spec_jax, "Zzz")
     assert not NOT_OF_PACKAGE.keys() & {*spec_jax.__all__}
+
+
+def test_modules_of_vllm_are_not_here():
+    for name in (
+        "sampling_params",
+        "utils.argparse_utils",
+        "v1.metrics.reader",
+        "engine.arg_utils",
+    ):
+        with pytest.raises(ModuleNotFoundError, match="as in: from spec_jax import SamplingParams"):
+            importlib.import_module(f"spec_jax.{name}")
+    for name in NOT_MODULES:
+        assert not Path(spec_jax.__file__).parent.joinpath(*name.split(".")).exists(), name
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'spec_jax\.zzz'"):
+        importlib.import_module("spec_jax.zzz")
+    with pytest.raises(ImportError, match="memory is free after: del llm"):
+        exec("from spec_jax.distributed import cleanup_dist_env_and_memory")
 
 
 def test_what_an_llm_lacks_is_said(llm):

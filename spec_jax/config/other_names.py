@@ -39,6 +39,7 @@ NOT_OF_SPECULATION: Mapping[str, str] = {
 _ARGUMENTS = "write LLM(model, max_model_len=..., ...), which takes the arguments itself"
 _THREADS = "use LLM: its stream yields tokens as they come, and all threads share its running batch"
 _MODEL = "write LLM(model, speculative_config={'model': draft, 'num_speculative_tokens': 5})"
+_STREAM = "write llm.stream(prompts, sampling_params), which yields what is new"
 _POOLING = "models complete texts here, and pool no embeddings"
 
 NOT_OF_PACKAGE: Mapping[str, str] = {
@@ -47,6 +48,11 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
     **dict.fromkeys(
         ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel", "pipeline"), _MODEL
     ),
+    **dict.fromkeys(
+        ("AutoModelForSpeechSeq2Seq", "WhisperForConditionalGeneration", "AutoProcessor"),
+        "write LLM(model).transcribe(audio), with a speculative_config for a draft",
+    ),
+    **dict.fromkeys(("TextStreamer", "TextIteratorStreamer", "RequestOutputKind"), _STREAM),
     **dict.fromkeys(("PoolingParams", "PoolingOutput", "EmbeddingRequestOutput"), _POOLING),
     "AutoTokenizer": "write LLM(model).get_tokenizer()",
     "GenerationConfig": "write SamplingParams(max_tokens=..., temperature=..., ...)",
@@ -55,9 +61,21 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
     "TextPrompt": "write {'prompt': text}",
     "TokensPrompt": "write {'prompt_token_ids': ids}",
     "FlexibleArgumentParser": "write argparse.ArgumentParser()",
+    "LoRARequest": "adapters are not loaded: merge it into the model",
+    "BitsAndBytesConfig": "write LLM(model, quantization='int8') or 'int4'",
     "set_seed": "write SamplingParams(seed=...), or LLM(model, seed=...)",
 }
 """Names that one would import."""
+
+NOT_MODULES = frozenset(
+    {
+        *("assets", "benchmarks", "entrypoints", "envs", "generation", "inputs", "logger", "lora"),
+        *("models.auto", "multimodal", "platforms", "pooling_params", "sampling_params"),
+        *("model_executor", "tokenizers", "transformers_utils", "usage", "utils", "v1"),
+        *("engine.arg_utils", "engine.async_llm_engine", "engine.llm_engine"),
+    }
+)
+"""Modules of vLLM and transformers; here all public names are in `spec_jax` itself."""
 
 NOT_OF_INSTANCES: Mapping[str, str] = {
     "llm_engine": "LLM is the engine",

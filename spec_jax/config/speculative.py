@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -168,11 +169,9 @@ class SpeculativeConfig:
                 "as {'method': 'ngram', 'num_speculative_tokens': 4}."
             )
         values = {str(name): each for name, each in (config or {}).items() if each is not None}
-        if (shortest := values.pop("prompt_lookup_min", 1)) != 1:
-            raise ConfigError(
-                f"prompt_lookup_min is {shortest!r}; leave it out, since n-grams of every length "
-                "up to prompt_lookup_max are looked for."
-            )
+        if values.pop("prompt_lookup_min", 1) != 1:
+            note = "prompt_lookup_min is ignored (the longest match drafts): this changes no output"
+            warnings.warn(note, stacklevel=2)
         for theirs, ours in (("model", "draft"), ("quantization", "draft_quantization")):
             if theirs in values:
                 if ours in values:

@@ -43,7 +43,7 @@ IGNORED_BY_LLM: Mapping[str, str] = {
     "max_num_partial_prefills": "prompts are always read in chunks",
     "disable_custom_all_reduce": "XLA adds",
     "disable_cascade_attention": "there is none",
-    "disable_chunked_mm_input": "prompts hold no images",
+    **dict.fromkeys(("disable_chunked_mm_input", "limit_mm_per_prompt"), "prompts hold no images"),
     "async_scheduling": "there is one scheduler",
 }
 """Arguments that change no output here, and why they are not needed."""
@@ -78,7 +78,6 @@ NOT_OF_LLM: Mapping[str, str] = {
     "hf_overrides": "leave it out: config.json says what the model is",
     "task": "leave it out: models complete texts, and speech models transcribe",
     "runner": "leave it out: models complete texts, and speech models transcribe",
-    "limit_mm_per_prompt": "leave it out: only texts and speech are read",
     "logits_processors": "use SamplingParams(logit_bias=..., allowed_token_ids=..., ...)",
 }
 

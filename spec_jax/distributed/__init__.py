@@ -58,6 +58,12 @@ _SHARED_ERRORS = {
 """Errors of process 0 that end the run in all processes."""
 
 
+def __getattr__(name: str) -> Any:
+    if name == "cleanup_dist_env_and_memory":  # scripts for vLLM import it from here
+        raise ImportError(f"spec_jax has no {name}; memory is free after: del llm.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def start(layout: Layout) -> None:
     """Makes JAX use a layout's platform, processes and emulated devices.
 

@@ -16,7 +16,7 @@ from spec_jax.models.gemma import (
     windows_to_hf,
 )
 from spec_jax.models.gguf_metadata import GGUF_WEIGHTS, QK_NORMS
-from spec_jax.models.hf_rope import hf_rope, rope_settings
+from spec_jax.models.hf_rope import check_rope_keys, hf_rope, rope_settings
 from spec_jax.models.llama import HF_WEIGHTS
 
 _GLOBAL_EVERY = 6
@@ -56,6 +56,7 @@ def _hf_rope(config: Config) -> dict[str, Any]:
     """Rotary settings of both kinds of layers: transformers 5 nests them, 4 names them apart."""
     settings = rope_settings(config)
     if any(isinstance(value, Mapping) for value in settings.values()):
+        check_rope_keys(settings, ("full_attention", "sliding_attention"))
         of_global, of_local = (
             hf_rope({"rope_parameters": settings.get(f"{kind}_attention")}, theta=theta)
             for kind, theta in (("full", _ROPE_THETA), ("sliding", _LOCAL_ROPE_THETA))

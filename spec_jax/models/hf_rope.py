@@ -1,7 +1,7 @@
 """Rotary positions as Hugging Face's config.json has them, both ways."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from spec_jax.errors import CheckpointError
@@ -56,6 +56,34 @@ HF_ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 Keys in a cache are rotated once, so contexts end there.
 """
 
+_KEYS = frozenset(
+    {
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", ORIGINAL),
+        *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
+        *("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+        *("max_position_embeddings", "finetuned"),  # change no number
+    }
+)
+
+
+def check_rope_keys(settings: Config, names: Collection[str] = _KEYS) -> None:
+    """Refuses settings that might change numbers, as `check_keys` does; null or false is off.
+
+    Raises:
+      CheckpointError: there are others than these names.
+    """
+    unknown = {
+        key: value
+        for key, value in settings.items()
+        if key not in names and value is not None and value is not False
+    }
+    if unknown:
+        raise CheckpointError(
+            "the checkpoint's config has rotary settings that are not known: "
+            f"{str(unknown)[:300]}. They may change what the model computes; remove them if they "
+            "do not."
+        )
+
 
 def rope_settings(config: Config) -> Config:
     """`rope_parameters` (transformers 5), in whose place `rope_scaling` stands where it is given.
@@ -94,11 +122,12 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     settings = rope_settings(config)
     kind = settings.get("rope_type", settings.get("type", "default"))
     differ_by_layer = any(isinstance(value, Mapping) for value in settings.values())
-    if kind not in HF_ROPES or differ_by_layer:
+    if kind not in HF_ROPES or differ_by_layer or settings.get("type") not in (None, kind):
         raise CheckpointError(
             f"the checkpoint's config scales rotary positions by {dict(settings)!r}; supported "
             f"rope types: {', '.join(HF_ROPES)}, the same in every layer."
         )
+    check_rope_keys(settings)
     rope = {**config, **settings}
     scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None
     if kind == "llama3":

@@ -2,8 +2,9 @@
 
     python -m tests.fuzz.mutants KIND COUNT [SEED]
 
-KIND is one of `safetensors`, `gguf`, `model.bin`, `config`, `tokenizer`, `template`, `recipe`. Of
-files of weights all but the numbers is damaged: only checksums tell one number from another.
+KIND is one of `safetensors`, `gguf`, `model.bin`, `config`, `unknown keys`, `doubled keys` (of a
+config), `tokenizer`, `template`, `recipe`. Of files of weights all but the numbers is damaged: only
+checksums tell one number from another.
 """
 
 import collections
@@ -16,11 +17,13 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import CONFIG_MAPPING
 
 from spec_jax.checkpoints.ctranslate2_directory import Ctranslate2Directory
 from spec_jax.checkpoints.files import making_sense
@@ -33,6 +36,7 @@ from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.shape import gguf_shape, hf_shape
 from spec_jax.errors import SpecJaxError, raising_panics
 from spec_jax.models import whisper
+from spec_jax.models.registry import FAMILIES
 from spec_jax.text import chat_template
 from tests.checkpoints.tiny import CONFIG, TEMPLATE, llama_tensors, write_directory, write_gguf
 from tests.speech import as_ctranslate2, tokenizer, write_speech_model
@@ -58,6 +62,8 @@ def kinds() -> dict[
         "gguf": _gguf,
         "model.bin": _model_bin,
         "config": _config,
+        "unknown keys": _unknown_keys,
+        "doubled keys": _doubled_keys,
         "tokenizer": _tokenizer,
         "template": _template,
         "recipe": recipe,
@@ -251,6 +257,84 @@ def _config(path, random):
         hf_shape(path)
 
     return file, lambda: mutants[random.integers(len(mutants))](), read
+
+
+def _configs() -> dict[str, dict[str, Any]]:
+    """By family: the config that transformers' class has by default, positions scaled."""
+    configs = {family.model_type: CONFIG_MAPPING[family.model_type]() for family in FAMILIES}
+    settings = {name: config.to_dict() for name, config in configs.items()}
+    scaled = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    for name, config in settings.items():
+        if config.get("rope_parameters") and name != "gemma3_text":
+            config["rope_parameters"] = dict(scaled)
+    return settings
+
+
+def _unknown_keys(path, random):
+    configs = _configs()
+    names = sorted({name for config in configs.values() for name in config})
+    values = [value for value in HOSTILE if value is not None]
+
+    def mutant():
+        family = list(configs)[random.integers(len(configs))]
+        config = json.loads(json.dumps(configs[family]))
+        inside = config
+        while (tables := _tables(inside)) and random.integers(2):
+            inside = tables[random.integers(len(tables))]
+        name = names[0]
+        while name in names:
+            name = _misspelt(names[random.integers(len(names))], random)
+        inside[name] = values[random.integers(len(values))]
+        return json.dumps(config).encode()
+
+    return _config_file(path, configs, mutant)
+
+
+def _tables(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The objects in an object, but labels, whose keys are free."""
+    return [
+        each for each in config.values() if isinstance(each, dict) and "LABEL_0" not in str(each)
+    ]
+
+
+def _doubled_keys(path, random):
+    configs = _configs()
+
+    def mutant():
+        family = list(configs)[random.integers(len(configs))]
+        text = json.dumps(configs[family])
+        names = [
+            place for place in _places(configs[family]) if place and isinstance(place[-1], str)
+        ]
+        name, value = names[random.integers(len(names))][-1], HOSTILE[random.integers(len(HOSTILE))]
+        at = text.index(json.dumps(name) + ":")
+        return (text[:at] + f"{json.dumps(name)}: {json.dumps(value)}, " + text[at:]).encode()
+
+    return _config_file(path, configs, mutant)
+
+
+def _misspelt(name: str, random: np.random.Generator) -> str:
+    at = random.integers(len(name))
+    return (
+        name[:at] + name[at + 1 :],
+        name[:at] + name[at] + name[at:],
+        name[:at] + name[at : at + 2][::-1] + name[at + 2 :],
+        name.upper(),
+        f"{name}s",
+        f"new_{name}",
+    )[random.integers(6)]
+
+
+def _config_file(path: Path, configs: Mapping[str, Any], mutant: Callable[[], bytes]):
+    """A file whose mutants must all be refused; one that can be read says something else."""
+    file = path / "config.json"
+    file.write_text(json.dumps(next(iter(configs.values()))))
+
+    def read():
+        hf_shape(path)
+        return {"text": np.array(zlib.crc32(file.read_bytes()))}
+
+    return file, mutant, read
 
 
 def _tokenizer(path, random):

@@ -9,6 +9,8 @@ COUNTS = {
     "gguf": 2000,
     "model.bin": 500,
     "config": 2000,
+    "unknown keys": 1000,
+    "doubled keys": 1000,
     "tokenizer": 100,
     "template": 40,
     "recipe": 2000,
