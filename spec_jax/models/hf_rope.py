@@ -122,7 +122,7 @@ def hf_rope(config: Config, *, theta: float = 10000.0, fraction: float = 1.0) ->
     settings = rope_settings(config)
     kind = settings.get("rope_type", settings.get("type", "default"))
     differ_by_layer = any(isinstance(value, Mapping) for value in settings.values())
-    if kind not in HF_ROPES or differ_by_layer or settings.get("type") not in (None, kind):
+    if kind not in HF_ROPES or differ_by_layer:
         raise CheckpointError(
             f"the checkpoint's config scales rotary positions by {dict(settings)!r}; supported "
             f"rope types: {', '.join(HF_ROPES)}, the same in every layer."

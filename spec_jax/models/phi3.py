@@ -22,7 +22,7 @@ def _with_longrope(config: Config) -> Config:
     settings = rope_settings(config)
     if settings.get("rope_type", settings.get("type")) not in ("su", "yarn"):
         return config
-    renamed = {**settings, "rope_type": "longrope", "type": None}
+    renamed = {**settings, "rope_type": "longrope"}
     return {**config, "rope_parameters": renamed, "rope_scaling": None}
 
 

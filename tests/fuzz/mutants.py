@@ -272,7 +272,7 @@ def _configs() -> dict[str, dict[str, Any]]:
 
 def _unknown_keys(path, random):
     configs = _configs()
-    names = sorted({name for config in configs.values() for name in config})
+    names = sorted({name for config in configs.values() for name in config} | {"type"})
     values = [value for value in HOSTILE if value is not None]
 
     def mutant():
