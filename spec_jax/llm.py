@@ -35,7 +35,7 @@ from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
 from spec_jax.engine.dispatcher import Device, Dispatcher, Entry
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.loading import Loader, context_of, layout_of
+from spec_jax.engine.loading import Loader, layout_of
 from spec_jax.engine.methods import make_engine
 from spec_jax.engine.progress import Bar
 from spec_jax.engine.request_builder import Message, Prompt, RequestBuilder, match
@@ -163,12 +163,13 @@ class LLM:
             distributed.start(self.layout)
         keep_programs(cache_directory() / "xla")
         self._target = os.fspath(model)
-        checkpoint = self._loader.target(self._target)
+        checkpoint, self.max_model_len = self._loader.target(
+            self._target, max_model_len, speculation
+        )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.eos_token_ids = checkpoint.eos_token_ids
         settings = checkpoint.sampling if generation_config == AUTO else {}
         self._default_params = checkpoints.default_sampling_params(checkpoint.name, settings)
-        self.max_model_len = context_of(checkpoint, max_model_len)
         within = checkpoint.model.with_max_length(self.max_model_len)
         self._request_builder = RequestBuilder(checkpoint, self.max_model_len, seed)
         self._device = Device()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
+from spec_jax.checkpoints.weights import StoredModel
 from spec_jax.errors import ConfigError, RequestError, VocabularyMismatchError
 from tests.checkpoints import tiny
 from tests.often import often
@@ -317,18 +318,22 @@ def test_a_seed_gives_the_text_of_plain_decoding_whatever_drafts(plain, llm_of, 
         ({"seed": -1}, "seed is -1"),
     ],
 )
-def test_a_bad_argument_is_refused(directories, arguments, said):
+def test_a_bad_argument_is_refused(directories, monkeypatch, arguments, said):
+    monkeypatch.setattr(StoredModel, "load", None)  # before weights are read
     with pytest.raises(ConfigError, match=said):
         LLM(str(directories / "target"), **arguments)
 
 
-def test_a_draft_of_another_tokenizer_is_refused(plain, directories, tmp_path):
+def test_a_draft_of_another_tokenizer_is_refused(plain, directories, tmp_path, monkeypatch):
     draft = tiny.write_directory(tmp_path / "draft")
     swapped = [*tiny.TOKENS[:5], tiny.TOKENS[6], tiny.TOKENS[5], *tiny.TOKENS[7:]]
     tiny.write_tokenizer(draft, swapped)
     config = SpeculativeConfig(method="draft_model", draft=str(draft))
+    monkeypatch.setattr(StoredModel, "load", None)  # neither model's weights are read
     with pytest.raises(VocabularyMismatchError) as caught:
         plain.with_speculation(config)
+    with pytest.raises(VocabularyMismatchError, match=r"2 of .* token ids differ"):
+        LLM(str(directories / "target"), speculative_config=config)
     message = str(caught.value)
     assert repr(tiny.TOKENS[5]) in message and repr(tiny.TOKENS[6]) in message
     assert "2 of" in message and "prompt_lookup" in message

@@ -95,7 +95,7 @@ def test_the_shortest_match_changes_no_output():
     ],
 )
 def test_what_a_speculative_config_cannot_mean(options, said, monkeypatch):
-    monkeypatch.setattr("spec_jax.checkpoints.load", None)  # nothing is loaded before
+    monkeypatch.setattr("spec_jax.checkpoints.open_checkpoint", None)  # nothing is read before
     with pytest.raises(ConfigError, match=said):
         LLM("nowhere", speculative_config=options)
 

@@ -7,7 +7,15 @@ and no code that comes with a checkpoint is run.
 from spec_jax.checkpoints.checkpoint import Checkpoint
 from spec_jax.checkpoints.conversion import convert
 from spec_jax.checkpoints.generation_config import default_sampling_params
-from spec_jax.checkpoints.loading import load
+from spec_jax.checkpoints.loading import OpenCheckpoint, load, open_checkpoint
 from spec_jax.checkpoints.reference import locate
 
-__all__ = ["Checkpoint", "convert", "default_sampling_params", "load", "locate"]
+__all__ = [
+    "Checkpoint",
+    "OpenCheckpoint",
+    "convert",
+    "default_sampling_params",
+    "load",
+    "locate",
+    "open_checkpoint",
+]

@@ -74,7 +74,6 @@ def find(
     progress = on_progress or (lambda line: None)
     packing = packing or Packing()
     name, path = locate(reference, progress)
-    progress(f"loading {name}")
     if (
         packing.as_stored
         and path.suffix != ".gguf"

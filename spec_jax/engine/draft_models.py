@@ -4,10 +4,30 @@ import itertools
 
 import jax
 
-from spec_jax.checkpoints import Checkpoint
+from spec_jax.checkpoints import Checkpoint, OpenCheckpoint
 from spec_jax.engine.custom import DrafterSetting
-from spec_jax.errors import ConfigError
+from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.models.model import Model
+
+
+def check_vocabulary(
+    target: Checkpoint | OpenCheckpoint, draft: Checkpoint | OpenCheckpoint
+) -> None:
+    """Checks that a draft model's tokens mean what the target's tokens mean.
+
+    Raises:
+      VocabularyMismatchError: some differ.
+    """
+    if target.tokenizer is None or draft.tokenizer is None:
+        return  # a draft that has its target's tokenizer
+    difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
+    if difference is not None:
+        raise VocabularyMismatchError(
+            f"the draft {draft.name} does not share the vocabulary of {target.name}: "
+            f"{difference} Use method 'universal_vocabulary' or 'universal_text', which take a "
+            "draft of any tokenizer; method 'prompt_lookup', which needs none; or a draft of the "
+            "target's."
+        )
 
 
 def check_source(setting: DrafterSetting, draft: Checkpoint, *, same_tokens: bool) -> None:

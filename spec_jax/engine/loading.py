@@ -9,6 +9,7 @@ import jax
 from spec_jax import checkpoints
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.config import LoadingOptions, SpeculativeConfig, check_integer
+from spec_jax.engine.draft_models import check_vocabulary
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.errors import ConfigError
 from spec_jax.kernels import native
@@ -23,16 +24,65 @@ class Loader:
     layout: Layout | None
     options: LoadingOptions
     on_progress: Callable[[str], None] | None
+    _opened: tuple[tuple[str, str], checkpoints.OpenCheckpoint] | None = None
     _draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
 
-    def target(self, reference: str) -> checkpoints.Checkpoint:
-        """Loads the target."""
+    def target(
+        self, reference: str, max_model_len: int | None, speculation: SpeculativeConfig
+    ) -> tuple[checkpoints.Checkpoint, int]:
+        """Loads the target; also returns the tokens of its longest prompt and completion together.
+
+        Weights are read after everything that the other files of target and draft decide.
+
+        Raises:
+          ConfigError: `max_model_len` is more than the model was made for.
+          VocabularyMismatchError: see `_open_draft`.
+        """
         offload = self.options.offload, self.options.resident_layers
 
         def place(config: TransformerConfig) -> Placement:
             return offloaded(self._place("target", config), config, *offload)
 
-        return self._load(reference, self.options.quantization, place)
+        opened = self._open(reference, self.options.quantization, place, is_draft=False)
+        context = _context_of(opened, max_model_len)
+        self._open_draft(speculation, reference, opened)
+        return self._load(opened), context
+
+    def _load(
+        self, opened: checkpoints.OpenCheckpoint, target: checkpoints.Checkpoint | None = None
+    ) -> checkpoints.Checkpoint:
+        """Loads the weights of the target, or of the draft of a target."""
+        checkpoint = opened.load(target)
+        rounds = self.options.kv_cache_dtype == "int8"
+        model = dataclasses.replace(checkpoint.model, rounds_cache=rounds)
+        return dataclasses.replace(checkpoint, model=model)
+
+    def _open_draft(
+        self,
+        config: SpeculativeConfig,
+        reference: str,
+        target: checkpoints.Checkpoint | checkpoints.OpenCheckpoint,
+    ) -> checkpoints.OpenCheckpoint | None:
+        """Reads everything but the weights of the draft for a target, which is at `reference`.
+
+        Returns None without a draft model, or if the target drafts for itself.
+
+        Raises:
+          VocabularyMismatchError: the method needs the target's vocabulary, and it has another.
+        """
+        key = self._draft_key(config, reference, target)
+        if key is None:
+            return None
+
+        def place(config: TransformerConfig) -> Placement:
+            return self._place("draft", config)
+
+        if self._opened is None or self._opened[0] != key:
+            self._opened = key, self._open(*key, place, is_draft=True)
+        opened = self._opened[1]
+        if config.method == "draft_model":
+            check_vocabulary(target, opened)
+        return opened
 
     def draft(
         self,
@@ -42,34 +92,43 @@ class Loader:
         max_model_len: int,
     ) -> checkpoints.Checkpoint:
         """The draft for a target, which was loaded from `reference`; the last one is kept."""
-        assert config.draft is not None  # SpeculativeConfig has checked it
-        option = self.options.quantization
-        quantization = config.draft_quantization or option
-        if config.draft == reference and quantization in (option, target.quantization):
+        key = self._draft_key(config, reference, target)
+        if key is None:
             return target
-
-        def place(config: TransformerConfig) -> Placement:
-            return self._place("draft", config)
-
-        key = config.draft, quantization
         if self._draft is None or self._draft[0] != key:
-            draft = self._load(*key, place, target)
+            opened = self._open_draft(config, reference, target)
+            assert opened  # there is a key
+            draft = self._load(opened, target)
+            self._opened = None  # it holds files
             model = draft.model.with_max_length(max_model_len)
             self._draft = key, dataclasses.replace(draft, model=model)
         return self._draft[1]
+
+    def _draft_key(
+        self,
+        config: SpeculativeConfig,
+        reference: str,
+        target: checkpoints.Checkpoint | checkpoints.OpenCheckpoint,
+    ) -> tuple[str, str] | None:
+        """The draft and its quantization; None if there is none, or it is the target."""
+        option = self.options.quantization
+        quantization = config.draft_quantization or option
+        is_target = config.draft == reference and quantization in (option, target.quantization)
+        return None if config.draft is None or is_target else (config.draft, quantization)
 
     def _place(self, role: str, config: TransformerConfig) -> Placement:
         if self.layout is None:
             return Placement.single_device()
         return self.layout.place(role, config.axis_sizes)
 
-    def _load(
+    def _open(
         self,
         reference: str,
         quantization: str,
         place: Callable[[TransformerConfig], Placement],
-        target: checkpoints.Checkpoint | None = None,
-    ) -> checkpoints.Checkpoint:
+        *,
+        is_draft: bool,
+    ) -> checkpoints.OpenCheckpoint:
         on_cpu = self.layout is None and jax.default_backend() == "cpu"
         is_native = on_cpu and native.available(self.on_progress)
         if self.options.activations == "int8" and not is_native:
@@ -77,18 +136,14 @@ class Loader:
             raise ConfigError(
                 f"activations is 'int8', which needs native code, and that is {here}; use float32."
             )
-        checkpoint = checkpoints.load(
+        return checkpoints.open_checkpoint(
             reference,
             dtype=self.options.dtype,
             packing=Packing(quantization, is_native, self.options.activations),
             place=place,
-            target=target,
+            is_draft=is_draft,
             on_progress=self.on_progress,
         )
-        model = dataclasses.replace(
-            checkpoint.model, rounds_cache=self.options.kv_cache_dtype == "int8"
-        )
-        return dataclasses.replace(checkpoint, model=model)
 
 
 def layout_of(layout: Any, tensor_parallel_size: int | None, offload: str) -> Layout | None:
@@ -111,17 +166,17 @@ def layout_of(layout: Any, tensor_parallel_size: int | None, offload: str) -> La
     return layout_to_offload(layout) if offload == "host" else layout
 
 
-def context_of(checkpoint: checkpoints.Checkpoint, max_model_len: int | None) -> int:
+def _context_of(target: checkpoints.OpenCheckpoint, max_model_len: int | None) -> int:
     """Tokens of the longest prompt and completion together.
 
     Raises:
       ConfigError: `max_model_len` is more than the model was made for.
     """
-    config = checkpoint.model.config
-    context = config.max_position
-    if max_model_len is not None and max_model_len > context and not config.relative_buckets:
+    context = target.config.max_position
+    is_bounded = not target.config.relative_buckets
+    if max_model_len is not None and max_model_len > context and is_bounded:
         raise ConfigError(
-            f"max_model_len is {max_model_len}, but {checkpoint.name} was made for a context "
+            f"max_model_len is {max_model_len}, but {target.name} was made for a context "
             f"of {context} tokens; give at most {context}."
         )
     return max_model_len or context

@@ -33,6 +33,7 @@ from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.custom import DrafterSetting, custom_drafter
 from spec_jax.engine.draft_models import (
     check_source,
+    check_vocabulary,
     load_draft_of_any_tokenizer,
     most_frequent_ids,
     sharing_encoder,
@@ -44,7 +45,7 @@ from spec_jax.engine.rows import HostInputs
 from spec_jax.engine.scheduler import OnFinished
 from spec_jax.engine.suffix_index import SuffixIndex
 from spec_jax.engine.universal_text import UniversalText
-from spec_jax.errors import ConfigError, VocabularyMismatchError
+from spec_jax.errors import ConfigError
 from spec_jax.text.translation import TextTranslator
 from spec_jax.text.vocabulary import VocabularyMap
 
@@ -139,14 +140,7 @@ def _suffix(setting: DrafterSetting) -> Drafting:
 
 def _draft_model(setting: DrafterSetting) -> Drafting:
     target, draft = setting.target, setting.load_draft()
-    difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
-    if difference is not None:
-        raise VocabularyMismatchError(
-            f"the draft {draft.name} does not share the vocabulary of {target.name}: "
-            f"{difference} Use method 'universal_vocabulary' or 'universal_text', which take a "
-            "draft of any tokenizer; method 'prompt_lookup', which needs none; or a draft of the "
-            "target's."
-        )
+    check_vocabulary(target, draft)
     check_source(setting, draft, same_tokens=True)
     sharing = sharing_encoder(target.model, draft.model)
     model, columns, ids = sharing or draft.model, None, draft.outputs

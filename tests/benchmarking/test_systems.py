@@ -62,17 +62,17 @@ def test_a_method_without_any_combination_is_refused():
 def runners(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     target, draft = (str(tiny.write_directory(folder / each)) for each in ("target", "draft"))
-    loaded, load = [], checkpoints.load
+    opened, open_checkpoint = [], checkpoints.open_checkpoint
 
     def counting(reference, **options):
-        loaded.append(reference)
-        return load(reference, **options)
+        opened.append(reference)
+        return open_checkpoint(reference, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checkpoints, "load", counting)
+        patched.setattr(checkpoints, "open_checkpoint", counting)
         configs = grid(("draft_model", "prompt_lookup"), (1, 2), options={"draft": draft})
         found = list(prepare(LLM(target), configs))
-    assert loaded == [target, draft]
+    assert opened == [target, draft]
     return found
 
 
