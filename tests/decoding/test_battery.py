@@ -149,14 +149,22 @@ SLOW_TO_SAMPLE = ("suffix", "universal_vocabulary", "other", "tree", "reduced")
 """Methods that compile or decode for long where a row samples: others stand for them by default."""
 
 
-def covering(combinations, choices):
-    """Few of them that make the `choices` which any of them makes, each about as often."""
+def is_dear(each):
+    """Whether a combination runs for long."""
+    return each.method in SLOW_TO_SAMPLE and each.setting != "greedy"
+
+
+def covering(combinations, choices, price=1):
+    """Few of them that make the `choices` which any of them makes, each about as often.
+
+    One that is dear must make `price` times as many new choices as another.
+    """
     left = {each: choices(each) for each in combinations}
     wanted, chosen, uses = set().union(*left.values()), [], Counter()
 
     def gain(each):
-        dear = each.method in SLOW_TO_SAMPLE and each.setting != "greedy"
-        return len(left[each] & wanted), not dear, -sum(uses[choice] for choice in enumerate(each))
+        gained = len(left[each] & wanted) / (price if is_dear(each) else 1)
+        return gained, not is_dear(each), -sum(uses[choice] for choice in enumerate(each))
 
     while wanted:
         best = max(left, key=gain)
@@ -166,7 +174,7 @@ def covering(combinations, choices):
     return chosen
 
 
-COVER, SLOW = set(covering(RUN, pairs)), set(covering(RUN, triples))
+COVER, SLOW = set(covering(RUN, pairs, price=3)), set(covering(RUN, triples))
 
 
 def marks(each):

@@ -45,7 +45,7 @@ def alone(engine, requests):
     return [run(Scheduler(engine, 1), [each])[0].token_ids for each in requests]
 
 
-@pytest.mark.parametrize("method", often(METHODS, ["none", "other", "suffix"]))
+@pytest.mark.parametrize("method", often(METHODS, ["other"]))
 def test_a_common_beginning_is_computed_once_a_slot_at_most(method):
     engine = make_engine(method, TARGET, DRAFT, lookahead=3)
     params = SamplingParams(max_tokens=6), SamplingParams(max_tokens=9, temperature=0.8)
@@ -107,7 +107,7 @@ def test_a_slot_that_runs_or_a_ring_is_copied_only_as_far_as_it_can_be(window):
     assert [outputs[i].token_ids for i in range(4)] == expected
 
 
-@pytest.mark.parametrize("method", often(METHODS, ["other", "prompt_lookup"]))
+@pytest.mark.parametrize("method", often(METHODS, ["prompt_lookup"]))
 def test_a_stream_waits_for_one_chunk_of_a_prompt_at_most(method, monkeypatch):
     engine = make_engine(method, TARGET, DRAFT, lookahead=2)
     short = request([1, 2, 3], SamplingParams(max_tokens=300))

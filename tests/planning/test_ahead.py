@@ -107,7 +107,7 @@ JOBS = {
         {},
     ),
 }
-FEW = [("a draft model, more prompts than rows", "cpu-8"), ("one prompt", "2x4")]
+FEW = [("one prompt", "2x4")]
 
 
 @pytest.mark.parametrize(
