@@ -15,9 +15,7 @@ So they are mostly too large, since a TPU keeps arrays that are small enough bes
 from collections.abc import Sequence
 
 from spec_jax.models.attention import MAX_KEY_BLOCK, MAX_SCORES, fastest
-from spec_jax.planning.cost import Cache, Weights
-
-FLOAT32 = 4
+from spec_jax.planning.cost import FLOAT32, Cache, Weights
 
 
 def of_prefill(models: Sequence[tuple[Weights, Cache]], block: int, platform: str) -> int:
