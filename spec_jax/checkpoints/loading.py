@@ -110,6 +110,7 @@ def open_checkpoint(
         if (path / draft_directory.MANIFEST).is_file():
             return _open_draft(name, path, dtype, packing, place, progress)
         stored = open_model(path, dtype, packing, place)
+        speech, sampling = speech_tokens(name, path, stored), sampling_settings(path)
     if packing.activations == "int8" and not is_draft and stored.packing.quantization == "none":
         raise ConfigError(
             f"activations is 'int8', but {name} is not quantized; use float32, or quantization "
@@ -127,8 +128,8 @@ def open_checkpoint(
                 stored.tokenizer.eos_token_ids,
                 name,
                 quantization=stored.packing.quantization,
-                speech=speech_tokens(name, path, stored),
-                sampling=sampling_settings(path),
+                speech=speech,
+                sampling=sampling,
             )
 
     return OpenCheckpoint(name, stored.config, stored.tokenizer, stored.packing.quantization, load)
