@@ -14,7 +14,7 @@ from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement
 
 KV_AXES = ("batch", "kv_heads", "length")
-"""The logical axes of keys and values; those of the head's numbers are never sharded."""
+"""The logical axes of keys and values; the numbers of a head are never sharded."""
 RING_MULTIPLE = 64
 """Rings are rounded up to it, so that blocks of keys divide them."""
 

@@ -350,8 +350,9 @@ def _of_parts(weights: Weights, rows: int) -> tuple[Exchange, ...]:
     """What attention over caches that are cut by length exchanges, for `rows` of queries."""
     layers, parts = weights.config.num_layers, weights.shards("length")
     size = rows * weights.config.head_dim * FLOAT32
+    gathered = weights.shards("heads") > weights.shards("kv_heads")
     return (
-        Exchange("queries", layers, size // parts, parts, "all-gather"),
+        Exchange("queries", layers * gathered, size // parts, parts, "all-gather"),
         Exchange("best scores", layers, rows * FLOAT32, parts),
         Exchange("sums of values", layers, size + rows * FLOAT32, parts),
     )
