@@ -145,6 +145,12 @@ class Weights:
         """The number of shards of a logical axis."""
         return self.num_shards.get(axis, 1)
 
+    @property
+    def heads(self) -> int:
+        """Query heads of a chip; for a part of the slots, all that use its key/value heads."""
+        axis = "heads" if self.shards("length") == 1 else "kv_heads"
+        return self.config.num_heads // self.shards(axis)
+
     @functools.cached_property
     def sparse_layers(self) -> int:
         """Layers with experts."""
@@ -212,10 +218,7 @@ class Call:
             unread = (1 - config.experts.per_token / config.experts.count) ** choosing
             read -= round(weights.stacks * unread)
         slots = sum(each if seen is None else min(each, seen) for each in cache.slots)
-        # A chip that holds a part of the slots reads it for all heads of its key/value heads.
-        heads = config.num_heads // weights.shards("kv_heads")
-        if weights.shards("length") == 1:
-            heads = config.num_heads // weights.shards("heads")
+        heads = weights.heads
         scores = rows * heads * config.head_dim * slots
         # Activations are float32; the embedding is looked up in the weights' dtype.
         layers = config.num_layers
