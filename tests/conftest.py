@@ -32,8 +32,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # the time, so that only CI does it (.ci/run). Elsewhere tests pass what annotations forbid.
 CHECKED = (
     *("decoding", "drafters", "sampling", "kernels.experts", "kernels.products"),
-    *("models.attention", "models.blocks", "models.cache", "models.encoder", "models.experts"),
-    *("models.layers", "models.model", "models.prefill", "models.transformer"),
+    *("models.attention", "models.attention_mask", "models.blocks", "models.cache"),
+    *("models.encoder", "models.experts", "models.layers", "models.model", "models.prefill"),
+    "models.transformer",
 )
 if os.environ.get("SPEC_JAX_CHECK_SHAPES"):
     install_import_hook([f"spec_jax.{name}" for name in CHECKED], "beartype.beartype")

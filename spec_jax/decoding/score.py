@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft
-from spec_jax.models.attention import AttentionMask
+from spec_jax.models.attention_mask import AttentionMask
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.output import TargetOutput

@@ -14,7 +14,7 @@ from spec_jax.drafters.base import (
     DrafterPrompt,
     PromptBlock,
 )
-from spec_jax.models.attention import AttentionMask
+from spec_jax.models.attention_mask import AttentionMask
 from spec_jax.models.cache import KVCache
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import prefill, take_tokens

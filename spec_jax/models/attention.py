@@ -5,17 +5,17 @@ the mask says what each query sees, without an array of [batch, tokens, capacity
 `attend` only reads: the output of an encoder, or a sequence that attends to itself.
 """
 
-import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.kernels import native_calls
-from spec_jax.models.cache import Int8KV, KVBuffer, KVCache, KVState
-from spec_jax.pytree import pytree, static
+from spec_jax.models.attention_mask import AttentionMask, ScoreOptions
+from spec_jax.models.cache import KV_AXES, Int8KV, KVBuffer, KVState
 from spec_jax.sharding import Placement
 
 MAX_KEY_BLOCK = 256
@@ -25,118 +25,6 @@ MAX_SCORES = 2**19
 """How many scores of a row's key/value head `blocked` computes at a time, at most."""
 LARGE_CACHE = 4096
 """From this many slots on, `blocked` keeps the memory of its scores small beside the cache's."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoreOptions:
-    """The steps from products of queries and keys to the softmax; static under jit.
-
-    Attributes:
-      query_scalar: they are divided by its square root.
-      cap: then they are `cap * tanh(score / cap)` (Gemma 2); None leaves them.
-      slopes: then each head subtracts its slope times the distance of the key (ALiBi, arXiv
-        2108.12409); empty for none.
-      window: how many latest positions a token sees, itself included; None for all.
-    """
-
-    query_scalar: float
-    cap: float | None = None
-    slopes: tuple[float, ...] = ()
-    window: int | None = None
-
-
-@pytree
-class AttentionMask:
-    """The positions of new tokens, and which tokens each of them sees.
-
-    New tokens are written side by side from index `start` on, whatever their positions. Each sees
-    the text (all indices below `context_lengths`), and the tokens after the text that `tree_mask`
-    names. A window is counted in positions. Without `causal` each sees the text and nothing else,
-    wherever it stands itself.
-
-    Attributes:
-      positions: of each new token in its text.
-      start: the index of each row's first new token.
-      context_lengths: tokens of each row that all new tokens see; at most `start`.
-      tree_mask: which of the tokens from index `context_lengths` on each new token sees, itself
-        included. None if the new tokens follow one another, so that each sees all before it.
-      depths: distance of those tokens from the text's end; only with `tree_mask`.
-      num_tokens: how many of each row's new tokens are real; the others are padding, which is
-        neither written nor seen. None if all are.
-      causal: whether tokens are new ones that see what is before them; static.
-    """
-
-    positions: Int[Array, "batch tokens"]
-    start: Int[Array, " batch"]
-    context_lengths: Int[Array, " batch"]
-    tree_mask: Bool[Array, "tokens num_recent"] | None = None
-    depths: Int[Array, " num_recent"] | None = None
-    num_tokens: Int[Array, " batch"] | None = None
-    causal: bool = static(default=True)
-
-    @classmethod
-    def bidirectional(cls, lengths: Int[Array, " batch"], count: int) -> "AttentionMask":
-        """The first `count` positions; each sees all of the row's `lengths` tokens."""
-        positions = jnp.arange(count, dtype=jnp.int32)[None]
-        positions = jnp.broadcast_to(positions, (lengths.shape[0], count))
-        return cls(positions, lengths, lengths, causal=False)
-
-    @classmethod
-    def following(
-        cls, cache: KVCache, count: int, num_tokens: Int[Array, " batch"] | None = None
-    ) -> "AttentionMask":
-        """`count` tokens that continue each row's text, of which the first `num_tokens` are real.
-
-        Padding stands where the last real token does, and so sees only what was written.
-        """
-        order = jnp.arange(count, dtype=jnp.int32)[None]
-        if num_tokens is not None:
-            order = jnp.minimum(order, jnp.maximum(num_tokens, 1)[:, None] - 1)
-        positions = cache.lengths[:, None] + order
-        return cls(positions, cache.lengths, cache.lengths, num_tokens=num_tokens)
-
-    @classmethod
-    def branching(
-        cls,
-        cache: KVCache,
-        depths: Int[np.ndarray, " tokens"],
-        tree_mask: Bool[np.ndarray, "tokens tokens"],
-    ) -> "AttentionMask":
-        """Tokens `depths` positions after each row's text that see each other as in `tree_mask`."""
-        offsets = jnp.asarray(depths, jnp.int32)
-        positions = cache.lengths[:, None] + offsets[None]
-        return cls(positions, cache.lengths, cache.lengths, jnp.asarray(tree_mask), offsets)
-
-    @property
-    def end(self) -> Int[Array, " batch"]:
-        """The index after the last token that any new one sees, in each row."""
-        return self.start + self.positions.shape[1] if self.causal else self.context_lengths
-
-    def seen(
-        self, index: Int[Array, "rows slots"], window: int | None
-    ) -> tuple[Bool[Array, "batch tokens slots"], Int[Array, "batch tokens slots"]]:
-        """Whether each new token sees the token at each index, and how far behind it stands.
-
-        `index` may have one row for all.
-        """
-        at, index = self.positions[:, :, None], index[:, None, :]
-        if not self.causal:
-            seen, position = (index >= 0) & (index < self.context_lengths[:, None, None]), index
-            seen = jnp.broadcast_to(seen, (*at.shape[:2], index.shape[2]))
-        elif self.tree_mask is None or self.depths is None:
-            seen, position = (index >= 0) & (index <= at), index
-        else:
-            behind = index - self.context_lengths[:, None, None]
-            recent = jnp.clip(behind, 0, self.depths.shape[0] - 1)
-            # [tokens, batch, 1, slots]
-            related = self.tree_mask[:, recent][:, :, 0].swapaxes(0, 1)
-            inside = (behind >= 0) & (behind < self.depths.shape[0])
-            seen = ((index >= 0) & (behind < 0)) | (related & inside)
-            position = jnp.where(
-                behind < 0, index, self.context_lengths[:, None, None] + self.depths[recent]
-            )
-        distance = at - position
-        return (seen if window is None else seen & (distance < window)), distance
 
 
 def attention(
@@ -191,10 +79,9 @@ def write_kv(
     broken = ~jnp.isfinite(stored).all(-1, keepdims=True)
     keys, values = jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0.0, values)
     if cache is None or start is None:
-        written = KVState(keys.swapaxes(1, 2), values.swapaxes(1, 2))
+        written, axes = KVState(keys.swapaxes(1, 2), values.swapaxes(1, 2)), ("batch", "kv_heads")
     else:
-        written = cache.write(keys, values, start, num_tokens)
-    axes = ("batch", "kv_heads", "length", None)
+        written, axes = cache.write(keys, values, start, num_tokens), KV_AXES
     return jax.tree.map(lambda each: placement.pin(each, *axes), written)
 
 
@@ -225,7 +112,12 @@ def attend(
     rows = queries.reshape(batch, tokens, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, group * tokens, head_dim)
     rows = rows / math.sqrt(scores.query_scalar)
-    out = BACKENDS[backend](rows, cache, mask, scores, bias, zero_unseen=platform != "gpu")
+    arguments = rows, cache, mask, scores, bias, platform != "gpu"
+    shards = placement.num_shards("length")
+    if shards > 1 and cache.slots % shards == 0:
+        out = _attend_in_parts(*arguments, backend, placement)
+    else:
+        out = BACKENDS[backend](*arguments)
     out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, tokens, heads, head_dim)
 
@@ -261,6 +153,45 @@ def _dense(
     return _weighted_sum(weights, values, cache.precision)
 
 
+class _Sums(NamedTuple):
+    """A softmax's sums over the keys read so far, relative to the best score among them."""
+
+    best: Float[Array, "batch kv_heads rows"]
+    total: Float[Array, "batch kv_heads rows"]
+    out: Float[Array, "batch kv_heads rows head_dim"]
+
+    @classmethod
+    def empty(cls, rows: Float[Array, "batch kv_heads rows head_dim"]) -> "_Sums":
+        zeros = jnp.zeros(rows.shape[:3], jnp.float32)
+        return cls(zeros - jnp.inf, zeros, jnp.zeros_like(rows))
+
+    def add(
+        self,
+        scores: Float[Array, "batch kv_heads rows some"],
+        values: Float[Array, "batch kv_heads some head_dim"],
+        precision: jax.lax.Precision | None,
+    ) -> "_Sums":
+        """The sums with more keys."""
+        higher = jnp.maximum(self.best, scores.max(-1))
+        # Before the first visible key, minus infinity must not be subtracted from itself.
+        shift = jnp.where(higher == -jnp.inf, 0.0, higher)
+        weights, faded = jnp.exp(scores - shift[..., None]), jnp.exp(self.best - shift)
+        added = _weighted_sum(weights, values, precision)
+        return _Sums(
+            higher, self.total * faded + weights.sum(-1), self.out * faded[..., None] + added
+        )
+
+    def of_all(self, axes: tuple[str, ...]) -> "_Sums":
+        """The sums over the keys of all devices along these mesh axes."""
+        best = jax.lax.pmax(self.best, axes)
+        faded = jnp.exp(self.best - jnp.where(best == -jnp.inf, 0.0, best))
+        return _Sums(best, *jax.lax.psum((self.total * faded, self.out * faded[..., None]), axes))
+
+    @property
+    def output(self) -> Float[Array, "batch kv_heads rows head_dim"]:
+        return self.out / self.total[..., None]
+
+
 def _blocked(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     cache: KVState,
@@ -275,24 +206,38 @@ def _blocked(
     grows with the tokens in use, not with the slots, and no array of [tokens, slots] is made. A
     block that a row does not see leaves the row's sums unchanged, bit for bit.
     """
-    batch, kv_heads, count, head_dim = rows.shape
+    return _blocked_sums(rows, cache, mask, options, bias, zero_unseen).output
+
+
+def _blocked_sums(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    cache: KVState,
+    mask: AttentionMask,
+    options: ScoreOptions,
+    bias: Float[Array, "heads distances"] | None,
+    zero_unseen: bool,
+    part: "_Part | None" = None,
+) -> _Sums:
+    """The sums of `_blocked`, over a part of the slots if there is one."""
+    part = part or _Part(0, cache.slots)
+    count, head_dim = rows.shape[2:]
     max_size = min(MAX_KEY_BLOCK, MAX_SCORES // count)
     if cache.slots >= LARGE_CACHE:
         # A block of scores takes at most half of the memory of the layer's keys.
         max_size = min(max_size, cache.slots * head_dim // 2 // count)
     size = min(cache.slots, 1 << (max(MIN_KEY_BLOCK, max_size).bit_length() - 1))
     end = mask.end
-    used = jnp.minimum(end.max(), cache.slots)
+    used = jnp.clip(jnp.minimum(end.max(), part.slots) - part.first, 0, cache.slots)
     first = jnp.int32(0)
     if options.window is not None and not cache.ring:
-        first = jnp.maximum(mask.positions.min() - options.window + 1, 0) // size
+        begin = mask.positions.min() - options.window + 1 - part.first
+        first = jnp.clip(begin, 0, cache.slots) // size
 
-    def read(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        best, total, out = carry
+    def read(i: Array, sums: _Sums) -> _Sums:
         # The last block may reach back into the one before it, whose slots count once.
         at = jnp.minimum(i * size, cache.slots - size)
         slots = at + jnp.arange(size, dtype=jnp.int32)
-        seen, distance = mask.seen(cache.indices(slots, end), options.window)
+        seen, distance = mask.seen(part.indices(cache, slots, end), options.window)
         seen = seen & (slots >= i * size)[None, None]
 
         def block(each: Array) -> Array:
@@ -303,17 +248,75 @@ def _blocked(
             for each in (cache.keys, cache.values)
         )
         scores = _scores(rows, keys, seen, distance, options, bias, cache.precision)
-        higher = jnp.maximum(best, scores.max(-1))
-        # Before the first visible key, minus infinity must not be subtracted from itself.
-        shift = jnp.where(higher == -jnp.inf, 0.0, higher)
-        weights, faded = jnp.exp(scores - shift[..., None]), jnp.exp(best - shift)
-        added = _weighted_sum(weights, values, cache.precision)
-        return higher, total * faded + weights.sum(-1), out * faded[..., None] + added
+        return sums.add(scores, values, cache.precision)
 
-    zeros = jnp.zeros((batch, kv_heads, count), jnp.float32)
-    carry = (zeros - jnp.inf, zeros, jnp.zeros_like(rows))
-    _, total, out = jax.lax.fori_loop(first, (used + size - 1) // size, read, carry)
-    return out / total[..., None]
+    return jax.lax.fori_loop(first, (used + size - 1) // size, read, _Sums.empty(rows))
+
+
+class _Part(NamedTuple):
+    """The slots of a cache that one device holds."""
+
+    first: Int[Array, ""] | int
+    slots: int  # of all devices
+
+    def indices(
+        self, cache: KVState, slots: Int[Array, " some"], end: Int[Array, " batch"]
+    ) -> Int[Array, "rows some"]:
+        """The index that each of these slots of the part holds, see `KVState.indices`."""
+        return cache.indices(self.first + slots, end, self.slots)
+
+
+def _attend_in_parts(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    cache: KVState,
+    mask: AttentionMask,
+    options: ScoreOptions,
+    bias: Float[Array, "heads distances"] | None,
+    zero_unseen: bool,
+    backend: str,
+    placement: Placement,
+) -> Float[Array, "batch kv_heads rows head_dim"]:
+    """Attention over a cache that is cut by length: each device reads its slots for all rows.
+
+    The devices exchange the sums of the softmax, and nothing of the cache (FlashDecoding, Dao et
+    al. 2023, over devices; Helix parallelism, arXiv 2507.07120).
+    """
+    axes = placement.mesh_axes("length")
+    sliced = PartitionSpec(None, None, axes)
+    sums_of = _blocked_sums if backend == "blocked" else _dense_sums
+    slots = cache.slots
+
+    def attend_to_part(
+        rows: Array, cache: KVState, mask: AttentionMask, bias: Array | None
+    ) -> Array:
+        part = _Part(jax.lax.axis_index(axes) * cache.slots, slots)
+        return sums_of(rows, cache, mask, options, bias, zero_unseen, part).of_all(axes).output
+
+    return jax.shard_map(
+        attend_to_part,
+        mesh=placement.mesh,
+        in_specs=(PartitionSpec(), sliced, PartitionSpec(), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        axis_names={*axes},
+        check_vma=False,
+    )(rows, cache, mask, bias)
+
+
+def _dense_sums(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    cache: KVState,
+    mask: AttentionMask,
+    options: ScoreOptions,
+    bias: Float[Array, "heads distances"] | None,
+    zero_unseen: bool,
+    part: _Part,
+) -> _Sums:
+    """The sums over all slots of a part at once."""
+    slots = jnp.arange(cache.slots, dtype=jnp.int32)
+    seen, distance = mask.seen(part.indices(cache, slots, mask.end), options.window)
+    keys, values = (_to_float32(each, seen, zero_unseen) for each in (cache.keys, cache.values))
+    scores = _scores(rows, keys, seen, distance, options, bias, cache.precision)
+    return _Sums.empty(rows).add(scores, values, cache.precision)
 
 
 def _native(

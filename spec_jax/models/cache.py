@@ -13,6 +13,8 @@ from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.pytree import pytree, static
 from spec_jax.sharding import Placement
 
+KV_AXES = ("batch", "kv_heads", "length")
+"""The logical axes of keys and values; the numbers of a head are never sharded."""
 RING_MULTIPLE = 64
 """Rings are rounded up to it, so that blocks of keys divide them."""
 
@@ -132,18 +134,19 @@ class KVState:
     def zeros(cls, config: TransformerConfig, layer: LayerConfig, size: StateSize) -> "KVState":
         """Empty slots: a ring for a layer with a window, if it is smaller."""
         slots = slots_of_layer(layer, size.capacity, size.headroom)
+        is_ring, shards = slots < size.capacity, size.placement.num_shards("length")
+        slots = -(-slots // shards) * shards
         shape = (size.batch, config.num_kv_heads, slots, config.head_dim)
-        axes = ("batch", "kv_heads", "length", None)
         pin = size.placement.pin
 
         # Zeros, since empty arrays may hold NaN.
         def zeros() -> KVBuffer:
-            buffer = pin(jnp.zeros(shape, size.dtype), *axes)
+            buffer = pin(jnp.zeros(shape, size.dtype), *KV_AXES)
             if jnp.dtype(size.dtype) != jnp.int8:
                 return buffer
-            return Int8KV(buffer, pin(jnp.zeros((*shape[:3], 1), jnp.float32), *axes))
+            return Int8KV(buffer, pin(jnp.zeros((*shape[:3], 1), jnp.float32), *KV_AXES))
 
-        return cls(zeros(), zeros(), ring=slots < size.capacity)
+        return cls(zeros(), zeros(), ring=is_ring)
 
     @property
     def can_truncate(self) -> bool:
@@ -216,16 +219,17 @@ class KVState:
         return self._write(jax.tree.map(moved, (self.keys, self.values)), to, num_tokens)
 
     def indices(
-        self, slots: Int[Array, " some"], end: Int[Array, " batch"]
+        self, slots: Int[Array, " some"], end: Int[Array, " batch"], size: int | None = None
     ) -> Int[Array, "rows some"]:
         """The index that each slot holds once `end` tokens are written; negative if none does.
 
-        One row for all if the layer is full.
+        One row for all if the layer is full. `size` is the number of slots of a ring of which this
+        state is a part.
         """
         if not self.ring:
             return slots[None]
         newest = end[:, None] - 1
-        return newest - (newest - slots[None]) % self.slots
+        return newest - (newest - slots[None]) % (size or self.slots)
 
 
 @pytree

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 from jaxtyping import Array, Float
 
-from spec_jax.models.attention import AttentionMask, ScoreOptions
+from spec_jax.models.attention_mask import AttentionMask, ScoreOptions
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.layers import alibi_slopes
 from spec_jax.sharding import Placement

@@ -6,7 +6,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.models.attention import AttentionMask
+from spec_jax.models.attention_mask import AttentionMask
 from spec_jax.models.blocks import Block
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.context import LayerContext, score_options

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from spec_jax.models.attention import AttentionMask
+from spec_jax.models.attention_mask import AttentionMask
 from spec_jax.models.cache import CrossAttentionCache, KVCache, StateSize
 from spec_jax.models.construction import ModelWeights
 from spec_jax.models.mixers import new_cache
@@ -89,7 +89,7 @@ class Model(ModelWeights):
     def new_states(self, batch: int, capacity: int) -> Float[Array, "batch capacity embed"]:
         """A buffer for the hidden states of the last layer at each token."""
         states = jnp.zeros((batch, capacity, self.config.embed_size), self._wide_dtype)
-        return self.placement.pin(states, "batch", "length", "embed")
+        return self.placement.pin(states, "batch", None, "embed")
 
     def score(
         self,

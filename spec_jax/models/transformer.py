@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import products
-from spec_jax.models.attention import AttentionMask
+from spec_jax.models.attention_mask import AttentionMask
 from spec_jax.models.blocks import Block
 from spec_jax.models.cache import CrossAttentionCache, KVCache
 from spec_jax.models.config import LayerConfig, TransformerConfig

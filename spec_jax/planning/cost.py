@@ -23,6 +23,7 @@ TPU_HOP_SECONDS = 1e-6
 """From one chip to the next over a TPU's interconnect (ASTRA-sim's figure for v3)."""
 GPU_EXCHANGE_SECONDS = 8e-6
 """A small all-reduce within a node on NVLink; 8 to 30 microseconds are reported."""
+FLOAT32 = 4
 TPU_FLOAT32_PASSES = 6
 """bfloat16 passes that a float32 product of full precision takes on a TPU."""
 MAX_LOOKAHEAD = 16
@@ -144,6 +145,12 @@ class Weights:
         """The number of shards of a logical axis."""
         return self.num_shards.get(axis, 1)
 
+    @property
+    def heads(self) -> int:
+        """Query heads of a chip; for a part of the slots, all that use its key/value heads."""
+        axis = "heads" if self.shards("length") == 1 else "kv_heads"
+        return self.config.num_heads // self.shards(axis)
+
     @functools.cached_property
     def sparse_layers(self) -> int:
         """Layers with experts."""
@@ -152,9 +159,10 @@ class Weights:
     def cache(self, batch: int, capacity: int, headroom: int, dtype: DTypeLike) -> Cache:
         """Its key/value cache; arguments like `StateSize`."""
         config, heads = self.config, self.config.num_kv_heads // self.shards("kv_heads")
+        slots = (slots_of_layer(layer, capacity, headroom) for layer in config.layers)
         return Cache(
             batch // self.shards("batch"),
-            tuple(slots_of_layer(layer, capacity, headroom) for layer in config.layers),
+            tuple(-(-each // self.shards("length")) for each in slots),
             2 * heads * config.head_dim * jnp.dtype(dtype).itemsize,
         )
 
@@ -210,7 +218,8 @@ class Call:
             unread = (1 - config.experts.per_token / config.experts.count) ** choosing
             read -= round(weights.stacks * unread)
         slots = sum(each if seen is None else min(each, seen) for each in cache.slots)
-        scores = rows * (config.num_heads // weights.shards("heads")) * config.head_dim * slots
+        heads = weights.heads
+        scores = rows * heads * config.head_dim * slots
         # Activations are float32; the embedding is looked up in the weights' dtype.
         layers = config.num_layers
         experts = weights.shards("experts") * weights.shards("mlp")
@@ -221,6 +230,7 @@ class Call:
 
         exchanges = (
             Exchange("embedding", 1, looked_up, weights.shards("vocab")),
+            *_of_parts(weights, rows * heads),
             Exchange("attention", layers, summed("heads"), weights.shards("heads")),
             Exchange("MLP", layers - weights.sparse_layers, summed("mlp"), weights.shards("mlp")),
             Exchange("experts", weights.sparse_layers, summed("experts", "mlp"), experts),
@@ -336,4 +346,16 @@ def best_lookahead(acceptance: float, plain: float, round_seconds: Callable[[int
     return max(
         range(1, MAX_LOOKAHEAD + 1),
         key=lambda k: speedup(acceptance, k, plain, round_seconds),
+    )
+
+
+def _of_parts(weights: Weights, rows: int) -> tuple[Exchange, ...]:
+    """What attention over caches that are cut by length exchanges, for `rows` of queries."""
+    layers, parts = weights.config.num_layers, weights.shards("length")
+    size = rows * weights.config.head_dim * FLOAT32
+    gathered = weights.shards("heads") > weights.shards("kv_heads")
+    return (
+        Exchange("queries", layers * gathered, size // parts, parts, "all-gather"),
+        Exchange("best scores", layers, rows * FLOAT32, parts),
+        Exchange("sums of values", layers, size + rows * FLOAT32, parts),
     )

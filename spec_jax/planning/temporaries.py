@@ -15,9 +15,7 @@ So they are mostly too large, since a TPU keeps arrays that are small enough bes
 from collections.abc import Sequence
 
 from spec_jax.models.attention import MAX_KEY_BLOCK, MAX_SCORES, fastest
-from spec_jax.planning.cost import Cache, Weights
-
-FLOAT32 = 4
+from spec_jax.planning.cost import FLOAT32, Cache, Weights
 
 
 def of_prefill(models: Sequence[tuple[Weights, Cache]], block: int, platform: str) -> int:
@@ -56,7 +54,7 @@ def _widened(weights: Weights, cache: Cache) -> int:
 
 def _of_chunk(weights: Weights, cache: Cache, block: int, platform: str) -> int:
     config, tokens = weights.config, cache.rows * block
-    heads = config.num_heads // weights.shards("heads")
+    heads = weights.heads
     kv_heads = config.num_kv_heads // weights.shards("kv_heads")
     hidden = (1 + config.gated_mlp) * config.mlp_size // weights.shards("mlp")
     # The residual stream, a norm of it, and what attention and MLP add; the MLP's hidden layer, or

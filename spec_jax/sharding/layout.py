@@ -91,8 +91,9 @@ class Layout:
                         raise ConfigError(
                             f"{where} names the mesh axis {axis!r}.{did_you_mean(axis, names)}"
                         )
+            apart = {*rules} - ({"length"} if _shares_axes(rules) else set())
             for group in _TOGETHER:
-                _refuse_repeats(self.name, role, [name for name in group if name in rules], rules)
+                _refuse_repeats(self.name, role, [name for name in group if name in apart], rules)
         most = MAX_EMULATED if self.platform == "cpu" else MAX_DEVICES
         if not 0 < self.size <= most:
             raise ConfigError(
@@ -188,15 +189,20 @@ class Layout:
         for axis, size in self.mesh:
             leading = {part for pieces in fitted.values() for name, part in pieces if name == axis}
             parts[axis] = _split(axis, size, leading)
-        axes = tuple(
-            (logical, tuple(name for axis, size in pieces for name in _leading(parts[axis], size)))
+        axes = {
+            logical: tuple(name for axis, size in pieces for name in _leading(parts[axis], size))
             for logical, pieces in fitted.items()
-        )
+        }
+        if _shares_axes(dict(getattr(self, role))):
+            kv_axes = dict(getattr(self, role))["kv_heads"].axes
+            every = tuple(name for axis in kv_axes for name, _ in parts[axis])
+            taken = axes.get("kv_heads", every)
+            axes["length"] = tuple(name for name in every if name not in taken)
         names, places = zip(*(part for axis in parts.values() for part in axis), strict=True)
         types = (AxisType.Auto,) * len(names)
         mesh_devices = self._devices(jax.devices() if devices is None else devices)
         mesh = Mesh(mesh_devices.reshape(places), names, axis_types=types)
-        return Placement(mesh, axes, all_reduce_dtype=self.all_reduce_dtype)
+        return Placement(mesh, tuple(axes.items()), all_reduce_dtype=self.all_reduce_dtype)
 
     def _check_slices(self) -> None:
         """Raises unless rows, and nothing else, are sharded across the slices."""
@@ -255,7 +261,10 @@ def _fit(layout: Layout, role: str, sizes: Mapping[str, int]) -> dict[str, Piece
     """What each logical axis of a model is really sharded over."""
     mesh = dict(layout.mesh)
     fitted: dict[str, Pieces | None] = {}
-    for logical, rule in getattr(layout, role):
+    rules = dict(getattr(layout, role))
+    if _shares_axes(rules):
+        del rules["length"]  # it takes what `kv_heads` leaves
+    for logical, rule in rules.items():
         num_shards = math.prod(mesh[axis] for axis in rule.axes)
         size = sizes.get(logical, num_shards)  # batch and length are the request's
         pieces: Pieces | None = None
@@ -274,7 +283,13 @@ def _fit(layout: Layout, role: str, sizes: Mapping[str, int]) -> dict[str, Piece
     # Query heads attend beside their key/value heads: both are sharded, or neither.
     if None in (fitted.get("heads"), fitted.get("kv_heads")):
         fitted |= {"heads": None, "kv_heads": None}
-    return {name: pieces for name, pieces in fitted.items() if pieces}
+    return {name: pieces for name, pieces in fitted.items() if pieces is not None}
+
+
+def _shares_axes(rules: Mapping[str, Rule]) -> bool:
+    """Whether caches are cut by length over the devices that share a key/value head."""
+    length, kv_heads = rules.get("length"), rules.get("kv_heads")
+    return length is not None and kv_heads is not None and length.axes == kv_heads.axes
 
 
 def _outer(axes: Sequence[str], mesh: Mapping[str, int], size: int) -> Pieces | None:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.models.attention import AttentionMask, ScoreOptions, attention
+from spec_jax.models.attention import attention
+from spec_jax.models.attention_mask import AttentionMask, ScoreOptions
 from spec_jax.models.cache import KVCache, KVState, StateSize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.mixers import new_cache

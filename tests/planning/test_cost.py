@@ -1,5 +1,7 @@
 """The roofline, term by term, against figures worked out by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -165,6 +167,28 @@ def test_exchanges():
     assert call(5, num_chips=1).exchanges == () and cost.exchanged_bytes(()) == 0
     # Heads that are replicated have nothing to sum.
     assert [each.what for each in call(1, num_chips=32).exchanges] == ["embedding", "MLP"]
+
+
+def test_caches_cut_by_length():
+    """4 key/value heads over 8 chips: two chips share a head, and each holds half of its slots."""
+    layout = Layout.tensor_parallel(8)
+    rules = (*layout.target, ("length", dict(layout.target)["kv_heads"]))
+    layout = dataclasses.replace(layout, target=rules)
+    config = shape(num_kv_heads=4).config
+    placement = layout.place("target", config.axis_sizes, stand_ins(layout))
+    model = abstract_model(config, jnp.bfloat16, "none", placement)
+    cut, whole = called(model, 5, batch=3), call(5, batch=3, num_kv_heads=4)
+    assert cut.cache_bytes == 3 * (2 * 2 * 2 * 32 * 128 + 4)
+    assert whole.cache_bytes == 3 * (2 * 2 * 2 * 64 * 128 + 4)
+    assert cut.flops == whole.flops and cut.weight_bytes == whole.weight_bytes
+    heads = 15 * 4  # of all rows, the four query heads of a key/value head
+    assert cut.exchanges == (
+        whole.exchanges[0],
+        Exchange("queries", 2, heads * 128 * 4 // 2, 2, "all-gather"),
+        Exchange("best scores", 2, heads * 4, 2),
+        Exchange("sums of values", 2, heads * 129 * 4, 2),
+        *whole.exchanges[1:],
+    )
 
 
 def test_terms():

@@ -32,7 +32,7 @@ EMULATED = [layout for layout in LAYOUTS if layout.size <= len(jax.devices())]
 VOCAB = 64
 
 
-def config(layers: int, kv_heads: int, heads: int = 8) -> TransformerConfig:
+def config(layers: int, kv_heads: int, heads: int = 8, **others) -> TransformerConfig:
     return TransformerConfig.of(
         vocab_size=VOCAB,
         embed_size=64,
@@ -42,6 +42,7 @@ def config(layers: int, kv_heads: int, heads: int = 8) -> TransformerConfig:
         head_dim=8,
         mlp_size=128,
         max_position=512,
+        **others,
     )
 
 
