@@ -259,11 +259,32 @@ BUGS = {
         ["tests/models/test_rings.py", "-k", "as_good"],
     ),
     "a window counts from slots": PlantedBug(
-        "models/attention.py",
+        "models/attention_mask.py",
         "AttentionMask.seen",
         "jnp.where(B < 0, I, P)",
         "I",
         ["tests/models/test_attention.py", "-k", "dense and tree and 2-False"],
+    ),
+    "each device counts its part of a cache from the first slot": PlantedBug(
+        "models/attention.py",
+        "_attend_in_parts.attend_to_part",
+        "jax.lax.axis_index(A) * S",
+        "0",
+        ["tests/sharding/test_length.py", "-k", "logits and plain"],
+    ),
+    "sums of other devices are not scaled to the best score": PlantedBug(
+        "models/attention.py",
+        "_Sums.of_all",
+        "jax.lax.pmax(B, A)",
+        "B",
+        ["tests/sharding/test_length.py", "-k", "logits and plain"],
+    ),
+    "a part of a ring wraps around at its size": PlantedBug(
+        "models/cache.py",
+        "KVState.indices",
+        "size or S",
+        "S",
+        ["tests/sharding/test_length.py", "-k", "logits and window"],
     ),
     "min_tokens holds a stop string off one token too long": PlantedBug(
         "engine/detokenizer.py",

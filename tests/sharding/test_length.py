@@ -66,24 +66,30 @@ TREE = np.tri(5, dtype=bool) & ~np.eye(5, k=-3, dtype=bool)
 
 @functools.partial(jax.jit, static_argnums=1)
 def logits(model: Model, backend: str):
-    """Of a padded prompt, of tokens after it, and of a tree after these."""
+    """Of a padded prompt, of a part of it that follows, of tokens after it, and of a tree.
+
+    Texts become longer than the ring of a layer with a window, which has 64 slots.
+    """
     model = dataclasses.replace(model, attention=backend)
     rng = np.random.default_rng(0)
-    prompt, drafted = (jnp.asarray(rng.integers(0, VOCAB, (4, n)), jnp.int32) for n in (40, 5))
-    lengths = jnp.asarray([40, 1, 17, 33], jnp.int32)
-    cache = model.new_cache(4, 80, headroom=48)
-    first, _, cache = model.score(prompt, cache, num_tokens=lengths)
-    cache = cache.with_lengths(lengths)
-    second, _, cache = model.score(drafted, cache)
-    cache = cache.with_lengths(lengths + 2)
-    third, _, cache = model.score(
+    *prompt, drafted = (jnp.asarray(rng.integers(0, VOCAB, (4, n)), jnp.int32) for n in (40, 40, 5))
+    lengths, found = jnp.asarray([40, 1, 17, 33], jnp.int32), []
+    cache = model.new_cache(4, 160, headroom=40)
+    for part in prompt:
+        out, _, cache = model.score(part, cache, num_tokens=lengths)
+        cache = cache.with_lengths(cache.lengths + lengths)
+        found.append(jnp.where((jnp.arange(40)[None] < lengths[:, None])[..., None], out, 0.0))
+    out, _, cache = model.score(drafted, cache)
+    found.append(out)
+    cache = cache.with_lengths(cache.lengths + 2)
+    out, _, cache = model.score(
         drafted, cache, AttentionMask.branching(cache, np.array([0, 1, 2, 2, 3]), TREE)
     )
+    found.append(out)
     sources = cache.lengths[:, None] + jnp.asarray([[0, 2, 4]])
-    cache = cache.gather(sources, cache.lengths).with_lengths(lengths + 5)
-    fourth, _, _ = model.score(drafted, cache)
-    real = (jnp.arange(40)[None] < lengths[:, None])[..., None]
-    return jnp.where(real, first, 0.0), second, third, fourth
+    cache = cache.gather(sources, cache.lengths).with_lengths(cache.lengths + 3)
+    out, _, _ = model.score(drafted, cache)
+    return *found, out
 
 
 @pytest.mark.parametrize("rounded", often([False, True], [False]), ids=["wide", "int8"])
