@@ -145,10 +145,8 @@ def _dense(
     zero_unseen: bool = True,
 ) -> Float[Array, "batch kv_heads rows head_dim"]:
     """The reference: all slots at once."""
-    slots = jnp.arange(cache.slots, dtype=jnp.int32)
-    seen, distance = mask.seen(cache.indices(slots, mask.end), options.window)
-    keys, values = (_to_float32(each, seen, zero_unseen) for each in (cache.keys, cache.values))
-    scores = _scores(rows, keys, seen, distance, options, bias, cache.precision)
+    part = _Part(0, cache.slots)
+    scores, values = _all_scores(rows, cache, mask, options, bias, zero_unseen, part)
     weights = jax.nn.softmax(scores, axis=-1)
     return _weighted_sum(weights, values, cache.precision)
 
@@ -312,11 +310,26 @@ def _dense_sums(
     part: _Part,
 ) -> _Sums:
     """The sums over all slots of a part at once."""
+    scores, values = _all_scores(rows, cache, mask, options, bias, zero_unseen, part)
+    return _Sums.empty(rows).add(scores, values, cache.precision)
+
+
+def _all_scores(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    cache: KVState,
+    mask: AttentionMask,
+    options: ScoreOptions,
+    bias: Float[Array, "heads distances"] | None,
+    zero_unseen: bool,
+    part: _Part,
+) -> tuple[
+    Float[Array, "batch kv_heads rows slots"], Float[Array, "batch kv_heads slots head_dim"]
+]:
+    """The scores of all slots of a part, and their values in float32."""
     slots = jnp.arange(cache.slots, dtype=jnp.int32)
     seen, distance = mask.seen(part.indices(cache, slots, mask.end), options.window)
     keys, values = (_to_float32(each, seen, zero_unseen) for each in (cache.keys, cache.values))
-    scores = _scores(rows, keys, seen, distance, options, bias, cache.precision)
-    return _Sums.empty(rows).add(scores, values, cache.precision)
+    return _scores(rows, keys, seen, distance, options, bias, cache.precision), values
 
 
 def _native(

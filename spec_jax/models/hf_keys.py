@@ -5,6 +5,7 @@ Another key might change what a model computes, so a checkpoint with it is refus
 
 import functools
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 
 from spec_jax.errors import CheckpointError
@@ -18,17 +19,26 @@ def check_keys(model_type: str, config: Config) -> None:
       CheckpointError: it has such keys; the message names them.
     """
     harmless, read = _table()
-    names = harmless | read[model_type]
-    unknown = {
+    refuse_others(
+        config, harmless | read[model_type], f"settings that are not known for {model_type}"
+    )
+
+
+def refuse_others(settings: Config, names: Collection[str], what: str) -> None:
+    """Refuses settings that have other names, unless they are null or false.
+
+    Raises:
+      CheckpointError: there are some; the message names them, and calls them `what`.
+    """
+    others = {
         key: value
-        for key, value in config.items()
+        for key, value in settings.items()
         if key not in names and value is not None and value is not False
     }
-    if unknown:
+    if others:
         raise CheckpointError(
-            f"the checkpoint's config has settings that are not known for {model_type}: "
-            f"{str(unknown)[:300]}. They may change what the model computes; remove them if they "
-            "do not."
+            f"the checkpoint's config has {what}: {str(others)[:300]}. They may change what the "
+            "model computes; remove them if they do not."
         )
 
 

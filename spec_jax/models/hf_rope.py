@@ -7,6 +7,7 @@ from typing import Any
 from spec_jax.errors import CheckpointError
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Config, get, integer, number
+from spec_jax.models.hf_keys import refuse_others
 from spec_jax.models.rotary import LongRopeScaling, RopeScaling, YarnScaling
 
 
@@ -61,7 +62,7 @@ _KEYS = frozenset(
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", ORIGINAL),
         *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
         *("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
-        *("max_position_embeddings", "finetuned"),  # change no number
+        "finetuned",  # changes no number
     }
 )
 
@@ -72,17 +73,7 @@ def check_rope_keys(settings: Config, names: Collection[str] = _KEYS) -> None:
     Raises:
       CheckpointError: there are others than these names.
     """
-    unknown = {
-        key: value
-        for key, value in settings.items()
-        if key not in names and value is not None and value is not False
-    }
-    if unknown:
-        raise CheckpointError(
-            "the checkpoint's config has rotary settings that are not known: "
-            f"{str(unknown)[:300]}. They may change what the model computes; remove them if they "
-            "do not."
-        )
+    refuse_others(settings, names, "rotary settings that are not known")
 
 
 def rope_settings(config: Config) -> Config:
