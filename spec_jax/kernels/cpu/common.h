@@ -254,24 +254,38 @@ INLINE void with_count(int64_t count, Function function, std::integer_sequence<i
   (void)((count == N + 1 && (function(std::integral_constant<int, N + 1>()), true)) || ...);
 }
 
-// Runs task(0) to task(count - 1) on the caller and the pool's threads. The caller takes part, and
-// waits only for tasks that a thread has begun, so that it cannot wait for a thread that waits.
+// Runs task(0) to task(count - 1) on the caller and the pool's threads. Each thread has a share of
+// neighbouring tasks, which read neighbouring memory, and then helps the others. The caller takes
+// part, and waits only for tasks that a thread has begun, so that it cannot wait for one that waits.
 template <class Pool, class Task>
 void parallel(Pool& pool, int64_t count, const Task& task) {
-  struct Progress {
-    std::atomic<int64_t> next{0}, done{0};
+  struct alignas(64) Share {  // in separate lines of the caches
+    std::atomic<int64_t> next;
+    int64_t end;
   };
-  auto progress = std::make_shared<Progress>();
-  auto work = [progress, count, &task] {
+  struct Progress {
+    std::vector<Share> shares;
+    std::atomic<int64_t> done{0};
+    explicit Progress(int64_t threads) : shares(threads) {}
+  };
+  const int64_t threads = std::clamp<int64_t>(count, 1, std::max<int64_t>(pool.num_threads(), 1));
+  auto progress = std::make_shared<Progress>(threads);
+  for (int64_t t = 0; t < threads; ++t) {
+    progress->shares[t].next = count * t / threads;
+    progress->shares[t].end = count * (t + 1) / threads;
+  }
+  auto work = [progress, threads, &task](int64_t thread) {
     // A thread that comes late finds nothing left and does not touch `task`, which may be gone.
-    for (int64_t i; (i = progress->next.fetch_add(1)) < count;) {
-      task(i);
-      progress->done.fetch_add(1, std::memory_order_release);
+    for (int64_t k = 0; k < threads; ++k) {
+      Share& share = progress->shares[(thread + k) % threads];
+      for (int64_t i; (i = share.next.fetch_add(1)) < share.end;) {
+        task(i);
+        progress->done.fetch_add(1, std::memory_order_release);
+      }
     }
   };
-  int64_t helpers = std::min<int64_t>(pool.num_threads(), count) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(decltype(work)(work));
-  work();
+  for (int64_t t = 1; t < threads; ++t) pool.Schedule([work, t] { work(t); });
+  work(0);
   for (int spins = 0; progress->done.load(std::memory_order_acquire) < count; ++spins) {
     if (spins > 2000) std::this_thread::yield();
   }

@@ -26,7 +26,7 @@ void run(Pool& pool, std::vector<Call> calls) {
   int64_t threads = std::max<int64_t>(1, pool.num_threads());
   // Neighbouring panels in a task, a multiple of kTilePanels. Several tasks a thread, so that none
   // waits long.
-  const int64_t share = std::max(kTaskBytes, total / (32 * threads));
+  const int64_t share = std::max(kTaskBytes, total / (8 * threads));
   struct Task {
     const Call* call;
     const Matrix* matrix;
