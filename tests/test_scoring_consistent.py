@@ -44,7 +44,7 @@ def plain(models):
     return llm, [each.token_ids for each in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.mark.parametrize("name", often(DRAFTS, ["a draft of varying length", "universal_text"]))
+@pytest.mark.parametrize("name", often(DRAFTS, ["a draft of varying length"]))
 def test_tokens_in_bfloat16_are_those_of_plain_decoding_of_the_same_width(models, plain, name):
     llm, texts = plain
     options = {"draft_length_policy": "constant", **DRAFTS[name]}

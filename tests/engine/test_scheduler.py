@@ -139,7 +139,7 @@ def test_random_schedules_change_no_token_in_programs_of_their_features(method, 
         check_schedule(method, seed, max_num_seqs=1 + seed % 5)
 
 
-@pytest.mark.parametrize("method", often(METHODS, ["other"]))
+@pytest.mark.parametrize("method", often(METHODS, ["prompt_lookup"]))
 def test_a_running_batch_grows_and_its_rows_notice_nothing(method, monkeypatch):
     """More rows, longer texts, more stop tokens, log-probabilities: each is a compiled copy."""
     monkeypatch.setattr(scheduler_module, "ROUNDS_PER_STEP", 2)

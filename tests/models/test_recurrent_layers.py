@@ -162,7 +162,7 @@ def step_by_step(kind: str, prompt: list[int], count: int) -> list[int]:
 ENGINES = ("none", "self", "other, varying", "prompt_lookup", "early_exit")
 
 
-@pytest.mark.parametrize("method", often(ENGINES, ["self", "prompt_lookup"]))
+@pytest.mark.parametrize("method", often(ENGINES, ["prompt_lookup"]))
 def test_greedy_tokens_of_the_engine(method):
     """Target and draft have layers of all kinds; five requests share three slots."""
     engine = make_engine(method, model("mixed"), model("mixed", 1), max_len=CAPACITY)

@@ -16,6 +16,7 @@ from spec_jax.planning import make_plan
 from spec_jax.planning.pair import Pair
 from spec_jax.sharding import Layout
 from tests.checkpoints import tiny
+from tests.often import often
 from tests.planning.shapes import shape_for
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,9 @@ def test_layers_that_draft_are_not_offloaded():
     assert found.prefill.held_bytes - found.round.cache_bytes == found.round.weight_bytes
 
 
-@pytest.mark.parametrize("method", ["early_exit", "prompt_lookup", "none"])
+@pytest.mark.parametrize(
+    "method", often(["early_exit", "prompt_lookup", "none"], ["prompt_lookup"])
+)
 def test_what_is_compiled_without_a_draft_model_is_what_is_planned(method):
     found = planned("cpu-2", method=method, num_speculative_tokens=2, batch=2, compile=True)
     held = found.round.weight_bytes + found.round.cache_bytes

@@ -40,7 +40,7 @@ CASES = [
     ("draft_model", 1, "int4", 2),
     ("early_exit", 2, "int4", 0),
 ]
-SOME = [("draft_model", 2, "int8", 0)]
+SOME = [("early_exit", 2, "int4", 0)]
 
 
 @pytest.mark.parametrize(("method", "devices", "quantization", "resident"), often(CASES, SOME))
