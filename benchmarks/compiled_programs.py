@@ -70,6 +70,8 @@ def pairs():
         "llama-405b": (recipe("llama-405b"), None, "tpu-v5p-64"),
         "llama-70b-v6e": (large, small, "tpu-v6e-16"),
         "llama-70b-v5e-64": (large, small, "tpu-v5e-64"),
+        "llama-70b-long": (large, small, "tpu-v5e-16-long"),
+        "llama-405b-long": (recipe("llama-405b"), None, "tpu-v5p-64-long"),
     }
 
 
