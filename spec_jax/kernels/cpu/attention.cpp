@@ -270,7 +270,7 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
   });
 }
 
-constexpr int64_t kTaskProducts = 1 << 17;  // fewer are not worth a second thread
+constexpr int64_t kTaskProducts = 1 << 15;  // fewer are not worth a second thread
 
 template <class Pool>
 void run(Pool& pool, const Attend& call) {
