@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+import tomllib
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.checkpoints.safetensors_files import SafetensorsFiles
 from spec_jax.checkpoints.shape import gguf_shape, hf_shape
 from spec_jax.errors import SpecJaxError, raising_panics
-from spec_jax.models import whisper
+from spec_jax.models import hf_keys, whisper
 from spec_jax.models.registry import FAMILIES
 from spec_jax.text import chat_template
 from tests.checkpoints.tiny import CONFIG, TEMPLATE, llama_tensors, write_directory, write_gguf
@@ -272,7 +273,9 @@ def _configs() -> dict[str, dict[str, Any]]:
 
 def _unknown_keys(path, random):
     configs = _configs()
-    names = sorted({name for config in configs.values() for name in config} | {"type"})
+    table = tomllib.loads(Path(hf_keys.__file__).with_suffix(".toml").read_text())
+    harmless = {name for names in table["harmless"].values() for name in names}
+    names = sorted({name for config in configs.values() for name in config} | {"type"} | harmless)
     values = [value for value in HOSTILE if value is not None]
 
     def mutant():
