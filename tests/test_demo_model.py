@@ -99,8 +99,8 @@ def demo_llm(demo_recipe):
 def test_blocks_of_a_gguf_file_say_what_their_numbers_in_full_say(demo_recipe):
     """Greedy texts of 20 prompts; the two sums are added up in different orders."""
     params = SamplingParams(max_tokens=64)
-    options = {"max_model_len": 512, "max_num_seqs": 20, "dtype": "float32"}
-    options["activations"] = "float32"
+    in_full = {"dtype": "float32", "activations": "float32"}
+    options = {"max_model_len": 512, "max_num_seqs": 20, **in_full}
     answers = {}
     for quantization in ("gguf", "none"):
         llm = LLM(str(demo_recipe), quantization=quantization, **options)
