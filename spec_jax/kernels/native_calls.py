@@ -1,7 +1,7 @@
 """Calls of native code from programs on one CPU."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,58 +69,104 @@ def _products(target: str, inputs: list[Array], weights: Sequence[PackedWeight])
     return list(outputs)
 
 
-def attention(
-    queries: Float[Array, "batch kv_heads rows head_dim"],
-    keys: Float[Array, "batch kv_heads slots head_dim"],
-    values: Float[Array, "batch kv_heads slots head_dim"],
-    positions: Int[Array, "batch tokens"],
-    start: Int[Array, " batch"],
-    context_lengths: Int[Array, " batch"],
-    tree_mask: Bool[Array, "tokens num_recent"] | None,
-    depths: Int[Array, " num_recent"] | None,
-    slopes: Float[Array, " heads"],
-    *,
-    cap: float | None,
-    window: int | None,
-    ring: bool,
-) -> Float[Array, "batch kv_heads rows head_dim"]:
-    """Attention in float32 over the slots that some token sees; other slots are not read.
+class AttentionCall(NamedTuple):
+    """What attention reads of a call, whatever it writes; in float32.
 
-    `positions` to `depths` are fields of `models.attention.AttentionMask`, `slopes` to `window` of
-    `models.attention.ScoreOptions`, and `ring` of `models.cache.KVState`.
+    `positions` to `depths` are fields of `models.attention_mask.AttentionMask`, and `slopes` to
+    `window` of `ScoreOptions` there.
 
-    Args:
-      queries: scaled queries; one head follows another, each with a row for each token.
-      keys: the cache's keys, with the keys of the new tokens.
-      values: the cache's values, with the values of the new tokens.
+    Attributes:
+      queries: one head follows another.
+      rotation: cosines and sines that turn the leading `2 * half` numbers of a head.
       positions: the position of each new token.
       start: the index of each row's first new token.
       context_lengths: how many tokens all new tokens see.
       tree_mask: which tokens after the context each new token sees, or None.
       depths: how far these tokens are from the text's end, or None.
       slopes: by how much a head's scores fall with the distance to a token.
+      scale: queries are multiplied by it.
       cap: the bound of the scores, or None.
       window: how many tokens back a token sees, or None for all.
-      ring: whether the slots are a ring.
+      ring: whether the slots of the cache are a ring, see `models.cache.KVState`.
     """
-    if tree_mask is None or depths is None:
-        tree_mask = jnp.zeros((positions.shape[1], 0), bool)
-        depths = jnp.zeros((0,), jnp.int32)
-    call = _call(native.ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32))
-    return call(
-        queries,
-        keys,
-        values,
-        positions,
-        start,
-        context_lengths,
-        tree_mask,
-        depths,
-        slopes,
-        cap=np.float32(cap or 0),
-        window=window or 0,
-        ring=ring,
-    )
+
+    queries: Float[Array, "batch tokens heads head_dim"]
+    rotation: Float[Array, "2 batch tokens half"]
+    positions: Int[Array, "batch tokens"]
+    start: Int[Array, " batch"]
+    context_lengths: Int[Array, " batch"]
+    tree_mask: Bool[Array, "tokens num_recent"] | None
+    depths: Int[Array, " num_recent"] | None
+    slopes: Float[Array, " heads"]
+    scale: float
+    cap: float | None
+    window: int | None
+    ring: bool
+
+    def arrays(self, keys: Array, values: Array) -> list[Array]:
+        """The operands of native code."""
+        tree_mask, depths = self.tree_mask, self.depths
+        if tree_mask is None or depths is None:
+            tree_mask = jnp.zeros((self.positions.shape[1], 0), bool)
+            depths = jnp.zeros((0,), jnp.int32)
+        lengths = self.positions, self.start, self.context_lengths
+        return [self.queries, self.rotation, keys, values, *lengths, tree_mask, depths, self.slopes]
+
+    def options(self) -> dict[str, Any]:
+        """The attributes of native code."""
+        return {
+            "scale": np.float32(self.scale),
+            "cap": np.float32(self.cap or 0),
+            "window": self.window or 0,
+            "ring": self.ring,
+        }
+
+
+def attention(
+    call: AttentionCall,
+    keys: Float[Array, "batch kv_heads slots head_dim"],
+    values: Float[Array, "batch kv_heads slots head_dim"],
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """Attention over the slots that some token sees; other slots are not read.
+
+    Args:
+      call: the new tokens.
+      keys: the cache's keys, with the keys of the new tokens.
+      values: the cache's values, with the values of the new tokens.
+    """
+    result = jax.ShapeDtypeStruct(call.queries.shape, jnp.float32)
+    return _call(native.ATTENTION, result)(*call.arrays(keys, values), **call.options())
+
+
+def write_and_attend(
+    call: AttentionCall,
+    keys: Float[Array, "batch kv_heads slots head_dim"],
+    values: Float[Array, "batch kv_heads slots head_dim"],
+    new_keys: Float[Array, "batch tokens kv_heads head_dim"],
+    new_values: Float[Array, "batch tokens kv_heads head_dim"],
+    num_tokens: Int[Array, " batch"] | None,
+) -> tuple[Array, Array, Array]:
+    """Attention after new keys, which it rotates, and new values are written; in place.
+
+    Args:
+      call: the new tokens.
+      keys: the cache's keys.
+      values: the cache's values.
+      new_keys: the keys of the new tokens.
+      new_values: the values of the new tokens.
+      num_tokens: how many of each row's new tokens are written; None for all.
+
+    Returns:
+      As `attention`, and the cache's keys and values.
+    """
+    if num_tokens is None:
+        num_tokens = jnp.zeros((0,), jnp.int32)
+    arrays = [*call.arrays(keys, values), new_keys, new_values, num_tokens]
+    results = [
+        jax.ShapeDtypeStruct(each.shape, jnp.float32) for each in (call.queries, keys, values)
+    ]
+    run = _call(native.WRITE_AND_ATTEND, results, input_output_aliases={2: 1, 3: 2})
+    return tuple(run(*arrays, **call.options()))
 
 
 def norm(
@@ -156,8 +202,8 @@ def warp(
     return call(logits, temperature, top_k.astype(jnp.int32), top_p, min_p)
 
 
-def _call(target: str, result: Any) -> Callable[..., Any]:
+def _call(target: str, result: Any, **options: Any) -> Callable[..., Any]:
     """A function of the library, for programs."""
     if not native.available():
         raise RuntimeError(f"native code is needed and cannot be loaded: {native.description()}")
-    return jax.ffi.ffi_call(target, result)
+    return jax.ffi.ffi_call(target, result, **options)

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.kernels import native_calls
+from spec_jax.models import native_attention
 from spec_jax.models.attention_mask import AttentionMask, ScoreOptions
 from spec_jax.models.cache import KV_AXES, Int8KV, KVBuffer, KVState
+from spec_jax.models.layers import rotate
 from spec_jax.sharding import Placement
 
+NATIVE = "native"
 MAX_KEY_BLOCK = 256
 """How many keys `blocked` reads at a time, at most. With fewer than 64 it is slow."""
 MIN_KEY_BLOCK = 32
@@ -36,25 +38,33 @@ def attention(
     scores: ScoreOptions,
     bias: Float[Array, "heads distances"] | None = None,
     *,
+    rotation: Float[Array, "2 batch tokens half"] | None = None,
     backend: str | None = None,
     placement: Placement = Placement.single_device(),
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], KVState]:
     """Grouped-query attention of new tokens over the cache, in float32.
 
     Args:
-      queries: of the new tokens, rotated.
-      keys: of the new tokens, rotated.
+      queries: of the new tokens.
+      keys: of the new tokens.
       values: of the new tokens.
       cache: the layer's state; None if the tokens see only each other.
       mask: the positions of the new tokens and what they see.
       scores: how scores become weights.
       bias: is added to the scores, see `attend`.
+      rotation: how queries and keys are rotated, see `layers.rotate`; by default they are not.
       backend: a name of `BACKENDS`; the fastest by default, see `fastest`.
       placement: how the model lies on devices.
 
     Returns:
       The weighted values, and the cache with the new tokens.
     """
+    if cache is not None and _is_native(backend, cache, bias):
+        return native_attention.write_and_attend(
+            queries, keys, values, cache, mask, scores, rotation
+        )
+    if rotation is not None:
+        queries, keys = rotate(queries, rotation), rotate(keys, rotation)
     cache = write_kv(keys, values, cache, mask.start, placement, mask.num_tokens)
     out = attend(queries, cache, mask, scores, bias, backend=backend, placement=placement)
     return out, cache
@@ -100,9 +110,10 @@ def attend(
     See `attention` for the arguments. `bias` [heads, 2 D + 1] is added to the scores by the
     distance from key to query, from -D to D; larger distances take the first or the last (T5).
     """
-    is_plain = bias is None and not isinstance(cache.keys, Int8KV)
+    if _is_native(backend, cache, bias):
+        return native_attention.attend(queries, cache, mask, scores)
     platform = placement.platform
-    if backend is None or (backend == "native" and not is_plain):
+    if backend is None or backend == NATIVE:
         backend = fastest(platform, queries.shape[1], cache.slots)
     batch, tokens, heads, head_dim = queries.shape
     kv_heads = cache.keys.shape[1]
@@ -117,9 +128,13 @@ def attend(
     if shards > 1 and cache.slots % shards == 0:
         out = _attend_in_parts(*arguments, backend, placement)
     else:
-        out = BACKENDS[backend](*arguments)
+        out = _IN_XLA[backend](*arguments)
     out = out.reshape(batch, kv_heads, group, tokens, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, tokens, heads, head_dim)
+
+
+def _is_native(backend: str | None, cache: KVState, bias: Array | None) -> bool:
+    return backend == NATIVE and bias is None and not isinstance(cache.keys, Int8KV)
 
 
 def fastest(platform: str, tokens: int, slots: int) -> str:
@@ -332,36 +347,6 @@ def _all_scores(
     return _scores(rows, keys, seen, distance, options, bias, cache.precision), values
 
 
-def _native(
-    rows: Float[Array, "batch kv_heads rows head_dim"],
-    cache: KVState,
-    mask: AttentionMask,
-    options: ScoreOptions,
-    bias: Float[Array, "heads distances"] | None = None,
-    zero_unseen: bool = True,
-) -> Float[Array, "batch kv_heads rows head_dim"]:
-    """One call of native code on CPU."""
-    assert bias is None and (mask.causal or not options.slopes)
-    assert isinstance(cache.keys, jax.Array) and isinstance(cache.values, jax.Array)
-    positions = mask.positions
-    if not mask.causal:  # all stand where the text's last token does, and see what it sees
-        positions = jnp.broadcast_to(mask.context_lengths[:, None] - 1, positions.shape)
-    return native_calls.attention(
-        rows,
-        cache.keys,
-        cache.values,
-        positions,
-        mask.start,
-        mask.context_lengths,
-        mask.tree_mask,
-        mask.depths,
-        jnp.asarray(options.slopes, jnp.float32),
-        cap=options.cap,
-        window=options.window,
-        ring=cache.ring,
-    )
-
-
 def _to_float32(
     each: KVBuffer, seen: Bool[Array, "batch tokens some"], zero_unseen: bool
 ) -> Float[Array, "batch kv_heads some head_dim"]:
@@ -411,5 +396,6 @@ def _weighted_sum(
     return jnp.einsum("bkrs,bksd->bkrd", weights, values, precision=precision)
 
 
-BACKENDS = {"dense": _dense, "blocked": _blocked, "native": _native}
+_IN_XLA = {"dense": _dense, "blocked": _blocked}
+BACKENDS = (*_IN_XLA, NATIVE)
 """How attention is computed; all give the same but for rounding."""

@@ -167,6 +167,11 @@ class KVState:
         """The precision of products with them."""
         return None if isinstance(self.keys, Int8KV) else precision_of(self.keys.dtype)
 
+    def check_room(self, count: int) -> None:
+        """Raises ValueError if this many tokens, written at once, would overwrite each other."""
+        if self.ring and count > self.slots:
+            raise ValueError(f"{count} tokens do not fit into a ring of {self.slots} slots")
+
     def write(
         self,
         keys: Float[Array, "batch tokens kv_heads head_dim"],
@@ -193,9 +198,8 @@ class KVState:
         count = new[0].shape[2]
         order = jnp.arange(count, dtype=jnp.int32)[None]
         slots = start[:, None] + order
+        self.check_room(count)
         if self.ring:
-            if count > self.slots:
-                raise ValueError(f"{count} tokens do not fit into a ring of {self.slots} slots")
             slots = slots % self.slots
         if num_tokens is not None:  # a slot past the end drops the token
             slots = jnp.where(order < num_tokens[:, None], slots, self.slots + order)

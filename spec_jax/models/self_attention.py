@@ -11,7 +11,7 @@ from spec_jax.models.attention import attend, attention, write_kv
 from spec_jax.models.cache import KVState, StateSize
 from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.models.context import LayerContext
-from spec_jax.models.layers import Linear, Norm, project, rotate
+from spec_jax.models.layers import Linear, Norm, project
 
 
 class Attention(nnx.Module):
@@ -66,8 +66,6 @@ class Attention(nnx.Module):
             for each, axis in zip(projected, axes, strict=True)
         ]
         q, k, v = _normed(norms, heads, context.backend) if self.normed == "head" else heads
-        if context.rotation is not None:
-            q, k = rotate(q, context.rotation), rotate(k, context.rotation)
         out, state = attention(
             q,
             k,
@@ -76,6 +74,7 @@ class Attention(nnx.Module):
             context.mask,
             context.scores,
             context.bias,
+            rotation=context.rotation,
             backend=context.backend,
             placement=context.placement,
         )

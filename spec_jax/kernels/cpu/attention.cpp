@@ -1,342 +1,101 @@
-// Attention of new tokens over a cache, which reads the keys and values that they see and no others.
-//
-// `spec_jax/models/attention.py` says what a token sees (`Pattern.seen`) and what becomes of scores
-// (`Scores`); `distance` and `attend` here say the same.
+// How programs call attention.
 
-#include "common.h"
+#include "attention.h"
 
 namespace {
 
-// Query rows of a task, which share the keys that it transposes; fewer where threads would idle.
-constexpr int64_t kLeastRows = 24, kMostRows = 72;
-#if defined(__AVX512F__)
-constexpr int kMixRows = 6, kMixPanels = 4;
-#else
-constexpr int kMixRows = 6, kMixPanels = 1;
-#endif
-
-constexpr int64_t kUnseen = INT64_MIN;
-
-struct Attend {
-  int64_t batch, heads, rows, width, slots;  // of queries [batch, heads, rows, width]
-  int64_t tokens, recent, window;            // a window of 0 sees all
-  bool ring;
-  float cap;  // of scores; 0 for none
-  const float *queries, *keys, *values;
-  const float* slopes;  // [heads, rows / tokens], or null
-  const int32_t *positions, *start, *text, *depths;
-  const bool* among;  // [tokens, recent]
-  float* out;
-
-  bool sees(int64_t b, int64_t token, int64_t slot) const {
-    return distance(b, token, slot) != kUnseen;
-  }
-
-  // How far a slot's key stands behind a token that sees it.
-  int64_t distance(int64_t b, int64_t token, int64_t slot) const {
-    int64_t index = slot, at = positions[b * tokens + token];
-    if (ring) {
-      int64_t newest = start[b] + tokens - 1;
-      index = newest - ((newest - slot) % slots + slots) % slots;
-    }
-    if (index < 0) return kUnseen;
-    int64_t position = index, behind = index - text[b];
-    if (!recent) {
-      if (index > at) return kUnseen;
-    } else if (behind >= 0) {
-      if (behind >= recent || !among[token * recent + behind]) return kUnseen;
-      position = text[b] + depths[behind];
-    }
-    return !window || at - position < window ? at - position : kUnseen;
-  }
-};
-
-// tanh in absolute terms: 1e-7.
-INLINE Part tanh_of(Part x) {
-  Part size = x < 0 ? -x : x;
-  Part e = exp_of_negative(size * -2.0f);
-  Part large = (1.0f - e) / (1.0f + e), square = x * x;
-  Part small = size * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15)));
-  Part found = size < 0.05f ? small : large;
-  return x < 0 ? -found : found;
-}
-
-// scores[j] = function(scores[j], lane) for `padded` scores, a register at a time.
-template <class Function>
-INLINE void for_parts(float* scores, int64_t padded, Function function) {
-  constexpr int kStep = kLanes / kParts;
-  for (int64_t j = 0; j < padded; j += kLanes) {
-#pragma GCC unroll 4
-    for (int n = 0; n < kParts; ++n) {
-      Part each = function(load<Part>(scores + j + n * kStep), n);
-      std::memcpy(scores + j + n * kStep, &each, sizeof(each));
-    }
-  }
-}
-
-#define LOW(lane, step) ((lane) & (step) ? kLanes + (lane) - (step) : (lane))
-#define HIGH(lane, step) ((lane) & (step) ? kLanes + (lane) : (lane) + (step))
-#define EACH(side, step)                                                                  \
-  side(0, step), side(1, step), side(2, step), side(3, step), side(4, step), side(5, step), \
-      side(6, step), side(7, step), side(8, step), side(9, step), side(10, step),           \
-      side(11, step), side(12, step), side(13, step), side(14, step), side(15, step)
-
-template <int Step>
-INLINE void swap_blocks(Floats (&rows)[kLanes]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    if (i & Step) continue;
-    Floats low = __builtin_shufflevector(rows[i], rows[i + Step], EACH(LOW, Step));
-    rows[i + Step] = __builtin_shufflevector(rows[i], rows[i + Step], EACH(HIGH, Step));
-    rows[i] = low;
-  }
-}
-
-INLINE void transpose(Floats (&rows)[kLanes]) {
-  swap_blocks<8>(rows);
-  swap_blocks<4>(rows);
-  swap_blocks<2>(rows);
-  swap_blocks<1>(rows);
-}
-
-// Sums of values weighted by `R` rows of scores, `P` panels of 16 features from `feature` on.
-template <int R, int P>
-void mix(const float* weights, int64_t stride, const float* values, const int32_t* slots,
-         int64_t count, int64_t width, int64_t feature, const float* scales, float* out,
-         int64_t out_width) {
-  constexpr int N = P * kParts;
-  Part sums[R][N] = {};
-  for (int64_t j = 0; j < count; ++j) {
-    const float* from = values + (slots ? slots[j] : j) * width + feature;
-    Part value[N];
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) value[n] = load<Part>((const Part*)from + n);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      float weight = weights[r * stride + j];
-#pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) sums[r][n] += value[n] * weight;
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int p = 0; p < P; ++p) {
-      Floats sum = load<Floats>(&sums[r][p * kParts]) * scales[r];
-      int64_t at = feature + p * kLanes;
-      int64_t lanes = std::min<int64_t>(kLanes, out_width - at);
-      if (lanes > 0) std::memcpy(out + r * out_width + at, &sum, lanes * sizeof(float));
-    }
-  }
-}
-
-// Some neighbouring rows of one key/value head.
-void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t count) {
-  const int64_t width = call.width, where = b * call.heads + head;
-  const float* queries = call.queries + (where * call.rows + row) * width;
-  const float* keys = call.keys + where * call.slots * width;
-  const float* values = call.values + where * call.slots * width;
-  float* out = call.out + (where * call.rows + row) * width;
-
-  int64_t lowest = INT64_MAX, highest = 0;
-  for (int64_t r = row; r < row + count; ++r) {
-    int64_t at = call.positions[b * call.tokens + r % call.tokens];
-    lowest = std::min(lowest, at), highest = std::max(highest, at);
-  }
-  // Slots from `first` to `end` are looked at; all rows see those below `whole`.
-  int64_t first = 0, whole = 0, end = std::min<int64_t>(call.slots, call.start[b] + call.tokens);
-  if (!call.ring) {
-    if (!call.recent) end = std::min(end, highest + 1);
-    // A key's lane, and so the order of a row's sums, depends on its slot alone.
-    if (call.window) first = std::max<int64_t>(0, lowest - call.window + 1) / kLanes * kLanes;
-    if (!call.window) whole = std::min<int64_t>(end, call.recent ? call.text[b] : lowest + 1);
-  }
-  std::vector<int32_t> slots;
-  std::vector<uint8_t> seen;  // by slot from `whole` on, then by row; empty if a row sees all
-                              // slots up to its position
-  const bool in_order = !call.ring && !call.recent && !call.window;
-  if (in_order) whole = end;
-  for (int64_t slot = 0; slot < whole; ++slot) slots.push_back(slot);
-  int32_t any_seen = 0;
-  for (int64_t slot = std::max(first, whole); slot < end; ++slot) {
-    bool any = false;
-    for (int64_t r = row; r < row + count; ++r) {
-      bool one = call.sees(b, r % call.tokens, slot);
-      seen.push_back(one), any |= one;
-    }
-    if (any) any_seen = slot;
-    slots.push_back(any ? slot : -1);
-  }
-  // What nobody sees may hold anything, a NaN too: another slot is read in its place.
-  for (int32_t& slot : slots) slot = slot < 0 ? any_seen : slot;
-  const int64_t used = slots.size(), padded = (used + kLanes - 1) / kLanes * kLanes;
-
-  std::vector<float> scores(count * padded);
-  std::unique_ptr<Floats[]> turned(new Floats[width + kLanes]);
-  for (int64_t j = 0; j < padded; j += kLanes) {
-    for (int64_t d = 0; d < width; d += kLanes) {
-      Floats part[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        part[i] = j + i < used ? load_some(keys + slots[j + i] * width + d, width - d) : Floats{};
-      }
-      transpose(part);
-      std::memcpy(&turned[d], part, sizeof(part));
-    }
-    in_tiles<kTileRows>(count, [&](int64_t begin, int64_t tile_rows) {
-      with_count(
-          tile_rows,
-          [&](auto rows) {
-            constexpr int R = decltype(rows)::value;
-            Floats found[1][R];
-            // One sum a row, so that a row's score does not depend on how many rows there are.
-            tile<FloatStep, R, 1, 1>(turned.get(), 0, queries + begin * width, width, width,
-                                     found);
-            for (int r = 0; r < R; ++r) {
-              std::memcpy(&scores[(begin + r) * padded + j], &found[0][r], sizeof(Floats));
-            }
-          },
-          std::make_integer_sequence<int, kTileRows>());
-    });
-  }
-
-  float inverse[kMostRows];
-  for (int64_t r = 0; r < count; ++r) {
-    float* own = &scores[r * padded];
-    if (call.cap) {
-      for_parts(own, padded, [&](Part each, int) INLINE_LAMBDA {
-        return tanh_of(each / call.cap) * call.cap;
-      });
-    }
-    if (call.slopes) {
-      int64_t token = (row + r) % call.tokens, of_head = call.rows / call.tokens;
-      float slope = call.slopes[head * of_head + (row + r) / call.tokens];
-      for (int64_t j = 0; j < used; ++j) {
-        int64_t distance = call.distance(b, token, slots[j]);
-        if (distance != kUnseen) own[j] -= slope * distance;
-      }
-    }
-    for (int64_t j = whole; j < used; ++j) {
-      if (!seen[(j - whole) * count + r]) own[j] = -INFINITY;
-    }
-    int64_t last = in_order ? call.positions[b * call.tokens + (row + r) % call.tokens] : used;
-    for (int64_t j = std::min(last + 1, used); j < padded; ++j) own[j] = -INFINITY;
-    Part best[kParts], total[kParts] = {};
-    for (Part& each : best) each = Part{} - INFINITY;
-    for_parts(own, padded, [&](Part each, int n) INLINE_LAMBDA {
-      best[n] = each > best[n] ? each : best[n];
-      return each;
-    });
-    float most = -INFINITY, sum = 0;
-    for (const Part& each : best) {
-      for (int i = 0; i < kLanes / kParts; ++i) most = std::max(most, each[i]);
-    }
-    for_parts(own, padded, [&](Part each, int n) INLINE_LAMBDA {
-      each = exp_of_negative(each - most);
-      total[n] += each;
-      return each;
-    });
-    for (const Part& each : total) {
-      for (int i = 0; i < kLanes / kParts; ++i) sum += each[i];
-    }
-    inverse[r] = 1 / sum;
-  }
-
-  const int32_t* listed = slots.data();
-  int64_t value_width = width;
-  std::vector<float> copied;
-  if (width % kLanes) {  // vectors that end with a row's features
-    value_width = (width + kLanes - 1) / kLanes * kLanes;
-    copied.assign(used * value_width, 0);
-    for (int64_t j = 0; j < used; ++j) {
-      std::memcpy(&copied[j * value_width], values + slots[j] * width, width * sizeof(float));
-    }
-    values = copied.data(), listed = nullptr;
-  }
-  in_tiles<kMixRows>(count, [&](int64_t begin, int64_t tile_rows) {
-    with_count(
-        tile_rows,
-        [&](auto rows) {
-          constexpr int R = decltype(rows)::value;
-          int64_t at = 0;
-          auto some = [&](auto panels) {
-            constexpr int P = decltype(panels)::value;
-            for (; at + P * kLanes <= value_width; at += P * kLanes) {
-              mix<R, P>(&scores[begin * padded], padded, values, listed, used, value_width, at,
-                        inverse + begin, out + begin * width, width);
-            }
-          };
-          some(std::integral_constant<int, kMixPanels>());
-          some(std::integral_constant<int, 1>());
-        },
-        std::make_integer_sequence<int, kMixRows>());
-  });
-}
-
-constexpr int64_t kTaskProducts = 1 << 15;  // fewer are not worth a second thread
-
-template <class Pool>
-void run(Pool& pool, const Attend& call) {
-  const int64_t share = call.batch * call.heads * call.rows / (4 * pool.num_threads());
-  const int64_t most = std::clamp(share, kLeastRows, kMostRows);
-  const int64_t chunks = (call.rows + most - 1) / most;
-  auto task = [&](int64_t i) {
-    int64_t chunk = i % chunks, head = i / chunks % call.heads, b = i / chunks / call.heads;
-    int64_t begin = call.rows * chunk / chunks;
-    attend(call, b, head, begin, call.rows * (chunk + 1) / chunks - begin);
-  };
-  int64_t used = 0, count = call.batch * call.heads * chunks;
-  for (int64_t b = 0; b < call.batch; ++b) {
-    used += std::min<int64_t>(call.slots, call.start[b] + call.tokens);
-  }
-  if (used * call.heads * call.rows * call.width < kTaskProducts) {
-    for (int64_t i = 0; i < count; ++i) task(i);
-  } else {
-    parallel(pool, count, task);
-  }
-}
-
 namespace ffi = xla::ffi;
 
-ffi::Error Attention(ffi::ThreadPool pool, float cap, int64_t window, bool ring,
-                     ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::F32> keys,
-                     ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> positions,
-                     ffi::Buffer<ffi::S32> start, ffi::Buffer<ffi::S32> text,
-                     ffi::Buffer<ffi::PRED> among, ffi::Buffer<ffi::S32> depths,
-                     ffi::Buffer<ffi::F32> slopes, ffi::ResultBuffer<ffi::F32> out) {
-  auto sizes = queries.dimensions();
-  if (sizes.size() != 4 || keys.dimensions().size() != 4 || keys.dimensions()[3] != sizes[3] ||
-      keys.dimensions()[1] != sizes[1] || positions.dimensions().size() != 2) {
+using Floating = ffi::Buffer<ffi::F32>;
+using Integers = ffi::Buffer<ffi::S32>;
+
+// The call that reads a cache, or what is wrong with its sizes.
+ffi::Error read(Attend& call, float scale, float cap, int64_t window, bool ring, Floating queries,
+                Floating rotation, Floating keys, Floating values, Integers positions,
+                Integers start, Integers text, ffi::Buffer<ffi::PRED> among, Integers depths,
+                Floating slopes, ffi::ResultBuffer<ffi::F32> out) {
+  auto sizes = queries.dimensions(), cached = keys.dimensions(), turned = rotation.dimensions();
+  if (sizes.size() != 4 || cached.size() != 4 || cached[3] != sizes[3] || !cached[1] ||
+      sizes[2] % cached[1] || positions.dimensions().size() != 2 || turned.size() != 4 ||
+      2 * turned[3] > sizes[3]) {
     return ffi::Error::InvalidArgument("spec_jax_attention: sizes do not match");
   }
-  Attend call{};
-  call.batch = sizes[0], call.heads = sizes[1], call.rows = sizes[2], call.width = sizes[3];
-  call.slots = keys.dimensions()[2];
-  call.tokens = positions.dimensions()[1];
-  call.recent = depths.element_count();
-  call.window = window, call.ring = ring, call.cap = cap;
+  call.batch = sizes[0], call.tokens = sizes[1], call.width = sizes[3];
+  call.heads = cached[1], call.group = sizes[2] / cached[1], call.slots = cached[2];
+  call.recent = depths.element_count(), call.half = turned[3];
+  call.window = window, call.ring = ring, call.scale = scale, call.cap = cap;
   if (slopes.element_count()) call.slopes = slopes.typed_data();
-  call.queries = queries.typed_data(), call.keys = keys.typed_data();
-  call.values = values.typed_data(), call.positions = positions.typed_data();
-  call.start = start.typed_data(), call.text = text.typed_data();
-  call.depths = depths.typed_data(), call.among = among.typed_data();
-  call.out = out->typed_data();
-  if (call.batch && call.rows && call.slots) run(pool, call);
+  call.queries = queries.typed_data(), call.rotation = rotation.typed_data();
+  call.keys = keys.typed_data(), call.values = values.typed_data();
+  call.positions = positions.typed_data(), call.start = start.typed_data();
+  call.text = text.typed_data(), call.depths = depths.typed_data();
+  call.among = among.typed_data(), call.out = out->typed_data();
   return ffi::Error::Success();
+}
+
+ffi::Error Attention(ffi::ThreadPool pool, float scale, float cap, int64_t window, bool ring,
+                     Floating queries, Floating rotation, Floating keys, Floating values,
+                     Integers positions, Integers start, Integers text,
+                     ffi::Buffer<ffi::PRED> among, Integers depths, Floating slopes,
+                     ffi::ResultBuffer<ffi::F32> out) {
+  Attend call{};
+  ffi::Error error = read(call, scale, cap, window, ring, queries, rotation, keys, values,
+                          positions, start, text, among, depths, slopes, out);
+  if (error.success() && queries.element_count() && call.slots) run(pool, call);
+  return error;
+}
+
+// The same after the new tokens are written. The results are the cache itself: XLA is told so.
+ffi::Error WriteAndAttend(ffi::ThreadPool pool, float scale, float cap, int64_t window, bool ring,
+                          Floating queries, Floating rotation, Floating keys, Floating values,
+                          Integers positions, Integers start, Integers text,
+                          ffi::Buffer<ffi::PRED> among, Integers depths, Floating slopes,
+                          Floating new_keys, Floating new_values, Integers num_tokens,
+                          ffi::ResultBuffer<ffi::F32> out, ffi::ResultBuffer<ffi::F32> keys_out,
+                          ffi::ResultBuffer<ffi::F32> values_out) {
+  Attend call{};
+  ffi::Error error = read(call, scale, cap, window, ring, queries, rotation, keys, values,
+                          positions, start, text, among, depths, slopes, out);
+  if (!error.success()) return error;
+  auto sizes = new_keys.dimensions();
+  if (sizes.size() != 4 || sizes[1] != call.tokens || sizes[2] != call.heads ||
+      sizes[3] != call.width || keys_out->typed_data() != call.keys ||
+      values_out->typed_data() != call.values) {
+    return ffi::Error::InvalidArgument("spec_jax_write_and_attend: sizes or caches do not match");
+  }
+  call.new_keys = new_keys.typed_data(), call.new_values = new_values.typed_data();
+  if (num_tokens.element_count()) call.num_tokens = num_tokens.typed_data();
+  if (queries.element_count() && call.slots) run(pool, call);
+  return error;
+}
+
+auto reading() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Attr<float>("scale")
+      .Attr<float>("cap")
+      .Attr<int64_t>("window")
+      .Attr<bool>("ring")
+      .Arg<Floating>()
+      .Arg<Floating>()
+      .Arg<Floating>()
+      .Arg<Floating>()
+      .Arg<Integers>()
+      .Arg<Integers>()
+      .Arg<Integers>()
+      .Arg<ffi::Buffer<ffi::PRED>>()
+      .Arg<Integers>()
+      .Arg<Floating>();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxAttention, Attention,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Attr<float>("cap")
-                                  .Attr<int64_t>("window")
-                                  .Attr<bool>("ring")
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::PRED>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxAttention, Attention, reading().Ret<Floating>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxWriteAndAttend, WriteAndAttend,
+                              reading()
+                                  .Arg<Floating>()
+                                  .Arg<Floating>()
+                                  .Arg<Integers>()
+                                  .Ret<Floating>()
+                                  .Ret<Floating>()
+                                  .Ret<Floating>());

@@ -1,6 +1,6 @@
 // Attention over random caches, against sums in double precision. Run by sanitize.sh.
 
-#include "../../../spec_jax/kernels/cpu/attention.cpp"
+#include "../../../spec_jax/kernels/cpu/attention.h"
 
 #include "pool.h"
 
@@ -13,22 +13,25 @@ void check(Pool& pool, uint32_t seed) {
 
   Attend call{};
   call.batch = 1 + below(3), call.heads = 1 + below(3), call.tokens = 1 + below(9);
-  call.rows = call.tokens * (1 + below(4)), call.width = 1 + below(70);
+  call.group = 1 + below(4), call.width = 1 + below(70);
   call.window = below(2) ? 1 + below(30) : 0;
   call.ring = call.window && below(2);
-  const bool tree = !call.ring && below(2);
+  const bool tree = !call.ring && below(2), writes = below(4);
   call.recent = tree ? call.tokens : 0;
   call.slots = call.ring ? call.window + call.tokens + below(9) : call.tokens + 1 + below(80);
+  call.half = below(call.width / 2 + 1), call.scale = 0.5;
 
   call.cap = below(2) ? 2 : 0;
-  std::vector<float> slopes(call.heads * call.rows / call.tokens);
+  std::vector<float> slopes(call.heads * call.group);
   for (float& each : slopes) each = std::abs(normal()) / 8;
   if (below(2)) call.slopes = slopes.data();
 
-  const int64_t cached = call.batch * call.heads * call.slots * call.width;
-  std::vector<float> queries(call.batch * call.heads * call.rows * call.width);
-  std::vector<float> keys(cached), values(cached), out(queries.size());
-  for (auto* part : {&queries, &keys, &values}) {
+  const int64_t width = call.width, cached = call.batch * call.heads * call.slots * width;
+  const int64_t made = call.batch * call.tokens * call.heads * width;
+  std::vector<float> queries(made * call.group), keys(cached), values(cached), out(queries.size());
+  std::vector<float> new_keys(made), new_values(made);
+  std::vector<float> rotation(2 * call.batch * call.tokens * call.half);
+  for (auto* part : {&queries, &keys, &values, &new_keys, &new_values, &rotation}) {
     for (float& each : *part) each = normal();
   }
   std::vector<int32_t> positions(call.batch * call.tokens), start(call.batch), text(call.batch);
@@ -48,6 +51,8 @@ void check(Pool& pool, uint32_t seed) {
     }
   }
   call.queries = queries.data(), call.keys = keys.data(), call.values = values.data();
+  call.rotation = rotation.data();
+  if (writes) call.new_keys = new_keys.data(), call.new_values = new_values.data();
   call.positions = positions.data(), call.start = start.data(), call.text = text.data();
   call.depths = depths.data(), call.among = among.get(), call.out = out.data();
   // A slot that no token sees may hold anything.
@@ -57,38 +62,80 @@ void check(Pool& pool, uint32_t seed) {
       for (int64_t t = 0; t < call.tokens; ++t) any |= call.sees(b, t, slot);
       if (any) continue;
       for (int64_t h = 0; h < call.heads; ++h) {
-        keys[((b * call.heads + h) * call.slots + slot) * call.width] = NAN;
-        values[((b * call.heads + h) * call.slots + slot) * call.width] = NAN;
+        keys[((b * call.heads + h) * call.slots + slot) * width] = NAN;
+        values[((b * call.heads + h) * call.slots + slot) * width] = NAN;
+      }
+    }
+  }
+  auto rotated = [&](const float* head, int64_t b, int64_t t) {
+    std::vector<double> found(head, head + width);
+    const float* cosines = rotation.data() + (b * call.tokens + t) * call.half;
+    const float* sines = cosines + call.batch * call.tokens * call.half;
+    for (int64_t i = 0; i < call.half; ++i) {
+      double first = head[i], second = head[call.half + i];
+      found[i] = first * cosines[i] - second * sines[i];
+      found[call.half + i] = second * cosines[i] + first * sines[i];
+    }
+    return found;
+  };
+  // What the cache holds afterwards. A row's last tokens may be padding, and a value broken.
+  std::vector<int32_t> num_tokens(call.batch, (int32_t)call.tokens);
+  auto keys_after = keys, values_after = values;
+  if (writes) {
+    const bool pads = !tree && below(2);
+    if (pads) call.num_tokens = num_tokens.data();
+    for (int64_t b = 0; b < call.batch; ++b) {
+      if (pads) num_tokens[b] = (int32_t)(1 + below(call.tokens));
+      for (int64_t t = num_tokens[b]; t < call.tokens; ++t) {
+        positions[b * call.tokens + t] = positions[b * call.tokens + num_tokens[b] - 1];
+      }
+      for (int64_t t = 0; t < num_tokens[b]; ++t) {
+        for (int64_t h = 0; h < call.heads; ++h) {
+          const int64_t slot = (start[b] + t) % call.slots;
+          const int64_t to = ((b * call.heads + h) * call.slots + slot) * width;
+          const int64_t from = ((b * call.tokens + t) * call.heads + h) * width;
+          auto key = rotated(&new_keys[from], b, t);
+          for (int64_t d = 0; d < width; ++d) {
+            keys_after[to + d] = (float)key[d], values_after[to + d] = new_values[from + d];
+          }
+        }
       }
     }
   }
   run(pool, call);
+  for (int64_t i = 0; i < cached; ++i) {
+    for (auto [name, found, sum] : {std::tuple{"keys", keys[i], keys_after[i]},
+                                    std::tuple{"values", values[i], values_after[i]}}) {
+      if (std::isnan(sum) ? !std::isnan(found) : !(std::abs(found - sum) <= 1e-5)) {
+        fail(name, found, sum);
+      }
+    }
+  }
 
-  for (int64_t row = 0; row < call.batch * call.heads * call.rows; ++row) {
-    const int64_t b = row / call.rows / call.heads, token = row % call.rows % call.tokens;
-    const float* query = &queries[row * call.width];
+  for (int64_t row = 0; row < call.batch * call.heads * call.rows(); ++row) {
+    const int64_t b = row / call.rows() / call.heads, head = row / call.rows() % call.heads;
+    const int64_t token = row % call.tokens, of_head = row % call.rows() / call.tokens;
+    const int64_t place = call.query_at(b, head, row % call.rows());
+    auto query = rotated(&queries[place], b, token);
     std::vector<std::pair<double, const float*>> seen;
     double most = -INFINITY, total = 0;
     for (int64_t slot = 0; slot < call.slots; ++slot) {
       if (!call.sees(b, token, slot)) continue;
-      const int64_t at = (row / call.rows * call.slots + slot) * call.width;
+      const int64_t at = ((b * call.heads + head) * call.slots + slot) * width;
       double score = 0;
-      for (int64_t d = 0; d < call.width; ++d) score += (double)query[d] * keys[at + d];
+      for (int64_t d = 0; d < width; ++d) score += query[d] * call.scale * keys[at + d];
       if (call.cap) score = call.cap * std::tanh(score / call.cap);
       if (call.slopes) {
-        const int64_t of_head = row % call.rows / call.tokens, group = call.rows / call.tokens;
-        const int64_t head = row / call.rows % call.heads;
-        score -= (double)slopes[head * group + of_head] * call.distance(b, token, slot);
+        score -= (double)slopes[head * call.group + of_head] * call.distance(b, token, slot);
       }
       seen.push_back({score, &values[at]});
       most = std::max(most, score);
     }
     for (auto& each : seen) total += each.first = std::exp(each.first - most);
-    for (int64_t d = 0; d < call.width; ++d) {
+    for (int64_t d = 0; d < width; ++d) {
       double sum = 0;
       for (auto& each : seen) sum += each.first / total * each.second[d];
-      double found = out[row * call.width + d];
-      if (!(std::abs(found - sum) <= 1e-4)) fail("attention", found, sum);
+      if (!(std::abs(out[place + d] - sum) <= 1e-4)) fail("attention", out[place + d], sum);
     }
   }
 }
