@@ -1,6 +1,6 @@
 """Products of activations with weights of every form."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,8 @@ def products(
     of the inputs add theirs. Packed weights of one format are one call of native code.
     """
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
-    if len(packed) == len(weights) and len({weight.signature for weight in packed}) == 1:
-        rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
-        outputs = native_calls.products(rows, packed)
-        return [each.reshape(*x.shape[:-1], -1) for each in outputs]
+    if len(packed) == len(weights):
+        return _packed_products(x, packed)
     if len(weights) > 1:
         return [products(x, [weight], sums)[0] for weight in weights]
     weight = weights[0]
@@ -50,6 +48,17 @@ def products(
         values = weight.values.astype(weight.dtype).reshape(weight.shape)
         return [_dot(x, values, sums).astype(jnp.float32) * scales]
     return [_dot_in_groups(x, weight, sums).astype(jnp.float32)]
+
+
+def _packed_products(x: Float[Array, "*lead in"], weights: Sequence[PackedWeight]) -> list[Array]:
+    rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+    by_format: dict[Hashable, list[int]] = {}
+    for i, weight in enumerate(weights):
+        by_format.setdefault(weight.signature, []).append(i)
+    outputs: dict[int, Array] = {}
+    for some in by_format.values():
+        outputs |= zip(some, native_calls.products(rows, [weights[i] for i in some]), strict=True)
+    return [outputs[i].reshape(*x.shape[:-1], -1) for i in range(len(weights))]
 
 
 def columns(weight: Weight, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"]:
