@@ -507,7 +507,7 @@ def test_a_dead_process_ends_the_other(together, model, victim):
     code, errors, seconds = kill(together, model, victim)
     assert code == PEER_LOST and seconds < 20
     last = errors.strip().splitlines()[-1]
-    assert last.startswith(f"spec-jax: error: process {1 - victim} of 2 ends: ")
+    assert last.startswith(f"spec-jax: error: process {1 - victim} of 2 ends: process {victim} ")
 
 
 @pytest.mark.slow

@@ -32,7 +32,12 @@ from spec_jax.config.other_names import (
     NOT_OF_SPECULATION,
 )
 from spec_jax.config.speculative import all_options
-from spec_jax.config.unsupported import IGNORED_BY_LLM, NOT_OF_CALLS, NOT_OF_LLM
+from spec_jax.config.unsupported import (
+    IGNORED_BY_LLM,
+    IGNORED_VALUES,
+    NOT_OF_CALLS,
+    NOT_OF_LLM,
+)
 from tests.checkpoints.tiny import write_directory, write_json
 
 PARAMS = SamplingParams(max_tokens=8)
@@ -126,11 +131,12 @@ def test_shapes_of_prompts(llm):
         ([None], "prompt 0 is None"),
         (["x", 5.5], "prompt 1 is 5.5"),
         ({"text": "x"}, "prompt 0 is a mapping with 'text'"),
-        ({"prompt": "x", "multi_modal_data": {}}, "'prompt', 'multi_modal_data'"),
+        ({"prompt": "x", "multi_modal_data": {}}, "a mapping with 'multi_modal_data'"),
         ({"prompt": 5, "prompt_token_ids": [1]}, "prompt 0 has the text 5"),
-        ({}, "no key"),
+        ({}, "without 'prompt', a text"),
         ({"prompt_token_ids": 5}, "prompt 0 is 5"),
         ({"prompt_token_ids": []}, "prompt 0 is empty"),
+        ({"prompt_token_ids": "a"}, "'a' as 'prompt_token_ids'; give it as 'prompt'"),
     ],
 )
 def test_what_is_no_prompt(llm, prompts, said):
@@ -317,6 +323,52 @@ def test_modules_of_vllm_are_not_here():
         importlib.import_module("spec_jax.zzz")
     with pytest.raises(ImportError, match="memory is free after: del llm"):
         exec("from spec_jax.distributed import cleanup_dist_env_and_memory")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"load_format": "dummy"}, "has no option 'load_format'; give a model with weights"),
+        ({"hf_overrides": {"rope_scaling": {}}}, "write it into the model's config.json"),
+        ({"pipeline_parallel_size": 2}, "use a layout"),
+        ({"enable_lora": True}, "merge them into the checkpoint"),
+        ({"task": "embed"}, "models complete texts"),
+    ],
+)
+def test_what_would_change_outputs_is_refused(model, arguments, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        LLM(model, **arguments)
+
+
+def test_values_that_change_nothing_are_taken(model):
+    harmless = {
+        "load_format": "safetensors",
+        "pipeline_parallel_size": 1,
+        "distributed_executor_backend": "mp",
+        "enable_lora": False,
+        "task": "generate",
+        "tokenizer_mode": "auto",
+    }
+    with pytest.warns(UserWarning, match="LLM ignores .*: this changes no output") as notes:
+        LLM(model, **harmless)
+    assert len(notes) == 1
+    assert all(name in str(notes[0].message) for name in harmless)
+    for name in IGNORED_VALUES:
+        assert name in NOT_OF_LLM, "other values are refused with what to write"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"assistant_model": 1}, "write LLM(model, speculative_config={'model': ...})"),
+        ({"prompt_lookup_num_tokens": 3}, "'method': 'prompt_lookup'"),
+        ({"max_new_tokens": 5}, "SamplingParams(max_tokens=...)"),
+        ({"input_ids": [1]}, "as prompts"),
+    ],
+)
+def test_calls_of_transformers_are_told_what_to_write(llm, arguments, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        llm.generate("a", **arguments)
 
 
 def test_what_an_llm_lacks_is_said(llm):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 
@@ -82,8 +83,11 @@ def _guarded(arguments: list[str]) -> int:
                 "--dtype bfloat16, --offload host or a --layout of more devices."
             )
             return 2
-        from spec_jax.distributed.watch import end_process  # loaded already, with JAX
+        from spec_jax.distributed.watch import MAX_SILENCE, end_process  # loaded, with JAX
 
+        # An ended peer closes its connections before it has been silent for long. The watch knows
+        # which one ended first, and ends this process when it does.
+        time.sleep(MAX_SILENCE)
         end_process(
             f"process {number} of {count} ends: another one has died or cannot be reached, unless "
             f"this one failed by itself: {reason}"

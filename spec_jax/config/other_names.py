@@ -38,9 +38,15 @@ NOT_OF_SPECULATION: Mapping[str, str] = {
 
 _ARGUMENTS = "write LLM(model, max_model_len=..., ...), which takes the arguments itself"
 _THREADS = "use LLM: its stream yields tokens as they come, and all threads share its running batch"
-_MODEL = "write LLM(model, speculative_config={'model': draft, 'num_speculative_tokens': 5})"
+_MODEL = (
+    "write LLM(model, speculative_config={'model': draft, 'num_speculative_tokens': 5}), or "
+    "{'method': 'prompt_lookup'} without a draft"
+)
 _STREAM = "write llm.stream(prompts, sampling_params), which yields what is new"
 _POOLING = "models complete texts here, and pool no embeddings"
+_METRICS = "each output has its own: output.metrics"
+_MASKS = "write SamplingParams(logit_bias=..., allowed_token_ids=..., structured_outputs=...)"
+_MEMORY = "leave it out: memory is free after: del llm"
 
 NOT_OF_PACKAGE: Mapping[str, str] = {
     **dict.fromkeys(("EngineArgs", "AsyncEngineArgs"), _ARGUMENTS),
@@ -48,6 +54,8 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
     **dict.fromkeys(
         ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel", "pipeline"), _MODEL
     ),
+    **dict.fromkeys(("Counter", "Gauge", "Histogram", "Metric", "Vector"), _METRICS),
+    **dict.fromkeys(("LogitsProcessor", "LogitsProcessorList", "AdapterLogitsProcessor"), _MASKS),
     **dict.fromkeys(
         ("AutoModelForSpeechSeq2Seq", "WhisperForConditionalGeneration", "AutoProcessor"),
         "write LLM(model).transcribe(audio), with a speculative_config for a draft",
@@ -55,6 +63,13 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
     **dict.fromkeys(("TextStreamer", "TextIteratorStreamer", "RequestOutputKind"), _STREAM),
     **dict.fromkeys(("PoolingParams", "PoolingOutput", "EmbeddingRequestOutput"), _POOLING),
     "AutoTokenizer": "write LLM(model).get_tokenizer()",
+    "AutoConfig": "write LLM(model): config.json says what the model is",
+    "DynamicCache": "leave it out: an LLM has its caches",
+    "ImageAsset": "prompts hold no images",
+    "StoppingCriteriaList": "write SamplingParams(stop=..., stop_token_ids=...)",
+    "VllmConfig": _ARGUMENTS,
+    "get_open_port": "leave it out: the scripts in launch/ start processes",
+    "init_logger": "write logging.getLogger(__name__)",
     "GenerationConfig": "write SamplingParams(max_tokens=..., temperature=..., ...)",
     "GuidedDecodingParams": "it is called StructuredOutputsParams",
     "BeamSearchParams": "beams are not searched: write SamplingParams(n=...)",
@@ -79,12 +94,20 @@ NOT_MODULES = frozenset(
 
 NOT_OF_INSTANCES: Mapping[str, str] = {
     "llm_engine": "LLM is the engine",
-    **dict.fromkeys(("get_metrics", "get_stats"), "each output has its own: output.metrics"),
+    **dict.fromkeys(("get_metrics", "get_stats"), _METRICS),
     **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _POOLING),
+    **dict.fromkeys(("sleep", "wake_up"), "models and caches stay in memory until: del llm"),
+    **dict.fromkeys(("add_request", "step", "has_unfinished_requests", "abort_request"), _THREADS),
+    **dict.fromkeys(("shutdown", "close"), _MEMORY),
+    **dict.fromkeys(("to", "cuda", "eval", "half"), "leave it out: a layout places the model"),
     **dict.fromkeys(
-        ("sleep", "wake_up", "collective_rpc", "apply_model"), "models and caches stay in memory"
+        ("collective_rpc", "apply_model"),
+        "write spec_jax.checkpoints.load(path).model for a model of your own",
     ),
-    **dict.fromkeys(("start_profile", "stop_profile"), "use spec-jax profile, or jax.profiler"),
+    **dict.fromkeys(
+        ("start_profile", "stop_profile"),
+        "run spec-jax profile, or write: with jax.profiler.trace(directory)",
+    ),
     **dict.fromkeys(
         ("reset_prefix_cache", "reset_mm_cache"),
         "a cached prefix changes no output, so leave it out",

@@ -19,6 +19,8 @@ _OFFLOAD = "use offload='host', with resident_layers for what stays on the devic
 _LAYOUT = "use a layout, whose axes shard rows, heads and experts"
 _TOKENIZER = "leave it out: the tokenizer comes with the model"
 _CONFIG = "put it into speculative_config"
+_MODEL_CONFIG = "write it into the model's config.json"
+_ADAPTERS = "adapters are not supported: merge them into the checkpoint"
 
 IGNORED_BY_LLM: Mapping[str, str] = {
     **dict.fromkeys(
@@ -34,7 +36,6 @@ IGNORED_BY_LLM: Mapping[str, str] = {
     ),
     **dict.fromkeys(("disable_log_stats", "disable_log_requests"), "nothing is logged"),
     "trust_remote_code": "no code of a checkpoint is ever run",
-    "load_format": "the files tell the format",
     "low_cpu_mem_usage": "one tensor is read at a time",
     "use_safetensors": "the files tell the format",
     "block_size": "caches have no blocks",
@@ -45,8 +46,25 @@ IGNORED_BY_LLM: Mapping[str, str] = {
     "disable_cascade_attention": "there is none",
     **dict.fromkeys(("disable_chunked_mm_input", "limit_mm_per_prompt"), "prompts hold no images"),
     "async_scheduling": "there is one scheduler",
+    "distributed_executor_backend": "the scripts in launch/ start processes",
+    "served_model_name": "nothing is served",
 }
 """Arguments that change no output here, and why they are not needed."""
+
+IGNORED_VALUES: Mapping[str, tuple[tuple, str]] = {
+    "load_format": (
+        ("auto", "hf", "safetensors", "gguf", "fastsafetensors", "runai_streamer"),
+        "the files tell the format",
+    ),
+    **dict.fromkeys(
+        ("pipeline_parallel_size", "data_parallel_size"), ((1,), "a layout has the devices")
+    ),
+    **dict.fromkeys(("enable_lora", "enable_expert_parallel", "enable_sleep_mode"), ((False,), "")),
+    **dict.fromkeys(("task", "runner"), (("auto", "generate"), "models complete texts")),
+    "tokenizer_mode": (("auto",), "the tokenizer comes with the model"),
+    "model_impl": (("auto",), "there is one way"),
+}
+"""Arguments of which some values change no output, and why these are not needed."""
 
 NOT_OF_LLM: Mapping[str, str] = {
     **{name: _CONFIG for config in METHODS.values() for name in option_names(config)},
@@ -64,7 +82,6 @@ NOT_OF_LLM: Mapping[str, str] = {
     "pipeline_parallel_size": _LAYOUT,
     "data_parallel_size": _LAYOUT,
     "enable_expert_parallel": _LAYOUT,
-    "distributed_executor_backend": _LAYOUT,
     "max_logprobs": "leave it out: 20 is the most",
     "torch_dtype": "it is called dtype",
     "device_map": _LAYOUT,
@@ -74,8 +91,20 @@ NOT_OF_LLM: Mapping[str, str] = {
     "quantization_config": "use quantization='int8' or 'int4'",
     "attn_implementation": "leave it out: the platform decides",
     "assistant_model": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
-    "enable_lora": "adapters are not supported: merge them into the checkpoint",
-    "hf_overrides": "leave it out: config.json says what the model is",
+    **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank", "lora_modules"), _ADAPTERS),
+    **dict.fromkeys(("hf_overrides", "rope_scaling", "rope_theta"), _MODEL_CONFIG),
+    "load_format": "give a model with weights: they are read as the files hold them",
+    "config_format": "leave it out: the files tell the format",
+    "chat_template": "write it into the model's tokenizer_config.json",
+    "enable_prompt_embeds": "give texts or token ids",
+    "enable_sleep_mode": "leave it out: memory is free after: del llm",
+    "guided_decoding_backend": "leave it out, and use SamplingParams(structured_outputs=...)",
+    "structured_outputs_config": "leave it out, and use SamplingParams(structured_outputs=...)",
+    "logprobs_mode": "leave it out: logprobs are of the target's logits as they are",
+    "model_impl": "leave it out: there is one",
+    "kv_transfer_config": "leave it out: caches stay in their process",
+    "mm_processor_kwargs": "leave it out: prompts hold no images",
+    "override_generation_config": "write generation_config='none', and give SamplingParams",
     "task": "leave it out: models complete texts, and speech models transcribe",
     "runner": "leave it out: models complete texts, and speech models transcribe",
     "logits_processors": "use SamplingParams(logit_bias=..., allowed_token_ids=..., ...)",
@@ -88,7 +117,25 @@ NOT_OF_CALLS: Mapping[str, str] = {
     "prompt_token_ids": "give the ids as prompts",
     "params": "it is called sampling_params",
     "conversation": "it is called messages",
-    "lora_request": "adapters are not supported: merge them into the checkpoint",
+    "lora_request": _ADAPTERS,
+    **dict.fromkeys(("inputs", "input_ids"), "give the texts, or the ids of each, as prompts"),
+    "assistant_model": "write LLM(model, speculative_config={'model': ...})",
+    "prompt_lookup_num_tokens": (
+        "write LLM(model, speculative_config={'method': 'prompt_lookup', "
+        "'num_speculative_tokens': ...})"
+    ),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_length"), "write sampling_params=SamplingParams(max_tokens=...)"
+    ),
+    "do_sample": "write sampling_params=SamplingParams(temperature=...): 0 is greedy",
+    "generation_config": "write sampling_params=SamplingParams(...)",
+    "stopping_criteria": "write sampling_params=SamplingParams(stop=...)",
+    "logits_processor": "write sampling_params=SamplingParams(logit_bias=...)",
+    "streamer": "write LLM.stream(prompts), which yields what is new",
+    **dict.fromkeys(
+        ("attention_mask", "pad_token_id", "use_cache", "return_dict_in_generate", "tokenizer"),
+        "leave it out",
+    ),
     "priority": "leave it out: requests are decoded in their order",
     "chat_template": "leave it out: the template comes with the model",
     "chat_template_content_format": "leave it out: contents are texts",
@@ -96,25 +143,29 @@ NOT_OF_CALLS: Mapping[str, str] = {
 """Of `LLM.generate`, `stream` and `chat`."""
 
 
-def ignored_by_llm(model: Any) -> Mapping[str, str]:
-    """The arguments of `LLM` that change nothing for a model, and why."""
+def ignored_by_llm(arguments: Mapping[str, Any]) -> Mapping[str, str]:
+    """The arguments of an `LLM` that change nothing, and why."""
+    ignored, model = dict(IGNORED_BY_LLM), arguments.get("model")
+    for name, (values, why) in IGNORED_VALUES.items():
+        if arguments.get(name) in values:
+            ignored[name] = why or "this is the default"
     if isinstance(model, str | os.PathLike) and os.path.exists(model):
         revisions = ("revision", "tokenizer_revision", "code_revision")
-        return {**IGNORED_BY_LLM, **dict.fromkeys(revisions, "the model is on this machine")}
-    return IGNORED_BY_LLM
+        ignored |= dict.fromkeys(revisions, "the model is on this machine")
+    return ignored
 
 
 def explaining_unknown(
     unsupported: Mapping[str, str],
-    ignored: Callable[[Any], Mapping[str, str]] = lambda first: MappingProxyType({}),
+    ignored: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda _: MappingProxyType({}),
 ) -> Callable[[F], F]:
     """Makes a method raise a `ConfigError` for an argument that it does not have.
 
     Args:
       unsupported: for some names, what to do instead; for others the nearest name is suggested.
         None asks for nothing, so that it is taken.
-      ignored: gives, for the method's first argument, the names that are taken with one note, and
-        why they change nothing.
+      ignored: gives, for the method's arguments by name, the names that are taken with one note,
+        and why they change nothing.
     """
 
     def decorate(method: F) -> F:
@@ -125,7 +176,7 @@ def explaining_unknown(
             owner = type(self).__name__
             if method.__name__ != "__init__":
                 owner += f".{method.__name__}"
-            reasons = ignored(args[0] if args else arguments.get(parameters[0]))
+            reasons = ignored({**dict(zip(parameters, args, strict=False)), **arguments})
             taken = {name: value for name, value in arguments.items() if name not in reasons}
             for name in [each for each in taken if each not in parameters]:
                 if name not in unsupported or taken.pop(name) is not None:

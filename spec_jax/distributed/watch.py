@@ -21,6 +21,8 @@ _BEAT = 1.0
 """Seconds between two signs of life."""
 _MAX_SILENT = 15
 """Beats of this process without a sign of a peer; none pass while this process is stopped too."""
+MAX_SILENCE = (_MAX_SILENT + 2) * _BEAT
+"""Seconds after which every process names a peer that has ended."""
 _PLACE = "spec-jax/alive/"
 _LEFT = "left"
 

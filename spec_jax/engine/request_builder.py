@@ -226,10 +226,18 @@ def text_of(index: int, prompt: Prompt | RequestInput) -> tuple[str | None, Any]
         return prompt if isinstance(prompt, str) else None, prompt
     fields = {name: value for name, value in prompt.items() if value is not None}
     text = fields.get("prompt")
-    if not fields or fields.keys() - {"prompt", "prompt_token_ids"}:
+    if others := fields.keys() - {"prompt", "prompt_token_ids"}:
         raise RequestError(
-            f"prompt {index} is a mapping with {', '.join(map(repr, prompt)) or 'no key'}; give it "
-            "'prompt', a text, or 'prompt_token_ids'."
+            f"prompt {index} is a mapping with {', '.join(map(repr, sorted(others, key=str)))}; "
+            "give it 'prompt', a text, or 'prompt_token_ids', and no more."
+        )
+    if not fields:
+        raise RequestError(
+            f"prompt {index} is a mapping without 'prompt', a text, and 'prompt_token_ids'."
+        )
+    if isinstance(ids := fields.get("prompt_token_ids"), str):
+        raise RequestError(
+            f"prompt {index} has the text {ids[:40]!r} as 'prompt_token_ids'; give it as 'prompt'."
         )
     if "prompt_token_ids" in fields and not isinstance(text, str | None):
         raise RequestError(f"prompt {index} has the text {text!r}; give text or leave it out.")

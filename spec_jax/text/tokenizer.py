@@ -162,6 +162,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenize: bool = False,
     ) -> str:
         """The prompt that asks the model for the assistant's next message.
 
@@ -174,13 +175,16 @@ class Tokenizer:
           continue_final_message: whether the last message is left open, to be continued.
           tools: JSON schemas of functions that the template describes to the model.
           chat_template_kwargs: variables of the template, such as Qwen3's `enable_thinking`.
+          tokenize: False, as one writes for transformers' tokenizers; `encode_chat` gives tokens.
 
         Raises:
-          ConfigError: the model has no chat template, the last message is to be continued and
+          ConfigError: `tokenize` is true, the model has no chat template, the last message is to be continued and
             answered, or a variable's name is taken.
           RequestError: a message is malformed, or the template refuses the order of roles, makes
             no sense, or takes too much time or memory.
         """
+        if tokenize:
+            raise ConfigError("tokenize is true; encode_chat gives the tokens of the text.")
         if self.chat_template is None:
             raise ConfigError(
                 "this model has no chat template; give it plain text instead (generate, or --raw)."

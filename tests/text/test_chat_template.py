@@ -62,6 +62,9 @@ def test_tools_and_variables_reach_the_template_as_in_transformers():
     )
     assert ours == expected and "<think>" in ours and "add" in ours
     assert "<think>" not in tokenizer.apply_chat_template(messages)
+    assert tokenizer.apply_chat_template(messages, tokenize=False)
+    with pytest.raises(ConfigError, match="tokenize is true; encode_chat gives"):
+        tokenizer.apply_chat_template(messages, tokenize=True)
     for name in ("tools", "messages", "bos_token"):
         with pytest.raises(ConfigError, match=f"sets {name}, which is set already"):
             tokenizer.apply_chat_template(messages, chat_template_kwargs={name: 1})
