@@ -178,8 +178,8 @@ class Tokenizer:
           tokenize: False, as one writes for transformers' tokenizers; `encode_chat` gives tokens.
 
         Raises:
-          ConfigError: `tokenize` is true, the model has no chat template, the last message is to be continued and
-            answered, or a variable's name is taken.
+          ConfigError: `tokenize` is true, the model has no chat template, the last message is to be
+            continued and answered, or a variable's name is taken.
           RequestError: a message is malformed, or the template refuses the order of roles, makes
             no sense, or takes too much time or memory.
         """
