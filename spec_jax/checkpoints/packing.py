@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import numpy as np
@@ -71,6 +72,11 @@ class Packing:
         return self.quantization in ("int8", "int4")
 
     @property
+    def bits(self) -> Literal[8, 4]:
+        """Of a rounded weight."""
+        return 8 if self.quantization == "int8" else 4
+
+    @property
     def as_stored(self) -> bool:
         """Whether a matrix keeps the quantized form of its file."""
         return self.quantization == "gguf"
@@ -89,10 +95,9 @@ class Packing:
           dtype: the dtype of matrices that are not quantized.
         """
         if isinstance(rows, np.ndarray) and self.rounds:
-            bits = 8 if self.quantization == "int8" else 4
-            if rows.ndim > 2:  # one at a time, since rounding takes several copies
-                return Quantized.stack([quantize(each, bits) for each in rows])
-            return quantize(rows, bits)
+            if rows.ndim > 2:
+                return Quantized.stack([quantize(each, self.bits) for each in rows])
+            return quantize(rows, self.bits)
         return rows if isinstance(rows, Quantized) else rows.astype(dtype, copy=False)
 
     def pack(self, rows: np.ndarray | Quantized, leaf: jax.ShapeDtypeStruct) -> Weight:

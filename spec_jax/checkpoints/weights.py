@@ -10,7 +10,7 @@ import numpy as np
 from spec_jax import distributed
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.errors import CheckpointError
-from spec_jax.kernels import Quantized, Weight
+from spec_jax.kernels import Quantized, Weight, quantize
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Part, Slices, TensorStore, WeightTable, stored_as
 from spec_jax.models.model import Model
@@ -203,11 +203,15 @@ class _Place:
     def rows(
         self, tensors: TensorStore, config: TransformerConfig, packing: Packing
     ) -> np.ndarray | Quantized:
-        """The complete weight [*stack, out, in]; with `as_stored` quantized as in the file."""
-        if packing.as_stored and not self.part.each:
+        """The complete weight [*stack, out, in]; with `as_stored` quantized as in the file.
+
+        A matrix that is quantized in the file and rounded is never in float32 as a whole.
+        """
+        if (packing.as_stored or packing.rounds) and not self.part.each:
             quantized = tensors.read_quantized(self.names[0])
-            if quantized is not None:
-                return quantized.map(lambda part: self.part.take(part, config))
+            if quantized is not None and (packing.as_stored or quantized.values.ndim == 2):
+                quantized = quantized.map(lambda part: self.part.take(part, config))
+                return quantized if packing.as_stored else quantize(quantized, packing.bits)
         return self.part.take(self._read(tensors), config)
 
 

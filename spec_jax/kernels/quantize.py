@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from spec_jax.kernels.row_blocks import in_row_blocks
+
 GROUP = 32
 """Inputs that share a scale where 4 bits are chosen."""
 
@@ -106,26 +108,60 @@ def _in_units(numbers: np.ndarray, units: np.ndarray | None) -> np.ndarray:
     return products.reshape(numbers.shape)
 
 
-def quantize(weight: Float[np.ndarray, "out in"], bits: Literal[8, 4]) -> Quantized:
+def quantize(weight: Float[np.ndarray, "out in"] | Quantized, bits: Literal[8, 4]) -> Quantized:
     """Rounds a matrix to the nearest numbers of 8 or 4 bits.
 
     8 bits: one scale an output, symmetric around 0. 4 bits: groups of 32 inputs, from the smallest
     to the largest weight of each (as GGUF's Q4_1); inputs that 32 does not divide are one group.
     """
-    weight = np.asarray(weight, np.float32)
-    outputs, inputs = weight.shape
-    if bits == 8:
-        scales = np.abs(weight).max(1, initial=0, keepdims=True) / np.float32(127)
-        values = np.rint(_divide(weight, scales)).astype(np.int8)
-        return Quantized(values, scales, None, 8)
-    grouped = weight.reshape(outputs, -1, inputs if inputs % GROUP else GROUP)
-    minima, scales = grouped.min(2), np.ptp(grouped, 2) / np.float32(15)
+    outputs, inputs = weight.values.shape if isinstance(weight, Quantized) else weight.shape
+
+    def read(rows: slice) -> Float[np.ndarray, "out in"]:
+        if isinstance(weight, Quantized):
+            return weight.map(lambda part: part[rows]).dequantize()
+        return np.asarray(weight[rows], np.float32)
+
+    return _in_8_bits(read, outputs, inputs) if bits == 8 else _in_4_bits(read, outputs, inputs)
+
+
+_Rows = Callable[[slice], Float[np.ndarray, "out in"]]
+"""Reads some rows of a matrix in float32."""
+
+
+def _in_8_bits(read: _Rows, outputs: int, inputs: int) -> Quantized:
+    def rounded(rows: slice) -> list[np.ndarray]:
+        some = read(rows)
+        scales = np.abs(some).max(1, initial=0, keepdims=True) / np.float32(127)
+        return [np.rint(_divide(some, scales)).astype(np.int8), scales]
+
+    values, scales = in_row_blocks(rounded, outputs, inputs)
+    return Quantized(values, scales, None, 8)
+
+
+def _in_4_bits(read: _Rows, outputs: int, inputs: int) -> Quantized:
+    group = inputs if inputs % GROUP else GROUP
+
+    def grouped(rows: slice) -> Float[np.ndarray, "out groups group"]:
+        some = read(rows)
+        return some.reshape(len(some), -1, group)
+
+    def ranges(rows: slice) -> list[np.ndarray]:
+        some = grouped(rows)
+        minima = some.min(2)
+        return [minima, (some.max(2) - minima) / np.float32(15)]
+
+    minima, scales = in_row_blocks(ranges, outputs, inputs)
     # Half precision ends at 65,504 and has few digits below 6e-5.
     if np.abs(minima).max() < 6e4 and ((scales == 0) | (scales > 6e-5)).all():
         minima, scales = minima.astype(np.float16), scales.astype(np.float16)
-    above = grouped - minima[:, :, None].astype(np.float32)
-    values = np.rint(_divide(above, scales[:, :, None].astype(np.float32))).clip(0, 15)
-    return Quantized(values.astype(np.uint8).reshape(outputs, inputs), scales, minima, 4)
+
+    def rounded(rows: slice) -> list[np.ndarray]:
+        above = grouped(rows) - minima[rows, :, None].astype(np.float32)
+        steps = np.rint(_divide(above, scales[rows, :, None].astype(np.float32))).clip(0, 15)
+        return [steps.astype(np.uint8).reshape(len(steps), inputs)]
+
+    (values,) = in_row_blocks(rounded, outputs, inputs)
+    return Quantized(values, scales, minima, 4)
 
 
 def _divide(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
