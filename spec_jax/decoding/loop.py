@@ -94,7 +94,14 @@ def finish_round(
         short = draft.first(width)
         masks = None if allowed is None else allowed[:, : 1 + width * draft.num_drafts]
         scored = score(
-            target, state, short, sampling, strategy.scoring, masks, drafter.feature_layers
+            target,
+            state,
+            short,
+            sampling,
+            strategy.scoring,
+            masks,
+            drafter.feature_layers,
+            jnp.where(state.finish == RUNNING, scored_drafts + 1, 0) if skips else None,
         )
         tokens = scored.greedy_tokens
         if strategy.verification == "coupled" and scored.p is not None:
@@ -110,8 +117,17 @@ def finish_round(
 
     policy = strategy.draft_length
     widths = scoring_widths(policy, drafter.fixed_length, strategy.consistent)
-    width = jnp.maximum(draft.lengths.max(), policy.min_width(state.draft_length))
-    return at_width(widths, width, finish, state)
+    scored_drafts = jnp.maximum(draft.lengths, policy.min_width(state.draft_length))
+    skips = _skips_padding(target, strategy, draft)
+    if skips:  # the widest call costs no more than the tokens that are drafted
+        widths = tuple(width for width in widths if width in (0, widths[-1]))
+    return at_width(widths, scored_drafts.max(), finish, state)
+
+
+def _skips_padding(target: Model, strategy: Strategy, draft: Draft) -> bool:
+    """Whether the tokens after a row's draft are not scored."""
+    is_block = strategy.scoring == "block" and draft.num_drafts == 1 and draft.partial is None
+    return target.skips_padding and is_block and not strategy.consistent
 
 
 @jax.named_scope("propose")

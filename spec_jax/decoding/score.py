@@ -77,6 +77,7 @@ def score(
     scoring: str = "block",
     allowed: UInt32[Array, "batch positions words"] | None = None,
     feature_layers: Sequence[int] = (),
+    num_tokens: Int[Array, " batch"] | None = None,
 ) -> Scored:
     """The target's distributions p after each row's text and after each draft token.
 
@@ -92,6 +93,8 @@ def score(
         KV slots after the cached text that all share (called "stairs" in IVUS 2024).
       allowed: packed sets of the tokens that a grammar allows at each position.
       feature_layers: the features to return, see `TargetOutput` (static).
+      num_tokens: how many tokens of each row are scored, the last token of its text included; all
+        by default. For one draft, and `block`.
     """
     last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
     tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
@@ -106,7 +109,7 @@ def score(
         mask = None
         if draft.num_drafts > 1:
             mask = mask_of_drafts(cache, draft.lookahead, draft.num_drafts)
-        out = target.score(tokens, cache, mask, feature_layers=layers)
+        out = target.score(tokens, cache, mask, num_tokens=num_tokens, feature_layers=layers)
     assert out.logits is not None
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
     ancestors = None

@@ -16,7 +16,9 @@ _FORMATS |= {"int4": 3, "uint4": 3, "int5": 4, "uint5": 4, "int6": 5}
 
 
 def products(
-    x: Float[Array, "rows in"], weights: Sequence[PackedWeight]
+    x: Float[Array, "rows in"],
+    weights: Sequence[PackedWeight],
+    num_tokens: Int[Array, " batch"] | None = None,
 ) -> list[Float[Array, "rows _"]]:
     """The rows times each weight, in one call.
 
@@ -24,8 +26,12 @@ def products(
       x: float32. Products with bfloat16 weights round it to bfloat16, and products with weights
         whose `activations` are int8 round it to 8 bits, once for all weights.
       weights: packed weights of one signature.
+      num_tokens: of the rows, which are [batch, tokens] one after another, how many tokens of each
+        are no padding. The results of padding are zeros, and cost nothing.
     """
-    return _products(native.PRODUCT, [x], weights)
+    if num_tokens is None:
+        num_tokens = jnp.zeros((0,), jnp.int32)
+    return _products(native.PRODUCT, [x, num_tokens], weights)
 
 
 def expert_products(
@@ -39,7 +45,7 @@ def expert_products(
 
     Args:
       x: the same as for `products`.
-      experts: each row's expert.
+      experts: each row's expert; -1 for padding, whose results are zeros.
       weights: packed stacks of the same number of matrices; all have scales and minima, or none.
     """
     return _products(native.EXPERT_PRODUCT, [x, experts], weights)

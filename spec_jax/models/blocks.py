@@ -4,7 +4,7 @@ from typing import Any
 
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from spec_jax.models.cache import KVState
 from spec_jax.models.config import LayerConfig, TransformerConfig
@@ -33,14 +33,18 @@ class Mlp(nnx.Module):
         self.down = linear(mlp_size, embed_size, ("mlp", "embed"))
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], placement: Placement
+        self,
+        x: Float[Array, "batch tokens embed"],
+        placement: Placement,
+        num_tokens: Int[Array, " batch"] | None,
     ) -> Float[Array, "batch tokens embed"]:
         # The partition of the hidden width follows from the weights' partition.
         activate = ACTIVATIONS[self.activation]
         if self.gate is None:
-            return self.down(activate(self.up(x)), placement)
-        gate, up = project(x, (self.gate, self.up))
-        return self.down(activate(gate) * up, placement)
+            (up,) = project(x, (self.up,), num_tokens=num_tokens)
+            return self.down(activate(up), placement, num_tokens)
+        gate, up = project(x, (self.gate, self.up), num_tokens=num_tokens)
+        return self.down(activate(gate) * up, placement, num_tokens)
 
 
 class Block(nnx.Module):
@@ -98,5 +102,6 @@ class Block(nnx.Module):
             mlp_input = normed
         elif self.mlp_norm is not None:
             mlp_input = self.mlp_norm(mlp_input, backend)
-        out = context.residual(self.mlp(mlp_input, context.placement))
+        out = self.mlp(mlp_input, context.placement, context.mask.num_tokens)
+        out = context.residual(out)
         return x + attended + added(self.mlp_post_norm, out), cache

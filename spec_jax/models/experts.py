@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import PackedWeight, Tiles, Weight, expert_products, part_specs, products
 from spec_jax.models.config import TransformerConfig
@@ -54,13 +54,17 @@ class SparseMlp(nnx.Module):
         self.expert_down = linear(outward, ("experts", "mlp", "embed"))
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], placement: Placement
+        self,
+        x: Float[Array, "batch tokens embed"],
+        placement: Placement,
+        num_tokens: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "batch tokens embed"]:
+        """`num_tokens` are the tokens that are no padding, which native code skips."""
         layers = (self.router, self.expert_gate, self.expert_up, self.expert_down)
         weights = tuple(layer.weight.get_value() for layer in layers)
         skip = placement.platform != "gpu"
         if placement.mesh is None:
-            return self._apply(x, *weights, skip=skip)
+            return self._apply(x, *weights, skip=skip, num_tokens=num_tokens)
         cut = {name: placement.mesh_axes(name) for name in ("experts", "mlp", "embed")}
         # Rows that lie beside experts on one mesh axis are gathered for them.
         rows = tuple(
@@ -92,6 +96,7 @@ class SparseMlp(nnx.Module):
         down: Weight,
         *,
         skip: bool,
+        num_tokens: Int[Array, " batch"] | None = None,
         sums: DTypeLike = jnp.float32,
         experts: Names = (),
         mlp: Names = (),
@@ -111,6 +116,10 @@ class SparseMlp(nnx.Module):
         activate = ACTIVATIONS[self.activation]
 
         if isinstance(gate, PackedWeight):
+            if num_tokens is not None:
+                order = jnp.arange(shape[1], dtype=jnp.int32)[None, :, None]
+                is_real = jnp.broadcast_to(order < num_tokens[:, None, None], (*shape[:2], each))
+                chosen = jnp.where(is_real.ravel(), chosen, -1)
             multiply = functools.partial(expert_products, chosen=chosen)
         else:
             here = jax.tree.leaves(gate)[0].shape[0]

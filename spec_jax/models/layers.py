@@ -51,16 +51,22 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_size,), dtype), axes=axes[1:]) if bias else None
 
     def __call__(
-        self, x: Float[Array, "*lead in"], placement: Placement = Placement.single_device()
+        self,
+        x: Float[Array, "*lead in"],
+        placement: Placement = Placement.single_device(),
+        num_tokens: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "*lead out"]:
         """Give the `placement` of a layer whose inputs may be sharded, so that devices sum."""
         inputs, _ = self.weight.get_metadata()["axes"]
         sums = placement.all_reduce_dtype_of(self.weight.get_value().dtype, inputs)
-        return project(x, [self], sums)[0]
+        return project(x, [self], sums, num_tokens)[0]
 
 
 def project(
-    x: Float[Array, "*lead in"], layers: Sequence[Linear], sums: DTypeLike = jnp.float32
+    x: Float[Array, "*lead in"],
+    layers: Sequence[Linear],
+    sums: DTypeLike = jnp.float32,
+    num_tokens: Int[Array, " batch"] | None = None,
 ) -> list[Array]:
     """The output of each layer for `x`; packed weights are read in one call.
 
@@ -68,8 +74,9 @@ def project(
       x: the inputs.
       layers: the layers.
       sums: the dtype in which devices add their partial products.
+      num_tokens: which inputs are no padding, see `products`.
     """
-    outputs = products(x, [layer.weight.get_value() for layer in layers], sums)
+    outputs = products(x, [layer.weight.get_value() for layer in layers], sums, num_tokens)
     return [
         out if layer.bias is None else out + _over_lead(layer.bias[...], out)
         for layer, out in zip(layers, outputs, strict=True)

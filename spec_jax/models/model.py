@@ -108,7 +108,7 @@ class Model(ModelWeights):
           mask: the tokens' positions and what they see; by default they continue the texts.
           at: the tokens whose logits and features are returned (static); all by default.
           num_tokens: how many tokens of each row are real, without a `mask`; padding after them
-            is not written. All by default.
+            is not written, and if `skips_padding` it costs nothing. All by default.
           feature_layers: which features to return, see `TargetOutput` (static).
         """
         module = self.module
@@ -121,9 +121,9 @@ class Model(ModelWeights):
             feature_layers=tuple(feature_layers),
         )
         if at is not None:
-            x = x[:, np.array(at)]
+            x, num_tokens = x[:, np.array(at)], None
             features = None if features is None else features[:, np.array(at)]
-        return TargetOutput(self.logits(x), features, cache)
+        return TargetOutput(self.logits(x, num_tokens), features, cache)
 
     def run_first_layers(
         self, tokens: Int[Array, "batch tokens"], cache: KVCache, layers: int
@@ -135,11 +135,24 @@ class Model(ModelWeights):
         )
         return x, cache
 
-    def logits(self, x: Float[Array, "batch tokens embed"]) -> Float[Array, "batch tokens vocab"]:
-        """Float32 logits of the hidden states of any layer, through the model's own head."""
+    @property
+    def skips_padding(self) -> bool:
+        """Whether padding in a call costs nothing: native code computes none of it."""
+        return self.is_packed
+
+    def logits(
+        self,
+        x: Float[Array, "batch tokens embed"],
+        num_tokens: Int[Array, " batch"] | None = None,
+    ) -> Float[Array, "batch tokens vocab"]:
+        """Float32 logits of the hidden states of any layer, through the model's own head.
+
+        If the model `skips_padding`, the logits of tokens from `num_tokens` on are zeros.
+        """
         module = self.module
         padded = self._not_alone(x)
-        logits = module.logits(module.final_norm(padded, self._backend))
+        normed = module.final_norm(padded, self._backend)
+        logits = module.logits(normed, num_tokens if self.skips_padding else None)
         return self.placement.pin(logits, "batch", None, "vocab")[:, : x.shape[1]]
 
     def run_remaining_layers(

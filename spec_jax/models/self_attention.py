@@ -56,7 +56,8 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch tokens embed"], state: KVState | None, context: LayerContext
     ) -> tuple[Float[Array, "batch tokens embed"], KVState]:
-        projected = project(x, (self.query, self.key, self.value))
+        num_tokens = context.mask.num_tokens
+        projected = project(x, (self.query, self.key, self.value), num_tokens=num_tokens)
         norms = self.query_norm, self.key_norm, None
         if self.normed == "projection":
             projected = _normed(norms, projected, context.backend)
@@ -78,9 +79,8 @@ class Attention(nnx.Module):
             backend=context.backend,
             placement=context.placement,
         )
-        return context.residual(
-            self.output(out.reshape(*x.shape[:2], -1), context.placement)
-        ), state
+        out = out.reshape(*x.shape[:2], -1)
+        return context.residual(self.output(out, context.placement, num_tokens)), state
 
     def cross_attention_kv(
         self, hidden: Float[Array, "batch source embed"], context: LayerContext

@@ -181,12 +181,17 @@ class Transformer(nnx.Module):
             )
         return stream[-1], jnp.stack([stream[i - first] for i in feature_layers], axis=2), cache
 
-    def logits(self, hidden: Float[Array, "*lead embed"]) -> Float[Array, "*lead vocab"]:
-        """Float32 logits of final hidden states."""
+    def logits(
+        self,
+        hidden: Float[Array, "*lead embed"],
+        num_tokens: Int[Array, " batch"] | None = None,
+    ) -> Float[Array, "*lead vocab"]:
+        """Float32 logits of final hidden states; `num_tokens` as for `kernels.products`."""
         if self.head is not None:
-            logits = self.head(hidden)
+            logits = self.head(hidden, num_tokens=num_tokens)
         else:
-            logits = products(hidden, [self.embed.weight.get_value()])[0]
+            weight = self.embed.weight.get_value()
+            logits = products(hidden, [weight], num_tokens=num_tokens)[0]
         logits = logits * self.config.logit_scale
         cap = self.config.logit_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -35,11 +35,17 @@ struct Attend {
   const bool* among;                    // [tokens, recent]
   float* out;                           // as queries
 
-  // The rows of a head are the tokens of its first query, then of the next.
-  int64_t rows() const { return group * tokens; }
+  // Tokens of b that are no padding.
+  int64_t count(int64_t b) const {
+    return num_tokens ? std::clamp<int64_t>(num_tokens[b], 0, tokens) : tokens;
+  }
 
-  int64_t query_at(int64_t b, int64_t head, int64_t row) const {
-    return (((b * tokens + row % tokens) * heads + head) * group + row / tokens) * width;
+  // The rows of a head are these tokens of its first query, then of the next.
+  int64_t rows(int64_t b) const { return group * count(b); }
+  int64_t token_of(int64_t b, int64_t row) const { return row % count(b); }
+
+  int64_t query_at(int64_t b, int64_t token, int64_t head, int64_t query) const {
+    return (((b * tokens + token) * heads + head) * group + query) * width;
   }
 
   bool sees(int64_t b, int64_t token, int64_t slot) const {
@@ -83,8 +89,7 @@ void rotate(const Attend& call, int64_t b, int64_t token, const float* head, flo
 // see it, because zero times NaN is NaN: it is written as zeros, and its key as NaN.
 void write(const Attend& call, int64_t b, int64_t head) {
   const int64_t width = call.width;
-  const int64_t count = call.num_tokens ? call.num_tokens[b] : call.tokens;
-  for (int64_t token = 0; token < std::min(count, call.tokens); ++token) {
+  for (int64_t token = 0; token < call.count(b); ++token) {
     int64_t slot = call.start[b] + token;
     if (call.ring) slot %= call.slots;
     if (slot < 0 || slot >= call.slots) continue;
@@ -188,14 +193,15 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
   float* out[kMostRows];
   std::vector<float> queries(count * width);
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t at = call.query_at(b, head, row + r);
-    rotate(call, b, (row + r) % call.tokens, call.queries + at, call.scale, &queries[r * width]);
+    const int64_t token = call.token_of(b, row + r);
+    const int64_t at = call.query_at(b, token, head, (row + r) / call.count(b));
+    rotate(call, b, token, call.queries + at, call.scale, &queries[r * width]);
     out[r] = call.out + at;
   }
 
   int64_t lowest = INT64_MAX, highest = 0;
   for (int64_t r = row; r < row + count; ++r) {
-    int64_t at = call.positions[b * call.tokens + r % call.tokens];
+    int64_t at = call.positions[b * call.tokens + call.token_of(b, r)];
     lowest = std::min(lowest, at), highest = std::max(highest, at);
   }
   // Slots from `first` to `end` are looked at; all rows see those below `whole`.
@@ -216,7 +222,7 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
   for (int64_t slot = std::max(first, whole); slot < end; ++slot) {
     bool any = false;
     for (int64_t r = row; r < row + count; ++r) {
-      bool one = call.sees(b, r % call.tokens, slot);
+      bool one = call.sees(b, call.token_of(b, r), slot);
       seen.push_back(one), any |= one;
     }
     if (any) any_seen = slot;
@@ -262,8 +268,8 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
       });
     }
     if (call.slopes) {
-      int64_t token = (row + r) % call.tokens;
-      float slope = call.slopes[head * call.group + (row + r) / call.tokens];
+      int64_t token = call.token_of(b, row + r);
+      float slope = call.slopes[head * call.group + (row + r) / call.count(b)];
       for (int64_t j = 0; j < used; ++j) {
         int64_t distance = call.distance(b, token, slots[j]);
         if (distance != kUnseen) own[j] -= slope * distance;
@@ -272,7 +278,7 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
     for (int64_t j = whole; j < used; ++j) {
       if (!seen[(j - whole) * count + r]) own[j] = -INFINITY;
     }
-    int64_t last = in_order ? call.positions[b * call.tokens + (row + r) % call.tokens] : used;
+    int64_t last = in_order ? call.positions[b * call.tokens + call.token_of(b, row + r)] : used;
     for (int64_t j = std::min(last + 1, used); j < padded; ++j) own[j] = -INFINITY;
     Part best[kParts], total[kParts] = {};
     for (Part& each : best) each = Part{} - INFINITY;
@@ -342,18 +348,21 @@ void run(Pool& pool, const Attend& call) {
     const bool few = heads * call.tokens * call.width < kTaskNumbers;
     for_each(pool, few, heads, [&](int64_t i) { write(call, i / call.heads, i % call.heads); });
   }
-  const int64_t rows = call.rows(), share = heads * rows / (4 * pool.num_threads());
+  int64_t rows = 0, products = 0;
+  for (int64_t b = 0; b < call.batch; ++b) {
+    rows = std::max(rows, call.rows(b));
+    const int64_t used = std::min<int64_t>(call.slots, call.start[b] + call.tokens);
+    products += used * call.heads * call.rows(b) * call.width;
+    float* padding = call.out + call.query_at(b, call.count(b), 0, 0);
+    std::fill(padding, call.out + call.query_at(b + 1, 0, 0, 0), 0.0f);
+  }
+  const int64_t share = heads * rows / (4 * pool.num_threads());
   const int64_t most = std::clamp(share, kLeastRows, kMostRows);
   const int64_t chunks = (rows + most - 1) / most;
-  int64_t used = 0;
-  for (int64_t b = 0; b < call.batch; ++b) {
-    used += std::min<int64_t>(call.slots, call.start[b] + call.tokens);
-  }
-  const bool few = used * call.heads * rows * call.width < kTaskProducts;
-  for_each(pool, few, heads * chunks, [&](int64_t i) {
+  for_each(pool, products < kTaskProducts, heads * chunks, [&](int64_t i) {
     int64_t chunk = i % chunks, head = i / chunks % call.heads, b = i / chunks / call.heads;
-    int64_t begin = rows * chunk / chunks;
-    attend(call, b, head, begin, rows * (chunk + 1) / chunks - begin);
+    int64_t begin = call.rows(b) * chunk / chunks, end = call.rows(b) * (chunk + 1) / chunks;
+    if (begin < end) attend(call, b, head, begin, end - begin);
   });
 }
 

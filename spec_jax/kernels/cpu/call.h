@@ -22,6 +22,7 @@ struct Matrix {
   const uint8_t* minimum_units;  // the same
   float* out;              // [rows, outputs]
   int64_t outputs, panels;
+  const int64_t* places;   // where each row stands in `out`, or null: in order
 };
 
 struct Call {
@@ -68,6 +69,7 @@ INLINE void load_numbers(const Call& call, const uint8_t* from, const uint8_t* u
 
 INLINE void store(const Matrix& to, int64_t panel, int64_t row, Floats sum) {
   int64_t lanes = std::min<int64_t>(kLanes, to.outputs - panel * kLanes);
+  if (to.places) row = to.places[row];
   float* out = to.out + row * to.outputs + panel * kLanes;
   if (lanes == kLanes) {
     std::memcpy(out, &sum, sizeof(sum));

@@ -254,6 +254,17 @@ INLINE void with_count(int64_t count, Function function, std::integer_sequence<i
   (void)((count == N + 1 && (function(std::integral_constant<int, N + 1>()), true)) || ...);
 }
 
+// The rows of [batch, tokens] that are no padding: of each b the first num_tokens[b] tokens.
+inline std::vector<int64_t> real_rows(const int32_t* num_tokens, int64_t batch, int64_t tokens) {
+  std::vector<int64_t> rows;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t t = 0; t < std::min<int64_t>(num_tokens[b], tokens); ++t) {
+      rows.push_back(b * tokens + t);
+    }
+  }
+  return rows;
+}
+
 // Runs task(0) to task(count - 1) on the caller and the pool's threads. Each thread has a share of
 // neighbouring tasks, which read neighbouring memory, and then helps the others. The caller takes
 // part, and waits only for tasks that a thread has begun, so that it cannot wait for one that waits.

@@ -48,10 +48,12 @@ void run(Pool& pool, std::vector<Call> calls) {
   });
 }
 
-// The rows in the order of their experts.
+// The rows in the order of their experts, without rows that have none.
 std::vector<int64_t> by_expert(const int32_t* experts, int64_t rows) {
-  std::vector<int64_t> order(rows);
-  for (int64_t r = 0; r < rows; ++r) order[r] = r;
+  std::vector<int64_t> order;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (experts[r] >= 0) order.push_back(r);
+  }
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return experts[a] < experts[b]; });
   return order;
@@ -78,11 +80,49 @@ std::vector<Call> calls_of_experts(const Call& all, const int32_t* experts,
       if (matrix.minima) matrix.minima += expert * matrix.panels * scale_bytes;
       if (matrix.scale_units) matrix.scale_units += expert * matrix.panels * unit_bytes;
       if (matrix.minimum_units) matrix.minimum_units += expert * matrix.panels * unit_bytes;
-      matrix.out += begin * matrix.outputs;
+      matrix.places += begin;
     }
     calls.push_back(std::move(call));
   }
   return calls;
+}
+
+// Some rows of x, one after another.
+std::vector<float> gathered(const float* x, int64_t width, const std::vector<int64_t>& rows) {
+  std::vector<float> some(rows.size() * width);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::memcpy(&some[r * width], x + rows[r] * width, width * sizeof(float));
+  }
+  return some;
+}
+
+// Zeros in the rows that are not among `rows`, which ascend or not.
+void clear_others(const Call& call, int64_t all_rows, const std::vector<int64_t>& rows) {
+  std::vector<bool> among(all_rows);
+  for (int64_t row : rows) among[row] = true;
+  for (const Matrix& matrix : call.matrices) {
+    for (int64_t row = 0; row < all_rows; ++row) {
+      float* out = matrix.out + row * matrix.outputs;
+      if (!among[row]) std::fill(out, out + matrix.outputs, 0.0f);
+    }
+  }
+}
+
+// The products of some rows of x [call.rows, width]; the results of the others are zeros.
+template <class Pool>
+void run_some(Pool& pool, Call call, const float* x, int64_t width, bool minima,
+              const std::vector<int64_t>& rows) {
+  clear_others(call, call.rows, rows);
+  call.rows = rows.size();
+  if (!call.rows) return;
+  std::vector<float> some;
+  if (rows.back() + 1 != call.rows) {  // they are not the first ones
+    some = gathered(x, width, rows), x = some.data();
+    for (Matrix& matrix : call.matrices) matrix.places = rows.data();
+  }
+  Activations activations;
+  activations.prepare(call, x, width, minima);
+  run(pool, {call});
 }
 
 // Each row of x [rows, width] times the matrices of its expert. Other experts are not read.
@@ -90,26 +130,14 @@ template <class Pool>
 void run_experts(Pool& pool, Call call, const float* from, int64_t width, bool minima,
                  const int32_t* experts) {
   const std::vector<int64_t> order = by_expert(experts, call.rows);
-  std::vector<float> x(call.rows * width);
-  for (int64_t r = 0; r < call.rows; ++r) {
-    std::memcpy(&x[r * width], from + order[r] * width, width * sizeof(float));
-  }
+  clear_others(call, call.rows, order);
+  call.rows = order.size();
+  if (!call.rows) return;
+  const std::vector<float> x = gathered(from, width, order);
   Activations activations;
   activations.prepare(call, x.data(), width, minima);
-  std::vector<std::vector<float>> sorted;
-  std::vector<float*> outs;
-  for (Matrix& matrix : call.matrices) {
-    sorted.emplace_back(call.rows * matrix.outputs);
-    outs.push_back(matrix.out);
-    matrix.out = sorted.back().data();
-  }
+  for (Matrix& matrix : call.matrices) matrix.places = order.data();
   run(pool, calls_of_experts(call, experts, order));
-  for (size_t k = 0; k < outs.size(); ++k) {
-    const int64_t outputs = call.matrices[k].outputs;
-    for (int64_t r = 0; r < call.rows; ++r) {
-      std::memcpy(outs[k] + order[r] * outputs, &sorted[k][r * outputs], outputs * sizeof(float));
-    }
-  }
 }
 
 namespace ffi = xla::ffi;
@@ -182,24 +210,32 @@ ffi::Error read(Call& call, const Form& form, int64_t axes, int64_t next, ffi::R
   return ffi::Error::Success();
 }
 
-// x [rows, inputs], then the arrays of each weight; the results are the products [rows, outputs].
+// x [batch * tokens, inputs], how many tokens of each of the batch are no padding (none: all are),
+// then the arrays of each weight; the results are the products [batch * tokens, outputs].
 ffi::Error Product(ffi::ThreadPool pool, int64_t format, bool integers, int64_t offset, bool scales,
                    bool minima, bool units, bool half, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
   const Form form{format, integers, offset, scales, minima, units, half};
   auto x = args.get<ffi::Buffer<ffi::F32>>(0);
-  if (!x) return ffi::Error::InvalidArgument("spec_jax_product: x is not float32");
-  Call call = form.call(x->dimensions()[0]);
-  ffi::Error error = read(call, form, 0, 1, args, rets);
+  auto num_tokens = args.get<ffi::Buffer<ffi::S32>>(1);
+  if (!x || !num_tokens) return ffi::Error::InvalidArgument("spec_jax_product: wrong dtypes");
+  const int64_t rows = x->dimensions()[0], width = x->dimensions()[1];
+  const int64_t batch = num_tokens->element_count();
+  if (batch && rows % batch) {
+    return ffi::Error::InvalidArgument("spec_jax_product: rows do not match");
+  }
+  Call call = form.call(rows);
+  ffi::Error error = read(call, form, 0, 2, args, rets);
   if (error.failure() || !call.rows) return error;
-  Activations activations;
-  activations.prepare(call, x->typed_data(), x->dimensions()[1], minima);
-  run(pool, {call});
+  const int32_t all = (int32_t)rows, *counts = batch ? num_tokens->typed_data() : &all;
+  const int64_t tokens = batch ? rows / batch : rows;
+  const auto real = real_rows(counts, batch ? batch : 1, tokens);
+  run_some(pool, call, x->typed_data(), width, minima, real);
   return error;
 }
 
 // The same with stacks of weights: each row meets the matrices of its expert, and other experts are
-// not read. The second argument is the rows' experts.
+// not read. The second argument is the rows' experts; the results of a row with -1 are zeros.
 ffi::Error ExpertProduct(ffi::ThreadPool pool, int64_t format, bool integers, int64_t offset,
                          bool scales, bool minima, bool units, bool half, ffi::RemainingArgs args,
                          ffi::RemainingRets rets) {
@@ -213,7 +249,7 @@ ffi::Error ExpertProduct(ffi::ThreadPool pool, int64_t format, bool integers, in
   Call call = form.call(x->dimensions()[0]);
   const int32_t* chosen = experts->typed_data();
   for (int64_t r = 0; r < call.rows; ++r) {
-    if (chosen[r] < 0 || chosen[r] >= values->dimensions()[0]) {
+    if (chosen[r] < -1 || chosen[r] >= values->dimensions()[0]) {
       return ffi::Error::InvalidArgument("spec_jax_expert_product: there is no such expert");
     }
   }

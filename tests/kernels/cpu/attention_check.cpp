@@ -28,7 +28,7 @@ void check(Pool& pool, uint32_t seed) {
 
   const int64_t width = call.width, cached = call.batch * call.heads * call.slots * width;
   const int64_t made = call.batch * call.tokens * call.heads * width;
-  std::vector<float> queries(made * call.group), keys(cached), values(cached), out(queries.size());
+  std::vector<float> queries(made * call.group), keys(cached), values(cached), out(queries.size(), 1);
   std::vector<float> new_keys(made), new_values(made);
   std::vector<float> rotation(2 * call.batch * call.tokens * call.half);
   for (auto* part : {&queries, &keys, &values, &new_keys, &new_values, &rotation}) {
@@ -85,9 +85,9 @@ void check(Pool& pool, uint32_t seed) {
     const bool pads = !tree && below(2);
     if (pads) call.num_tokens = num_tokens.data();
     for (int64_t b = 0; b < call.batch; ++b) {
-      if (pads) num_tokens[b] = (int32_t)(1 + below(call.tokens));
+      if (pads) num_tokens[b] = (int32_t)below(call.tokens + 1);
       for (int64_t t = num_tokens[b]; t < call.tokens; ++t) {
-        positions[b * call.tokens + t] = positions[b * call.tokens + num_tokens[b] - 1];
+        positions[b * call.tokens + t] = start[b] + std::max(0, num_tokens[b] - 1);
       }
       for (int64_t t = 0; t < num_tokens[b]; ++t) {
         for (int64_t h = 0; h < call.heads; ++h) {
@@ -112,10 +112,16 @@ void check(Pool& pool, uint32_t seed) {
     }
   }
 
-  for (int64_t row = 0; row < call.batch * call.heads * call.rows(); ++row) {
-    const int64_t b = row / call.rows() / call.heads, head = row / call.rows() % call.heads;
-    const int64_t token = row % call.tokens, of_head = row % call.rows() / call.tokens;
-    const int64_t place = call.query_at(b, head, row % call.rows());
+  for (int64_t i = 0; i < call.batch * call.tokens * call.heads * call.group; ++i) {
+    const int64_t of_head = i % call.group, head = i / call.group % call.heads;
+    const int64_t token = i / call.group / call.heads % call.tokens;
+    const int64_t b = i / call.group / call.heads / call.tokens, place = i * width;
+    if (token >= num_tokens[b]) {  // padding
+      for (int64_t d = 0; d < width; ++d) {
+        if (out[place + d] != 0) fail("padding", out[place + d], 0);
+      }
+      continue;
+    }
     auto query = rotated(&queries[place], b, token);
     std::vector<std::pair<double, const float*>> seen;
     double most = -INFINITY, total = 0;
