@@ -50,6 +50,11 @@ class Adaptive(DraftLengthPolicy):
     that did not pay have taken at most a hundredth of the time. If drafts that should pay lose more
     than two hundredths, K is 0 as well, until they are made up for.
 
+    A greedy drafter that knows its confidence drafts up to the largest K where drafting pays, and
+    stops where another token would not: where the probability that it is accepted, times the time
+    that a token takes, is less than its cost. The probability is the product of the draft's
+    confidences and the acceptance rate (cf. dynamic speculation, arXiv 2405.04304).
+
     One token is scored like two: each width costs a compilation, and these two take about as long.
 
     The costs depend on the machine, and so do the rounds: unless verification is coupled, the
@@ -70,6 +75,8 @@ class Adaptive(DraftLengthPolicy):
     max_mistaken, mistaken_rounds = 0.02, 2.0
     """The share of its time, and rounds beside it, that a row may lose by drafts that should pay
     and do not; then it decodes plainly until its time has grown."""
+    max_survival = 0.9
+    """The survival with which drafting always goes on."""
     time_memory, idle_memory, idle_tokens = 0.998, 0.99, 6.0
     """The factors by which each round reduces the weight of earlier time, and each round without a
     draft the weight of judged tokens, down to this number."""
@@ -109,6 +116,21 @@ class Adaptive(DraftLengthPolicy):
         chosen = jnp.where((best == 0) & (left > 0), 1, best)
         return jnp.broadcast_to(jnp.where(state.forced >= 0, state.forced, chosen), running.shape)
 
+    def confident_limits(
+        self, state: AdaptiveState, running: Bool[Array, " batch"]
+    ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
+        """The largest K where drafting pays, and the survival at which another token pays."""
+        limits, longest = self.limits(state, running), self.num_speculative_tokens
+        free = (limits > 1) & (state.forced < 0)
+        tokens, rate = self._tokens(state, running)
+        # A row's further token costs its share of what all rows' tokens cost.
+        seconds = state.costs[-1] - state.costs[1]
+        rows = jnp.maximum(running.sum(dtype=jnp.int32), 1) * max(longest - self.widths[1], 1)
+        a_token = 1.0 / jnp.max(tokens / state.costs)
+        least = seconds / rows.astype(jnp.float32) / (a_token * rate)
+        least = jnp.clip(least, 0.0, self.max_survival)
+        return jnp.where(free, longest, limits), jnp.where(free, least, 0.0)
+
     def min_width(self, state: AdaptiveState) -> Int[Array, ""]:
         """While costs are measured, drafts that turn out short are scored like long ones."""
         return jnp.maximum(state.forced, 0)
@@ -133,8 +155,10 @@ class Adaptive(DraftLengthPolicy):
         self, state: AdaptiveState, outcome: DraftOutcome
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
         """The time lost and spent after a round."""
-        widths = jnp.asarray(self.widths, jnp.int32)
-        cost = state.costs[(widths < outcome.drafted.max()).sum()] / state.costs[0]
+        drafted = outcome.drafted.max()
+        drafted = jnp.where(drafted > 0, jnp.maximum(drafted, self.widths[1]), 0)
+        widths = jnp.asarray(self.widths, jnp.float32)
+        cost = jnp.interp(drafted.astype(jnp.float32), widths, state.costs) / state.costs[0]
         lost = cost - (outcome.accepted + 1).astype(jnp.float32)
         # What drafting gains in one text does not pay for losses in the next.
         lost = jnp.maximum(self.time_memory * state.lost + lost, 0.0)
@@ -150,11 +174,16 @@ class Adaptive(DraftLengthPolicy):
 
     def _best(self, state: AdaptiveState, rows: Bool[Array, " batch"]) -> Int[Array, ""]:
         """The K with which these rows together emit the most tokens per second."""
-        widths = jnp.asarray(self.widths, jnp.int32)
-        rate = jnp.clip(state.accepted / state.judged, 0.0, MAX_RATE)[:, None]
-        tokens = _emitted(rate, widths.astype(jnp.float32)[None])
-        total = jnp.where(rows[:, None], tokens, 0.0).sum(0)
-        return widths[argmax(total / state.costs)]
+        tokens, _ = self._tokens(state, rows)
+        return jnp.asarray(self.widths, jnp.int32)[argmax(tokens / state.costs)]
+
+    def _tokens(
+        self, state: AdaptiveState, rows: Bool[Array, " batch"]
+    ) -> tuple[Float[Array, " widths"], Float[Array, " batch"]]:
+        """Tokens that these rows together emit in a round of each K; all rows' acceptance rates."""
+        rate = jnp.clip(state.accepted / state.judged, 0.0, MAX_RATE)
+        tokens = _emitted(rate[:, None], jnp.asarray(self.widths, jnp.float32)[None])
+        return jnp.where(rows[:, None], tokens, 0.0).sum(0), rate
 
 
 def _emitted(rate: Any, widths: Any) -> Any:

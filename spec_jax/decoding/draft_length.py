@@ -70,6 +70,15 @@ class DraftLengthPolicy:
     def threshold(self, state: Any, batch: int) -> Float[Array, " batch"] | None:
         """The drafter's probability below which a row stops drafting; None if it never does."""
 
+    def confident_limits(
+        self, state: Any, running: Bool[Array, " batch"]
+    ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]] | None:
+        """`limits` for drafters that know their confidence, and the survival to draft on with.
+
+        The survival of a draft is the probability that all of its tokens are accepted. None if the
+        policy makes no difference.
+        """
+
     def update(self, state: Any, outcome: DraftOutcome) -> Any:
         """The state after a round."""
         return state

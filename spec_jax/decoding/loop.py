@@ -137,6 +137,14 @@ def propose(
     """Drafts as much as `limits` allows."""
     policy = strategy.draft_length
     max_drafted, threshold = limits(policy, state)
+    least_survival = None
+    if drafter.has_confidence:
+        confident = policy.confident_limits(state.draft_length, state.finish == RUNNING)
+        if confident is not None:
+            # A sampled token is accepted more often than its probability says.
+            is_greedy = sampling.temperature == 0
+            max_drafted = jnp.where(is_greedy, _within(confident[0], state), max_drafted)
+            least_survival = jnp.where(is_greedy, confident[1], 0.0)
     keys, _ = _round_keys(state.keys, state.lengths)
     is_coupled = strategy.verification == "coupled"
     context = Context(
@@ -148,6 +156,7 @@ def propose(
         sampling=sampling,
         limits=max_drafted,
         threshold=threshold,
+        least_survival=least_survival,
         cache=state.cache,
         fixed_length=not policy.varies,
     )
@@ -167,12 +176,16 @@ def limits(
 
     It is the limit of the policy, but at most one less than the row can still emit.
     """
-    batch = state.lengths.shape[0]
+    max_drafted = policy.limits(state.draft_length, state.finish == RUNNING)
+    threshold = policy.threshold(state.draft_length, state.lengths.shape[0])
+    return _within(max_drafted, state), threshold
+
+
+def _within(limits: Int[Array, " batch"], state: DecodeState) -> Int[Array, " batch"]:
+    """The limits of rows that may draft, with room for the token that follows a draft."""
     room = jnp.maximum(state.max_lengths - state.lengths - 1, 0)
-    running = state.finish == RUNNING
-    max_drafted = jnp.minimum(policy.limits(state.draft_length, running), room)
-    max_drafted = jnp.where(running & state.may_draft, max_drafted, 0)
-    return max_drafted, policy.threshold(state.draft_length, batch)
+    may_draft = (state.finish == RUNNING) & state.may_draft
+    return jnp.where(may_draft, jnp.minimum(limits, room), 0)
 
 
 def _round_keys(

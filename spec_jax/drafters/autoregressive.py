@@ -28,6 +28,7 @@ class _Drafting(Generic[T]):
     tokens: Int[Array, "batch drafted"]
     probs: Float[Array, "batch drafted vocab"] | None
     confidence: Float[Array, "batch drafted"] | None
+    survival: Float[Array, " batch"]
     lengths: Int[Array, " batch"]
     active: Bool[Array, " batch"]
 
@@ -46,9 +47,10 @@ def autoregress(
 ) -> tuple[Draft, T]:
     """Draws tokens one after another, each from the model's own processed distribution.
 
-    A row stops at its limit, or after a token whose confidence is below the row's threshold, and
-    the loop ends when all rows have stopped, or after K steps if `context.fixed_length`. Rows that
-    have stopped are still computed, and the KV slots that they write must not be counted.
+    A row stops at its limit, or after a token with which its confidence, or its survival, is below
+    what the context asks for. The loop ends when all rows have stopped, or after K steps if
+    `context.fixed_length`. Rows that have stopped are still computed, and the KV slots that they
+    write must not be counted.
 
     Args:
       step: (carry, i, tokens drawn in step i - 1) -> logits [batch, drafts, target's vocab] of
@@ -90,15 +92,19 @@ def autoregress(
         usable = usable.reshape(batch, num_drafts).all(-1)
         lengths = state.lengths + (state.active & usable).astype(jnp.int32)
         active = state.active & usable & (lengths < context.limits)
-        confidence = state.confidence
-        if context.threshold is not None and confidence is not None:
-            # A greedy row's q is one-hot; its confidence is the probability at temperature 1.
-            likelihoods = jax.nn.softmax(logits[:, 0], -1)
+        confidence, survival = state.confidence, state.survival
+        if confidence is not None:
+            new = _likelihood(logits[:, 0], last)
             if q is not None:
-                likelihoods = jnp.where(is_greedy, likelihoods, q)
-            new = jnp.take_along_axis(likelihoods, last[:, None], axis=1)[:, 0]
-            active = active & (new.reshape(batch, num_drafts).max(-1) >= context.threshold)
-            confidence = write(confidence, new, i)
+                # A greedy row's q is one-hot; its confidence is the probability at temperature 1.
+                drawn = jnp.take_along_axis(q, last[:, None], axis=1)[:, 0]
+                new = jnp.where(is_greedy[:, 0], new, drawn)
+            best = new.reshape(batch, num_drafts).max(-1)
+            confidence, survival = write(confidence, new, i), survival * best
+            if context.threshold is not None:
+                active = active & (best >= context.threshold)
+            if context.least_survival is not None:
+                active = active & (survival >= context.least_survival)
         return _Drafting(
             carry=carry,
             history=state.history.add(last),
@@ -106,10 +112,12 @@ def autoregress(
             tokens=write(state.tokens, last, i),
             probs=probs,
             confidence=confidence,
+            survival=survival,
             lengths=lengths,
             active=active,
         )
 
+    knows = context.threshold is not None or context.least_survival is not None
     count = lookahead * num_drafts
     state = _Drafting(
         carry=carry,
@@ -117,7 +125,8 @@ def autoregress(
         last=jnp.zeros((rows,), jnp.int32),
         tokens=jnp.zeros((batch, count), jnp.int32),
         probs=jnp.zeros((batch, count, vocab), jnp.float32) if reports_probs else None,
-        confidence=None if context.threshold is None else jnp.zeros((batch, count), jnp.float32),
+        confidence=jnp.zeros((batch, count), jnp.float32) if knows else None,
+        survival=jnp.ones((batch,), jnp.float32),
         lengths=jnp.zeros((batch,), jnp.int32),
         active=context.limits > 0,
     )
@@ -138,3 +147,11 @@ def autoregress(
         confidence=state.confidence,
     )
     return draft, state.carry
+
+
+def _likelihood(
+    logits: Float[Array, "rows vocab"], tokens: Int[Array, " rows"]
+) -> Float[Array, " rows"]:
+    """The probability of a token of each row at temperature 1."""
+    own = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1))

@@ -28,6 +28,8 @@ class Context:
       limits: how many tokens each row may draft at most in this round; 0 for a row that has ended.
       threshold: a row stops drafting after a token of a lower probability than this; None if
         no row does.
+      least_survival: a row stops drafting when the product of its tokens' probabilities is below
+        this; None if no row does.
       cache: the target's cache, for drafters that are part of the target.
       fixed_length: whether every row drafts K tokens in every round, or as many as it has room
         for. Then a loop of fixed length is best, which accelerators run without asking the host.
@@ -42,6 +44,7 @@ class Context:
     limits: Int[Array, " batch"]
     target_keys: Key[Array, "batch lookahead"] | None = None
     threshold: Float[Array, " batch"] | None = None
+    least_survival: Float[Array, " batch"] | None = None
     cache: KVCache | None = None
     fixed_length: bool = static(default=False)
 
@@ -202,6 +205,7 @@ class Drafter:
       lookahead: the largest number of tokens that it proposes per round and draft (K).
       num_drafts: drafts that it proposes side by side.
       fixed_length: whether it always proposes as many tokens as its limit allows.
+      has_confidence: whether it observes `Context.threshold` and `Context.least_survival`.
       can_skip_prompts: whether rows whose prompts it did not read may exist beside rows that draft;
         it must then read a prompt whose beginning `copy_prefix` did not copy.
       feature_layers: the features of the target that it gets with each token of the text. Feature i
@@ -212,6 +216,7 @@ class Drafter:
     lookahead: int
     num_drafts: int = 1
     fixed_length: bool = False
+    has_confidence: bool = False
     can_skip_prompts: bool = False
     feature_layers: tuple[int, ...] = ()
 

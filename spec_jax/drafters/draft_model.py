@@ -44,6 +44,7 @@ class DraftModel(Drafter):
     columns: Int[Array, " vocab"] | None = None
     shares_encoder: bool = static(default=False)
     fixed_length = True
+    has_confidence = True
     can_skip_prompts = True
 
     def init(self, prompt: DrafterPrompt) -> KVCache:

@@ -47,6 +47,7 @@ class EarlyExit(Drafter):
     lookahead: int = static()
     layers: int = static()
     fixed_length = True
+    has_confidence = True
 
     def propose(self, state: None, context: Context) -> tuple[Draft, None]:
         """K tokens, and the hidden states of all of them after the first layers."""

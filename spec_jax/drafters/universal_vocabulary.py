@@ -65,6 +65,7 @@ class UniversalVocabulary(Drafter):
     spelling_lengths: Int[Array, " vocab"]
     lookahead: int = static()
     fixed_length = True
+    has_confidence = True
 
     @property
     def _reserve(self) -> int:
