@@ -153,5 +153,5 @@ def _likelihood(
     logits: Float[Array, "rows vocab"], tokens: Int[Array, " rows"]
 ) -> Float[Array, " rows"]:
     """The probability of a token of each row at temperature 1."""
-    own = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1))
+    scores = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    return jnp.exp(scores - jax.nn.logsumexp(logits, axis=-1))

@@ -27,7 +27,7 @@ def products(
         whose `activations` are int8 round it to 8 bits, once for all weights.
       weights: packed weights of one signature.
       num_tokens: of the rows, which are [batch, tokens] one after another, how many tokens of each
-        are no padding. The results of padding are zeros, and cost nothing.
+        are real. The results of padding are zeros, and cost nothing.
     """
     if num_tokens is None:
         num_tokens = jnp.zeros((0,), jnp.int32)

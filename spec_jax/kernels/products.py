@@ -65,8 +65,8 @@ def _packed_products(
         by_format.setdefault(weight.signature, []).append(i)
     outputs: dict[int, Array] = {}
     for some in by_format.values():
-        found = native_calls.products(rows, [weights[i] for i in some], num_tokens)
-        outputs |= zip(some, found, strict=True)
+        results = native_calls.products(rows, [weights[i] for i in some], num_tokens)
+        outputs |= zip(some, results, strict=True)
     return [outputs[i].reshape(*x.shape[:-1], -1) for i in range(len(weights))]
 
 

@@ -59,7 +59,7 @@ class SparseMlp(nnx.Module):
         placement: Placement,
         num_tokens: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "batch tokens embed"]:
-        """`num_tokens` are the tokens that are no padding, which native code skips."""
+        """Native code skips padding: all but the first `num_tokens` of each row."""
         layers = (self.router, self.expert_gate, self.expert_up, self.expert_down)
         weights = tuple(layer.weight.get_value() for layer in layers)
         skip = placement.platform != "gpu"

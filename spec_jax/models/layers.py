@@ -74,7 +74,7 @@ def project(
       x: the inputs.
       layers: the layers.
       sums: the dtype in which devices add their partial products.
-      num_tokens: which inputs are no padding, see `products`.
+      num_tokens: how many inputs of each row are real, see `products`.
     """
     outputs = products(x, [layer.weight.get_value() for layer in layers], sums, num_tokens)
     return [

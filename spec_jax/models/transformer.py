@@ -186,7 +186,7 @@ class Transformer(nnx.Module):
         hidden: Float[Array, "*lead embed"],
         num_tokens: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "*lead vocab"]:
-        """Float32 logits of final hidden states; `num_tokens` as for `kernels.products`."""
+        """Float32 logits of final hidden states; for `num_tokens` see `kernels.products`."""
         if self.head is not None:
             logits = self.head(hidden, num_tokens=num_tokens)
         else:

@@ -178,6 +178,34 @@ def test_adaptive_takes_the_k_with_which_all_rows_emit_most_per_second():
     assert taken >= {0, 2, 8}
 
 
+@pytest.mark.parametrize("costs", COSTS[:2])
+def test_a_confident_draft_goes_on_as_long_as_another_token_pays(costs):
+    policy, rates = Adaptive(8), [0.9, 0.7, 0.8]
+    state = paced(policy, 4, costs=costs, rate=[*rates, 0.99])
+    running = rows(4).at[-1].set(False)
+    limits, least = policy.confident_limits(state, running)
+    emitted = [sum(sum(a**i for i in range(k + 1)) for a in rates) for k in policy.widths]
+    best = max(tokens / cost for tokens, cost in zip(emitted, costs, strict=True))
+    for row, rate in enumerate(rates):
+        # Six more tokens, from two to eight, of three rows cost the difference.
+        a_token = (costs[3] - costs[1]) / 6 / 3
+        expected = min(a_token * best / rate, policy.max_survival)
+        assert limits[row] == 8
+        np.testing.assert_allclose(least[row], expected, rtol=1e-5)
+
+
+def test_a_confident_draft_obeys_what_does_not_pay_and_what_is_measured():
+    policy = Adaptive(8)
+    poor = paced(policy, 2, costs=[1, 2, 3, 5], rate=[0.2, 0.1])
+    limits, least = policy.confident_limits(poor, rows(2))
+    assert limits.tolist() == policy.limits(poor, rows(2)).tolist() and max(limits) <= 1
+    assert least.tolist() == [0, 0]
+    forced = dataclasses.replace(paced(policy, 2, rate=[0.99, 0.99]), forced=jnp.int32(4))
+    limits, least = policy.confident_limits(forced, rows(2))
+    assert (limits.tolist(), least.tolist()) == ([4, 4], [0, 0])
+    assert Constant(4).confident_limits(None, rows(2)) is None
+
+
 def test_adaptive_does_what_it_is_forced_to_while_costs_are_measured():
     policy = Adaptive(8)
     state = paced(policy, 2, rate=[0.99, 0.99])

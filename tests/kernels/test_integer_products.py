@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spec_jax.kernels import PackedWeight, Quantized, expert_products, take_outputs
+from spec_jax.kernels import PackedWeight, Quantized, expert_products, products, take_outputs
 from tests.kernels.test_products import check, in_full, matrix, multiply
 
 OTHERS = {
@@ -194,10 +194,10 @@ def test_experts_equal_products_with_their_matrices(kind, rows):
     forms = [packed(Quantized.stack(each)) for each in stacks]
     assert all(form.is_stack for form in forms)
     outputs = jax.jit(expert_products)(jnp.asarray(x), jnp.asarray(chosen), forms)
-    for matrices, products in zip(stacks, outputs, strict=True):
+    for matrices, found in zip(stacks, outputs, strict=True):
         for row in range(rows):
             alone = multiply(x[row : row + 1], [packed(matrices[chosen[row]])])[0]
-            np.testing.assert_array_equal(products[row], alone[0])
+            np.testing.assert_array_equal(found[row], alone[0])
 
 
 def test_weights_of_both_kinds_in_one_call():
@@ -214,3 +214,24 @@ def test_groups_that_do_not_fit_are_named():
     weight = Quantized(np.zeros((16, 24), np.int8), np.ones((16, 3), np.float32), None, 8)
     with pytest.raises(ValueError, match="24 inputs in 3 groups"):
         packed(weight)
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("num_tokens", [[5], [3], [0], [2, 5, 0, 9], [0, 1, 0, 0], [0, 0]])
+def test_padding_costs_nothing_and_is_zero(kind, activations, num_tokens):
+    batch, tokens = len(num_tokens), 5
+    weights = [
+        PackedWeight.of(quantized(kind, 256, outputs, seed), activations)
+        for seed, outputs in enumerate((40, 17))
+    ]
+    x = np.random.default_rng(1).standard_normal((batch, tokens, 256)).astype(np.float32)
+    is_real = np.arange(tokens)[None] < np.array(num_tokens)[:, None]
+    call = jax.jit(lambda x, n: products(x, weights, num_tokens=n))
+    whole = jax.jit(lambda x: products(x, weights))(x)
+    x[~is_real] = np.nan  # is not read
+    is_exact = weights[0].activations == "int8"
+    for out, full in zip(call(x, jnp.array(num_tokens, jnp.int32)), whole, strict=True):
+        expected = np.where(is_real[..., None], full, 0)
+        np.testing.assert_allclose(out, expected, rtol=0, atol=0 if is_exact else 1e-3)
+        assert not np.any(out[~is_real])

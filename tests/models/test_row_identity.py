@@ -81,3 +81,22 @@ def test_logits_depend_on_no_other_token_of_the_call(name, quantization):
         expected = alone[:rows, : together.shape[1]]
         assert together.tobytes() == expected.tobytes(), (rows, width)
     assert len(np.unique(alone.argmax(-1))) > 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("num_tokens", [[6, 6, 6], [1, 0, 4], [0, 0, 2]])
+def test_padding_changes_no_number_and_is_neither_written_nor_scored(name, num_tokens):
+    model = packed(name, "int8")
+    tokens = np.random.default_rng(2).integers(0, VOCAB, (3, 10 + 6))
+    text, new = jnp.asarray(tokens[:, :10]), jnp.asarray(tokens[:, 10:])
+    cache = score(model, text, model.new_cache(3, TOKENS))[1]
+    whole, _ = score(model, new, cache)
+    call = jax.jit(lambda *args: model.score(*args[:2], num_tokens=args[2]))
+    out = call(new, cache, jnp.asarray(num_tokens, jnp.int32))
+    is_real = np.arange(6)[None] < np.array(num_tokens)[:, None]
+    np.testing.assert_array_equal(out.logits, np.where(is_real[..., None], whole, 0))
+    before, after = (jax.tree.leaves(each.layers) for each in (cache, out.cache))
+    for old, now in zip(before, after, strict=True):
+        for row, count in enumerate(num_tokens):
+            np.testing.assert_array_equal(old[row, :, 10 + count :], now[row, :, 10 + count :])
+            assert count == 0 or np.any(old[row, :, 10] != now[row, :, 10])

@@ -35,7 +35,7 @@ struct Attend {
   const bool* among;                    // [tokens, recent]
   float* out;                           // as queries
 
-  // Tokens of b that are no padding.
+  // Tokens of b that are real; the others are padding.
   int64_t count(int64_t b) const {
     return num_tokens ? std::clamp<int64_t>(num_tokens[b], 0, tokens) : tokens;
   }

@@ -254,7 +254,7 @@ INLINE void with_count(int64_t count, Function function, std::integer_sequence<i
   (void)((count == N + 1 && (function(std::integral_constant<int, N + 1>()), true)) || ...);
 }
 
-// The rows of [batch, tokens] that are no padding: of each b the first num_tokens[b] tokens.
+// The rows of [batch, tokens] that are real: of each b the first num_tokens[b] tokens.
 inline std::vector<int64_t> real_rows(const int32_t* num_tokens, int64_t batch, int64_t tokens) {
   std::vector<int64_t> rows;
   for (int64_t b = 0; b < batch; ++b) {

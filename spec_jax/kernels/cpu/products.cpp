@@ -210,7 +210,7 @@ ffi::Error read(Call& call, const Form& form, int64_t axes, int64_t next, ffi::R
   return ffi::Error::Success();
 }
 
-// x [batch * tokens, inputs], how many tokens of each of the batch are no padding (none: all are),
+// x [batch * tokens, inputs], how many tokens of each of the batch are real (none: all are),
 // then the arrays of each weight; the results are the products [batch * tokens, outputs].
 ffi::Error Product(ffi::ThreadPool pool, int64_t format, bool integers, int64_t offset, bool scales,
                    bool minima, bool units, bool half, ffi::RemainingArgs args,
