@@ -31,7 +31,7 @@ if [ "${1-}" = --pair ]; then
   shift 2
   target=qwen2.5-coder-1.5b-instruct
   # Fewer bits and outputs make the draft's steps cheaper, and change nothing else.
-  drafter=(--draft "$ROOT/checkpoints/qwen2.5-coder-0.5b-instruct.toml" --num-speculative-tokens 4
+  drafter=(--draft "$ROOT/checkpoints/qwen2.5-coder-0.5b-instruct.toml"
     --draft-quantization int4 --draft-vocab-size 32768)
 fi
 prompt=(--prompt "Explain speculative decoding to a child.")

@@ -172,9 +172,9 @@ def test_those_of_prompts_on_a_mesh(llm, tmp_path):
 def test_only_few_logits_of_a_prompt_are_made_at_once(llm, monkeypatch):
     seen = []
 
-    def logits(model, x, whole=Model.logits):
+    def logits(model, x, num_tokens=None, whole=Model.logits):
         seen.append(x.shape[1])
-        return whole(model, x)
+        return whole(model, x, num_tokens)
 
     monkeypatch.setattr(Model, "logits", logits)
     fresh = llm.with_speculation(SpeculativeConfig())
