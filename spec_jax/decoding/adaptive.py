@@ -68,8 +68,9 @@ class Adaptive(DraftLengthPolicy):
     reproducible = False
     memory = 0.97
     """The factor by which each judged token reduces the weight of those before it."""
-    prior_rate, prior_tokens = 0.7, 3.0
-    """The acceptance rate before any request, and judged tokens that such a rate counts for."""
+    prior_rate, prior_tokens = 0.85, 3.0
+    """The acceptance rate before any request, and judged tokens that such a rate counts for. It is
+    high, so that a draft is tried once: later processes know the rate of earlier requests."""
     max_lost = 0.01
     """The share of its time that a row may lose by drafts that only check whether drafting pays."""
     max_mistaken, mistaken_rounds = 0.02, 2.0

@@ -28,7 +28,7 @@ Advance = Callable[[DecodeState, int, int], DecodeState]
 SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
 """Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of
 the quickest call without rounds is subtracted: of a small model it is as long as a round."""
-_VERSION = "3"
+_VERSION = "4"
 """Of the way in which costs are measured: costs of another one are not read."""
 
 HOPELESS = 1.25
@@ -36,6 +36,9 @@ HOPELESS = 1.25
 
 PROMPTS_A_CHECK = 16
 """Prompts of which a drafter reads one if its drafts do not pay."""
+
+ACCEPTANCE, RATE_CHANGE = "acceptance", 0.05
+"""Where a file keeps the acceptance rate of earlier requests, and from which change on again."""
 
 MAX_KEPT = 128
 """Compiled loops whose costs a file keeps: as many as there are programs."""
@@ -107,7 +110,7 @@ class CostProfiler:
 
     Costs are measured once for each compiled loop, in the first rounds that it decodes: their
     tokens count like any others. Several processes use the times of process 0, and later processes
-    the times that a file has kept.
+    the times, and the acceptance rate, that a file has kept.
 
     Args:
       policy: whose state to fill in.
@@ -116,15 +119,21 @@ class CostProfiler:
 
     def __init__(self, policy: Adaptive, file: Path | None = None):
         self.policy, self._file = policy, file
-        by_loop = {} if file is None else distributed.from_first(lambda: self._read(file))
+        by_loop, self._num_plain = {}, 0
+        if file is not None:
+            # A process that decodes a single prompt may be the one that reads it with the drafter.
+            by_loop, self._num_plain = distributed.from_first(
+                lambda: (self._read(file), os.getpid() % PROMPTS_A_CHECK)
+            )
+        rate = by_loop.pop(ACCEPTANCE, [policy.prior_rate])[0]
         self.costs = {key: np.array(each) for key, each in by_loop.items()}
         """Seconds of a round, for each of the policy's widths, by compiled loop."""
         self._samples: dict[Hashable, _Samples] = {}
         self._lost = self._spent = 0.0
-        self._num_plain = 0
         self.judged = policy.prior_tokens
         """Drafted tokens that finished requests were judged by; older ones count less."""
-        self._accepted = policy.prior_rate * policy.prior_tokens
+        self._accepted = rate * policy.prior_tokens
+        self._kept_rate = rate
 
     def begin(self, key: Hashable, state: DecodeState) -> DecodeState:
         """The state of new rows, which start from the statistics of earlier ones."""
@@ -201,10 +210,17 @@ class CostProfiler:
         with contextlib.suppress(OSError, ValueError):
             by_loop = json.loads(file.read_text())
             if isinstance(by_loop, dict):
-                return {key: each for key, each in by_loop.items() if self._are_costs(each)}
+                return {key: each for key, each in by_loop.items() if self._is_read(key, each)}
         return {}
 
-    def _are_costs(self, each: Any) -> bool:
+    def _is_read(self, key: str, each: Any) -> bool:
+        if key == ACCEPTANCE:
+            return (
+                isinstance(each, list)
+                and len(each) == 1
+                and isinstance(each[0], float)
+                and 0 <= each[0] <= 1
+            )
         return (
             isinstance(each, list)
             and len(each) == len(self.policy.widths)
@@ -216,7 +232,9 @@ class CostProfiler:
         if self._file is None or jax.process_index() != 0:
             return
         by_loop = self._read(self._file) | {key: each.tolist() for key, each in self.costs.items()}
-        by_loop = dict(list(by_loop.items())[-MAX_KEPT:])
+        by_loop.pop(ACCEPTANCE, None)
+        by_loop = dict(list(by_loop.items())[-MAX_KEPT:]) | {ACCEPTANCE: [self._rate]}
+        self._kept_rate = self._rate
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
@@ -243,6 +261,8 @@ class CostProfiler:
             self._accepted = 0.5 * self._accepted + accepted
             self.judged = 0.5 * self.judged + judged
             self._lost, self._spent = lost, spent
+            if abs(self._rate - self._kept_rate) > RATE_CHANGE:
+                self._write()
 
 
 def _with(state: DecodeState, changes: dict[str, Any]) -> DecodeState:

@@ -144,8 +144,8 @@ def test_a_new_batch_starts_from_the_acceptances_of_those_before(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
     rate = lambda state: state.draft_length.accepted / state.draft_length.judged  # noqa: E731
     state = pacer.begin("loop", state_of(pacer.policy, [30, 30, 0]))
-    np.testing.assert_allclose(rate(state), 0.7, rtol=1e-6)
-    rates = [0.7]
+    np.testing.assert_allclose(rate(state), Adaptive.prior_rate, rtol=1e-6)
+    rates = [Adaptive.prior_rate]
     for _ in range(4):
         pace = dataclasses.replace(
             state.draft_length,
@@ -214,13 +214,21 @@ def test_a_later_process_takes_the_costs_that_a_file_has_kept(rounds, tmp_path):
     assert rounds.forced == [-1] * 2
     # A process that began before them both keeps what it measures beside what they have kept.
     pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [100])), 1, 1, rounds)
-    assert json.loads(file.read_text()).keys() == {"loop", "other"}
+    assert json.loads(file.read_text()).keys() == {"loop", "other", "acceptance"}
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[1, 2]", '{"loop": 3}', '{"loop": [1.0]}', '{"loop": [1.0, NaN, 1.0]}', "\x00"],
+    [
+        "",
+        "[1, 2]",
+        '{"loop": 3}',
+        '{"loop": [1.0]}',
+        '{"loop": [1.0, NaN, 1.0]}',
+        "\x00",
+        '{"acceptance": [2.0]}',
+    ],
 )
 def test_a_damaged_file_of_costs_is_measured_again(rounds, tmp_path, text):
     file = tmp_path / "models.json"
@@ -228,7 +236,27 @@ def test_a_damaged_file_of_costs_is_measured_again(rounds, tmp_path, text):
     pacer = pacing.CostProfiler(Adaptive(4), file)
     assert pacer.costs == {}
     pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, rounds)
-    assert json.loads(file.read_text()) == {"loop": list(COSTS.values())}
+    kept = {"loop": list(COSTS.values()), "acceptance": [Adaptive.prior_rate]}
+    assert json.loads(file.read_text()) == kept
+
+
+def test_a_later_process_knows_how_often_drafts_were_accepted(rounds, tmp_path):
+    file = tmp_path / "models.json"
+    pacer = pacing.CostProfiler(Adaptive(4), file)
+    state = pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [50])), 2, 1, rounds)
+    poor = dataclasses.replace(
+        state.draft_length, accepted=jnp.float32([1.0]), judged=jnp.float32([20.0])
+    )
+    pacer.record(dataclasses.replace(state, draft_length=poor), [0])
+    later = pacing.CostProfiler(Adaptive(4), file)
+    begun = later.begin("loop", state_of(later.policy, [50])).draft_length
+    expected = (0.5 * 0.85 * 3 + 1) / (0.5 * 3 + 20)
+    np.testing.assert_allclose(begun.accepted / begun.judged, expected, rtol=1e-5)
+    text = file.read_text().replace(str(json.loads(file.read_text())["acceptance"][0]), "7.5")
+    file.write_text(text)  # no rate
+    assert pacing.CostProfiler(Adaptive(4), file).costs.keys() == {"loop"}
+    again = later.begin("loop", state_of(later.policy, [50])).draft_length
+    np.testing.assert_allclose(again.accepted / again.judged, expected, rtol=1e-5)
 
 
 def test_a_file_belongs_to_models_choices_and_machine(monkeypatch):
