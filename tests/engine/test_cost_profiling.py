@@ -252,7 +252,7 @@ def test_a_later_process_knows_how_often_drafts_were_accepted(rounds, tmp_path):
     begun = later.begin("loop", state_of(later.policy, [50])).draft_length
     expected = (0.5 * 0.85 * 3 + 1) / (0.5 * 3 + 20)
     np.testing.assert_allclose(begun.accepted / begun.judged, expected, rtol=1e-5)
-    file.write_text('{"acceptance": [7.5]}')  # is no rate
+    file.write_text('{"acceptance": [7.5]}')  # above 1
     unknown = pacing.CostProfiler(Adaptive(4), file)
     begun = unknown.begin("loop", state_of(unknown.policy, [50])).draft_length
     np.testing.assert_allclose(begun.accepted / begun.judged, Adaptive.prior_rate, rtol=1e-5)
