@@ -119,8 +119,8 @@ def finish_round(
     widths = scoring_widths(policy, drafter.fixed_length, strategy.consistent)
     scored_drafts = jnp.maximum(draft.lengths, policy.min_width(state.draft_length))
     skips = _skips_padding(target, strategy, draft)
-    if skips:  # the widest call costs no more than the tokens that are drafted
-        widths = tuple(width for width in widths if width in (0, widths[-1]))
+    if skips and not sampling.features.random:  # padding costs little, where nothing is drawn
+        widths = tuple(sorted({widths[0], *widths[::-2]}))
     return at_width(widths, scored_drafts.max(), finish, state)
 
 

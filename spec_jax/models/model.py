@@ -108,7 +108,7 @@ class Model(ModelWeights):
           mask: the tokens' positions and what they see; by default they continue the texts.
           at: the tokens whose logits and features are returned (static); all by default.
           num_tokens: how many tokens of each row are real, without a `mask`; padding after them
-            is not written, and if `skips_padding` it costs nothing. All by default.
+            is not written, and if `skips_padding` hardly computed. All by default.
           feature_layers: which features to return, see `TargetOutput` (static).
         """
         module = self.module
@@ -137,7 +137,7 @@ class Model(ModelWeights):
 
     @property
     def skips_padding(self) -> bool:
-        """Whether padding in a call costs nothing: native code computes none of it."""
+        """Whether native code computes the layers and the head, and nothing of padding."""
         return self.is_packed
 
     def logits(
