@@ -67,10 +67,7 @@ def __getattr__(name: str) -> Any:
             imported := importlib.import_module(f"spec_jax.{module}"), name
         ):
             return getattr(imported, name)
-    other_names = importlib.import_module("spec_jax.config.other_names")
-    if name in other_names.NOT_OF_PACKAGE:
-        raise ImportError(f"spec_jax has no {name}; {other_names.NOT_OF_PACKAGE[name]}.")
-    raise AttributeError(f"module 'spec_jax' has no attribute {name!r}")
+    raise importlib.import_module("spec_jax.config.other_names").no_attribute(__name__, name)
 
 
 class _OtherModules(MetaPathFinder):

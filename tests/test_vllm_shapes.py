@@ -323,6 +323,8 @@ def test_modules_of_vllm_are_not_here():
         importlib.import_module("spec_jax.zzz")
     with pytest.raises(ImportError, match="memory is free after: del llm"):
         exec("from spec_jax.distributed import cleanup_dist_env_and_memory")
+    with pytest.raises(ImportError, match=r"has no VllmConfig; write LLM\(model, max_model_len"):
+        exec("from spec_jax.config import VllmConfig")
 
 
 @pytest.mark.parametrize(

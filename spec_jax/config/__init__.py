@@ -1,5 +1,7 @@
 """What a user may choose: frozen, validated, with a suggestion for every misspelt key."""
 
+from typing import Any
+
 from spec_jax.config.arguments import check_choice, check_integer, check_path
 from spec_jax.config.choices import (
     AUTO,
@@ -39,6 +41,7 @@ from spec_jax.config.fields import (
     to_tuple,
 )
 from spec_jax.config.loading import LoadingOptions
+from spec_jax.config.other_names import no_attribute
 from spec_jax.config.sampling import FIT_CONTEXT, MAX_LOGPROBS, SamplingParams
 from spec_jax.config.speculative import (
     CONFIDENCE_THRESHOLD,
@@ -78,3 +81,7 @@ __all__ = [
     "config_class",
 ]
 """For users; the other names are for the rooms of the package."""
+
+
+def __getattr__(name: str) -> Any:
+    raise no_attribute(__name__, name)  # scripts for vLLM import names from here

@@ -49,7 +49,10 @@ _MASKS = "write SamplingParams(logit_bias=..., allowed_token_ids=..., structured
 _MEMORY = "leave it out: memory is free after: del llm"
 
 NOT_OF_PACKAGE: Mapping[str, str] = {
-    **dict.fromkeys(("EngineArgs", "AsyncEngineArgs"), _ARGUMENTS),
+    **dict.fromkeys(
+        ("EngineArgs", "AsyncEngineArgs", "VllmConfig", "ModelConfig", "CompilationConfig"),
+        _ARGUMENTS,
+    ),
     **dict.fromkeys(("LLMEngine", "AsyncLLMEngine", "AsyncLLM"), _THREADS),
     **dict.fromkeys(
         ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel", "pipeline"), _MODEL
@@ -67,7 +70,7 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
     "DynamicCache": "leave it out: an LLM has its caches",
     "ImageAsset": "prompts hold no images",
     "StoppingCriteriaList": "write SamplingParams(stop=..., stop_token_ids=...)",
-    "VllmConfig": _ARGUMENTS,
+    "cleanup_dist_env_and_memory": _MEMORY,
     "get_open_port": "leave it out: the scripts in launch/ start processes",
     "init_logger": "write logging.getLogger(__name__)",
     "GenerationConfig": "write SamplingParams(max_tokens=..., temperature=..., ...)",
@@ -81,6 +84,14 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
     "set_seed": "write SamplingParams(seed=...), or LLM(model, seed=...)",
 }
 """Names that one would import."""
+
+
+def no_attribute(module: str, name: str) -> ImportError | AttributeError:
+    """The error of a module without an attribute; of another system's name, what to write here."""
+    if name in NOT_OF_PACKAGE:
+        return ImportError(f"spec_jax has no {name}; {NOT_OF_PACKAGE[name]}.")
+    return AttributeError(f"module {module!r} has no attribute {name!r}")
+
 
 NOT_MODULES = frozenset(
     {

@@ -18,6 +18,7 @@ import numpy as np
 from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 
+from spec_jax.config.other_names import no_attribute
 from spec_jax.distributed.roll_call import call_roll
 from spec_jax.distributed.watch import Watch, end_process
 from spec_jax.errors import (
@@ -59,9 +60,7 @@ _SHARED_ERRORS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "cleanup_dist_env_and_memory":  # scripts for vLLM import it from here
-        raise ImportError(f"spec_jax has no {name}; memory is free after: del llm.")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise no_attribute(__name__, name)  # scripts for vLLM import names from here
 
 
 def start(layout: Layout) -> None:
