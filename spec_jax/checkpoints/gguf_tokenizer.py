@@ -1,8 +1,11 @@
 """Builds the tokenizer that a GGUF file describes in its metadata."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tokenizers import (
     AddedToken,
@@ -37,6 +40,9 @@ _END_OF_TURN = (
     "<|end_of_text|>",
 )
 """Control tokens that end a generation; GGUF names only one of them as the end."""
+
+_SPELT = ("bos", "eos")
+"""Special tokens whose strings a chat template may use."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +102,35 @@ _SPLITS = {
 """`tokenizer.ggml.pre`, llama.cpp's names -> how to split."""
 
 
+_IN_USE: WeakValueDictionary[bytes, text.Tokenizer] = WeakValueDictionary()
+"""Tokenizers by a digest of what their files say of them."""
+
+
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
     """The tokenizer and chat template in a GGUF file's metadata.
+
+    A target and its draft, whose templates may differ, share one backend: of 150,000 tokens it
+    takes 80 MB and half a second.
 
     Raises:
       CheckpointError: there is none, or its kind is not supported.
     """
+    names = sorted(name for name in metadata if name.startswith("tokenizer.ggml."))
+    described = json.dumps([(name, metadata[name]) for name in names])
+    digest = hashlib.sha256(described.encode()).digest()
+    same = _IN_USE.get(digest)
+    if same is None:
+        tokenizer = _IN_USE[digest] = _tokenizer(metadata)
+        return tokenizer
+    return text.Tokenizer(
+        same.backend,
+        eos_token_ids=same.eos_token_ids,
+        bos_token_id=same.bos_token_id,
+        chat_template=_chat_template(metadata),
+    )
+
+
+def _tokenizer(metadata: Mapping[str, Any]) -> text.Tokenizer:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
         raise CheckpointError("the GGUF file holds no tokenizer (tokenizer.ggml.tokens).")
@@ -145,15 +174,23 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer:
     ends = {special(name) for name in ("eos", "eot", "eom")}
     turns = (vocabulary.get(token) for token in _END_OF_TURN)
     ends |= {i for i in turns if i is not None and kinds[i] == _CONTROL}
-    template = metadata.get("tokenizer.chat_template")
-    names = {f"{name}_token": special(name) for name in ("bos", "eos")}
-    spelt = {name: tokens[i] for name, i in names.items() if i is not None}
     return text.Tokenizer(
         backend,
         eos_token_ids=sorted(i for i in ends if i is not None),
         bos_token_id=bos,
-        chat_template=ChatTemplate(template, spelt) if template else None,
+        chat_template=_chat_template(metadata),
     )
+
+
+def _chat_template(metadata: Mapping[str, Any]) -> ChatTemplate | None:
+    template, tokens = metadata.get("tokenizer.chat_template"), metadata["tokenizer.ggml.tokens"]
+    if not template:
+        return None
+    names = {f"{name}_token": metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _SPELT}
+    spelt = {
+        name: tokens[i] for name, i in names.items() if i is not None and 0 <= i < len(tokens)
+    }
+    return ChatTemplate(template, spelt)
 
 
 def _byte_level_bpe(
