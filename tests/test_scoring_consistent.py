@@ -5,7 +5,6 @@ import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
 from spec_jax.decoding import loop
-from spec_jax.kernels import native
 from tests.checkpoints.tiny import CONFIG, llama_tensors, write_directory
 from tests.often import often
 
@@ -104,8 +103,6 @@ def test_every_call_of_the_target_is_compiled_for_one_width(models, monkeypatch,
     monkeypatch.setattr(loop, "score", noted)
     llm = LLM(models["target"], speculative_config=SpeculativeConfig(**options))
     llm.generate([PROMPTS[0]], SamplingParams(temperature=0.0, max_tokens=2))
-    if native.available():  # which skips what a shorter draft leaves of a call
-        widths = {min(widths), *sorted(widths)[::-2]}
     assert scored == widths
 
 

@@ -187,9 +187,7 @@ def _chat_template(metadata: Mapping[str, Any]) -> ChatTemplate | None:
     if not template:
         return None
     names = {f"{name}_token": metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _SPELT}
-    spelt = {
-        name: tokens[i] for name, i in names.items() if i is not None and 0 <= i < len(tokens)
-    }
+    spelt = {name: tokens[i] for name, i in names.items() if i is not None and 0 <= i < len(tokens)}
     return ChatTemplate(template, spelt)
 
 

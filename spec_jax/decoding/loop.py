@@ -10,7 +10,7 @@ from spec_jax.config import SCORINGS, VERIFICATIONS
 from spec_jax.control import at_width
 from spec_jax.decoding.draft_length import DraftLengthPolicy, DraftOutcome, scoring_widths
 from spec_jax.decoding.rows import write_rows
-from spec_jax.decoding.score import Scored, score
+from spec_jax.decoding.score import Scored, hidden_states, score
 from spec_jax.decoding.state import ERROR, LENGTH, RUNNING, STOP, DecodeState
 from spec_jax.decoding.verification import Verification
 from spec_jax.decoding.verify import draw_target_tokens, split_keys, verify, verify_equal
@@ -89,6 +89,13 @@ def finish_round(
 
     `allowed` are packed sets of the tokens that a grammar allows at each query position.
     """
+    policy = strategy.draft_length
+    scored_drafts = jnp.maximum(draft.lengths, policy.min_width(state.draft_length))
+    computed = None
+    if _skips_padding(target, strategy, draft):
+        num_tokens = jnp.where(state.finish == RUNNING, scored_drafts + 1, 0)
+        computed, cache = hidden_states(target, state, draft, num_tokens, drafter.feature_layers)
+        state = dataclasses.replace(state, cache=cache)
 
     def finish(width: int, state: DecodeState) -> DecodeState:
         short = draft.first(width)
@@ -101,7 +108,7 @@ def finish_round(
             strategy.scoring,
             masks,
             drafter.feature_layers,
-            jnp.where(state.finish == RUNNING, scored_drafts + 1, 0) if skips else None,
+            computed,
         )
         tokens = scored.greedy_tokens
         if strategy.verification == "coupled" and scored.p is not None:
@@ -115,12 +122,7 @@ def finish_round(
             verified = verify(strategy.verification, scored.p, short, keys)
         return commit(drafter, strategy.draft_length, state, short, scored, verified, sampling)
 
-    policy = strategy.draft_length
     widths = scoring_widths(policy, drafter.fixed_length, strategy.consistent)
-    scored_drafts = jnp.maximum(draft.lengths, policy.min_width(state.draft_length))
-    skips = _skips_padding(target, strategy, draft)
-    if skips and not sampling.features.random:  # padding costs little, where nothing is drawn
-        widths = tuple(sorted({widths[0], *widths[::-2]}))
     return at_width(widths, scored_drafts.max(), finish, state)
 
 

@@ -68,6 +68,58 @@ class Scored(NamedTuple):
         )
 
 
+class HiddenStates(NamedTuple):
+    """The layers of a target call over the longest draft, before `score` applies the head.
+
+    Attributes:
+      hidden: the input of the final norm after the last token of the text and each draft token.
+      features: the target's features at the same tokens, or None; see `TargetOutput`.
+      num_tokens: how many of a row's tokens are scored; the others were not computed.
+    """
+
+    hidden: Float[Array, "batch positions embed"]
+    features: Float[Array, "batch positions taps embed"] | None
+    num_tokens: Int[Array, " batch"]
+
+    def output(self, target: Model, count: int, cache: KVCache) -> TargetOutput:
+        """The output of a call over the first `count` tokens."""
+        logits = target.logits(self.hidden[:, :count], self.num_tokens)
+        features = None if self.features is None else self.features[:, :count]
+        return TargetOutput(logits, features, cache)
+
+
+@jax.named_scope("score")
+def hidden_states(
+    target: Model,
+    state: DecodeState,
+    draft: Draft,
+    num_tokens: Int[Array, " batch"],
+    feature_layers: Sequence[int] = (),
+) -> tuple[HiddenStates, KVCache]:
+    """The layers of a target call that skips padding, and the cache with the tokens.
+
+    They are compiled once, while `score` is compiled for each width of a round.
+
+    Args:
+      target: a model that `skips_padding`.
+      state: the rows.
+      draft: one draft of each row.
+      num_tokens: how many tokens of each row are scored, the last token of its text included.
+      feature_layers: the features to return, see `TargetOutput` (static).
+    """
+    layers = *feature_layers, target.config.num_layers
+    _, features, cache = target.prefill(_tokens(state, draft), state.cache, num_tokens, layers)
+    assert features is not None
+    hidden, features = features[:, :, -1], features[:, :, :-1] if feature_layers else None
+    return HiddenStates(hidden, features, num_tokens), cache
+
+
+def _tokens(state: DecodeState, draft: Draft) -> Int[Array, "batch positions"]:
+    """The last token of each row's text and its draft."""
+    last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
+    return jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
+
+
 @jax.named_scope("score")
 def score(
     target: Model,
@@ -77,7 +129,7 @@ def score(
     scoring: str = "block",
     allowed: UInt32[Array, "batch positions words"] | None = None,
     feature_layers: Sequence[int] = (),
-    num_tokens: Int[Array, " batch"] | None = None,
+    computed: HiddenStates | None = None,
 ) -> Scored:
     """The target's distributions p after each row's text and after each draft token.
 
@@ -93,13 +145,13 @@ def score(
         KV slots after the cached text that all share (called "stairs" in IVUS 2024).
       allowed: packed sets of the tokens that a grammar allows at each position.
       feature_layers: the features to return, see `TargetOutput` (static).
-      num_tokens: how many tokens of each row are scored, the last token of its text included; all
-        by default. For one draft, and `block`.
+      computed: the layers' outputs for this draft or a longer one, which the state's cache holds.
     """
-    last = jax.vmap(lambda row, length: row[length - 1])(state.tokens, state.lengths)
-    tokens = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
+    tokens = _tokens(state, draft)
     cache, layers = state.cache, tuple(feature_layers)
-    if draft.partial is not None:
+    if computed is not None:
+        out = computed.output(target, tokens.shape[1], cache)
+    elif draft.partial is not None:
         out = target.run_remaining_layers(
             draft.partial.hidden, cache, draft.partial.num_layers, layers
         )
@@ -109,7 +161,7 @@ def score(
         mask = None
         if draft.num_drafts > 1:
             mask = mask_of_drafts(cache, draft.lookahead, draft.num_drafts)
-        out = target.score(tokens, cache, mask, num_tokens=num_tokens, feature_layers=layers)
+        out = target.score(tokens, cache, mask, feature_layers=layers)
     assert out.logits is not None
     history = History.of(state.tokens, state.lengths, state.prompt_lengths, sampling)
     ancestors = None

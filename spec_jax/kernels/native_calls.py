@@ -19,6 +19,7 @@ def products(
     x: Float[Array, "rows in"],
     weights: Sequence[PackedWeight],
     num_tokens: Int[Array, " batch"] | None = None,
+    clears: bool = True,
 ) -> list[Float[Array, "rows _"]]:
     """The rows times each weight, in one call.
 
@@ -27,11 +28,10 @@ def products(
         whose `activations` are int8 round it to 8 bits, once for all weights.
       weights: packed weights of one signature.
       num_tokens: of the rows, which are [batch, tokens] one after another, how many tokens of each
-        are real. The results of padding are zeros, and cost nothing.
+        are real. Padding costs nothing.
+      clears: whether the results of padding are zeros; otherwise they may be any numbers (static).
     """
-    if num_tokens is None:
-        num_tokens = jnp.zeros((0,), jnp.int32)
-    return _products(native.PRODUCT, [x, num_tokens], weights)
+    return _products(native.PRODUCT, [x, _counts(num_tokens)], weights, clears=clears)
 
 
 def expert_products(
@@ -51,7 +51,9 @@ def expert_products(
     return _products(native.EXPERT_PRODUCT, [x, experts], weights)
 
 
-def _products(target: str, inputs: list[Array], weights: Sequence[PackedWeight]) -> list[Array]:
+def _products(
+    target: str, inputs: list[Array], weights: Sequence[PackedWeight], **attributes: bool
+) -> list[Array]:
     first, rows = weights[0], inputs[0].shape[0]
     parts = [
         [weight.values, *(part for part in weight.scaling if part is not None)]
@@ -71,6 +73,7 @@ def _products(target: str, inputs: list[Array], weights: Sequence[PackedWeight])
         minima=first.minima is not None,
         units=first.scale_units is not None,
         half=first.scales is not None and first.scales.dtype == jnp.float16,
+        **attributes,
     )
     return list(outputs)
 
@@ -165,9 +168,7 @@ def write_and_attend(
     Returns:
       As `attention`, and the cache's keys and values.
     """
-    if num_tokens is None:
-        num_tokens = jnp.zeros((0,), jnp.int32)
-    arrays = [*call.arrays(keys, values), new_keys, new_values, num_tokens]
+    arrays = [*call.arrays(keys, values), new_keys, new_values, _counts(num_tokens)]
     results = [
         jax.ShapeDtypeStruct(each.shape, jnp.float32) for each in (call.queries, keys, values)
     ]
@@ -179,18 +180,39 @@ def norm(
     x: Float[Array, "rows size"],
     weight: Float[Array, " size"],
     bias: Float[Array, " size"] | None,
+    num_tokens: Int[Array, " batch"] | None = None,
     *,
     eps: float,
     centered: bool,
 ) -> Float[Array, "rows size"]:
     """RMS norm of rows, or layer norm if `centered`, in float32.
 
-    A row is the same, bit for bit, whatever rows are beside it.
+    A row is the same, bit for bit, whatever rows are beside it. For `num_tokens` see `products`;
+    padding becomes any numbers.
     """
     if bias is None:
         bias = jnp.zeros((0,), jnp.float32)
     call = _call(native.NORM, jax.ShapeDtypeStruct(x.shape, jnp.float32))
-    return call(x, weight, bias, eps=np.float32(eps), centered=centered)
+    return call(x, weight, bias, _counts(num_tokens), eps=np.float32(eps), centered=centered)
+
+
+GATES = {"silu": 0, "gelu_tanh": 1}
+"""The activations that `gated` has."""
+
+
+def gated(
+    gate: Float[Array, "rows size"],
+    up: Float[Array, "rows size"],
+    activation: str,
+    num_tokens: Int[Array, " batch"] | None = None,
+) -> Float[Array, "rows size"]:
+    """`activation(gate) * up`, where the activation is one of `GATES`.
+
+    A number is the same, bit for bit, whatever rows are beside it. For `num_tokens` see `products`;
+    padding becomes any numbers.
+    """
+    call = _call(native.GATE, jax.ShapeDtypeStruct(gate.shape, jnp.float32))
+    return call(gate, up, _counts(num_tokens), activation=GATES[activation])
 
 
 def warp(
@@ -206,6 +228,11 @@ def warp(
     """
     call = _call(native.WARP, jax.ShapeDtypeStruct(logits.shape, jnp.float32))
     return call(logits, temperature, top_k.astype(jnp.int32), top_p, min_p)
+
+
+def _counts(num_tokens: Int[Array, " batch"] | None) -> Int[Array, " batch"]:
+    """`num_tokens` as native code takes it: none means all."""
+    return jnp.zeros((0,), jnp.int32) if num_tokens is None else num_tokens
 
 
 def _call(target: str, result: Any, **options: Any) -> Callable[..., Any]:

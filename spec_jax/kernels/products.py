@@ -29,17 +29,19 @@ def products(
     weights: Sequence[Weight],
     sums: DTypeLike = jnp.float32,
     num_tokens: Int[Array, " batch"] | None = None,
+    clears: bool = True,
 ) -> list[Array]:
     """`x` times each of the weights, [*lead, out] in float32.
 
     The inputs of a product are rounded to its weight's dtype, but stay float32 where the weight is
     quantized. A device sums in float32, and rounds its sum to `sums` before devices that hold parts
     of the inputs add theirs. Packed weights of one format are one call of native code, which skips
-    padding: of inputs [batch, tokens, in], all but the first `num_tokens` of each.
+    padding: of inputs [batch, tokens, in], all but the first `num_tokens` of each. The results are
+    then zeros, or any numbers without `clears`.
     """
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
     if len(packed) == len(weights):
-        return _packed_products(x, packed, num_tokens)
+        return _packed_products(x, packed, num_tokens, clears)
     if len(weights) > 1:
         return [products(x, [weight], sums)[0] for weight in weights]
     weight = weights[0]
@@ -58,6 +60,7 @@ def _packed_products(
     x: Float[Array, "*lead in"],
     weights: Sequence[PackedWeight],
     num_tokens: Int[Array, " batch"] | None,
+    clears: bool,
 ) -> list[Array]:
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
     by_format: dict[Hashable, list[int]] = {}
@@ -65,7 +68,7 @@ def _packed_products(
         by_format.setdefault(weight.signature, []).append(i)
     outputs: dict[int, Array] = {}
     for some in by_format.values():
-        results = native_calls.products(rows, [weights[i] for i in some], num_tokens)
+        results = native_calls.products(rows, [weights[i] for i in some], num_tokens, clears)
         outputs |= zip(some, results, strict=True)
     return [outputs[i].reshape(*x.shape[:-1], -1) for i in range(len(weights))]
 

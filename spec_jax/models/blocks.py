@@ -4,8 +4,9 @@ from typing import Any
 
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
+from spec_jax.kernels import native_calls
 from spec_jax.models.cache import KVState
 from spec_jax.models.config import LayerConfig, TransformerConfig
 from spec_jax.models.context import LayerContext
@@ -13,7 +14,6 @@ from spec_jax.models.experts import SparseMlp
 from spec_jax.models.layers import ACTIVATIONS, Linear, Norm, norm_of, project
 from spec_jax.models.mixers import MIXERS
 from spec_jax.models.self_attention import Attention
-from spec_jax.sharding import Placement
 
 
 class Mlp(nnx.Module):
@@ -33,18 +33,20 @@ class Mlp(nnx.Module):
         self.down = linear(mlp_size, embed_size, ("mlp", "embed"))
 
     def __call__(
-        self,
-        x: Float[Array, "batch tokens embed"],
-        placement: Placement,
-        num_tokens: Int[Array, " batch"] | None,
+        self, x: Float[Array, "batch tokens embed"], context: LayerContext
     ) -> Float[Array, "batch tokens embed"]:
         # The partition of the hidden width follows from the weights' partition.
-        activate = ACTIVATIONS[self.activation]
+        activate, num_tokens = ACTIVATIONS[self.activation], context.mask.num_tokens
         if self.gate is None:
             (up,) = project(x, (self.up,), num_tokens=num_tokens)
-            return self.down(activate(up), placement, num_tokens)
+            return self.down(activate(up), context.placement, num_tokens)
         gate, up = project(x, (self.gate, self.up), num_tokens=num_tokens)
-        return self.down(activate(gate) * up, placement, num_tokens)
+        if context.backend == "native" and self.activation in native_calls.GATES:
+            rows = gate.reshape(-1, gate.shape[-1]), up.reshape(-1, up.shape[-1])
+            hidden = native_calls.gated(*rows, self.activation, num_tokens).reshape(gate.shape)
+        else:
+            hidden = activate(gate) * up
+        return self.down(hidden, context.placement, num_tokens)
 
 
 class Block(nnx.Module):
@@ -86,22 +88,22 @@ class Block(nnx.Module):
         context: LayerContext,
         source: tuple[KVState, LayerContext] | None = None,
     ) -> tuple[Float[Array, "batch tokens embed"], Any]:
-        backend = context.backend
+        shared = context.backend, context.mask.num_tokens
 
         def added(norm: Norm | None, out: Array) -> Array:
-            return (out if norm is None else norm(out, backend)) * self.residual_scale
+            return (out if norm is None else norm(out, *shared)) * self.residual_scale
 
-        normed = x if self.attention_norm is None else self.attention_norm(x, backend)
+        normed = x if self.attention_norm is None else self.attention_norm(x, *shared)
         attended, cache = self.attention(normed, cache, context)
         attended = added(self.attention_post_norm, attended)
         if self.cross is not None and self.cross_norm is not None and source is not None:
-            normed_input = self.cross_norm(x + attended, backend)
+            normed_input = self.cross_norm(x + attended, *shared)
             attended = attended + self.cross.cross_attend(normed_input, *source)
         mlp_input = x if self.parallel_residual else x + attended
         if self.shared_norm:
             mlp_input = normed
         elif self.mlp_norm is not None:
-            mlp_input = self.mlp_norm(mlp_input, backend)
-        out = self.mlp(mlp_input, context.placement, context.mask.num_tokens)
+            mlp_input = self.mlp_norm(mlp_input, *shared)
+        out = self.mlp(mlp_input, context)
         out = context.residual(out)
         return x + attended + added(self.mlp_post_norm, out), cache

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.kernels import PackedWeight, Tiles, Weight, expert_products, part_specs, products
 from spec_jax.models.config import TransformerConfig
+from spec_jax.models.context import LayerContext
 from spec_jax.models.layers import ACTIVATIONS, Linear
-from spec_jax.sharding import Placement
 
 Names = tuple[str, ...]
 
@@ -54,12 +54,9 @@ class SparseMlp(nnx.Module):
         self.expert_down = linear(outward, ("experts", "mlp", "embed"))
 
     def __call__(
-        self,
-        x: Float[Array, "batch tokens embed"],
-        placement: Placement,
-        num_tokens: Int[Array, " batch"] | None = None,
+        self, x: Float[Array, "batch tokens embed"], context: LayerContext
     ) -> Float[Array, "batch tokens embed"]:
-        """Native code skips padding: all but the first `num_tokens` of each row."""
+        placement, num_tokens = context.placement, context.mask.num_tokens
         layers = (self.router, self.expert_gate, self.expert_up, self.expert_down)
         weights = tuple(layer.weight.get_value() for layer in layers)
         skip = placement.platform != "gpu"

@@ -67,6 +67,7 @@ def project(
     layers: Sequence[Linear],
     sums: DTypeLike = jnp.float32,
     num_tokens: Int[Array, " batch"] | None = None,
+    clears: bool = False,
 ) -> list[Array]:
     """The output of each layer for `x`; packed weights are read in one call.
 
@@ -75,8 +76,10 @@ def project(
       layers: the layers.
       sums: the dtype in which devices add their partial products.
       num_tokens: how many inputs of each row are real, see `products`.
+      clears: see `products`; nothing reads the padding of layers.
     """
-    outputs = products(x, [layer.weight.get_value() for layer in layers], sums, num_tokens)
+    weights = [layer.weight.get_value() for layer in layers]
+    outputs = products(x, weights, sums, num_tokens, clears)
     return [
         out if layer.bias is None else out + _over_lead(layer.bias[...], out)
         for layer, out in zip(layers, outputs, strict=True)
@@ -92,15 +95,24 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((size,), dtype)) if kind == "layer" else None
 
     def __call__(
-        self, x: Float[Array, "*lead size"], backend: str | None = None
+        self,
+        x: Float[Array, "*lead size"],
+        backend: str | None = None,
+        num_tokens: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "*lead size"]:
-        """With the backend `native`, a row does not depend, to the last bit, on other rows."""
+        """With the backend `native`, a row does not depend, to the last bit, on other rows.
+
+        That backend skips padding: of inputs [batch, tokens, size], all but the first `num_tokens`
+        of each.
+        """
         x = x.astype(jnp.float32)
         if backend == "native":
             rows, weight = x.reshape(-1, x.shape[-1]), self.weight[...].astype(jnp.float32)
             bias = None if self.bias is None else self.bias[...].astype(jnp.float32)
             is_centered = self.kind == "layer"
-            out = native_calls.norm(rows, weight, bias, eps=self.eps, centered=is_centered)
+            out = native_calls.norm(
+                rows, weight, bias, num_tokens, eps=self.eps, centered=is_centered
+            )
             return out.reshape(x.shape)
         if self.kind == "layer":
             x = x - x.mean(-1, keepdims=True)

@@ -150,9 +150,9 @@ class Model(ModelWeights):
         If the model `skips_padding`, the logits of tokens from `num_tokens` on are zeros.
         """
         module = self.module
-        padded = self._not_alone(x)
-        normed = module.final_norm(padded, self._backend)
-        logits = module.logits(normed, num_tokens if self.skips_padding else None)
+        num_tokens = num_tokens if self.skips_padding else None
+        normed = module.final_norm(self._not_alone(x), self._backend, num_tokens)
+        logits = module.logits(normed, num_tokens)
         return self.placement.pin(logits, "batch", None, "vocab")[:, : x.shape[1]]
 
     def run_remaining_layers(
@@ -197,6 +197,11 @@ class Model(ModelWeights):
         out, features, cache = module.run(
             x, cache, mask, backend=self._backend, placement=self.placement, **layers
         )
+        if self.skips_padding and mask.num_tokens is not None:  # layers leave any numbers there
+            is_real = jnp.arange(x.shape[1], dtype=jnp.int32)[None] < mask.num_tokens[:, None]
+            out = jnp.where(is_real[..., None], out, 0.0)
+            if features is not None:
+                features = jnp.where(is_real[..., None, None], features, 0.0)
         return out[:, :count], None if features is None else features[:, :count], cache
 
     def _not_alone(self, x: Array) -> Array:

@@ -22,6 +22,7 @@ from spec_jax.models.layers import (
     Linear,
     norm_of,
     positions_of,
+    project,
     relative_bias_of,
     rope_frequencies,
 )
@@ -188,7 +189,7 @@ class Transformer(nnx.Module):
     ) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states; for `num_tokens` see `kernels.products`."""
         if self.head is not None:
-            logits = self.head(hidden, num_tokens=num_tokens)
+            (logits,) = project(hidden, [self.head], num_tokens=num_tokens, clears=True)
         else:
             weight = self.embed.weight.get_value()
             logits = products(hidden, [weight], num_tokens=num_tokens)[0]

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.native
 EPS = 1e-5
 
 
-def normed(x, weight, bias, centered):
+def normed(x, weight, bias, centered, num_tokens=None):
     call = jax.jit(lambda *args: native_calls.norm(*args, eps=EPS, centered=centered))
-    bias = None if bias is None else jnp.asarray(bias)
-    return np.asarray(call(jnp.asarray(x), jnp.asarray(weight), bias))
+    bias, num_tokens = (None if each is None else jnp.asarray(each) for each in (bias, num_tokens))
+    return np.asarray(call(jnp.asarray(x), jnp.asarray(weight), bias, num_tokens))
 
 
 @settings(max_examples=20)
@@ -50,6 +50,14 @@ def test_a_nan_stays_in_its_row():
     x[1, 19] = np.nan
     computed = normed(x, np.ones(20, np.float32), None, centered=False)
     assert np.isnan(computed[1]).all() and np.isfinite(computed[[0, 2]]).all()
+
+
+def test_padding_is_skipped():
+    x, weight = np.full((6, 20), np.nan, np.float32), np.ones(20, np.float32)
+    real = [0, 3, 4]
+    x[real] = np.arange(20)
+    computed = normed(x, weight, None, False, np.array([1, 2], np.int32))
+    assert np.array_equal(computed[real], normed(x[real], weight, None, False))
 
 
 def test_sizes_must_match():

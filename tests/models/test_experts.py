@@ -9,7 +9,9 @@ import pytest
 
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import ArrayWeights
+from spec_jax.models.attention_mask import AttentionMask
 from spec_jax.models.config import Experts, TransformerConfig
+from spec_jax.models.context import LayerContext, score_options
 from spec_jax.models.model import Model
 from spec_jax.sharding import Layout, Placement, Rule
 from tests import quick
@@ -29,6 +31,14 @@ CONFIG = TransformerConfig.of(
     dense_layers=(1,),
 )
 MODEL = Model.random(CONFIG)
+CONTEXT = LayerContext(
+    AttentionMask.bidirectional(jnp.array([40]), 40),
+    None,
+    score_options(CONFIG),
+    None,
+    Placement.single_device(),
+    None,
+)
 TOKENS = np.random.default_rng(0).integers(0, 64, (8, 9)).astype(np.int32)
 
 
@@ -78,7 +88,7 @@ def test_logits_by_definition(expected):
 
     block = MODEL.module.blocks[2]
     x = np.random.default_rng(1).normal(size=(40, 32)).astype(np.float32)
-    actual = jax.jit(lambda x: block.mlp(x[None], Placement.single_device())[0])(x)
+    actual = jax.jit(lambda x: block.mlp(x[None], CONTEXT)[0])(x)
     np.testing.assert_allclose(actual, by_definition(block.mlp, x), atol=1e-5)
 
 
@@ -102,8 +112,7 @@ def test_a_neighbour_that_is_not_a_number_does_not_matter():
     damaged[5] = np.nan
     damaged[7] = np.inf
     clean, broken = (
-        np.asarray(jax.jit(lambda x: mlp(x[None], Placement.single_device())[0])(x))
-        for x in (x, damaged)
+        np.asarray(jax.jit(lambda x: mlp(x[None], CONTEXT)[0])(x)) for x in (x, damaged)
     )
     others = np.delete(np.arange(12), [5, 7])
     np.testing.assert_array_equal(broken[others], clean[others])

@@ -254,9 +254,13 @@ INLINE void with_count(int64_t count, Function function, std::integer_sequence<i
   (void)((count == N + 1 && (function(std::integral_constant<int, N + 1>()), true)) || ...);
 }
 
-// The rows of [batch, tokens] that are real: of each b the first num_tokens[b] tokens.
-inline std::vector<int64_t> real_rows(const int32_t* num_tokens, int64_t batch, int64_t tokens) {
+// The rows of [batch, tokens] that are real: of each b the first num_tokens[b] tokens; all if batch
+// is 0.
+inline std::vector<int64_t> real_rows(const int32_t* num_tokens, int64_t batch, int64_t all_rows) {
   std::vector<int64_t> rows;
+  const int32_t all = (int32_t)all_rows;
+  if (!batch) batch = 1, num_tokens = &all;
+  const int64_t tokens = all_rows / batch;
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t t = 0; t < std::min<int64_t>(num_tokens[b], tokens); ++t) {
       rows.push_back(b * tokens + t);

@@ -60,23 +60,22 @@ void norm_row(const NormCall& call, int64_t row) {
 
 constexpr int64_t kTaskNumbers = 1 << 14;  // fewer are not worth a second thread
 
+// Norms of some rows.
 template <class Pool>
-void run(Pool& pool, const NormCall& call) {
-  const int64_t tasks = std::min(call.rows, call.rows * call.size / kTaskNumbers + 1);
-  auto task = [&](int64_t i) {
-    for (int64_t row = call.rows * i / tasks; row < call.rows * (i + 1) / tasks; ++row) {
-      norm_row(call, row);
-    }
-  };
-  parallel(pool, tasks, task);
+void run(Pool& pool, const NormCall& call, const std::vector<int64_t>& rows) {
+  const int64_t count = rows.size(), tasks = std::min(count, count * call.size / kTaskNumbers + 1);
+  parallel(pool, tasks, [&](int64_t i) {
+    for (int64_t r = count * i / tasks; r < count * (i + 1) / tasks; ++r) norm_row(call, rows[r]);
+  });
 }
 
 namespace ffi = xla::ffi;
 
 ffi::Error Norm(ffi::ThreadPool pool, bool centered, float eps, ffi::Buffer<ffi::F32> x,
                 ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> bias,
-                ffi::ResultBuffer<ffi::F32> out) {
-  if (x.dimensions().size() != 2 ||
+                ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::F32> out) {
+  const int64_t batch = num_tokens.element_count();
+  if (x.dimensions().size() != 2 || (batch && x.dimensions()[0] % batch) ||
       x.dimensions()[1] != static_cast<int64_t>(weight.element_count()) ||
       (bias.element_count() && bias.element_count() != weight.element_count())) {
     return ffi::Error::InvalidArgument("spec_jax_norm: sizes do not match");
@@ -84,7 +83,7 @@ ffi::Error Norm(ffi::ThreadPool pool, bool centered, float eps, ffi::Buffer<ffi:
   NormCall call{centered, eps, x.dimensions()[0], x.dimensions()[1]};
   call.x = x.typed_data(), call.weight = weight.typed_data(), call.out = out->typed_data();
   if (bias.element_count()) call.bias = bias.typed_data();
-  if (call.rows && call.size) run(pool, call);
+  if (call.size) run(pool, call, real_rows(num_tokens.typed_data(), batch, call.rows));
   return ffi::Error::Success();
 }
 
@@ -98,4 +97,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxNorm, Norm,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());

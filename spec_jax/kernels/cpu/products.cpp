@@ -96,23 +96,23 @@ std::vector<float> gathered(const float* x, int64_t width, const std::vector<int
   return some;
 }
 
-// Zeros in the rows that are not among `rows`, which ascend or not.
-void clear_others(const Call& call, int64_t all_rows, const std::vector<int64_t>& rows) {
-  std::vector<bool> among(all_rows);
+// Zeros in the results of rows that are not among `rows`, which ascend or not.
+void clear_others(const Call& call, const std::vector<int64_t>& rows) {
+  if ((int64_t)rows.size() == call.rows) return;
+  std::vector<bool> among(call.rows);
   for (int64_t row : rows) among[row] = true;
   for (const Matrix& matrix : call.matrices) {
-    for (int64_t row = 0; row < all_rows; ++row) {
+    for (int64_t row = 0; row < call.rows; ++row) {
       float* out = matrix.out + row * matrix.outputs;
       if (!among[row]) std::fill(out, out + matrix.outputs, 0.0f);
     }
   }
 }
 
-// The products of some rows of x [call.rows, width]; the results of the others are zeros.
+// The products of some rows of x [call.rows, width].
 template <class Pool>
 void run_some(Pool& pool, Call call, const float* x, int64_t width, bool minima,
               const std::vector<int64_t>& rows) {
-  clear_others(call, call.rows, rows);
   call.rows = rows.size();
   if (!call.rows) return;
   std::vector<float> some;
@@ -130,7 +130,7 @@ template <class Pool>
 void run_experts(Pool& pool, Call call, const float* from, int64_t width, bool minima,
                  const int32_t* experts) {
   const std::vector<int64_t> order = by_expert(experts, call.rows);
-  clear_others(call, call.rows, order);
+  clear_others(call, order);
   call.rows = order.size();
   if (!call.rows) return;
   const std::vector<float> x = gathered(from, width, order);
@@ -212,8 +212,9 @@ ffi::Error read(Call& call, const Form& form, int64_t axes, int64_t next, ffi::R
 
 // x [batch * tokens, inputs], how many tokens of each of the batch are real (none: all are),
 // then the arrays of each weight; the results are the products [batch * tokens, outputs].
-ffi::Error Product(ffi::ThreadPool pool, int64_t format, bool integers, int64_t offset, bool scales,
-                   bool minima, bool units, bool half, ffi::RemainingArgs args,
+// The results of other rows are zeros if `clears`, else whatever their memory held.
+ffi::Error Product(ffi::ThreadPool pool, bool clears, int64_t format, bool integers, int64_t offset,
+                   bool scales, bool minima, bool units, bool half, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
   const Form form{format, integers, offset, scales, minima, units, half};
   auto x = args.get<ffi::Buffer<ffi::F32>>(0);
@@ -227,9 +228,8 @@ ffi::Error Product(ffi::ThreadPool pool, int64_t format, bool integers, int64_t 
   Call call = form.call(rows);
   ffi::Error error = read(call, form, 0, 2, args, rets);
   if (error.failure() || !call.rows) return error;
-  const int32_t all = (int32_t)rows, *counts = batch ? num_tokens->typed_data() : &all;
-  const int64_t tokens = batch ? rows / batch : rows;
-  const auto real = real_rows(counts, batch ? batch : 1, tokens);
+  const auto real = real_rows(num_tokens->typed_data(), batch, rows);
+  if (clears) clear_others(call, real);
   run_some(pool, call, x->typed_data(), width, minima, real);
   return error;
 }
@@ -264,6 +264,7 @@ ffi::Error ExpertProduct(ffi::ThreadPool pool, int64_t format, bool integers, in
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxProduct, Product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Attr<bool>("clears")
                                   .Attr<int64_t>("format")
                                   .Attr<bool>("integers")
                                   .Attr<int64_t>("offset")
