@@ -1,10 +1,13 @@
 """Draft models for a target: checks and sharing of encoders, and reduced vocabularies."""
 
+import dataclasses
 import itertools
 
 import jax
+import numpy as np
 
 from spec_jax.checkpoints import Checkpoint, OpenCheckpoint
+from spec_jax.config import DraftModelConfig, SpeculativeConfig
 from spec_jax.engine.custom import DrafterSetting
 from spec_jax.errors import ConfigError, VocabularyMismatchError
 from spec_jax.models.model import Model
@@ -90,14 +93,18 @@ def load_draft_of_any_tokenizer(setting: DrafterSetting) -> Checkpoint:
     return draft
 
 
-def most_frequent_ids(draft: Checkpoint, count: int) -> list[int]:
-    """Ids of the tokens that are probably most frequent: special ones, and the first ids.
+def with_frequent_outputs(draft: Checkpoint, config: SpeculativeConfig) -> Checkpoint:
+    """The draft with the `draft_vocab_size` outputs of the config, if it asks for so few.
 
-    Tokenizers are trained by merging the most frequent pair first, so ids are sorted by frequency.
+    They are the tokens that are probably most frequent: special ones, and the first ids. Tokenizers
+    are trained by merging the most frequent pair first, so ids are sorted by frequency.
 
     Raises:
-      ConfigError: `count` does not fit the draft or its layout.
+      ConfigError: the size does not fit the draft or its layout.
     """
+    count = config.draft_vocab_size if isinstance(config, DraftModelConfig) else None
+    if count is None:
+        return draft
     if draft.outputs is not None:
         raise ConfigError(
             f"draft_vocab_size is {count}, but {draft.name} was trained to propose "
@@ -117,4 +124,7 @@ def most_frequent_ids(draft: Checkpoint, count: int) -> list[int]:
         )
     special = set(draft.eos_token_ids)
     others = (i for i in range(size) if i not in special)
-    return sorted([*special, *itertools.islice(others, count - len(special))])
+    ids = sorted([*special, *itertools.islice(others, count - len(special))])
+    return dataclasses.replace(
+        draft, model=draft.model.with_outputs(ids), outputs=np.array(ids, np.int32)
+    )

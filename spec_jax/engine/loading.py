@@ -8,8 +8,8 @@ import jax
 
 from spec_jax import checkpoints
 from spec_jax.checkpoints.packing import Packing
-from spec_jax.config import LoadingOptions, SpeculativeConfig, check_integer
-from spec_jax.engine.draft_models import check_vocabulary
+from spec_jax.config import DraftModelConfig, LoadingOptions, SpeculativeConfig, check_integer
+from spec_jax.engine.draft_models import check_vocabulary, with_frequent_outputs
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.errors import ConfigError
 from spec_jax.kernels import native
@@ -25,7 +25,7 @@ class Loader:
     options: LoadingOptions
     on_progress: Callable[[str], None] | None
     _opened: tuple[tuple[str, str], checkpoints.OpenCheckpoint] | None = None
-    _draft: tuple[tuple[str, str], checkpoints.Checkpoint] | None = None
+    _draft: tuple[tuple[str, str, int | None], checkpoints.Checkpoint] | None = None
 
     def target(
         self, reference: str, max_model_len: int | None, speculation: SpeculativeConfig
@@ -94,14 +94,17 @@ class Loader:
         """The draft for a target, which was loaded from `reference`; the last one is kept."""
         key = self._draft_key(config, reference, target)
         if key is None:
-            return target
-        if self._draft is None or self._draft[0] != key:
+            return with_frequent_outputs(target, config)
+        size = config.draft_vocab_size if isinstance(config, DraftModelConfig) else None
+        if self._draft is None or self._draft[0] != (*key, size):
             opened = self._open_draft(config, reference, target)
             assert opened  # there is a key
             draft = self._load(opened, target)
             self._opened = None  # it holds files
             model = draft.model.with_max_length(max_model_len)
-            self._draft = key, dataclasses.replace(draft, model=model)
+            # The outputs that are left out take no memory.
+            draft = with_frequent_outputs(dataclasses.replace(draft, model=model), config)
+            self._draft = (*key, size), draft
         return self._draft[1]
 
     def _draft_key(

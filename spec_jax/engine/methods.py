@@ -35,7 +35,6 @@ from spec_jax.engine.draft_models import (
     check_source,
     check_vocabulary,
     load_draft_of_any_tokenizer,
-    most_frequent_ids,
     sharing_encoder,
 )
 from spec_jax.engine.engine import Engine
@@ -143,13 +142,10 @@ def _draft_model(setting: DrafterSetting) -> Drafting:
     check_vocabulary(target, draft)
     check_source(setting, draft, same_tokens=True)
     sharing = sharing_encoder(target.model, draft.model)
-    model, columns, ids = sharing or draft.model, None, draft.outputs
+    model, columns = sharing or draft.model, None
     assert isinstance(setting.config, DraftModelConfig)
-    if setting.config.draft_vocab_size is not None:
-        ids = most_frequent_ids(draft, setting.config.draft_vocab_size)
-        model = model.with_outputs(ids)
-    if ids is not None:
-        vocabulary = VocabularyMap.reduced(ids, target.model.config.vocab_size)
+    if draft.outputs is not None:
+        vocabulary = VocabularyMap.reduced(draft.outputs, target.model.config.vocab_size)
         columns = model.replicated(vocabulary.to_drafter)
     drafter = DraftModel(
         model,

@@ -31,7 +31,8 @@ SWITCH = "SPEC_JAX_NATIVE"
 """Environment variable: 0 turns native code off, a name such as avx2 chooses a variant."""
 PRODUCT, EXPERT_PRODUCT = "spec_jax_product", "spec_jax_expert_product"
 ATTENTION, WRITE_AND_ATTEND = "spec_jax_attention", "spec_jax_write_and_attend"
-NORM, GATE, WARP = "spec_jax_norm", "spec_jax_gate", "spec_jax_warp"
+NORM, NORM_OF_SUM = "spec_jax_norm", "spec_jax_norm_of_sum"
+GATE, WARP = "spec_jax_gate", "spec_jax_warp"
 _SOURCES = Path(__file__).with_name("cpu")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
@@ -132,6 +133,7 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
             ATTENTION: library.SpecJaxAttention,
             WRITE_AND_ATTEND: library.SpecJaxWriteAndAttend,
             NORM: library.SpecJaxNorm,
+            NORM_OF_SUM: library.SpecJaxNormOfSum,
             GATE: library.SpecJaxGate,
             WARP: library.SpecJaxWarp,
         }

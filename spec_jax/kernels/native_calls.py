@@ -20,6 +20,8 @@ def products(
     weights: Sequence[PackedWeight],
     num_tokens: Int[Array, " batch"] | None = None,
     clears: bool = True,
+    biases: Sequence[Float[Array, " _"] | None] | None = None,
+    residual: Float[Array, "rows out"] | None = None,
 ) -> list[Float[Array, "rows _"]]:
     """The rows times each weight, in one call.
 
@@ -30,8 +32,18 @@ def products(
       num_tokens: of the rows, which are [batch, tokens] one after another, how many tokens of each
         are real. Padding costs nothing.
       clears: whether the results of padding are zeros; otherwise they may be any numbers (static).
+      biases: what is added to each product; None for nothing.
+      residual: what is added to the product of a single weight, after its bias.
     """
-    return _products(native.PRODUCT, [x, _counts(num_tokens)], weights, clears=clears)
+    residual = jnp.zeros((0,), jnp.float32) if residual is None else residual
+    inputs = [x, _counts(num_tokens), residual]
+    if biases is None or all(each is None for each in biases):
+        return _products(native.PRODUCT, inputs, weights, clears=clears, biases=False)
+    vectors = [
+        jnp.zeros((weight.shape[1],), jnp.float32) if bias is None else bias
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    return _products(native.PRODUCT, inputs, weights, vectors, clears=clears, biases=True)
 
 
 def expert_products(
@@ -52,12 +64,16 @@ def expert_products(
 
 
 def _products(
-    target: str, inputs: list[Array], weights: Sequence[PackedWeight], **attributes: bool
+    target: str,
+    inputs: list[Array],
+    weights: Sequence[PackedWeight],
+    vectors: Sequence[Array] = (),
+    **attributes: bool,
 ) -> list[Array]:
     first, rows = weights[0], inputs[0].shape[0]
     parts = [
-        [weight.values, *(part for part in weight.scaling if part is not None)]
-        for weight in weights
+        [weight.values, *(part for part in weight.scaling if part is not None), *vectors[i : i + 1]]
+        for i, weight in enumerate(weights)
     ]
     call = _call(
         target,
@@ -194,6 +210,24 @@ def norm(
         bias = jnp.zeros((0,), jnp.float32)
     call = _call(native.NORM, jax.ShapeDtypeStruct(x.shape, jnp.float32))
     return call(x, weight, bias, _counts(num_tokens), eps=np.float32(eps), centered=centered)
+
+
+def norm_of_sum(
+    x: Float[Array, "rows size"],
+    added: Float[Array, "rows size"],
+    weight: Float[Array, " size"],
+    bias: Float[Array, " size"] | None,
+    num_tokens: Int[Array, " batch"] | None = None,
+    *,
+    eps: float,
+    centered: bool,
+) -> tuple[Float[Array, "rows size"], Float[Array, "rows size"]]:
+    """`x + added`, and `norm` of it."""
+    if bias is None:
+        bias = jnp.zeros((0,), jnp.float32)
+    call = _call(native.NORM_OF_SUM, [jax.ShapeDtypeStruct(x.shape, jnp.float32)] * 2)
+    counts = _counts(num_tokens)
+    return tuple(call(x, added, weight, bias, counts, eps=np.float32(eps), centered=centered))
 
 
 GATES = {"silu": 0, "gelu_tanh": 1}

@@ -30,30 +30,49 @@ def products(
     sums: DTypeLike = jnp.float32,
     num_tokens: Int[Array, " batch"] | None = None,
     clears: bool = True,
+    biases: Sequence[Float[Array, " out"] | None] | None = None,
+    residual: Float[Array, "*lead out"] | None = None,
 ) -> list[Array]:
-    """`x` times each of the weights, [*lead, out] in float32.
+    """`x` times each of the weights, [*lead, out] in float32, and what is added to them.
 
     The inputs of a product are rounded to its weight's dtype, but stay float32 where the weight is
     quantized. A device sums in float32, and rounds its sum to `sums` before devices that hold parts
     of the inputs add theirs. Packed weights of one format are one call of native code, which skips
     padding: of inputs [batch, tokens, in], all but the first `num_tokens` of each. The results are
     then zeros, or any numbers without `clears`.
+
+    Args:
+      x: the inputs.
+      weights: the matrices.
+      sums: see above (static).
+      num_tokens: see above.
+      clears: see above (static).
+      biases: a vector for each product, in float32; None for nothing.
+      residual: what is added to the product of a single weight, after its bias.
     """
+    biases = [None] * len(weights) if biases is None else biases
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
     if len(packed) == len(weights):
-        return _packed_products(x, packed, num_tokens, clears)
-    if len(weights) > 1:
-        return [products(x, [weight], sums)[0] for weight in weights]
-    weight = weights[0]
-    assert not isinstance(weight, PackedWeight)
+        return _packed_products(x, packed, num_tokens, clears, biases, residual)
+    outputs = [_product(x, weight, sums) for weight in weights]
+    outputs = [
+        out if bias is None else out + bias.reshape((1,) * (x.ndim - 1) + (-1,))
+        for out, bias in zip(outputs, biases, strict=True)
+    ]
+    return outputs if residual is None else [residual + outputs[0]]
+
+
+def _product(x: Float[Array, "*lead in"], weight: Weight, sums: DTypeLike) -> Array:
+    if isinstance(weight, PackedWeight):
+        return _packed_products(x, [weight], None, True, [None], None)[0]
     if not isinstance(weight, QuantizedWeight):
-        return [_dot(x, weight, sums).astype(jnp.float32)]
+        return _dot(x, weight, sums).astype(jnp.float32)
     if weight.minima is None and len(weight.scales) == 1 and weight.values.dtype == jnp.int8:
         # Scales after the product: the values without scales are exact in bfloat16.
         scales = weight.scales.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
         values = weight.values.astype(weight.dtype).reshape(weight.shape)
-        return [_dot(x, values, sums).astype(jnp.float32) * scales]
-    return [_dot_in_groups(x, weight, sums).astype(jnp.float32)]
+        return _dot(x, values, sums).astype(jnp.float32) * scales
+    return _dot_in_groups(x, weight, sums).astype(jnp.float32)
 
 
 def _packed_products(
@@ -61,14 +80,18 @@ def _packed_products(
     weights: Sequence[PackedWeight],
     num_tokens: Int[Array, " batch"] | None,
     clears: bool,
+    biases: Sequence[Array | None],
+    residual: Float[Array, "*lead out"] | None,
 ) -> list[Array]:
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
     by_format: dict[Hashable, list[int]] = {}
     for i, weight in enumerate(weights):
         by_format.setdefault(weight.signature, []).append(i)
     outputs: dict[int, Array] = {}
+    added = None if residual is None else residual.reshape(-1, residual.shape[-1])
     for some in by_format.values():
-        results = native_calls.products(rows, [weights[i] for i in some], num_tokens, clears)
+        each = [weights[i] for i in some], num_tokens, clears, [biases[i] for i in some], added
+        results = native_calls.products(rows, *each)
         outputs |= zip(some, results, strict=True)
     return [outputs[i].reshape(*x.shape[:-1], -1) for i in range(len(weights))]
 

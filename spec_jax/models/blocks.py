@@ -17,7 +17,7 @@ from spec_jax.models.self_attention import Attention
 
 
 class Mlp(nnx.Module):
-    """A two- or, when gated, three-matrix MLP."""
+    """A two- or, when gated, three-matrix MLP, whose output is added to a `residual`."""
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.activation = config.activation
@@ -33,20 +33,24 @@ class Mlp(nnx.Module):
         self.down = linear(mlp_size, embed_size, ("mlp", "embed"))
 
     def __call__(
-        self, x: Float[Array, "batch tokens embed"], context: LayerContext
+        self,
+        x: Float[Array, "batch tokens embed"],
+        context: LayerContext,
+        residual: Float[Array, "batch tokens embed"] | None = None,
     ) -> Float[Array, "batch tokens embed"]:
         # The partition of the hidden width follows from the weights' partition.
         activate, num_tokens = ACTIVATIONS[self.activation], context.mask.num_tokens
         if self.gate is None:
             (up,) = project(x, (self.up,), num_tokens=num_tokens)
-            return self.down(activate(up), context.placement, num_tokens)
-        gate, up = project(x, (self.gate, self.up), num_tokens=num_tokens)
-        if context.backend == "native" and self.activation in native_calls.GATES:
-            rows = gate.reshape(-1, gate.shape[-1]), up.reshape(-1, up.shape[-1])
-            hidden = native_calls.gated(*rows, self.activation, num_tokens).reshape(gate.shape)
+            hidden = activate(up)
         else:
-            hidden = activate(gate) * up
-        return self.down(hidden, context.placement, num_tokens)
+            gate, up = project(x, (self.gate, self.up), num_tokens=num_tokens)
+            if context.backend == "native" and self.activation in native_calls.GATES:
+                rows = gate.reshape(-1, gate.shape[-1]), up.reshape(-1, up.shape[-1])
+                hidden = native_calls.gated(*rows, self.activation, num_tokens).reshape(gate.shape)
+            else:
+                hidden = activate(gate) * up
+        return self.down(hidden, context.placement, num_tokens, residual)
 
 
 class Block(nnx.Module):
@@ -99,11 +103,16 @@ class Block(nnx.Module):
         if self.cross is not None and self.cross_norm is not None and source is not None:
             normed_input = self.cross_norm(x + attended, *shared)
             attended = attended + self.cross.cross_attend(normed_input, *source)
-        mlp_input = x if self.parallel_residual else x + attended
-        if self.shared_norm:
-            mlp_input = normed
-        elif self.mlp_norm is not None:
-            mlp_input = self.mlp_norm(mlp_input, *shared)
-        out = self.mlp(mlp_input, context)
-        out = context.residual(out)
-        return x + attended + added(self.mlp_post_norm, out), cache
+        if self.parallel_residual or self.mlp_norm is None:
+            stream = x + attended
+            mlp_input = x if self.parallel_residual else stream
+            if self.shared_norm:
+                mlp_input = normed
+            elif self.mlp_norm is not None:
+                mlp_input = self.mlp_norm(mlp_input, *shared)
+        else:
+            stream, mlp_input = self.mlp_norm.of_sum(x, attended, *shared)
+        if context.backend == "native" and self.mlp_post_norm is None and self.residual_scale == 1:
+            return self.mlp(mlp_input, context, stream), cache
+        out = context.residual(self.mlp(mlp_input, context))
+        return stream + added(self.mlp_post_norm, out), cache

@@ -54,6 +54,15 @@ class SparseMlp(nnx.Module):
         self.expert_down = linear(outward, ("experts", "mlp", "embed"))
 
     def __call__(
+        self,
+        x: Float[Array, "batch tokens embed"],
+        context: LayerContext,
+        residual: Float[Array, "batch tokens embed"] | None = None,
+    ) -> Float[Array, "batch tokens embed"]:
+        out = self._output(x, context)
+        return out if residual is None else residual + out
+
+    def _output(
         self, x: Float[Array, "batch tokens embed"], context: LayerContext
     ) -> Float[Array, "batch tokens embed"]:
         placement, num_tokens = context.placement, context.mask.num_tokens

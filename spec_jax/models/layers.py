@@ -7,6 +7,7 @@ sums are float32. Weights are stored [in, out]: on CPU, products of two and more
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,11 +56,12 @@ class Linear(nnx.Module):
         x: Float[Array, "*lead in"],
         placement: Placement = Placement.single_device(),
         num_tokens: Int[Array, " batch"] | None = None,
+        residual: Float[Array, "*lead out"] | None = None,
     ) -> Float[Array, "*lead out"]:
         """Give the `placement` of a layer whose inputs may be sharded, so that devices sum."""
         inputs, _ = self.weight.get_metadata()["axes"]
         sums = placement.all_reduce_dtype_of(self.weight.get_value().dtype, inputs)
-        return project(x, [self], sums, num_tokens)[0]
+        return project(x, [self], sums, num_tokens, residual=residual)[0]
 
 
 def project(
@@ -68,6 +70,7 @@ def project(
     sums: DTypeLike = jnp.float32,
     num_tokens: Int[Array, " batch"] | None = None,
     clears: bool = False,
+    residual: Float[Array, "*lead out"] | None = None,
 ) -> list[Array]:
     """The output of each layer for `x`; packed weights are read in one call.
 
@@ -77,13 +80,13 @@ def project(
       sums: the dtype in which devices add their partial products.
       num_tokens: how many inputs of each row are real, see `products`.
       clears: see `products`; nothing reads the padding of layers.
+      residual: what is added to the output of a single layer.
     """
     weights = [layer.weight.get_value() for layer in layers]
-    outputs = products(x, weights, sums, num_tokens, clears)
-    return [
-        out if layer.bias is None else out + _over_lead(layer.bias[...], out)
-        for layer, out in zip(layers, outputs, strict=True)
+    biases = [
+        None if layer.bias is None else layer.bias[...].astype(jnp.float32) for layer in layers
     ]
+    return products(x, weights, sums, num_tokens, clears, biases, residual)
 
 
 class Norm(nnx.Module):
@@ -107,18 +110,34 @@ class Norm(nnx.Module):
         """
         x = x.astype(jnp.float32)
         if backend == "native":
-            rows, weight = x.reshape(-1, x.shape[-1]), self.weight[...].astype(jnp.float32)
-            bias = None if self.bias is None else self.bias[...].astype(jnp.float32)
-            is_centered = self.kind == "layer"
-            out = native_calls.norm(
-                rows, weight, bias, num_tokens, eps=self.eps, centered=is_centered
-            )
-            return out.reshape(x.shape)
+            rows, of = x.reshape(-1, x.shape[-1]), self._native_arguments()
+            return native_calls.norm(rows, **of, num_tokens=num_tokens).reshape(x.shape)
         if self.kind == "layer":
             x = x - x.mean(-1, keepdims=True)
         variance = jnp.square(x).mean(-1, keepdims=True)
         out = x * jax.lax.rsqrt(variance + self.eps) * _over_lead(self.weight[...], x)
         return out if self.bias is None else out + _over_lead(self.bias[...], out)
+
+    def of_sum(
+        self,
+        x: Float[Array, "*lead size"],
+        added: Float[Array, "*lead size"],
+        backend: str | None = None,
+        num_tokens: Int[Array, " batch"] | None = None,
+    ) -> tuple[Float[Array, "*lead size"], Float[Array, "*lead size"]]:
+        """`x + added`, and its norm."""
+        if backend != "native":
+            total = x + added
+            return total, self(total, backend, num_tokens)
+        rows = (each.astype(jnp.float32).reshape(-1, x.shape[-1]) for each in (x, added))
+        results = native_calls.norm_of_sum(*rows, **self._native_arguments(), num_tokens=num_tokens)
+        total, normed = (each.reshape(x.shape) for each in results)
+        return total, normed
+
+    def _native_arguments(self) -> dict[str, Any]:
+        bias = None if self.bias is None else self.bias[...].astype(jnp.float32)
+        weight = self.weight[...].astype(jnp.float32)
+        return {"weight": weight, "bias": bias, "eps": self.eps, "centered": self.kind == "layer"}
 
 
 def norm_of(config: TransformerConfig, dtype: DTypeLike) -> Norm:

@@ -29,6 +29,7 @@ from spec_jax.config import (
 )
 from spec_jax.engine.compile_cache import find_anywhere
 from spec_jax.engine.custom import DrafterSetting
+from spec_jax.engine.draft_models import with_frequent_outputs
 from spec_jax.engine.methods import make_engine
 from spec_jax.engine.requests import Request
 from spec_jax.errors import ConfigError
@@ -129,9 +130,9 @@ def compile_ahead(
     def load_draft() -> Checkpoint:
         assert draft is not None  # the caller has read it
         rounded = speculation.draft_quantization or quantization
-        if draft is target and rounded == quantization:
-            return target_checkpoint
-        return checkpoint("draft", draft, rounded)
+        is_target = draft is target and rounded == quantization
+        loaded = target_checkpoint if is_target else checkpoint("draft", draft, rounded)
+        return with_frequent_outputs(loaded, speculation)
 
     find_anywhere(layout.platform or "cpu")
     target_checkpoint = checkpoint("target", target, quantization)

@@ -22,7 +22,9 @@ struct Matrix {
   const uint8_t* minimum_units;  // the same
   float* out;              // [rows, outputs]
   int64_t outputs, panels;
-  const int64_t* places;   // where each row stands in `out`, or null: in order
+  const float* bias;       // [outputs], or null for 0
+  const float* residual;   // [rows, outputs], which is added to the product, or null
+  const int64_t* places;   // where each row stands in `out` and `residual`, or null: in order
 };
 
 struct Call {
@@ -68,13 +70,15 @@ INLINE void load_numbers(const Call& call, const uint8_t* from, const uint8_t* u
 }
 
 INLINE void store(const Matrix& to, int64_t panel, int64_t row, Floats sum) {
-  int64_t lanes = std::min<int64_t>(kLanes, to.outputs - panel * kLanes);
+  const int64_t first = panel * kLanes, lanes = std::min<int64_t>(kLanes, to.outputs - first);
   if (to.places) row = to.places[row];
-  float* out = to.out + row * to.outputs + panel * kLanes;
+  const int64_t at = row * to.outputs + first;
+  if (to.bias) sum += load_some(to.bias + first, lanes);
+  if (to.residual) sum += load_some(to.residual + at, lanes);
   if (lanes == kLanes) {
-    std::memcpy(out, &sum, sizeof(sum));
+    std::memcpy(to.out + at, &sum, sizeof(sum));
   } else {
-    std::memcpy(out, &sum, lanes * sizeof(float));
+    std::memcpy(to.out + at, &sum, lanes * sizeof(float));
   }
 }
 

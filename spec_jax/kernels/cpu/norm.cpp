@@ -12,7 +12,8 @@ struct NormCall {
   float eps;
   int64_t rows, size;
   const float *x, *weight, *bias;  // [rows, size], [size], [size] or null
-  float* out;                      // [rows, size]
+  const float* added;              // [rows, size], or null
+  float *sum, *out;                // [rows, size]; x + added, and its norm
 };
 
 INLINE float sum_of(Floats lanes) {
@@ -30,6 +31,12 @@ INLINE void for_lanes(int64_t size, Function function) {
 
 void norm_row(const NormCall& call, int64_t row) {
   const float* x = call.x + row * call.size;
+  if (call.added) {
+    float* sum = call.sum + row * call.size;
+    const float* added = call.added + row * call.size;
+    for (int64_t i = 0; i < call.size; ++i) sum[i] = x[i] + added[i];
+    x = sum;
+  }
   float mean = 0;
   if (call.centered) {
     Floats sums = {};
@@ -71,20 +78,39 @@ void run(Pool& pool, const NormCall& call, const std::vector<int64_t>& rows) {
 
 namespace ffi = xla::ffi;
 
-ffi::Error Norm(ffi::ThreadPool pool, bool centered, float eps, ffi::Buffer<ffi::F32> x,
-                ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> bias,
-                ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::F32> out) {
+ffi::Error run_ffi(ffi::ThreadPool pool, NormCall call, ffi::Buffer<ffi::F32> x,
+                   ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> bias,
+                   ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::F32> out) {
   const int64_t batch = num_tokens.element_count();
   if (x.dimensions().size() != 2 || (batch && x.dimensions()[0] % batch) ||
       x.dimensions()[1] != static_cast<int64_t>(weight.element_count()) ||
       (bias.element_count() && bias.element_count() != weight.element_count())) {
     return ffi::Error::InvalidArgument("spec_jax_norm: sizes do not match");
   }
-  NormCall call{centered, eps, x.dimensions()[0], x.dimensions()[1]};
+  call.rows = x.dimensions()[0], call.size = x.dimensions()[1];
   call.x = x.typed_data(), call.weight = weight.typed_data(), call.out = out->typed_data();
   if (bias.element_count()) call.bias = bias.typed_data();
   if (call.size) run(pool, call, real_rows(num_tokens.typed_data(), batch, call.rows));
   return ffi::Error::Success();
+}
+
+ffi::Error Norm(ffi::ThreadPool pool, bool centered, float eps, ffi::Buffer<ffi::F32> x,
+                ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> bias,
+                ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::F32> out) {
+  return run_ffi(pool, NormCall{centered, eps}, x, weight, bias, num_tokens, out);
+}
+
+// The sum of x and `added`, and its norm.
+ffi::Error NormOfSum(ffi::ThreadPool pool, bool centered, float eps, ffi::Buffer<ffi::F32> x,
+                     ffi::Buffer<ffi::F32> added, ffi::Buffer<ffi::F32> weight,
+                     ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::S32> num_tokens,
+                     ffi::ResultBuffer<ffi::F32> sum, ffi::ResultBuffer<ffi::F32> out) {
+  if (added.element_count() != x.element_count()) {
+    return ffi::Error::InvalidArgument("spec_jax_norm: sizes do not match");
+  }
+  NormCall call{centered, eps};
+  call.added = added.typed_data(), call.sum = sum->typed_data();
+  return run_ffi(pool, call, x, weight, bias, num_tokens, out);
 }
 
 }  // namespace
@@ -98,4 +124,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxNorm, Norm,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxNormOfSum, NormOfSum,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<bool>("centered")
+                                  .Attr<float>("eps")
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());

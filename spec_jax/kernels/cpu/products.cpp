@@ -148,6 +148,7 @@ struct Form {
   bool integers;    // whether x is rounded to 8 bits
   int64_t offset;   // what was added to values that had signs
   bool scales, minima, units, half;
+  bool biases = false;
 
   Call call(int64_t rows) const {
     Call call{};
@@ -168,10 +169,11 @@ struct Form {
 };
 
 // Reads the weights and the results of a call; `axes` stand before the panels in their shapes. A
-// weight is its values and, by the form, scales, minima and the units of both.
+// weight is its values and, by the form, scales, minima, the units of both, and a bias.
 ffi::Error read(Call& call, const Form& form, int64_t axes, int64_t next, ffi::RemainingArgs& args,
                 ffi::RemainingRets& rets) {
-  const int64_t arrays = 1 + (form.scales + form.minima) * (form.units ? 2 : 1);
+  const int64_t arrays =
+      1 + (form.scales + form.minima) * (form.units ? 2 : 1) + (form.biases ? 1 : 0);
   if ((int64_t)args.size() != next + arrays * (int64_t)rets.size()) {
     return ffi::Error::InvalidArgument("spec_jax_product: arguments do not match");
   }
@@ -200,6 +202,13 @@ ffi::Error read(Call& call, const Form& form, int64_t axes, int64_t next, ffi::R
     }
     matrix.out = (*out)->typed_data();
     matrix.outputs = (*out)->dimensions()[1];
+    if (form.biases) {
+      auto bias = args.get<ffi::Buffer<ffi::F32>>(next++);
+      if (!bias || (int64_t)bias->element_count() != matrix.outputs) {
+        return ffi::Error::InvalidArgument("spec_jax_product: biases do not match");
+      }
+      matrix.bias = bias->typed_data();
+    }
     if ((int64_t)(*out)->dimensions()[0] != call.rows ||
         (matrix.outputs + kLanes - 1) / kLanes != matrix.panels) {
       return ffi::Error::InvalidArgument("spec_jax_product: sizes do not match");
@@ -210,24 +219,32 @@ ffi::Error read(Call& call, const Form& form, int64_t axes, int64_t next, ffi::R
   return ffi::Error::Success();
 }
 
-// x [batch * tokens, inputs], how many tokens of each of the batch are real (none: all are),
-// then the arrays of each weight; the results are the products [batch * tokens, outputs].
+// x [batch * tokens, inputs], how many tokens of each of the batch are real (none: all are), what is
+// added to the product of a single weight (or nothing), then the arrays of each weight; the results
+// are the products [batch * tokens, outputs].
 // The results of other rows are zeros if `clears`, else whatever their memory held.
 ffi::Error Product(ffi::ThreadPool pool, bool clears, int64_t format, bool integers, int64_t offset,
-                   bool scales, bool minima, bool units, bool half, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
-  const Form form{format, integers, offset, scales, minima, units, half};
+                   bool scales, bool minima, bool units, bool half, bool biases,
+                   ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Form form{format, integers, offset, scales, minima, units, half, biases};
   auto x = args.get<ffi::Buffer<ffi::F32>>(0);
   auto num_tokens = args.get<ffi::Buffer<ffi::S32>>(1);
-  if (!x || !num_tokens) return ffi::Error::InvalidArgument("spec_jax_product: wrong dtypes");
+  auto residual = args.get<ffi::Buffer<ffi::F32>>(2);
+  if (!x || !num_tokens || !residual) return ffi::Error::InvalidArgument("spec_jax_product: wrong dtypes");
   const int64_t rows = x->dimensions()[0], width = x->dimensions()[1];
   const int64_t batch = num_tokens->element_count();
   if (batch && rows % batch) {
     return ffi::Error::InvalidArgument("spec_jax_product: rows do not match");
   }
   Call call = form.call(rows);
-  ffi::Error error = read(call, form, 0, 2, args, rets);
+  ffi::Error error = read(call, form, 0, 3, args, rets);
   if (error.failure() || !call.rows) return error;
+  if (const int64_t numbers = residual->element_count()) {
+    if (call.matrices.size() != 1 || numbers != rows * call.matrices[0].outputs) {
+      return ffi::Error::InvalidArgument("spec_jax_product: the residual does not match");
+    }
+    call.matrices[0].residual = residual->typed_data();
+  }
   const auto real = real_rows(num_tokens->typed_data(), batch, rows);
   if (clears) clear_others(call, real);
   run_some(pool, call, x->typed_data(), width, minima, real);
@@ -272,6 +289,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxProduct, Product,
                                   .Attr<bool>("minima")
                                   .Attr<bool>("units")
                                   .Attr<bool>("half")
+                                  .Attr<bool>("biases")
                                   .RemainingArgs()
                                   .RemainingRets());
 

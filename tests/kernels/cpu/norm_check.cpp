@@ -12,17 +12,21 @@ void check(Pool& pool, uint32_t seed) {
   auto normal = [&] { return std::normal_distribution<float>()(random); };
 
   NormCall call{below(2) == 1, 1e-5f, 1 + below(300), 1 + below(300)};
+  const bool adds = below(2) == 1;
   std::vector<float> x(call.rows * call.size), weight(call.size), bias(call.size), out(x.size());
+  std::vector<float> added(x.size(), 0.5f), sum(x.size());
   for (auto* part : {&x, &weight, &bias}) {
     for (float& each : *part) each = normal();
   }
   call.x = x.data(), call.weight = weight.data(), call.out = out.data();
   if (below(2)) call.bias = bias.data();
+  if (adds) call.added = added.data(), call.sum = sum.data();
   const int32_t real = (int32_t)below(call.rows + 1);
   run(pool, call, real_rows(&real, 1, call.rows));
 
   for (int64_t row = 0; row < real; ++row) {
-    const float* from = x.data() + row * call.size;
+    const float* from = (adds ? sum : x).data() + row * call.size;
+    if (adds && sum[row * call.size] != x[row * call.size] + 0.5f) fail("sum", sum[0], x[0]);
     double mean = 0, squares = 0;
     for (int64_t i = 0; i < call.size && call.centered; ++i) mean += (double)from[i] / call.size;
     for (int64_t i = 0; i < call.size; ++i) squares += (from[i] - mean) * (from[i] - mean);
