@@ -44,6 +44,7 @@ def autoregress(
     lookahead: int,
     num_drafts: int = 1,
     placement: Placement = Placement.single_device(),
+    first_differs: bool = True,
 ) -> tuple[Draft, T]:
     """Draws tokens one after another, each from the model's own processed distribution.
 
@@ -54,13 +55,14 @@ def autoregress(
 
     Args:
       step: (carry, i, tokens drawn in step i - 1) -> logits [batch, drafts, target's vocab] of
-        the i-th tokens, and the carry. `i` is the Python number 0 in the first step, whose tokens
-        mean nothing.
+        the i-th tokens, and the carry. The tokens of the first step mean nothing.
       carry: arrays that the steps update in place, such as a cache.
       context: the rows.
       lookahead: the largest number of tokens to draft; static.
       num_drafts: drafts of each row; static.
       placement: of the model that computes the logits; static.
+      first_differs: whether the first step is compiled apart, and gets `i` as the Python number 0;
+        static.
     """
     batch = context.lengths.shape[0]
     rows, vocab = batch * num_drafts, context.sampling.logit_bias.shape[1]
@@ -130,14 +132,19 @@ def autoregress(
         lengths=jnp.zeros((batch,), jnp.int32),
         active=context.limits > 0,
     )
+    begin = 1 if first_differs else 0
+    if first_differs:
+        if context.fixed_length:
+            state = one(0, state)
+        else:
+            state = in_place_if(state.active.any(), lambda state: one(0, state), state)
     if context.fixed_length:
-        state = jax.lax.fori_loop(1, lookahead, one, one(0, state))
+        state = jax.lax.fori_loop(begin, lookahead, one, state)
     else:
-        state = in_place_if(state.active.any(), lambda state: one(0, state), state)
         _, state = jax.lax.while_loop(
             lambda each: (each[0] < lookahead) & each[1].active.any(),
             lambda each: (each[0] + 1, one(each[0], each[1])),
-            (jnp.int32(1), state),
+            (jnp.int32(begin), state),
         )
     draft = Draft(
         tokens=state.tokens,

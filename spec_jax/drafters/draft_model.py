@@ -164,9 +164,10 @@ def draft_on(
     drafting = context.limits > 0
     num_missing = jnp.where(drafting, lengths - computed, 0)
 
+    missing = take_tokens(tokens, computed, 2)
+
     def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
         if isinstance(i, int):
-            missing = take_tokens(tokens, computed, 2)
             out = model.score(missing, cache, num_tokens=num_missing)
             assert out.logits is not None
             at = jnp.maximum(num_missing - 1, 0)[:, None, None]
@@ -183,8 +184,27 @@ def draft_on(
         assert out.logits is not None
         return over_vocabulary(out.logits, vocab, columns), out.cache
 
+    def step_of_any(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
+        """A step as wide as the first, whose padding costs nothing: one compiled copy of both."""
+        last = last if drafter_ids is None else drafter_ids[last]
+        num_tokens = jnp.where(i == 0, num_missing, drafting.astype(jnp.int32))
+        new = jnp.where(i == 0, missing, jnp.pad(last, ((0, 0), (0, 1))))
+        cache = cache.with_lengths(jnp.where(i == 0, computed, lengths + i - 1))
+        out = model.prefill(new, cache, num_tokens, (model.config.num_layers,))
+        assert out.features is not None
+        at = jnp.maximum(num_tokens - 1, 0)[:, None, None]
+        hidden = jnp.take_along_axis(out.features[:, :, 0], at, axis=1)
+        return over_vocabulary(model.logits(hidden), vocab, columns), out.cache
+
+    is_padded = model.skips_padding and num_drafts == 1
     draft, cache = autoregress(
-        step, cache, context, lookahead=lookahead, num_drafts=num_drafts, placement=model.placement
+        step_of_any if is_padded else step,
+        cache,
+        context,
+        lookahead=lookahead,
+        num_drafts=num_drafts,
+        placement=model.placement,
+        first_differs=not is_padded,
     )
     drafted = lengths + jnp.maximum(draft.lengths - 1, 0)
     return draft, cache.with_lengths(jnp.where(drafting, drafted, computed))
