@@ -32,7 +32,8 @@ def rounded(x):
 def on_chips(count):
     """`Linear.__call__` as chips compute it that hold parts of the inputs."""
 
-    def call(self, x, placement=None, num_tokens=None):
+    def call(self, x, placement=None, num_tokens=None, residual=None):
+        assert residual is None  # only native code adds it
         weight, (inputs, _) = self.weight.get_value(), self.weight.get_metadata()["axes"]
         if inputs not in SHARDED or count == 1:
             return project(x, [self])[0]

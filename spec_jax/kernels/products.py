@@ -30,7 +30,7 @@ def products(
     sums: DTypeLike = jnp.float32,
     num_tokens: Int[Array, " batch"] | None = None,
     clears: bool = True,
-    biases: Sequence[Float[Array, " out"] | None] | None = None,
+    biases: Sequence[Float[Array, " _"] | None] | None = None,
     residual: Float[Array, "*lead out"] | None = None,
 ) -> list[Array]:
     """`x` times each of the weights, [*lead, out] in float32, and what is added to them.
