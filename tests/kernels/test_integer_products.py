@@ -235,3 +235,31 @@ def test_padding_costs_nothing_and_is_zero(kind, activations, num_tokens):
         expected = np.where(is_real[..., None], full, 0)
         np.testing.assert_allclose(out, expected, rtol=0, atol=0 if is_exact else 1e-3)
         assert not np.any(out[~is_real])
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("rows", [1, 5, 33])
+def test_biases_and_a_residual_are_added_to_products(kind, activations, rows):
+    weights = [
+        PackedWeight.of(quantized(kind, 256, outputs, seed), activations)
+        for seed, outputs in enumerate((40, 17))
+    ]
+    random = np.random.default_rng(1)
+    x = random.standard_normal((1, rows, 256)).astype(np.float32)
+    bias = random.standard_normal(17).astype(np.float32)
+    residual = random.standard_normal((1, rows, 17)).astype(np.float32)
+    plain = jax.jit(lambda x: products(x, weights))(x)
+    first, second = jax.jit(lambda x: products(x, weights, biases=[None, bias]))(x)
+    (summed,) = jax.jit(lambda x, r: products(x, weights[1:], biases=[bias], residual=r))(
+        x, residual
+    )
+    assert np.array_equal(first, plain[0])
+    assert np.array_equal(second, plain[1] + bias)
+    assert np.array_equal(summed, plain[1] + bias + residual)
+    some = jnp.array([rows - 1], jnp.int32)
+    (padded,) = jax.jit(
+        lambda x, r: products(x, weights[1:], num_tokens=some, biases=[bias], residual=r)
+    )(x, residual)
+    assert np.array_equal(padded[:, :-1], summed[:, :-1])
+    assert not np.any(padded[:, -1])

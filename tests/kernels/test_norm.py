@@ -63,3 +63,17 @@ def test_padding_is_skipped():
 def test_sizes_must_match():
     with pytest.raises(Exception, match="spec_jax_norm: sizes do not match"):
         normed(np.ones((2, 20), np.float32), np.ones(19, np.float32), None, centered=False)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_the_norm_of_a_sum(centered):
+    x, added = np.random.default_rng(0).standard_normal((2, 9, 577)).astype(np.float32)
+    weight = np.linspace(0.5, 2, 577, dtype=np.float32)
+    call = jax.jit(
+        lambda *args: native_calls.norm_of_sum(*args, weight, None, eps=EPS, centered=centered)
+    )
+    total, out = call(x, added)
+    assert np.array_equal(total, x + added)
+    assert np.array_equal(out, normed(x + added, weight, None, centered))
+    with pytest.raises(Exception, match="spec_jax_norm: sizes do not match"):
+        call(x, added[:, :-1])

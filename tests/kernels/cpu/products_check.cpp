@@ -63,7 +63,7 @@ void check(Pool& pool, uint32_t seed) {
   while (call.rows % batch) --batch;
   std::vector<int32_t> num_tokens(batch);
   for (int32_t& each : num_tokens) each = below(2) ? call.rows : below(call.rows / batch + 1);
-  const auto real = real_rows(num_tokens.data(), batch, call.rows / batch);
+  const auto real = real_rows(num_tokens.data(), batch, call.rows);
   std::vector<bool> is_real(call.rows);
   for (int64_t row : real) is_real[row] = true;
   for (int64_t row = 0; row < call.rows; ++row) {
@@ -78,6 +78,7 @@ void check(Pool& pool, uint32_t seed) {
     std::vector<float> scales, minima, out;
     std::vector<int8_t> scale_bytes, minimum_bytes;
     std::vector<uint16_t> scale_units, minimum_units;  // from 1 to 2
+    std::vector<float> bias, residual;
   };
   auto from_1_to_2 = [](uint16_t half) { return 1 + (half & 1023) / 1024.0f; };
   std::vector<Arrays> all(1 + below(3));
@@ -122,6 +123,11 @@ void check(Pool& pool, uint32_t seed) {
       if (minima) matrix.minimum_units = (const uint8_t*)arrays.minimum_units.data();
     }
     matrix.out = arrays.out.data();
+    arrays.bias.resize(matrix.outputs), arrays.residual.resize(arrays.out.size());
+    for (float& each : arrays.bias) each = normal();
+    for (float& each : arrays.residual) each = normal();
+    if (experts == 1 && below(2)) matrix.bias = arrays.bias.data();
+    if (experts == 1 && below(2)) matrix.residual = arrays.residual.data();
     call.matrices.push_back(matrix);
   }
   auto each_unchosen = [&](auto apply) {
@@ -145,6 +151,7 @@ void check(Pool& pool, uint32_t seed) {
   if (experts > 1) {
     run_experts(pool, call, x.data(), width, minima, chosen.data());
   } else {
+    clear_others(call, real);
     run_some(pool, call, x.data(), width, minima, real);
   }
   each_unchosen([](void* begin, size_t size) { ASAN_UNPOISON_MEMORY_REGION(begin, size); });
@@ -161,6 +168,9 @@ void check(Pool& pool, uint32_t seed) {
         const int64_t panel = chosen[r] * matrix.panels + o / kLanes, lane = o % kLanes;
         const uint8_t* values = matrix.values + panel * call.panel_bytes();
         double sum = 0, size = 0;
+        if (matrix.bias) sum += matrix.bias[o];
+        if (matrix.residual) sum += matrix.residual[r * matrix.outputs + o];
+        size += std::abs(sum);
         for (int64_t i = 0; i < width; ++i) {
           double weight = 0;
           double given = activations[r * width + i];
