@@ -249,7 +249,7 @@ def test_biases_and_a_residual_are_added_to_products(kind, activations, rows):
     x = random.standard_normal((1, rows, 256)).astype(np.float32)
     bias = random.standard_normal(17).astype(np.float32)
     residual = random.standard_normal((1, rows, 17)).astype(np.float32)
-    plain = jax.jit(lambda x: products(x, weights))(x)
+    plain = [np.asarray(each) for each in jax.jit(lambda x: products(x, weights))(x)]
     first, second = jax.jit(lambda x: products(x, weights, biases=[None, bias]))(x)
     (summed,) = jax.jit(lambda x, r: products(x, weights[1:], biases=[bias], residual=r))(
         x, residual
