@@ -163,7 +163,6 @@ def draft_on(
     vocab, computed = context.sampling.logit_bias.shape[1], cache.lengths
     drafting = context.limits > 0
     num_missing = jnp.where(drafting, lengths - computed, 0)
-
     missing = take_tokens(tokens, computed, 2)
 
     def step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
@@ -184,8 +183,8 @@ def draft_on(
         assert out.logits is not None
         return over_vocabulary(out.logits, vocab, columns), out.cache
 
-    def step_of_any(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
-        """A step as wide as the first, whose padding costs nothing: one compiled copy of both."""
+    def padded_step(cache: KVCache, i: int | Array, last: Array) -> tuple[Array, KVCache]:
+        """Any step, as wide as the first: one compiled copy, where padding costs nothing."""
         last = last if drafter_ids is None else drafter_ids[last]
         num_tokens = jnp.where(i == 0, num_missing, drafting.astype(jnp.int32))
         new = jnp.where(i == 0, missing, jnp.pad(last, ((0, 0), (0, 1))))
@@ -198,7 +197,7 @@ def draft_on(
 
     is_padded = model.skips_padding and num_drafts == 1
     draft, cache = autoregress(
-        step_of_any if is_padded else step,
+        padded_step if is_padded else step,
         cache,
         context,
         lookahead=lookahead,
