@@ -306,4 +306,14 @@ void parallel(Pool& pool, int64_t count, const Task& task) {
   }
 }
 
+// Calls function(row) for some rows of `size` numbers, on several threads if they are many.
+template <class Pool, class Function>
+void for_rows(Pool& pool, const std::vector<int64_t>& rows, int64_t size, const Function& function) {
+  constexpr int64_t kTaskNumbers = 1 << 14;  // fewer are not worth a second thread
+  const int64_t count = rows.size(), tasks = std::min(count, count * size / kTaskNumbers + 1);
+  parallel(pool, tasks, [&](int64_t i) {
+    for (int64_t r = count * i / tasks; r < count * (i + 1) / tasks; ++r) function(rows[r]);
+  });
+}
+
 }  // namespace

@@ -38,15 +38,9 @@ void gate_row(const GateCall& call, int64_t row) {
   }
 }
 
-constexpr int64_t kTaskNumbers = 1 << 14;  // fewer are not worth a second thread
-
-// The gates of some rows.
 template <class Pool>
 void run(Pool& pool, const GateCall& call, const std::vector<int64_t>& rows) {
-  const int64_t count = rows.size(), tasks = std::min(count, count * call.size / kTaskNumbers + 1);
-  parallel(pool, tasks, [&](int64_t i) {
-    for (int64_t r = count * i / tasks; r < count * (i + 1) / tasks; ++r) gate_row(call, rows[r]);
-  });
+  for_rows(pool, rows, call.size, [&](int64_t row) { gate_row(call, row); });
 }
 
 namespace ffi = xla::ffi;
