@@ -250,16 +250,16 @@ def test_biases_and_a_residual_are_added_to_products(kind, activations, rows):
     bias = random.standard_normal(17).astype(np.float32)
     residual = random.standard_normal((1, rows, 17)).astype(np.float32)
     plain = [np.asarray(each) for each in jax.jit(lambda x: products(x, weights))(x)]
-    first, second = jax.jit(lambda x: products(x, weights, biases=[None, bias]))(x)
-    (summed,) = jax.jit(lambda x, r: products(x, weights[1:], biases=[bias], residual=r))(
-        x, residual
+    first, second = jax.jit(lambda x, b: products(x, weights, biases=[None, b]))(x, bias)
+    (summed,) = jax.jit(lambda x, b, r: products(x, weights[1:], biases=[b], residual=r))(
+        x, bias, residual
     )
     assert np.array_equal(first, plain[0])
     assert np.array_equal(second, plain[1] + bias)
     assert np.array_equal(summed, plain[1] + bias + residual)
     some = jnp.array([rows - 1], jnp.int32)
     (padded,) = jax.jit(
-        lambda x, r: products(x, weights[1:], num_tokens=some, biases=[bias], residual=r)
-    )(x, residual)
+        lambda x, b, r: products(x, weights[1:], num_tokens=some, biases=[b], residual=r)
+    )(x, bias, residual)
     assert np.array_equal(padded[:, :-1], summed[:, :-1])
     assert not np.any(padded[:, -1])
