@@ -142,12 +142,12 @@ def test_the_adaptive_policy_learns_from_rows_that_a_stop_string_ends(plain):
     config = SpeculativeConfig(method="prompt_lookup", draft_length_policy="adaptive")
     llm = plain.with_speculation(config)
     (whole,) = llm.generate(PROMPTS[2], SamplingParams(max_tokens=40, ignore_eos=True))
-    profiler = llm.engine.cost_profiler
-    before = profiler.judged
+    greedy = llm.engine.cost_profiler.acceptances["greedy"]
+    before = greedy.judged
     stop = whole.text[len(whole.text) // 2 :][:3]
     params = SamplingParams(max_tokens=100, ignore_eos=True, stop=stop)
     (output,) = llm.generate(PROMPTS[2], params)
-    assert output.finish_reason == "stop" and profiler.judged != before
+    assert output.finish_reason == "stop" and greedy.judged != before
 
 
 @pytest.fixture

@@ -81,9 +81,9 @@ class Run:
         if not (m.draft_tokens and m.decode_seconds):
             return {}
         text = f"at most {m.completion_tokens / m.rounds:.2f}x; --compare measures it"
-        if profiler is not None and profiler.costs and 0 in profiler.policy.widths:
+        if profiler is not None and profiler.costs:
             *_, costs = profiler.costs.values()
-            step = float(costs[profiler.policy.widths.index(0)])
+            step = float(costs[0])  # K = 0
             tokens = [output.metrics.completion_tokens for output in self.outputs]
             plain = _wall([count * step for count in tokens], self.llm.max_num_seqs)
             text = f"{plain / m.decode_seconds:.2f}x, by the measured time of a plain step"

@@ -26,7 +26,8 @@ class AdaptiveState:
       lost: time by which drafting was slower than plain decoding, in rounds without a draft; older
         time counts less.
       spent: time of the row's rounds, in the same unit; older time counts less.
-      costs: the seconds of a round for each of the policy's widths.
+      credit: time that earlier drafts have gained, in the same unit, up to `Adaptive.max_credit`.
+      costs: the seconds of a round for each of the policy's choices.
       forced: the K of every row while costs are measured; -1 otherwise.
     """
 
@@ -34,7 +35,8 @@ class AdaptiveState:
     judged: Float[Array, " batch"]
     lost: Float[Array, " batch"]
     spent: Float[Array, " batch"]
-    costs: Float[Array, " widths"]
+    credit: Float[Array, " batch"]
+    costs: Float[Array, " choices"]
     forced: Int[Array, ""]
 
 
@@ -47,15 +49,17 @@ class Adaptive(DraftLengthPolicy):
     measured. The rows of a batch are scored at one width, so they share one K: the one with which
     all of them together emit the most tokens per second. If plain decoding is faster, K is 0, and a
     single token is drafted from time to time to check whether that has changed, as long as drafts
-    that did not pay have taken at most a hundredth of the time. If drafts that should pay lose more
-    than two hundredths, K is 0 as well, until they are made up for.
+    that did not pay have taken at most a hundredth of the time. If drafts that should pay lose what
+    earlier ones have gained, `max_credit` at most, and two hundredths more, K is 0 as well, until
+    they are made up for.
 
     A greedy drafter that knows its confidence drafts up to the largest K where drafting pays, and
     stops where another token would not: where the probability that it is accepted, times the time
     that a token takes, is less than its cost. The probability is the product of the draft's
     confidences and the acceptance rate (cf. dynamic speculation, arXiv 2405.04304).
 
-    One token is scored like two: each width costs a compilation, and these two take about as long.
+    One token is scored like two: each width costs a compilation, and these two take about as long
+    to score.
 
     The costs depend on the machine, and so do the rounds: unless verification is coupled, the
     tokens of a sampled request may differ from run to run. Their distribution does not change.
@@ -68,7 +72,7 @@ class Adaptive(DraftLengthPolicy):
     reproducible = False
     memory = 0.97
     """The factor by which each judged token reduces the weight of those before it."""
-    prior_rate, prior_tokens = 0.85, 3.0
+    prior_rate, prior_tokens = 0.85, 8.0
     """The acceptance rate before any request, and judged tokens that such a rate counts for. It is
     high, so that a draft is tried once: later processes know the rate of earlier requests."""
     max_lost = 0.01
@@ -76,6 +80,9 @@ class Adaptive(DraftLengthPolicy):
     max_mistaken, mistaken_rounds = 0.02, 2.0
     """The share of its time, and rounds beside it, that a row may lose by drafts that should pay
     and do not; then it decodes plainly until its time has grown."""
+    max_credit = 16.0
+    """Rounds that drafts which should pay may lose first, out of what earlier ones have gained. A
+    new drafter starts with them, so that no text's first words can end its drafts."""
     max_survival = 0.9
     """The survival with which drafting always goes on."""
     time_memory, idle_memory, idle_tokens = 0.998, 0.99, 6.0
@@ -84,14 +91,19 @@ class Adaptive(DraftLengthPolicy):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The values of K."""
+        """0 and powers of two, more or less; not 1, unless it is the largest."""
         longest = self.num_speculative_tokens
         return tuple(each for each in halvings(longest) if each != 1 or longest == 1)
 
-    def best(self, rate: float, costs: Float[np.ndarray, " widths"]) -> int:
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """The values of K."""
+        return halvings(self.num_speculative_tokens)
+
+    def best(self, rate: float, costs: Float[np.ndarray, " choices"]) -> int:
         """The K that emits the most tokens per second of a row with this acceptance rate."""
-        tokens = _emitted(np.clip(rate, 0.0, MAX_RATE), np.array(self.widths))
-        return self.widths[int(np.argmax(tokens / costs))]
+        tokens = _emitted(np.clip(rate, 0.0, MAX_RATE), np.array(self.choices))
+        return self.choices[int(np.argmax(tokens / costs))]
 
     def init(self, batch: int) -> AdaptiveState:
         """Some confidence in the drafter, and costs that the host replaces by measured ones."""
@@ -101,16 +113,14 @@ class Adaptive(DraftLengthPolicy):
             judged=judged,
             lost=jnp.zeros((batch,), jnp.float32),
             spent=jnp.zeros((batch,), jnp.float32),
-            costs=1.0 + 0.1 * jnp.asarray(self.widths, jnp.float32),
+            credit=jnp.full((batch,), self.max_credit, jnp.float32),
+            costs=1.0 + 0.1 * jnp.asarray(self.choices, jnp.float32),
             forced=jnp.int32(-1),
         )
 
     def limits(self, state: AdaptiveState, running: Bool[Array, " batch"]) -> Int[Array, " batch"]:
         """The best K, or one token to check whether drafting pays; the same for all rows."""
-        # A rate says too much where later drafted tokens are accepted less often than the first.
-        excess = jnp.where(running, state.lost - self.max_mistaken * state.spent, 0.0).sum()
-        mistaken = excess > self.mistaken_rounds * running.sum(dtype=jnp.float32)
-        best = jnp.where(mistaken, 0, self._best(state, running))
+        best = self._expected(state, running)
         # A rejected token would be a loss of a round of one token less a round of none.
         lost = state.lost + state.costs[1] / state.costs[0] - 1.0
         left = jnp.where(running, self.max_lost * state.spent - lost, 0.0).sum()
@@ -122,11 +132,11 @@ class Adaptive(DraftLengthPolicy):
     ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
         """The largest K where drafting pays, and the survival at which another token pays."""
         limits, longest = self.limits(state, running), self.num_speculative_tokens
-        free = (limits > 1) & (state.forced < 0)
+        free = (self._expected(state, running) > 0) & (state.forced < 0)
         tokens, rate = self._tokens(state, running)
         # A row's further token costs its share of what all rows' tokens cost.
         seconds = state.costs[-1] - state.costs[1]
-        rows = jnp.maximum(running.sum(dtype=jnp.int32), 1) * max(longest - self.widths[1], 1)
+        rows = jnp.maximum(running.sum(dtype=jnp.int32), 1) * max(longest - 1, 1)
         a_token = 1.0 / jnp.max(tokens / state.costs)
         least = seconds / rows.astype(jnp.float32) / (a_token * rate)
         least = jnp.clip(least, 0.0, self.max_survival)
@@ -142,48 +152,62 @@ class Adaptive(DraftLengthPolicy):
         judged = (accepted + (accepted < drafted).astype(jnp.int32)).astype(jnp.float32)
         idle_fade = jnp.maximum(self.idle_memory, jnp.minimum(self.idle_tokens / state.judged, 1.0))
         fade = jnp.where(drafted > 0, self.memory**judged, idle_fade)
-        lost, spent = self._times(state, outcome)
         measuring = state.forced >= 0
+        times = {
+            name: jnp.where(measuring, getattr(state, name), new)
+            for name, new in self._times(state, outcome).items()
+        }
         return dataclasses.replace(
             state,
             accepted=fade * state.accepted + accepted.astype(jnp.float32),
             judged=fade * state.judged + judged,
-            lost=jnp.where(measuring, state.lost, lost),
-            spent=jnp.where(measuring, state.spent, spent),
+            **times,
         )
 
     def _times(
         self, state: AdaptiveState, outcome: DraftOutcome
-    ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-        """The time lost and spent after a round."""
-        drafted = outcome.drafted.max()
-        drafted = jnp.where(drafted > 0, jnp.maximum(drafted, self.widths[1]), 0)
-        widths = jnp.asarray(self.widths, jnp.float32)
-        cost = jnp.interp(drafted.astype(jnp.float32), widths, state.costs) / state.costs[0]
+    ) -> dict[str, Float[Array, " batch"]]:
+        """The times of a state after a round."""
+        drafted, choices = outcome.drafted, jnp.asarray(self.choices, jnp.float32)
+        cost = jnp.interp(drafted.max().astype(jnp.float32), choices, state.costs) / state.costs[0]
         lost = cost - (outcome.accepted + 1).astype(jnp.float32)
-        # What drafting gains in one text does not pay for losses in the next.
-        lost = jnp.maximum(self.time_memory * state.lost + lost, 0.0)
-        return lost, self.time_memory * state.spent + cost
+        # Drafts that only check whether drafting pays take no credit.
+        should_pay = self._best(state, drafted > 0) > 0
+        by_credit = jnp.where(should_pay, jnp.clip(lost, 0.0, state.credit), 0.0)
+        lost = self.time_memory * state.lost + lost - by_credit
+        credit = state.credit - by_credit + jnp.maximum(-lost, 0.0)
+        return {
+            "lost": jnp.maximum(lost, 0.0),
+            "spent": self.time_memory * state.spent + cost,
+            "credit": jnp.minimum(credit, self.max_credit),
+        }
 
     def insert(
         self, state: AdaptiveState, slots: Int[Array, "shards inserted"], rows: AdaptiveState
     ) -> AdaptiveState:
         """Statistics of drafts come from the rows; the batch keeps its costs of rounds."""
-        names = ("accepted", "judged", "lost", "spent")
+        names = ("accepted", "judged", "lost", "spent", "credit")
         old, new = ({name: getattr(each, name) for name in names} for each in (state, rows))
         return dataclasses.replace(state, **insert_rows(old, slots, new))
+
+    def _expected(self, state: AdaptiveState, running: Bool[Array, " batch"]) -> Int[Array, ""]:
+        """The best K, or 0 where drafts that should have paid have lost too much."""
+        # A rate says too much where later drafted tokens are accepted less often than the first.
+        excess = jnp.where(running, state.lost - self.max_mistaken * state.spent, 0.0).sum()
+        mistaken = excess > self.mistaken_rounds * running.sum(dtype=jnp.float32)
+        return jnp.where(mistaken, 0, self._best(state, running))
 
     def _best(self, state: AdaptiveState, rows: Bool[Array, " batch"]) -> Int[Array, ""]:
         """The K with which these rows together emit the most tokens per second."""
         tokens, _ = self._tokens(state, rows)
-        return jnp.asarray(self.widths, jnp.int32)[argmax(tokens / state.costs)]
+        return jnp.asarray(self.choices, jnp.int32)[argmax(tokens / state.costs)]
 
     def _tokens(
         self, state: AdaptiveState, rows: Bool[Array, " batch"]
-    ) -> tuple[Float[Array, " widths"], Float[Array, " batch"]]:
+    ) -> tuple[Float[Array, " choices"], Float[Array, " batch"]]:
         """Tokens that these rows together emit in a round of each K; all rows' acceptance rates."""
         rate = jnp.clip(state.accepted / state.judged, 0.0, MAX_RATE)
-        tokens = _emitted(rate[:, None], jnp.asarray(self.widths, jnp.float32)[None])
+        tokens = _emitted(rate[:, None], jnp.asarray(self.choices, jnp.float32)[None])
         return jnp.where(rows[:, None], tokens, 0.0).sum(0), rate
 
 

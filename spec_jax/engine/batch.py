@@ -355,7 +355,7 @@ class Batch:
     def _end(self, slots: Sequence[int]) -> None:
         """Records rows that have finished."""
         if self._profiler is not None and slots:
-            self._profiler.record(self.state, slots)
+            self._profiler.record(self._key, self.state, slots)
         self._running.difference_update(slots)
         view = self.view
         for slot in slots:

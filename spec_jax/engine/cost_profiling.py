@@ -8,9 +8,9 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,8 @@ from spec_jax import distributed
 from spec_jax.config import cache_directory
 from spec_jax.decoding.adaptive import Adaptive, AdaptiveState
 from spec_jax.decoding.state import RUNNING, DecodeState
+from spec_jax.engine.acceptances import Acceptances
+from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.compile_cache import machine_name
 from spec_jax.kernels import native
 
@@ -28,8 +30,8 @@ Advance = Callable[[DecodeState, int, int], DecodeState]
 SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
 """Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of
 the quickest call without rounds is subtracted: of a small model it is as long as a round."""
-_VERSION = "4"
-"""Of the way in which costs are measured: costs of another one are not read."""
+_VERSION = "5"
+"""Of the way in which costs are measured and kept: costs of another one are not read."""
 
 HOPELESS = 1.25
 """A round that takes this many times as long as its tokens would take one by one never pays."""
@@ -37,8 +39,8 @@ HOPELESS = 1.25
 PROMPTS_A_CHECK = 16
 """Prompts of which a drafter reads one if its drafts do not pay."""
 
-ACCEPTANCE, RATE_CHANGE = "acceptance", 0.05
-"""Where a file keeps the acceptance rate of earlier requests, and from which change on again."""
+KINDS = "greedy", "sampled"
+"""Requests whose drafts are accepted differently often: as loops compute them."""
 
 MAX_KEPT = 128
 """Compiled loops whose costs a file keeps: as many as there are programs."""
@@ -110,7 +112,7 @@ class CostProfiler:
 
     Costs are measured once for each compiled loop, in the first rounds that it decodes: their
     tokens count like any others. Several processes use the times of process 0, and later processes
-    the times, and the acceptance rate, that a file has kept.
+    the times, and the acceptances, that a file has kept.
 
     Args:
       policy: whose state to fill in.
@@ -119,57 +121,54 @@ class CostProfiler:
 
     def __init__(self, policy: Adaptive, file: Path | None = None):
         self.policy, self._file = policy, file
-        by_loop, self._num_plain = {}, 0
+        kept, self._num_plain = _Kept({}, {}), 0
         if file is not None:
             # A process that decodes a single prompt may be the one that reads it with the drafter.
-            by_loop, self._num_plain = distributed.from_first(
+            kept, self._num_plain = distributed.from_first(
                 lambda: (self._read(file), os.getpid() % PROMPTS_A_CHECK)
             )
-        rate = by_loop.pop(ACCEPTANCE, [policy.prior_rate])[0]
-        self.costs = {key: np.array(each) for key, each in by_loop.items()}
-        """Seconds of a round, for each of the policy's widths, by compiled loop."""
-        self._samples: dict[Hashable, _Samples] = {}
-        self._lost = self._spent = 0.0
-        self.judged = policy.prior_tokens
-        """Drafted tokens that finished requests were judged by; older ones count less."""
-        self._accepted = rate * policy.prior_tokens
-        self._kept_rate = rate
+        self.costs = {key: np.array(each) for key, each in kept.costs.items()}
+        """Seconds of a round, for each of the policy's choices, by compiled loop."""
+        self._samples: dict[str, _Samples] = {}
+        before_any = {kind: Acceptances.before_any(policy) for kind in KINDS}
+        self.acceptances: dict[str, Acceptances] = before_any | kept.acceptances
+        """What finished requests of each kind tell."""
+        self._kept = self._to_keep
 
-    def begin(self, key: Hashable, state: DecodeState) -> DecodeState:
+    def begin(self, key: BatchShape, state: DecodeState) -> DecodeState:
         """The state of new rows, which start from the statistics of earlier ones."""
         shape, may_draft = state.finish.shape, distributed.to_host(state.may_draft)
+        earlier = self.acceptances[_kind(key)]
         changes = {
-            "accepted": np.where(may_draft, self._rate * self.policy.prior_tokens, 0.0),
-            "lost": np.full(shape, self._lost, np.float32),
-            "spent": np.full(shape, self._spent, np.float32),
+            "accepted": np.where(may_draft, earlier.rate * self.policy.prior_tokens, 0.0),
+            **{
+                name: np.full(shape, getattr(earlier, name), np.float32)
+                for name in ("lost", "spent", "credit")
+            },
         }
         return self.with_costs(key, _with(state, changes))
 
-    @property
-    def _rate(self) -> float:
-        """The acceptance rate of finished rows."""
-        return self._accepted / self.judged
-
-    def expects_drafts(self, key: Hashable) -> bool:
+    def expects_drafts(self, key: BatchShape) -> bool:
         """Whether new rows may draft, so that the drafter reads their prompts.
 
         If no draft is expected to pay, it reads one prompt of a number, to see whether that has
         changed.
         """
         costs = self.costs.get(str(key))
-        if costs is None or self.policy.best(self._rate, costs) > 0:
+        rate = self.acceptances[_kind(key)].rate
+        if costs is None or self.policy.best(rate, costs) > 0:
             return True
         self._num_plain += 1
         return self._num_plain % PROMPTS_A_CHECK == 0
 
-    def with_costs(self, key: Hashable, state: DecodeState) -> DecodeState:
+    def with_costs(self, key: BatchShape, state: DecodeState) -> DecodeState:
         """The state with the costs that are known for a compiled loop, if they are."""
         if str(key) not in self.costs:
             return state
         return _with(state, {"costs": self.costs[str(key)].astype(np.float32)})
 
     def advance(
-        self, key: Hashable, state: DecodeState, rounds: int, min_running: int, advance: Advance
+        self, key: BatchShape, state: DecodeState, rounds: int, min_running: int, advance: Advance
     ) -> DecodeState:
         """Decodes; first measures costs that are still unknown for the compiled loop."""
         if str(key) not in self.costs:
@@ -177,11 +176,11 @@ class CostProfiler:
         return advance(state, rounds, min_running)
 
     def _measure(
-        self, key: Hashable, state: DecodeState, min_running: int, advance: Advance
+        self, key: BatchShape, state: DecodeState, min_running: int, advance: Advance
     ) -> DecodeState:
         """Times rounds of each K in turn, as long as a row can still draft that many tokens."""
-        choices = self.policy.widths
-        samples = self._samples.setdefault(key, _Samples(choices))
+        choices = self.policy.choices
+        samples = self._samples.setdefault(str(key), _Samples(choices))
         while (at := samples.next()) is not None:
             choice = choices[at]
             finish, room, may_draft = distributed.to_host(
@@ -205,64 +204,82 @@ class CostProfiler:
         self._write()
         return _with(state, {"forced": np.int32(-1), "costs": costs.astype(np.float32)})
 
-    def _read(self, file: Path) -> dict[str, list[float]]:
-        """The costs that a file has kept; damaged ones are measured again."""
+    def _read(self, file: Path) -> "_Kept":
+        """What a file has kept; what is damaged is measured again."""
+        kept: Any = None
         with contextlib.suppress(OSError, ValueError):
-            by_loop = json.loads(file.read_text())
-            if isinstance(by_loop, dict):
-                return {key: each for key, each in by_loop.items() if self._is_read(key, each)}
-        return {}
+            kept = json.loads(file.read_text())
+        costs, acceptances = (
+            kept[name] if isinstance(kept, dict) and isinstance(kept.get(name), dict) else {}
+            for name in _Kept._fields
+        )
+        by_kind = {
+            kind: Acceptances.kept(acceptances[kind], self.policy)
+            for kind in KINDS
+            if kind in acceptances
+        }
+        return _Kept(
+            {key: each for key, each in costs.items() if self._are_costs(each)},
+            {kind: each for kind, each in by_kind.items() if each is not None},
+        )
 
-    def _is_read(self, key: str, each: Any) -> bool:
-        if key == ACCEPTANCE:
-            return (
-                isinstance(each, list)
-                and len(each) == 1
-                and isinstance(each[0], float)
-                and 0 <= each[0] <= 1
-            )
+    def _are_costs(self, each: Any) -> bool:
         return (
             isinstance(each, list)
-            and len(each) == len(self.policy.widths)
+            and len(each) == len(self.policy.choices)
             and all(isinstance(cost, float) and 0 < cost < math.inf for cost in each)
         )
 
+    @property
+    def _to_keep(self) -> dict[str, list[float]]:
+        return {kind: each.to_keep() for kind, each in self.acceptances.items()}
+
     def _write(self) -> None:
-        """Keeps the costs, with the costs that another process has kept meanwhile."""
+        """Keeps costs and acceptances, with the costs that another process has kept meanwhile."""
         if self._file is None or jax.process_index() != 0:
             return
-        by_loop = self._read(self._file) | {key: each.tolist() for key, each in self.costs.items()}
-        by_loop.pop(ACCEPTANCE, None)
-        by_loop = dict(list(by_loop.items())[-MAX_KEPT:]) | {ACCEPTANCE: [self._rate]}
-        self._kept_rate = self._rate
+        costs = self._read(self._file).costs
+        costs |= {key: each.tolist() for key, each in self.costs.items()}
+        self._kept = self._to_keep
+        kept = _Kept(dict(list(costs.items())[-MAX_KEPT:]), self._kept)
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
                 "w", dir=self._file.parent, delete=False, suffix=".part"
             ) as new:
-                json.dump(by_loop, new)
+                json.dump(kept._asdict(), new)
             os.replace(new.name, self._file)
 
-    def record(self, state: DecodeState, rows: Sequence[int]) -> None:
+    def record(self, key: BatchShape, state: DecodeState, rows: Sequence[int]) -> None:
         """Records the acceptances of finished rows; earlier rows count less."""
         adaptive: AdaptiveState = state.draft_length
-        names = ("accepted", "judged", "lost", "spent")
-        *statistics, rounds, may_draft = distributed.to_host(
+        names = ("accepted", "judged", "lost", "spent", "credit")
+        statistics, rounds, may_draft = distributed.to_host(
             (
-                *(getattr(adaptive, name) for name in names),
+                {name: getattr(adaptive, name) for name in names},
                 state.counters.rounds,
                 state.may_draft,
             )
         )
         used = [row for row in rows if rounds[row] > 0 and may_draft[row]]
         if used:
-            accepted, judged, lost, spent = (float(each[used].mean()) for each in statistics)
-            # Not with full weight: the next text may be of another kind.
-            self._accepted = 0.5 * self._accepted + accepted
-            self.judged = 0.5 * self.judged + judged
-            self._lost, self._spent = lost, spent
-            if abs(self._rate - self._kept_rate) > RATE_CHANGE:
+            kind = _kind(key)
+            means = {name: float(each[used].mean()) for name, each in statistics.items()}
+            self.acceptances[kind].add(**means)
+            if self.acceptances[kind].differs(self._kept[kind]):
                 self._write()
+
+
+class _Kept(NamedTuple):
+    """What a file keeps: the costs and the acceptances of a `CostProfiler`."""
+
+    costs: dict[str, list[float]]
+    acceptances: Mapping[str, Any]
+
+
+def _kind(key: BatchShape) -> str:
+    """The kind of a loop's requests: greedy ones beside sampled ones count as sampled."""
+    return KINDS[key.features.random]
 
 
 def _with(state: DecodeState, changes: dict[str, Any]) -> DecodeState:

@@ -78,8 +78,7 @@ def test_the_saving_is_estimated(capsys, scripted, costs):
 
     def measured(self, *args, **kwargs):
         ready(self, *args, **kwargs)
-        policy = SimpleNamespace(widths=(0, 4))
-        self.engine.cost_profiler = SimpleNamespace(policy=policy, costs=costs)
+        self.engine.cost_profiler = SimpleNamespace(costs=costs)
 
     llm.__init__ = measured
     prompts = ["--prompt", "p", "--prompt", "q"]

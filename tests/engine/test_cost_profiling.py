@@ -13,10 +13,15 @@ from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.engine import cost_profiling as pacing
+from spec_jax.engine.acceptances import FADE
+from spec_jax.engine.batch_shape import BatchShape
+from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.testing import tiny_model
 from tests.quick import measured_seconds
 
-COSTS = {0: 1.0, 2: 1.5, 4: 2.0}
+COSTS = {0: 1.0, 1: 1.25, 2: 1.5, 4: 2.0}
+LOOP, OTHER = BatchShape(1, 128, 0), BatchShape(2, 128, 0)
+SAMPLED = BatchShape(1, 128, 0, features=SamplingFeatures(random=True))
 
 
 def state_of(policy, room):
@@ -51,8 +56,8 @@ class Rounds:
         if not rounds:
             return state
         self.calls += 1
-        # The first samples of each kind are slow, and so is every fourth call.
-        slow = 0.4 if self.calls <= 3 or self.calls % 4 == 0 else 0.0
+        # The first samples of each kind are slow, and so is every fifth call.
+        slow = 0.4 if self.calls <= 4 or self.calls % 5 == 0 else 0.0
         for _ in range(rounds):
             running = state.finish == RUNNING
             if running.sum() < min_running:
@@ -84,21 +89,21 @@ def rounds(monkeypatch):
 
 def test_each_choice_is_measured_in_turn_and_the_quickest_round_counts(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
-    state = pacer.begin("loop", state_of(pacer.policy, [100, 0]))
-    state = pacer.advance("loop", state, 3, 1, rounds)
-    assert rounds.forced == sampled([0, 2, 4] * 4) + [-1] * 3
-    np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
+    state = pacer.begin(LOOP, state_of(pacer.policy, [100, 0]))
+    state = pacer.advance(LOOP, state, 3, 1, rounds)
+    assert rounds.forced == sampled([0, 1, 2, 4] * 4) + [-1] * 3
+    np.testing.assert_allclose(pacer.costs[str(LOOP)], list(COSTS.values()))
     np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
     assert int(state.draft_length.forced) == -1
     # Never again for this loop; the next batch starts with what is known.
-    state = pacer.begin("loop", state_of(pacer.policy, [50]))
+    state = pacer.begin(LOOP, state_of(pacer.policy, [50]))
     np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
-    pacer.advance("loop", state, 5, 1, rounds)
-    assert rounds.forced[48:] == [-1] * 8
+    pacer.advance(LOOP, state, 5, 1, rounds)
+    assert rounds.forced[64:] == [-1] * 8
     # Another loop has separate costs.
-    pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [100])), 1, 1, rounds)
-    assert rounds.forced[56:] == [*sampled([0, 2, 4] * 4), -1]
-    assert set(pacer.costs) == {"loop", "other"}
+    pacer.advance(OTHER, pacer.begin(OTHER, state_of(pacer.policy, [100])), 1, 1, rounds)
+    assert rounds.forced[72:] == [*sampled([0, 1, 2, 4] * 4), -1]
+    assert set(pacer.costs) == {str(LOOP), str(OTHER)}
 
 
 def test_one_slow_call_without_rounds_shortens_no_sample(rounds, monkeypatch):
@@ -111,39 +116,39 @@ def test_one_slow_call_without_rounds_shortens_no_sample(rounds, monkeypatch):
             rounds.now += 100.0 if len(empty) % 3 == 0 else 0.0
         return rounds(state, count, min_running)
 
-    pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, advance)
-    np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
+    pacer.advance(LOOP, pacer.begin(LOOP, state_of(pacer.policy, [100])), 1, 1, advance)
+    np.testing.assert_allclose(pacer.costs[str(LOOP)], list(COSTS.values()))
 
 
 def test_a_k_larger_than_one_that_cannot_pay_is_not_sampled(rounds, monkeypatch):
-    monkeypatch.setitem(COSTS, 2, 30.0)
+    monkeypatch.setitem(COSTS, 1, 30.0)
     pacer = pacing.CostProfiler(Adaptive(4))
-    pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, rounds)
-    assert rounds.forced == [*sampled([0, 2] * 4), -1]
-    np.testing.assert_allclose(pacer.costs["loop"], [1.0, 30.0, 50.0])
+    pacer.advance(LOOP, pacer.begin(LOOP, state_of(pacer.policy, [100])), 1, 1, rounds)
+    assert rounds.forced == [*sampled([0, 1] * 4), -1]
+    np.testing.assert_allclose(pacer.costs[str(LOOP)], [1.0, 30.0, 45.0, 75.0])
 
 
 def test_short_requests_postpone_what_they_have_no_room_to_measure(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
     policy_costs = np.asarray(pacer.policy.init(1).costs)
-    for room in (20, 20):
-        state = pacer.begin("loop", state_of(pacer.policy, [room]))
-        state = pacer.advance("loop", state, 100, 1, rounds)
+    for room in (16, 20):
+        state = pacer.begin(LOOP, state_of(pacer.policy, [room]))
+        state = pacer.advance(LOOP, state, 100, 1, rounds)
         assert state.finish.tolist() == [LENGTH] and int(state.draft_length.forced) == -1
         np.testing.assert_array_equal(state.draft_length.costs, policy_costs)
-    # Of twenty tokens two samples could be taken; the next request takes the third choice.
-    assert rounds.forced == sampled([0, 2]) + [-1] * 12 + sampled([4, 0, 2]) + [-1] * 8
-    assert "loop" not in pacer.costs
-    state = pacer.begin("loop", state_of(pacer.policy, [100]))
-    pacer.advance("loop", state, 1, 1, rounds)
-    assert rounds.forced[40:] == [*sampled([4] + [0, 2, 4] * 2), -1]
-    np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
+    # Of sixteen tokens two samples could be taken; the next request takes the third choice.
+    assert rounds.forced == sampled([0, 1]) + [-1] * 8 + sampled([2]) + [-1] * 16
+    assert str(LOOP) not in pacer.costs
+    state = pacer.begin(LOOP, state_of(pacer.policy, [100]))
+    pacer.advance(LOOP, state, 1, 1, rounds)
+    assert rounds.forced[36:] == [*sampled([4] + [0, 1, 2, 4] * 3), -1]
+    np.testing.assert_allclose(pacer.costs[str(LOOP)], list(COSTS.values()))
 
 
 def test_a_new_batch_starts_from_the_acceptances_of_those_before(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
     rate = lambda state: state.draft_length.accepted / state.draft_length.judged  # noqa: E731
-    state = pacer.begin("loop", state_of(pacer.policy, [30, 30, 0]))
+    state = pacer.begin(LOOP, state_of(pacer.policy, [30, 30, 0]))
     np.testing.assert_allclose(rate(state), Adaptive.prior_rate, rtol=1e-6)
     rates = [Adaptive.prior_rate]
     for _ in range(4):
@@ -154,67 +159,68 @@ def test_a_new_batch_starts_from_the_acceptances_of_those_before(rounds):
             judged=jnp.float32([20.0, 10.0, 90.0]),
         )
         state = dataclasses.replace(state, draft_length=pace)
-        state = pacer.advance("loop", state, 100, 1, rounds)
-        pacer.record(state, [0, 1, 2])
-        state = pacer.begin("loop", state_of(pacer.policy, [30, 30, 0]))
+        state = pacer.advance(LOOP, state, 100, 1, rounds)
+        pacer.record(LOOP, state, [0, 1, 2])
+        state = pacer.begin(LOOP, state_of(pacer.policy, [30, 30, 0]))
         rates.append(float(rate(state)[0]))
         assert len(set(rate(state).tolist())) == 1
     assert rates == sorted(rates, reverse=True)
-    assert 0.1 < rates[-1] < 0.11
+    assert 0.1 < rates[-1] < 0.16
 
 
 def test_a_slot_that_has_become_free_does_not_wait_for_the_measuring_to_end(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
-    state = pacer.begin("loop", state_of(pacer.policy, [100, 24]))
-    state = pacer.advance("loop", state, 100, 2, rounds)
-    assert rounds.forced == sampled([0, 2, 4] * 2) and "loop" not in pacer.costs
+    state = pacer.begin(LOOP, state_of(pacer.policy, [100, 32]))
+    state = pacer.advance(LOOP, state, 100, 2, rounds)
+    assert rounds.forced == sampled([0, 1, 2, 4] * 2) and str(LOOP) not in pacer.costs
     assert state.finish.tolist() == [RUNNING, LENGTH] and int(state.draft_length.forced) == -1
-    pacer.advance("loop", state, 1, 1, rounds)
-    assert rounds.forced[24:] == [*sampled([0, 2, 4] * 2), -1]
-    np.testing.assert_allclose(pacer.costs["loop"], list(COSTS.values()))
+    pacer.advance(LOOP, state, 1, 1, rounds)
+    assert rounds.forced[32:] == [*sampled([0, 1, 2, 4] * 2), -1]
+    np.testing.assert_allclose(pacer.costs[str(LOOP)], list(COSTS.values()))
 
 
 def test_rows_that_may_not_draft_measure_nothing(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
+    before = dataclasses.replace(pacer.acceptances["greedy"])
     state = state_of(pacer.policy, [100, 100])
     one = jnp.array([False, False])
-    state = pacer.begin("loop", dataclasses.replace(state, may_draft=one))
+    state = pacer.begin(LOOP, dataclasses.replace(state, may_draft=one))
     np.testing.assert_array_equal(state.draft_length.accepted, [0.0, 0.0])
-    state = pacer.advance("loop", state, 2, 1, rounds)
+    state = pacer.advance(LOOP, state, 2, 1, rounds)
     assert rounds.forced == [-1] * 2 and pacer.costs == {}
-    pacer.record(state, [0, 1])
-    assert pacer.judged == pacer.policy.prior_tokens  # nothing was judged
+    pacer.record(LOOP, state, [0, 1])
+    assert pacer.acceptances["greedy"] == before  # nothing was judged
     state = dataclasses.replace(state, may_draft=one.at[1].set(True))
-    pacer.advance("loop", state, 1, 1, rounds)
-    assert rounds.forced[2:] == [*sampled([0, 2, 4] * 4), -1]
+    pacer.advance(LOOP, state, 1, 1, rounds)
+    assert rounds.forced[2:] == [*sampled([0, 1, 2, 4] * 4), -1]
 
 
 def test_rows_teach_by_themselves_and_only_when_they_have_finished(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
-    state = pacer.begin("loop", state_of(pacer.policy, [50, 50]))
-    first = lambda: float(pacer.begin("loop", state_of(pacer.policy, [1])).draft_length.accepted[0])  # noqa: E731
+    state = pacer.begin(LOOP, state_of(pacer.policy, [50, 50]))
+    first = lambda: float(pacer.begin(LOOP, state_of(pacer.policy, [1])).draft_length.accepted[0])  # noqa: E731
     before = first()
     pace = dataclasses.replace(state.draft_length, accepted=jnp.float32([0.0, 3.0]))
     state = dataclasses.replace(state, draft_length=pace)
-    state = pacer.advance("loop", state, 2, 1, rounds)
+    state = pacer.advance(LOOP, state, 2, 1, rounds)
     assert first() == before
-    pacer.record(state, [0])  # as a stop string ends it, while the other goes on
+    pacer.record(LOOP, state, [0])  # as a stop string ends it, while the other goes on
     assert first() < before
 
 
 def test_a_later_process_takes_the_costs_that_a_file_has_kept(rounds, tmp_path):
     file = tmp_path / "costs" / "models.json"
     pacer = pacing.CostProfiler(Adaptive(4), file)
-    pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, rounds)
+    pacer.advance(LOOP, pacer.begin(LOOP, state_of(pacer.policy, [100])), 1, 1, rounds)
     later = pacing.CostProfiler(Adaptive(4), file)
-    state = later.begin("loop", state_of(later.policy, [100]))
+    state = later.begin(LOOP, state_of(later.policy, [100]))
     np.testing.assert_allclose(state.draft_length.costs, list(COSTS.values()))
     del rounds.forced[:]
-    later.advance("loop", state, 2, 1, rounds)
+    later.advance(LOOP, state, 2, 1, rounds)
     assert rounds.forced == [-1] * 2
     # A process that began before them both keeps what it measures beside what they have kept.
-    pacer.advance("other", pacer.begin("other", state_of(pacer.policy, [100])), 1, 1, rounds)
-    assert json.loads(file.read_text()).keys() == {"loop", "other", "acceptance"}
+    pacer.advance(OTHER, pacer.begin(OTHER, state_of(pacer.policy, [100])), 1, 1, rounds)
+    assert json.loads(file.read_text())["costs"].keys() == {str(LOOP), str(OTHER)}
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
@@ -223,11 +229,14 @@ def test_a_later_process_takes_the_costs_that_a_file_has_kept(rounds, tmp_path):
     [
         "",
         "[1, 2]",
-        '{"loop": 3}',
-        '{"loop": [1.0]}',
-        '{"loop": [1.0, NaN, 1.0]}',
+        '{"costs": 3}',
+        '{"costs": {"loop": 3}}',
+        '{"costs": {"loop": [1.0]}}',
+        '{"costs": {"loop": [1.0, NaN, 1.0]}, "acceptances": []}',
         "\x00",
-        '{"acceptance": [2.0]}',
+        '{"acceptances": {"greedy": [2.0, 0.0], "sampled": 3}}',
+        '{"acceptances": {"greedy": [0.5], "sampled": ["a", 0.0], "other": [0.5, 0.0]}}',
+        '{"acceptances": {"greedy": [0.5, NaN], "sampled": [0.5, 1e9]}}',
     ],
 )
 def test_a_damaged_file_of_costs_is_measured_again(rounds, tmp_path, text):
@@ -235,27 +244,55 @@ def test_a_damaged_file_of_costs_is_measured_again(rounds, tmp_path, text):
     file.write_text(text)
     pacer = pacing.CostProfiler(Adaptive(4), file)
     assert pacer.costs == {}
-    pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [100])), 1, 1, rounds)
-    kept = {"loop": list(COSTS.values()), "acceptance": [Adaptive.prior_rate]}
-    assert json.loads(file.read_text()) == kept
+    pacer.advance(LOOP, pacer.begin(LOOP, state_of(pacer.policy, [100])), 1, 1, rounds)
+    nothing = [Adaptive.prior_rate, Adaptive.max_credit]
+    assert json.loads(file.read_text()) == {
+        "costs": {str(LOOP): list(COSTS.values())},
+        "acceptances": {"greedy": nothing, "sampled": nothing},
+    }
 
 
-def test_a_later_process_knows_how_often_drafts_were_accepted(rounds, tmp_path):
+def test_a_later_process_knows_how_often_drafts_were_accepted_and_their_credit(rounds, tmp_path):
     file = tmp_path / "models.json"
     pacer = pacing.CostProfiler(Adaptive(4), file)
-    state = pacer.advance("loop", pacer.begin("loop", state_of(pacer.policy, [50])), 2, 1, rounds)
+    state = pacer.advance(LOOP, pacer.begin(LOOP, state_of(pacer.policy, [50])), 2, 1, rounds)
     poor = dataclasses.replace(
-        state.draft_length, accepted=jnp.float32([1.0]), judged=jnp.float32([20.0])
+        state.draft_length,
+        accepted=jnp.float32([1.0]),
+        judged=jnp.float32([20.0]),
+        credit=jnp.float32([3.5]),
     )
-    pacer.record(dataclasses.replace(state, draft_length=poor), [0])
+    pacer.record(LOOP, dataclasses.replace(state, draft_length=poor), [0])
     later = pacing.CostProfiler(Adaptive(4), file)
-    begun = later.begin("loop", state_of(later.policy, [50])).draft_length
-    expected = (0.5 * 0.85 * 3 + 1) / (0.5 * 3 + 20)
+    begun = later.begin(LOOP, state_of(later.policy, [50])).draft_length
+    tokens = FADE * Adaptive.prior_tokens
+    expected = (Adaptive.prior_rate * tokens + 1) / (tokens + 20)
     np.testing.assert_allclose(begun.accepted / begun.judged, expected, rtol=1e-5)
-    file.write_text('{"acceptance": [7.5]}')  # above 1
-    unknown = pacing.CostProfiler(Adaptive(4), file)
-    begun = unknown.begin("loop", state_of(unknown.policy, [50])).draft_length
+    assert begun.credit.tolist() == [3.5]
+    # Sampled requests, whose drafts are accepted less often, are kept apart.
+    begun = later.begin(SAMPLED, state_of(later.policy, [50])).draft_length
     np.testing.assert_allclose(begun.accepted / begun.judged, Adaptive.prior_rate, rtol=1e-5)
+    assert begun.credit.tolist() == [Adaptive.max_credit]
+
+
+def test_acceptances_are_written_again_only_when_they_have_changed(rounds, tmp_path):
+    file = tmp_path / "models.json"
+    pacer = pacing.CostProfiler(Adaptive(4), file)
+    state = pacer.begin(LOOP, state_of(pacer.policy, [50]))
+    state = pacer.advance(LOOP, state, 1, 1, rounds)  # keeps the costs
+
+    def record(**changes):
+        changed = {name: jnp.float32([each]) for name, each in changes.items()}
+        pace = dataclasses.replace(state.draft_length, **changed)
+        file.unlink(missing_ok=True)
+        pacer.record(LOOP, dataclasses.replace(state, draft_length=pace), [0])
+        return file.exists()
+
+    rate = {"accepted": 8 * Adaptive.prior_rate, "judged": 8.0}
+    assert not record(**rate, credit=Adaptive.max_credit - 3)
+    assert record(**rate, credit=Adaptive.max_credit - 5)
+    assert not record(**rate, credit=Adaptive.max_credit - 3)
+    assert record(accepted=0.0, judged=8.0)
 
 
 def test_a_file_belongs_to_models_choices_and_machine(monkeypatch):

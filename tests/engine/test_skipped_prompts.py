@@ -8,6 +8,7 @@ import pytest
 
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.adaptive import Adaptive
+from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.cost_profiling import PROMPTS_A_CHECK, CostProfiler
 from spec_jax.testing import ReferenceDecoder, tiny_model
 from tests.harness import completions, finish, make_engine, request
@@ -72,11 +73,14 @@ def test_a_drafter_reads_what_a_copied_prefix_lacks(engine, monkeypatch):
     ]
 
 
+LOOP = BatchShape(1, 128, 0)
+
+
 def test_prompts_are_read_where_drafts_pay_or_nothing_is_measured():
     profiler = CostProfiler(Adaptive(8))
-    assert profiler.expects_drafts("loop")
-    profiler.costs["loop"] = np.array([1.0, 1.2, 1.4, 1.8])
-    assert all(profiler.expects_drafts("loop") for _ in range(2 * PROMPTS_A_CHECK))
-    profiler.costs["loop"] = np.array([1.0, 3.0, 5.0, 9.0])
-    reads = [profiler.expects_drafts("loop") for _ in range(2 * PROMPTS_A_CHECK)]
+    assert profiler.expects_drafts(LOOP)
+    profiler.costs[str(LOOP)] = np.array([1.0, 1.1, 1.2, 1.4, 1.8])
+    assert all(profiler.expects_drafts(LOOP) for _ in range(2 * PROMPTS_A_CHECK))
+    profiler.costs[str(LOOP)] = np.array([1.0, 2.0, 3.0, 5.0, 9.0])
+    reads = [profiler.expects_drafts(LOOP) for _ in range(2 * PROMPTS_A_CHECK)]
     assert sum(reads) == 2 and reads[PROMPTS_A_CHECK - 1]
