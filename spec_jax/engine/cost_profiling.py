@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -241,13 +241,13 @@ class CostProfiler:
         costs = self._read(self._file).costs
         costs |= {key: each.tolist() for key, each in self.costs.items()}
         self._kept = self._to_keep
-        kept = _Kept(dict(list(costs.items())[-MAX_KEPT:]), self._kept)
+        kept = {"costs": dict(list(costs.items())[-MAX_KEPT:]), "acceptances": self._kept}
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
                 "w", dir=self._file.parent, delete=False, suffix=".part"
             ) as new:
-                json.dump(kept._asdict(), new)
+                json.dump(kept, new)
             os.replace(new.name, self._file)
 
     def record(self, key: BatchShape, state: DecodeState, rows: Sequence[int]) -> None:
@@ -274,7 +274,7 @@ class _Kept(NamedTuple):
     """What a file keeps: the costs and the acceptances of a `CostProfiler`."""
 
     costs: dict[str, list[float]]
-    acceptances: Mapping[str, Any]
+    acceptances: dict[str, Acceptances]
 
 
 def _kind(key: BatchShape) -> str:
