@@ -8,7 +8,7 @@ from spec_jax.decoding.adaptive import Adaptive
 FADE = 0.8
 """The factor by which each record reduces the weight of those before it."""
 RATE_CHANGE, CREDIT_CHANGE = 0.05, 4.0
-"""Changes of the rate and of the credit from which on they are kept again."""
+"""Changes of the rate and of the credit from which on a file is written again."""
 
 
 @dataclasses.dataclass
@@ -35,21 +35,25 @@ class Acceptances:
         return cls(policy.prior_rate * policy.prior_tokens, policy.prior_tokens, policy.max_credit)
 
     @classmethod
-    def kept(cls, kept: Any, policy: Adaptive) -> Self | None:
-        """What `to_keep` returned, maybe in another process; None if it is damaged."""
-        if not isinstance(kept, list) or not all(isinstance(each, float) for each in kept):
+    def from_file(cls, numbers: Any, policy: Adaptive) -> Self | None:
+        """What `for_file` returned in another process; None if it is damaged or missing."""
+        if not isinstance(numbers, list) or not all(isinstance(each, float) for each in numbers):
             return None
-        if len(kept) != 2 or not (0 <= kept[0] <= 1 and 0 <= kept[1] <= policy.max_credit):
+        if len(numbers) != 2:
             return None
-        return cls(kept[0] * policy.prior_tokens, policy.prior_tokens, kept[1])
+        rate, credit = numbers
+        if not (0 <= rate <= 1 and 0 <= credit <= policy.max_credit):
+            return None
+        return cls(rate * policy.prior_tokens, policy.prior_tokens, credit)
 
-    def to_keep(self) -> list[float]:
+    def for_file(self) -> list[float]:
         """What a later process should know: the rate and the credit."""
         return [self.rate, self.credit]
 
-    def differs(self, kept: list[float]) -> bool:
-        """Whether it has changed so much that it should be kept again."""
-        return abs(self.rate - kept[0]) > RATE_CHANGE or abs(self.credit - kept[1]) > CREDIT_CHANGE
+    def differs(self, numbers: list[float]) -> bool:
+        """Whether it has changed so much since that the file should be written again."""
+        rate, credit = numbers
+        return abs(self.rate - rate) > RATE_CHANGE or abs(self.credit - credit) > CREDIT_CHANGE
 
     @property
     def rate(self) -> float:

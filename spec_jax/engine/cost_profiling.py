@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -121,19 +121,22 @@ class CostProfiler:
 
     def __init__(self, policy: Adaptive, file: Path | None = None):
         self.policy, self._file = policy, file
-        kept, self._num_plain = _Kept({}, {}), 0
+        costs, acceptances, self._num_plain = {}, {}, 0
         if file is not None:
             # A process that decodes a single prompt may be the one that reads it with the drafter.
-            kept, self._num_plain = distributed.from_first(
-                lambda: (self._read(file), os.getpid() % PROMPTS_A_CHECK)
+            costs, acceptances, self._num_plain = distributed.from_first(
+                lambda: (*self._read(file), os.getpid() % PROMPTS_A_CHECK)
             )
-        self.costs = {key: np.array(each) for key, each in kept.costs.items()}
+        self.costs = {key: np.array(each) for key, each in costs.items()}
         """Seconds of a round, for each of the policy's choices, by compiled loop."""
         self._samples: dict[str, _Samples] = {}
-        before_any = {kind: Acceptances.before_any(policy) for kind in KINDS}
-        self.acceptances: dict[str, Acceptances] = before_any | kept.acceptances
+        self.acceptances = {
+            kind: Acceptances.from_file(acceptances.get(kind), policy)
+            or Acceptances.before_any(policy)
+            for kind in KINDS
+        }
         """What finished requests of each kind tell."""
-        self._kept = self._to_keep
+        self._written = self._acceptances_for_file
 
     def begin(self, key: BatchShape, state: DecodeState) -> DecodeState:
         """The state of new rows, which start from the statistics of earlier ones."""
@@ -204,24 +207,17 @@ class CostProfiler:
         self._write()
         return _with(state, {"forced": np.int32(-1), "costs": costs.astype(np.float32)})
 
-    def _read(self, file: Path) -> "_Kept":
-        """What a file has kept; what is damaged is measured again."""
-        kept: Any = None
+    def _read(self, file: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
+        """The costs and acceptances that a file has kept; damaged costs are measured again."""
+        content: Any = None
         with contextlib.suppress(OSError, ValueError):
-            kept = json.loads(file.read_text())
+            content = json.loads(file.read_text())
+        parts = content if isinstance(content, dict) else {}
         costs, acceptances = (
-            kept[name] if isinstance(kept, dict) and isinstance(kept.get(name), dict) else {}
-            for name in _Kept._fields
+            parts[name] if isinstance(parts.get(name), dict) else {}
+            for name in ("costs", "acceptances")
         )
-        by_kind = {
-            kind: Acceptances.kept(acceptances[kind], self.policy)
-            for kind in KINDS
-            if kind in acceptances
-        }
-        return _Kept(
-            {key: each for key, each in costs.items() if self._are_costs(each)},
-            {kind: each for kind, each in by_kind.items() if each is not None},
-        )
+        return {key: each for key, each in costs.items() if self._are_costs(each)}, acceptances
 
     def _are_costs(self, each: Any) -> bool:
         return (
@@ -231,23 +227,23 @@ class CostProfiler:
         )
 
     @property
-    def _to_keep(self) -> dict[str, list[float]]:
-        return {kind: each.to_keep() for kind, each in self.acceptances.items()}
+    def _acceptances_for_file(self) -> dict[str, list[float]]:
+        return {kind: each.for_file() for kind, each in self.acceptances.items()}
 
     def _write(self) -> None:
         """Keeps costs and acceptances, with the costs that another process has kept meanwhile."""
         if self._file is None or jax.process_index() != 0:
             return
-        costs = self._read(self._file).costs
+        costs, _ = self._read(self._file)
         costs |= {key: each.tolist() for key, each in self.costs.items()}
-        self._kept = self._to_keep
-        kept = {"costs": dict(list(costs.items())[-MAX_KEPT:]), "acceptances": self._kept}
+        self._written = self._acceptances_for_file
+        content = {"costs": dict(list(costs.items())[-MAX_KEPT:]), "acceptances": self._written}
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
                 "w", dir=self._file.parent, delete=False, suffix=".part"
             ) as new:
-                json.dump(kept, new)
+                json.dump(content, new)
             os.replace(new.name, self._file)
 
     def record(self, key: BatchShape, state: DecodeState, rows: Sequence[int]) -> None:
@@ -266,15 +262,8 @@ class CostProfiler:
             kind = _kind(key)
             means = {name: float(each[used].mean()) for name, each in statistics.items()}
             self.acceptances[kind].add(**means)
-            if self.acceptances[kind].differs(self._kept[kind]):
+            if self.acceptances[kind].differs(self._written[kind]):
                 self._write()
-
-
-class _Kept(NamedTuple):
-    """What a file keeps: the costs and the acceptances of a `CostProfiler`."""
-
-    costs: dict[str, list[float]]
-    acceptances: dict[str, Acceptances]
 
 
 def _kind(key: BatchShape) -> str:

@@ -265,7 +265,7 @@ def test_adaptive_loses_little_where_the_rate_promises_too_much():
 
 
 def test_what_drafts_have_gained_pays_for_a_text_that_begins_badly():
-    """So many first drafts fail that without credit the text would draft no more."""
+    """Without credit the text would draft no more after its first two drafts."""
     policy = Adaptive(8)
     state = paced(policy, 1, costs=[1, 1.5, 2, 3, 5], rate=[0.92])
     poor = dataclasses.replace(state, credit=jnp.zeros((1,)))
