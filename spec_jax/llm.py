@@ -62,7 +62,8 @@ class LLM:
     shape, or when a stream is closed and nothing else runs.
 
     Compiled programs are kept for later processes, 2 GiB at most, in $SPEC_JAX_CACHE/xla or
-    ~/.cache/spec-jax/xla, unless JAX already has a compilation cache.
+    ~/.cache/spec-jax/xla, unless JAX already has a compilation cache. So are weights that were
+    packed for native code, 8 GiB at most, beside them.
 
     Args:
       model: the target model: a Hugging Face directory, a .gguf file, a recipe

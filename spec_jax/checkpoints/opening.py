@@ -20,6 +20,7 @@ from spec_jax.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from spec_jax.checkpoints.hf_tokenizer import tokenizer_from_directory
 from spec_jax.checkpoints.hf_writer import GENERATION
 from spec_jax.checkpoints.memory import check_weights_fit
+from spec_jax.checkpoints.packed_copy import PackedCopy
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.recipe import Recipe
 from spec_jax.checkpoints.reference import locate
@@ -122,7 +123,8 @@ def open_model(path: Path, dtype: str, packing: Packing, place: Place) -> Stored
         packing=packing,
         placement=placement,
     )
-    return StoredModel(opened.config, opened.tokenizer, dtype, packing, weights, placement)
+    copy = PackedCopy.of(path, dtype, packing, placement)
+    return StoredModel(opened.config, opened.tokenizer, dtype, packing, weights, placement, copy)
 
 
 class _Opened(NamedTuple):

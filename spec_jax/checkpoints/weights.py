@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from spec_jax import distributed
+from spec_jax.checkpoints.packed_copy import PackedCopy
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.errors import CheckpointError
 from spec_jax.kernels import Quantized, Weight, quantize
@@ -65,6 +66,7 @@ class StoredModel:
       packing: the form of its matrices in memory.
       weights: reads them.
       placement: how they lie on devices.
+      copy: keeps packed weights for later processes; None keeps none.
     """
 
     config: TransformerConfig
@@ -73,11 +75,17 @@ class StoredModel:
     packing: Packing
     weights: StoredWeights
     placement: Placement = Placement.single_device()
+    copy: PackedCopy | None = None
 
     def load(self) -> Model:
         """The model with all of its weights."""
         model = Model.abstract(self.config, dtype=self.dtype, placement=self.placement)
-        return model.with_weights(self.weights.read(self.weights.leaves))
+        weights = self.copy and self.copy.read()
+        if weights is None:
+            weights = self.weights.read(self.weights.leaves)
+            if self.copy is not None:
+                self.copy.write(weights)
+        return model.with_weights(weights)
 
 
 class TensorWeights(StoredWeights):
