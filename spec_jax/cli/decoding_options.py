@@ -276,6 +276,8 @@ class EvaluateOptions(Batches, SpeculationOptions):
     128)."""
     allow_code_execution: bool = False
     """Let humaneval run what the model writes on this machine."""
+    chat: bool = False
+    """Ask humaneval's problems through the model's chat template."""
     seed: AtLeast0 = 0
     """Another seed samples other answers."""
     json: bool = False
@@ -303,6 +305,11 @@ class EvaluateOptions(Batches, SpeculationOptions):
             )
         if self.allow_code_execution and not executes:
             raise ConfigError(f"task {task!r} runs no code; leave --allow-code-execution out.")
+        if self.chat and not executes:
+            raise ConfigError(
+                f"chat is for task 'humaneval', and task is {task!r}, whose lines say how to ask; "
+                "leave --chat out."
+            )
         if task == "likelihood" and data is not None:
             prompts.check_known(data)
         if task in self.LINES and data is None:

@@ -32,7 +32,7 @@ def run(options: EvaluateOptions, screen: Screen) -> int:
     Returns the exit code: 1 if the quality differs, 3 if nothing was to be seen.
     """
     screen.progress("reading the task")
-    task = make_task(options.task, options.data, options.num_problems)
+    task = make_task(options.task, options.data, options.num_problems, options.chat)
     llm = load(options, screen)
     max_tokens = options.max_tokens or task.max_tokens or llm.max_model_len
     file = None
@@ -52,6 +52,7 @@ def run(options: EvaluateOptions, screen: Screen) -> int:
     sampling = {name: getattr(options.sampling, name) for name in DISTRIBUTION}
     job = {
         "task": options.task,
+        **({"chat": True} if options.chat else {}),
         **job_summary(options, llm),
         **{
             name: value

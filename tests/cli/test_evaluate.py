@@ -157,6 +157,7 @@ REFUSED = [
     ("--task speech --target t --draft d", "task 'speech' needs data"),
     ("--task speech --data gone.jsonl --target t --draft d", "'gone.jsonl': No such file"),
     ("--task likelihood --allow-code-execution --target t", "runs no code"),
+    ("--task likelihood --chat --target t --draft d", "chat is for task 'humaneval'"),
     (
         "--task likelihood --target t --draft d --num-problems 1",
         "num_problems is 1; it should be at least 2",

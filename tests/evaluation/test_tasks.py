@@ -82,6 +82,28 @@ def test_humaneval_runs_its_own_solutions(monkeypatch):
     assert scores(task, right[0], right[1], "    return None\n") == [1.0, 1.0, 0.0]
 
 
+def test_humaneval_asks_for_a_script_and_runs_its_first_block(monkeypatch):
+    monkeypatch.setattr(execution, "check_itself", lambda problem: None)
+    task = make_task("humaneval", None, 3, chat=True)
+    problem = task.items[0].reference
+    assert all(item.chat for item in task.items) and task.stop == ()
+    assert f"```python\n{problem['prompt'].strip()}\n```" in task.items[0].prompt
+    solution = problem["prompt"] + problem["canonical_solution"]
+    wrong = "def has_close_elements(numbers, threshold):\n    return None"
+    answers = [
+        f"Sure!\n\n```python\n{solution}\n```\nIt works.\n```python\n{wrong}\n```",
+        f"```\n{solution}",  # unfinished
+        solution,
+        f"Sure!\n```python\n{wrong}\n```\n```python\n{solution}\n```",
+        "I cannot.",
+    ]
+    items = [Answer(0, each, (), (), 0, 0) for each in answers]
+    assert task.score(items, None, print) == [1.0, 1.0, 1.0, 0.0, 0.0]
+    without = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=None))
+    with pytest.raises(ConfigError, match="has no chat template; leave --chat out"):
+        task.decode(without, [], print)
+
+
 @pytest.mark.parametrize(
     ("task", "line", "said"),
     [
