@@ -30,9 +30,7 @@ if [ "${1-}" = --pair ]; then
   [ "${2-}" = qwen2.5-coder ] || die "--pair is '${2-}'; the pair is qwen2.5-coder"
   shift 2
   target=qwen2.5-coder-1.5b-instruct
-  # Fewer bits and outputs make the draft's steps cheaper, and change nothing else.
-  drafter=(--draft "$ROOT/checkpoints/qwen2.5-coder-0.5b-instruct.toml"
-    --draft-quantization int4 --draft-vocab-size 32768)
+  drafter=(--draft "$ROOT/checkpoints/qwen2.5-coder-0.5b-instruct.toml")
 fi
 prompt=(--prompt "Explain speculative decoding to a child.")
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then

@@ -165,6 +165,39 @@ def test_a_draft_is_quantized_as_its_target_unless_told_otherwise(models):
     assert formats(draft_quantization="int8") == {"int8"}
 
 
+def test_a_draft_has_the_form_of_its_recipe_unless_told_otherwise(models, tmp_path, monkeypatch):
+    recipe = tmp_path / "draft.toml"
+    recipe.write_text(
+        f'name = "draft"\nlicense = "MIT"\nsource.path = "{models["draft"]}"\n'
+        '[draft]\nquantization = "int4"\nvocab_size = 100\n'
+    )
+    llm = LLM(models["directory"], quantization="int8")
+    expected = tokens(llm)
+
+    def form(llm=llm, method="draft_model", draft=str(recipe), **options):
+        config = SpeculativeConfig(method=method, draft=draft, **options)
+        speculating = llm.with_speculation(config)
+        assert tokens(speculating) == expected
+        draft = speculating.engine.drafter.model
+        weights = draft.weights.values()
+        formats = {each.format for each in weights if isinstance(each, PackedWeight)}
+        return formats, draft.weights.get("head.weight", draft.weights["embed.weight"]).shape[-1]
+
+    size = llm.engine.target.config.vocab_size
+    assert form() == ({"uint4"}, 100)
+    assert form(draft_quantization="int8") == ({"int8"}, 100)
+    assert form(draft_vocab_size=50) == ({"uint4"}, 50)
+    assert form(method="universal_vocabulary") == ({"uint4"}, size)
+    assert form(draft=models["draft"]) == ({"int8"}, size)
+    # It is for native code, and for drafts.
+    monkeypatch.setattr(native, "available", lambda *args: False)
+    plain = LLM(models["directory"], quantization="int8", activations="float32")
+    expected = tokens(plain)
+    assert form(plain)[1] == size
+    monkeypatch.undo()
+    assert LLM(str(recipe)).engine.target.config.vocab_size == size
+
+
 def test_few_bits_take_little_memory(models):
     def size(target, **options):
         return sum(leaf.nbytes for leaf in jax.tree.leaves(matrices(LLM(target, **options))))

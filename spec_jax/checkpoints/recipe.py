@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator
@@ -105,6 +105,20 @@ class WeightSource(Table):
         return None
 
 
+class DraftForm(Table):
+    """The form in which a model drafts fastest on a CPU, unless the user asks for another.
+
+    Drafts of fewer bits and outputs change what is proposed, and never what is emitted.
+
+    Attributes:
+      quantization: of its matrices; None for the target's.
+      vocab_size: the tokens that it may propose, the most frequent ones; None for all.
+    """
+
+    quantization: Literal["int8", "int4"] | None = None
+    vocab_size: Annotated[int, pydantic.Field(strict=True, ge=1)] | None = None
+
+
 def _fields_of(config: type) -> dict[str, Any]:
     """The fields of a dataclass, for `pydantic.create_model`."""
     return {
@@ -141,6 +155,7 @@ class Recipe(Table):
       source: where the weights come from.
       shape: the model's shape, if its weights are random.
       published: published measurements of this shape.
+      draft: how it drafts.
     """
 
     name: _Name
@@ -148,6 +163,7 @@ class Recipe(Table):
     source: WeightSource = WeightSource()
     shape: _OPTIONAL_SHAPE = None  # pyright: ignore[reportInvalidTypeForm]
     published: Published | None = None
+    draft: DraftForm = DraftForm()
 
     @classmethod
     def read(cls, file: Path, error: type[SpecJaxError] = CheckpointError) -> "Recipe":

@@ -8,7 +8,7 @@ from pathlib import Path
 from spec_jax.checkpoints.bucket import fetch_from_bucket, is_url
 from spec_jax.checkpoints.fetch import fetch_from_hub, fetch_from_pypi
 from spec_jax.checkpoints.files import refuse_devices
-from spec_jax.checkpoints.recipe import Recipe
+from spec_jax.checkpoints.recipe import DraftForm, Recipe
 from spec_jax.checkpoints.safetensors_files import PICKLES
 from spec_jax.errors import CheckpointError, did_you_mean
 
@@ -29,6 +29,17 @@ def path_of(reference: str | os.PathLike[str]) -> Path:
     if os.fspath(reference) in recipe_names() and not path.exists():
         return _RECIPES / f"{path}.toml"
     return path
+
+
+def draft_form(reference: str | os.PathLike[str]) -> DraftForm:
+    """The form in which a model drafts, as its recipe says.
+
+    Raises:
+      CheckpointError: the recipe is damaged.
+    """
+    path = path_of(reference)
+    is_recipe = path.suffix == ".toml" and path.is_file()
+    return Recipe.read(path).draft if is_recipe else DraftForm()
 
 
 def locate(

@@ -250,8 +250,9 @@ class _Draft:
     """The draft model, named like the target: a directory, .gguf file, recipe or hub id. Naming the
     target again shares its weights."""
     draft_quantization: Quantization | None = None
-    """As --quantization, for the draft model (default: the same where it can be). It is `none` for
-    the draft of a `gguf` target that is not a .gguf file itself."""
+    """As --quantization, for the draft model (default: what its recipe says for CPUs, else the same
+    where it can be). It is `none` for the draft of a `gguf` target that is not a .gguf file
+    itself."""
 
 
 @config_class
@@ -262,8 +263,8 @@ class DraftModelConfig(_Draft, _Confidence, SpeculativeConfig):
     num_drafts: AtLeast1 = 1
     """Drafts per round, verified together as a tree (arXiv 2305.09781)."""
     draft_vocab_size: AtLeast1 | None = None
-    """How many of its tokens the draft may propose, the most frequent ones (default: all). Fewer
-    make its step cheaper."""
+    """How many of its tokens the draft may propose, the most frequent ones (default: what its
+    recipe says for CPUs, else all). Fewer make its step cheaper."""
 
 
 @config_class

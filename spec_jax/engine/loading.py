@@ -43,6 +43,7 @@ class Loader:
         def place(config: TransformerConfig) -> Placement:
             return offloaded(self._place("target", config), config, *offload)
 
+        speculation = self._completed(speculation, reference)
         opened = self._open(reference, self.options.quantization, place, is_draft=False)
         context = _context_of(opened, max_model_len)
         self._open_draft(speculation, reference, opened)
@@ -92,6 +93,7 @@ class Loader:
         max_model_len: int,
     ) -> checkpoints.Checkpoint:
         """The draft for a target, which was loaded from `reference`; the last one is kept."""
+        config = self._completed(config, reference)
         key = self._draft_key(config, reference, target)
         if key is None:
             return with_frequent_outputs(target, config)
@@ -106,6 +108,28 @@ class Loader:
             draft = with_frequent_outputs(dataclasses.replace(draft, model=model), config)
             self._draft = (*key, size), draft
         return self._draft[1]
+
+    def _completed(self, config: SpeculativeConfig, reference: str) -> SpeculativeConfig:
+        """The config with the form that the draft's recipe gives, if the user gives none."""
+        if config.draft is None or config.draft == reference or not self._is_native:
+            return config
+        form = checkpoints.draft_form(config.draft)
+        values = {"draft_quantization": form.quantization, "draft_vocab_size": form.vocab_size}
+        changes = {
+            name: value
+            for name, value in values.items()
+            if value is not None and getattr(config, name, value) is None
+        }
+        return dataclasses.replace(config, **changes)
+
+    @property
+    def _is_native(self) -> bool:
+        """Whether native code multiplies the weights."""
+        return self._is_on_one_cpu and native.available(self.on_progress)
+
+    @property
+    def _is_on_one_cpu(self) -> bool:
+        return self.layout is None and jax.default_backend() == "cpu"
 
     def _draft_key(
         self,
@@ -132,17 +156,15 @@ class Loader:
         *,
         is_draft: bool,
     ) -> checkpoints.OpenCheckpoint:
-        on_cpu = self.layout is None and jax.default_backend() == "cpu"
-        is_native = on_cpu and native.available(self.on_progress)
-        if self.options.activations == "int8" and not is_native:
-            here = native.description() if on_cpu else "for one CPU device alone"
+        if self.options.activations == "int8" and not self._is_native:
+            here = native.description() if self._is_on_one_cpu else "for one CPU device alone"
             raise ConfigError(
                 f"activations is 'int8', which needs native code, and that is {here}; use float32."
             )
         return checkpoints.open_checkpoint(
             reference,
             dtype=self.options.dtype,
-            packing=Packing(quantization, is_native, self.options.activations),
+            packing=Packing(quantization, self._is_native, self.options.activations),
             place=place,
             is_draft=is_draft,
             on_progress=self.on_progress,
