@@ -6,6 +6,7 @@ front of each of its arrays.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -134,13 +135,16 @@ class PackedWeight:
             numbers = numbers + of_groups(self.minima, self.minimum_units)
         return numbers.reshape(*ids.shape, -1)[..., : self.shape[0]]
 
-    def take_outputs(self, ids: Int[Array, " some"]) -> "PackedWeight":
+    def take_outputs(self, ids: Int[Array | np.ndarray, " some"]) -> "PackedWeight":
         """The matrix with these columns alone."""
+        # Outside of a program XLA would compile each operation.
+        xp: Any = np if isinstance(ids, np.ndarray) else jnp
 
         def take(part: Array) -> Array:
-            rows = part[ids // LANES, :, ids % LANES]
-            rows = jnp.pad(rows, ((0, -len(ids) % LANES), *((0, 0),) * (rows.ndim - 1)))
-            return jnp.moveaxis(rows.reshape(-1, LANES, *rows.shape[1:]), 1, 2)
+            rows = xp.asarray(part)[ids // LANES, :, ids % LANES]
+            rows = xp.pad(rows, ((0, -len(ids) % LANES), *((0, 0),) * (rows.ndim - 1)))
+            panels = xp.moveaxis(rows.reshape(-1, LANES, *rows.shape[1:]), 1, 2)
+            return jax.device_put(np.ascontiguousarray(panels)) if xp is np else panels
 
         return dataclasses.replace(jax.tree.map(take, self), shape=(self.shape[0], len(ids)))
 

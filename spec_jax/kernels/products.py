@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -106,7 +107,7 @@ def columns(weight: Weight, ids: Int[Array, "*lead"]) -> Float[Array, "*lead in"
     return jnp.moveaxis(jnp.take(table, ids, axis=1), 0, -1).astype(jnp.float32)
 
 
-def take_outputs(weight: Weight, ids: Int[Array, " some"]) -> Weight:
+def take_outputs(weight: Weight, ids: Int[Array | np.ndarray, " some"]) -> Weight:
     """The same weight with these of its outputs, in this order."""
     return (
         jnp.take(weight, ids, axis=1) if isinstance(weight, jax.Array) else weight.take_outputs(ids)

@@ -186,7 +186,7 @@ class ModelWeights:
         config = dataclasses.replace(self.config, tied_head=False)
         name = "embed" if self.config.tied_head else "head"
         table = self.weights[f"{name}.weight"]
-        head = take_outputs(table, jnp.asarray(np.array(ids, np.int32)))
+        head = take_outputs(table, np.array(ids, np.int32))
         if isinstance(head, jax.Array):
             head = jax.device_put(head, self.placement.sharding("embed", "vocab"))
         shape = type(self).abstract(config, dtype=self.dtype, placement=self.placement)
