@@ -108,7 +108,7 @@ class QuantizedWeight:
             *ids.shape, -1
         )
 
-    def take_outputs(self, ids: Int[Array, " some"]) -> "QuantizedWeight":
+    def take_outputs(self, ids: Int[Array | np.ndarray, " some"]) -> "QuantizedWeight":
         """The matrix with these columns alone."""
         return jax.tree.map(lambda part: jnp.take(part, ids, axis=-1), self)
 
