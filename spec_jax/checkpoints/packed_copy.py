@@ -66,33 +66,33 @@ class PackedCopy:
 
     def read(self) -> dict[str, Weight] | None:
         """The weights, mapped into memory; None if there is no copy, or it is damaged."""
-        data, manifest = self._files
+        data, _ = self._files
         try:
-            digest, _, text = manifest.read_text().partition("\n")
-            content = json.loads(text) if digest == _digest(text) else {}
-            sound = content.get("times") == _times(data)
-            if not sound and sum_of(data) == content.get("sha256"):
-                self._write_manifest(content | {"times": _times(data)})  # it was only touched
-                sound = True
-        except FileNotFoundError:
+            if content := self._content():
+                return _mapped(data, content["weights"])
+        except OSError:  # there is none, or this user may not read it
             return None
-        except (OSError, ValueError):
-            sound, content = False, {}
-        if not sound:
-            warnings.warn(
-                f"the copy of packed weights {data} was damaged, and is made again",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            self._remove()
-            return None
-        with contextlib.suppress(OSError):  # the time of its last use
-            os.utime(data, ns=(time.time_ns(), data.stat().st_mtime_ns))
-        with data.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        mapped.madvise(mmap.MADV_WILLNEED)
-        numbers = np.frombuffer(mapped, np.uint8)
-        return {name: _weight(entry, numbers) for name, entry in content["weights"].items()}
+        warnings.warn(
+            f"the copy of packed weights {data} was damaged, and is made again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        self._remove()
+        return None
+
+    def _content(self) -> dict[str, Any]:
+        """What the manifest says of the data; nothing if one of the two is damaged."""
+        data, manifest = self._files
+        digest, _, text = manifest.read_bytes().partition(b"\n")
+        if digest.decode(errors="replace") != _digest(text):
+            return {}
+        content, times = json.loads(text), _times(data)
+        if content["times"] != times:
+            if content["sha256"] != sum_of(data):
+                return {}
+            content["times"] = times  # it was only touched
+            self._write_manifest(content)
+        return content
 
     def write(self, weights: Mapping[str, Weight]) -> None:
         """Keeps the weights, if there is room; older copies make room."""
@@ -119,9 +119,9 @@ class PackedCopy:
         return data, manifest
 
     def _write_manifest(self, content: dict[str, Any]) -> None:
-        text = json.dumps(content)
+        text = json.dumps(content).encode()
         with _new_file(self._files[1]) as file:
-            file.write(f"{_digest(text)}\n{text}".encode())
+            file.write(_digest(text).encode() + b"\n" + text)
 
     def _remove(self) -> None:
         for file in self._files:
@@ -146,6 +146,17 @@ def _write(array: jax.Array, file: Any) -> list[Any]:
     begin, numbers = file.tell(), np.asarray(array)
     file.write(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
     return [numbers.dtype.name, list(numbers.shape), begin]
+
+
+def _mapped(data: Path, entries: Mapping[str, Any]) -> dict[str, Weight]:
+    """The weights of a copy's entries; the system reads their pages when they are first used."""
+    with contextlib.suppress(OSError):  # the time of its last use
+        os.utime(data, ns=(time.time_ns(), data.stat().st_mtime_ns))
+    with data.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_WILLNEED)
+    numbers = np.frombuffer(mapped, np.uint8)
+    return {name: _weight(entry, numbers) for name, entry in entries.items()}
 
 
 def _weight(entry: dict[str, Any], numbers: np.ndarray) -> Weight:
@@ -197,8 +208,8 @@ def _times(file: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 @functools.cache
