@@ -25,7 +25,7 @@ GGUF = Packing("gguf", native=True, activations="int8")
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """Where copies lie; small models are copied too."""
-    monkeypatch.setenv("SPEC_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_copy, "cache_directory", lambda: tmp_path / "cache")
     monkeypatch.setattr(packed_copy, "MIN_BYTES", 0)
     monkeypatch.setattr(packed_copy.os, "fsync", lambda file: None)  # the disk takes its time
     return tmp_path / "cache" / "packed"
