@@ -19,7 +19,6 @@ import jax
 import ml_dtypes
 import numpy as np
 
-import spec_jax
 from spec_jax.checkpoints.checksums import sum_of
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.config import cache_directory
@@ -215,7 +214,7 @@ def _digest(data: bytes) -> str:
 @functools.cache
 def _code() -> str:
     """Identifies the code that packs weights."""
-    root, digest = Path(spec_jax.__file__).parent, hashlib.sha256()
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
     for file in sorted(file for each in _CODE for file in (root / each).rglob("*.*")):
         if file.suffix in (".py", ".cpp", ".h"):
             digest.update(file.read_bytes())
