@@ -166,13 +166,11 @@ class Batch:
           requests: by slot. All fit the batch's shape.
           by_chunks: leaves the reading to `read_chunks`.
         """
-        profiler = self._profiler
-        if profiler is not None and self._programs.drafter.can_skip_prompts:
-            may_draft = profiler.expects_drafts(self._key)
-            requests = {
-                slot: dataclasses.replace(request, may_draft=may_draft)
-                for slot, request in requests.items()
-            }
+        if self._profiler is not None:
+            num_running = len(self._running.union(self._prefills.num_computed_tokens, requests))
+            may_draft = self._profiler.expects_drafts(self._key, [*requests.values()], num_running)
+            changed = (dataclasses.replace(each, may_draft=may_draft) for each in requests.values())
+            requests = dict(zip(requests, changed, strict=True))
         self._prefills.add(requests, self.shape, self.together)
         for slot in requests:
             self._num_entries += 1
@@ -209,6 +207,9 @@ class Batch:
         slots = [slot for slot in prefill.group if slot is not None]
         for slot in slots:
             self._slots[slot].began = self.seconds._replace(prefill=prefill.seconds / len(slots))
+        if self._profiler is not None and not prefill.num_chunks:
+            num_copied = sum(self._slots[slot].num_cached_tokens for slot in slots)
+            self._profiler.record_reading(prefill.requests, num_copied, prefill.seconds)
 
     def _begin(self, prefill: Prefill, to_end: bool) -> None:
         """Makes the rows of a group with what they copy, unless one program reads all of it."""
@@ -246,9 +247,8 @@ class Batch:
         assert rows is not None
         if self._profiler is not None:
             rows = dataclasses.replace(rows, state=self._profiler.begin(self._key, rows.state))
-        fills_batch = len(group) == shape.batch and all(
-            slot in (None, at) for at, slot in enumerate(group)
-        )
+        in_order = all(slot in (None, at) for at, slot in enumerate(group))
+        fills_batch = in_order and len(group) == shape.batch
         if fills_batch and not self._running:
             self._rows = rows  # nothing else is in the batch
             self._forget_texts()

@@ -18,10 +18,12 @@ import numpy as np
 from spec_jax import distributed
 from spec_jax.config import cache_directory
 from spec_jax.decoding.adaptive import Adaptive, AdaptiveState
-from spec_jax.decoding.state import RUNNING, DecodeState
+from spec_jax.decoding.state import LENGTH, RUNNING, DecodeState
 from spec_jax.engine.acceptances import Acceptances
 from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.compile_cache import machine_name
+from spec_jax.engine.prompt_reading import PromptReading
+from spec_jax.engine.requests import Request
 from spec_jax.kernels import native
 
 Advance = Callable[[DecodeState, int, int], DecodeState]
@@ -30,7 +32,7 @@ Advance = Callable[[DecodeState, int, int], DecodeState]
 SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
 """Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of
 the quickest call without rounds is subtracted: of a small model it is as long as a round."""
-_VERSION = "5"
+_VERSION = "6"
 """Of the way in which costs are measured and kept: costs of another one are not read."""
 
 HOPELESS = 1.25
@@ -117,14 +119,16 @@ class CostProfiler:
     Args:
       policy: whose state to fill in.
       file: see `costs_file`; None keeps nothing.
+      share: the time in which the drafter reads a prompt, as a part of the target's; None if it
+        has to read all, or reads none.
     """
 
-    def __init__(self, policy: Adaptive, file: Path | None = None):
+    def __init__(self, policy: Adaptive, file: Path | None = None, share: float | None = None):
         self.policy, self._file = policy, file
-        costs, acceptances, self._num_plain = {}, {}, 0
+        costs, acceptances, reading, self._num_plain = {}, {}, None, 0
         if file is not None:
             # A process that decodes a single prompt may be the one that reads it with the drafter.
-            costs, acceptances, self._num_plain = distributed.from_first(
+            costs, acceptances, reading, self._num_plain = distributed.from_first(
                 lambda: (*self._read(file), os.getpid() % PROMPTS_A_CHECK)
             )
         self.costs = {key: np.array(each) for key, each in costs.items()}
@@ -136,6 +140,8 @@ class CostProfiler:
             for kind in KINDS
         }
         """What finished requests of each kind tell."""
+        self.reading = None if share is None else PromptReading.from_file(share, reading)
+        """What it takes the drafter to read prompts; None if that is no choice."""
         self._written = self._acceptances_for_file
 
     def begin(self, key: BatchShape, state: DecodeState) -> DecodeState:
@@ -151,18 +157,51 @@ class CostProfiler:
         }
         return self.with_costs(key, _with(state, changes))
 
-    def expects_drafts(self, key: BatchShape) -> bool:
+    def expects_drafts(
+        self, key: BatchShape, requests: Sequence[Request], num_running: int
+    ) -> bool:
         """Whether new rows may draft, so that the drafter reads their prompts.
 
-        If no draft is expected to pay, it reads one prompt of a number, to see whether that has
-        changed.
+        It does if their drafts should save more time than reading takes. If only better drafts than
+        the last ones would, it reads one prompt of a number, to see whether they have become so.
+
+        Args:
+          key: of the compiled loop.
+          requests: the new rows.
+          num_running: rows that will share each round, the new ones included.
         """
-        costs = self.costs.get(str(key))
-        rate = self.acceptances[_kind(key)].rate
-        if costs is None or self.policy.best(rate, costs) > 0:
+        costs, earlier = self.costs.get(str(key)), self.acceptances[_kind(key)]
+        if costs is None or self.reading is None:
             return True
-        self._num_plain += 1
-        return self._num_plain % PROMPTS_A_CHECK == 0
+        prompts = [len(each.prompt_token_ids) for each in requests]
+        answers = sum(
+            min(each.max_length - prompt, earlier.answer)
+            for each, prompt in zip(requests, prompts, strict=True)
+        )
+        reading = self.reading.drafter_seconds(sum(prompts))
+
+        def pays(rate: float) -> bool:
+            return answers / num_running * self.policy.seconds_saved(rate, costs) > reading
+
+        if pays(earlier.rate):
+            return True
+        self._num_plain += pays(1.0)
+        return pays(1.0) and self._num_plain % PROMPTS_A_CHECK == 0
+
+    def record_reading(self, requests: Sequence[Request], num_copied: int, seconds: float) -> None:
+        """Records what it took to read prompts together; later requests know it.
+
+        Args:
+          requests: whose prompts were read, but for the last token.
+          num_copied: tokens of them that were copied.
+          seconds: what reading took.
+        """
+        if self.reading is not None:
+            num_tokens = sum(len(each.prompt_token_ids) - 1 for each in requests) - num_copied
+            seconds = distributed.from_first(lambda: seconds)
+            self.reading.add(
+                num_tokens, seconds, drafter_too=any(each.may_draft for each in requests)
+            )
 
     def with_costs(self, key: BatchShape, state: DecodeState) -> DecodeState:
         """The state with the costs that are known for a compiled loop, if they are."""
@@ -207,8 +246,8 @@ class CostProfiler:
         self._write()
         return _with(state, {"forced": np.int32(-1), "costs": costs.astype(np.float32)})
 
-    def _read(self, file: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
-        """The costs and acceptances that a file has kept; damaged costs are measured again."""
+    def _read(self, file: Path) -> tuple[dict[str, list[float]], dict[str, Any], Any]:
+        """The costs, acceptances and reading of a file; damaged costs are measured again."""
         content: Any = None
         with contextlib.suppress(OSError, ValueError):
             content = json.loads(file.read_text())
@@ -217,7 +256,8 @@ class CostProfiler:
             parts[name] if isinstance(parts.get(name), dict) else {}
             for name in ("costs", "acceptances")
         )
-        return {key: each for key, each in costs.items() if self._are_costs(each)}, acceptances
+        costs = {key: each for key, each in costs.items() if self._are_costs(each)}
+        return costs, acceptances, parts.get("reading")
 
     def _are_costs(self, each: Any) -> bool:
         return (
@@ -231,13 +271,17 @@ class CostProfiler:
         return {kind: each.for_file() for kind, each in self.acceptances.items()}
 
     def _write(self) -> None:
-        """Keeps costs and acceptances, with the costs that another process has kept meanwhile."""
+        """Keeps all that is known, with the costs that another process has kept meanwhile."""
         if self._file is None or jax.process_index() != 0:
             return
-        costs, _ = self._read(self._file)
+        costs, *_ = self._read(self._file)
         costs |= {key: each.tolist() for key, each in self.costs.items()}
         self._written = self._acceptances_for_file
-        content = {"costs": dict(list(costs.items())[-MAX_KEPT:]), "acceptances": self._written}
+        content = {
+            "costs": dict(list(costs.items())[-MAX_KEPT:]),
+            "acceptances": self._written,
+            "reading": self.reading and self.reading.for_file(),
+        }
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
@@ -247,23 +291,29 @@ class CostProfiler:
             os.replace(new.name, self._file)
 
     def record(self, key: BatchShape, state: DecodeState, rows: Sequence[int]) -> None:
-        """Records the acceptances of finished rows; earlier rows count less."""
+        """Records the acceptances and answers of finished rows; earlier rows count less."""
         adaptive: AdaptiveState = state.draft_length
         names = ("accepted", "judged", "lost", "spent", "credit")
-        statistics, rounds, may_draft = distributed.to_host(
+        statistics, rounds, may_draft, tokens, finish = distributed.to_host(
             (
                 {name: getattr(adaptive, name) for name in names},
                 state.counters.rounds,
                 state.may_draft,
+                state.lengths - state.prompt_lengths,
+                state.finish,
             )
         )
-        used = [row for row in rows if rounds[row] > 0 and may_draft[row]]
+        decoded = [row for row in rows if rounds[row] > 0]
+        if not decoded:
+            return
+        kind = _kind(key)
+        acceptances, used = self.acceptances[kind], [row for row in decoded if may_draft[row]]
+        acceptances.add_answers(tokens[decoded], finish[decoded] == LENGTH)
         if used:
-            kind = _kind(key)
             means = {name: float(each[used].mean()) for name, each in statistics.items()}
-            self.acceptances[kind].add(**means)
-            if self.acceptances[kind].differs(self._written[kind]):
-                self._write()
+            acceptances.add(**means)
+        if acceptances.differs(self._written[kind]):
+            self._write()
 
 
 def _kind(key: BatchShape) -> str:

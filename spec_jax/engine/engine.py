@@ -10,6 +10,7 @@ from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import DraftLengthPolicy
 from spec_jax.decoding.score import kv_slots_per_round
 from spec_jax.drafters.base import Drafter
+from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.engine.batch import Batch
 from spec_jax.engine.batch_shape import (
     MAX_BLOCK,
@@ -25,6 +26,7 @@ from spec_jax.engine.requests import Request
 from spec_jax.engine.rows import HostInputs, RowPrograms
 from spec_jax.engine.universal_text import UniversalText
 from spec_jax.models.model import Model
+from spec_jax.models.sizes import layer_parameters
 from spec_jax.sampling.parameters import SamplingFeatures, list_sizes
 
 
@@ -60,7 +62,10 @@ class Engine:
         self.cost_profiler: CostProfiler | None = None
         if isinstance(policy, Adaptive):
             file = costs_file((target, drafter), self.strategy) if keeps_costs else None
-            self.cost_profiler = CostProfiler(policy, file)
+            share = None
+            if isinstance(drafter, DraftModel):
+                share = layer_parameters(drafter.model) / layer_parameters(target)
+            self.cost_profiler = CostProfiler(policy, file, share)
         self._min_capacity = 0
         self.inputs: HostInputs = inputs or (lambda requests, shape: None)
         self.host = host

@@ -17,6 +17,12 @@ def parameter_count(config: TransformerConfig) -> int:
     )
 
 
+def layer_parameters(model: Model) -> int:
+    """The number of parameters of a model's layers: what reads the tokens of a prompt."""
+    layers = [each for name, each in model.weights.items() if name.startswith("blocks.")]
+    return sum(math.prod(each.shape) for each in layers)
+
+
 @dataclasses.dataclass(frozen=True)
 class WideShallow:
     """Derives a draft's shape from its target's: far fewer layers, hardly narrower, no experts.

@@ -8,15 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_jax.config import SamplingParams
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.engine import cost_profiling as pacing
-from spec_jax.engine.acceptances import FADE
+from spec_jax.engine.acceptances import FADE, PRIOR_ANSWER
 from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.testing import tiny_model
+from tests.harness import request
 from tests.quick import measured_seconds
 
 COSTS = {0: 1.0, 1: 1.25, 2: 1.5, 4: 2.0}
@@ -189,6 +191,7 @@ def test_rows_that_may_not_draft_measure_nothing(rounds):
     state = pacer.advance(LOOP, state, 2, 1, rounds)
     assert rounds.forced == [-1] * 2 and pacer.costs == {}
     pacer.record(LOOP, state, [0, 1])
+    before.answer = pacer.acceptances["greedy"].answer
     assert pacer.acceptances["greedy"] == before  # nothing was judged
     state = dataclasses.replace(state, may_draft=one.at[1].set(True))
     pacer.advance(LOOP, state, 1, 1, rounds)
@@ -235,8 +238,10 @@ def test_a_later_process_takes_the_costs_that_a_file_has_kept(rounds, tmp_path):
         '{"costs": {"loop": [1.0, NaN, 1.0]}, "acceptances": []}',
         "\x00",
         '{"acceptances": {"greedy": [2.0, 0.0], "sampled": 3}}',
-        '{"acceptances": {"greedy": [0.5], "sampled": ["a", 0.0], "other": [0.5, 0.0]}}',
-        '{"acceptances": {"greedy": [0.5, NaN], "sampled": [0.5, 1e9]}}',
+        '{"acceptances": {"greedy": [0.5], "sampled": ["a", 0.0, 9.0], "other": [0.5, 0.0, 9.0]}}',
+        '{"acceptances": {"greedy": [0.5, NaN, 9.0], "sampled": [0.5, 1e9, 9.0]}}',
+        '{"acceptances": {"greedy": [0.5, 1.0, 0.0], "sampled": [0.5, 1.0]}, "reading": -1.0}',
+        '{"reading": Infinity}',
     ],
 )
 def test_a_damaged_file_of_costs_is_measured_again(rounds, tmp_path, text):
@@ -245,10 +250,11 @@ def test_a_damaged_file_of_costs_is_measured_again(rounds, tmp_path, text):
     pacer = pacing.CostProfiler(Adaptive(4), file)
     assert pacer.costs == {}
     pacer.advance(LOOP, pacer.begin(LOOP, state_of(pacer.policy, [100])), 1, 1, rounds)
-    nothing = [Adaptive.prior_rate, Adaptive.max_credit]
+    nothing = [Adaptive.prior_rate, Adaptive.max_credit, PRIOR_ANSWER]
     assert json.loads(file.read_text()) == {
         "costs": {str(LOOP): list(COSTS.values())},
         "acceptances": {"greedy": nothing, "sampled": nothing},
+        "reading": None,
     }
 
 
@@ -258,7 +264,7 @@ def test_a_later_process_knows_how_often_drafts_were_accepted_and_their_credit(
     # As several processes take it from the first.
     monkeypatch.setattr(pacing.distributed, "from_first", lambda act: json.loads(json.dumps(act())))
     file = tmp_path / "models.json"
-    pacer = pacing.CostProfiler(Adaptive(4), file)
+    pacer = pacing.CostProfiler(Adaptive(4), file, share=0.5)
     state = pacer.advance(LOOP, pacer.begin(LOOP, state_of(pacer.policy, [50])), 2, 1, rounds)
     poor = dataclasses.replace(
         state.draft_length,
@@ -266,13 +272,19 @@ def test_a_later_process_knows_how_often_drafts_were_accepted_and_their_credit(
         judged=jnp.float32([20.0]),
         credit=jnp.float32([3.5]),
     )
+    pacer.record_reading([request([1] * 201, SamplingParams())], 0, 6.0)
     pacer.record(LOOP, dataclasses.replace(state, draft_length=poor), [0])
-    later = pacing.CostProfiler(Adaptive(4), file)
+    later = pacing.CostProfiler(Adaptive(4), file, share=0.5)
     begun = later.begin(LOOP, state_of(later.policy, [50])).draft_length
     tokens = FADE * Adaptive.prior_tokens
     expected = (Adaptive.prior_rate * tokens + 1) / (tokens + 20)
     np.testing.assert_allclose(begun.accepted / begun.judged, expected, rtol=1e-5)
     assert begun.credit.tolist() == [3.5]
+    # It knows how long the answers were, here one that has ended early, and what reading takes.
+    assert later.acceptances["greedy"].answer == pytest.approx(
+        FADE * PRIOR_ANSWER + (1 - FADE) * float((state.lengths - state.prompt_lengths)[0])
+    )
+    assert later.reading.drafter_seconds(100) == pytest.approx(100 * 0.5 * 4.0 / 200)
     # Sampled requests, whose drafts are accepted less often, are kept apart.
     begun = later.begin(SAMPLED, state_of(later.policy, [50])).draft_length
     np.testing.assert_allclose(begun.accepted / begun.judged, Adaptive.prior_rate, rtol=1e-5)
