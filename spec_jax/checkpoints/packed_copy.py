@@ -8,10 +8,9 @@ import json
 import mmap
 import os
 import shutil
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +21,7 @@ import numpy as np
 from spec_jax.checkpoints.checksums import sum_of
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.config import cache_directory
+from spec_jax.files import PARTIAL, new_file, replace_text
 from spec_jax.kernels import PackedWeight, Weight
 from spec_jax.sharding import Placement
 
@@ -105,7 +105,7 @@ class PackedCopy:
                 return
             _make_room(data.parent, MAX_BYTES - size)
             entries: dict[str, Any] = {}
-            with _new_file(data) as file:
+            with new_file(data) as partial, partial.open("wb") as file:
                 for name, weight in weights.items():
                     entries[name] = _entry(weight, file)
             content = {"times": _times(data), "sha256": sum_of(data), "weights": entries}
@@ -118,9 +118,8 @@ class PackedCopy:
         return data, manifest
 
     def _write_manifest(self, content: dict[str, Any]) -> None:
-        text = json.dumps(content).encode()
-        with _new_file(self._files[1]) as file:
-            file.write(_digest(text).encode() + b"\n" + text)
+        text = json.dumps(content)
+        replace_text(self._files[1], _digest(text.encode()) + "\n" + text)
 
     def _remove(self) -> None:
         for file in self._files:
@@ -175,26 +174,12 @@ def _weight(entry: dict[str, Any], numbers: np.ndarray) -> Weight:
     return parts["array"] if "array" in parts else PackedWeight(**parts)
 
 
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[Any]:
-    """A file that takes a path when it is complete and on the disk."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
 def _make_room(folder: Path, max_bytes: int) -> None:
     """Removes the copies that were not used for longest, and what interrupted processes left."""
     files = [(each, each.stat()) for each in folder.iterdir()]
     size = sum(stat.st_size for _, stat in files)
     # Interrupted ones first, whatever their time.
-    for file, stat in sorted(files, key=lambda each: (each[0].suffix != ".part", each[1].st_atime)):
+    for file, stat in sorted(files, key=lambda each: (each[0].suffix != PARTIAL, each[1].st_atime)):
         if size <= max_bytes:
             return
         size -= stat.st_size

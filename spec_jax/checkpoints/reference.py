@@ -37,9 +37,11 @@ def draft_form(reference: str | os.PathLike[str]) -> DraftForm:
     Raises:
       CheckpointError: the recipe is damaged.
     """
-    path = path_of(reference)
-    is_recipe = path.suffix == ".toml" and path.is_file()
-    return Recipe.read(path).draft if is_recipe else DraftForm()
+    path, is_directory, exists = _on_disk(os.fspath(reference))
+    if path.suffix != ".toml" or not exists or is_directory:
+        return DraftForm()
+    refuse_devices(path)
+    return Recipe.read(path).draft
 
 
 def locate(
@@ -66,11 +68,7 @@ def locate(
     text = os.fspath(reference)
     if is_url(text):
         return fetch_from_bucket(text, progress, config_only=config_only)
-    path = path_of(text)
-    try:
-        is_directory, exists = path.is_dir(), path.exists()
-    except OSError as error:
-        raise CheckpointError(f"{text} cannot be read: {error.strerror}.") from None
+    path, is_directory, exists = _on_disk(text)
     if is_directory:
         return path.resolve().name, path
     if not exists:
@@ -103,6 +101,15 @@ def locate(
         f"{path} is not a model; give a Hugging Face directory, a .gguf file, a recipe (.toml), "
         "its name, gs:// or s3:// with a bucket and a folder, or a hub id org/name."
     )
+
+
+def _on_disk(text: str) -> tuple[Path, bool, bool]:
+    """The path of a reference, whether it is a directory, and whether it exists."""
+    path = path_of(text)
+    try:
+        return path, path.is_dir(), path.exists()
+    except OSError as error:
+        raise CheckpointError(f"{text} cannot be read: {error.strerror}.") from None
 
 
 def _refuse_missing_path(text: str, path: Path) -> None:

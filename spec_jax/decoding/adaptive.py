@@ -101,7 +101,7 @@ class Adaptive(DraftLengthPolicy):
         return halvings(self.num_speculative_tokens)
 
     def seconds_saved(self, rate: float, costs: Float[np.ndarray, " choices"]) -> float:
-        """The seconds that the best K saves of those of a round without a draft, for each token."""
+        """The seconds that the best K saves of a round without a draft, for each token."""
         tokens = _emitted(np.clip(rate, 0.0, MAX_RATE), np.array(self.choices))
         return float(costs[0] - np.min(costs / tokens))
 

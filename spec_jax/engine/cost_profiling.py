@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.compile_cache import machine_name
 from spec_jax.engine.prompt_reading import PromptReading
 from spec_jax.engine.requests import Request
+from spec_jax.files import replace_text
 from spec_jax.kernels import native
 
 Advance = Callable[[DecodeState, int, int], DecodeState]
@@ -141,7 +141,7 @@ class CostProfiler:
         }
         """What finished requests of each kind tell."""
         self.reading = None if share is None else PromptReading.from_file(share, reading)
-        """What it takes the drafter to read prompts; None if that is no choice."""
+        """What it takes the drafter to read prompts; None if it must read all, or reads none."""
         self._written = self._acceptances_for_file
 
     def begin(self, key: BatchShape, state: DecodeState) -> DecodeState:
@@ -284,11 +284,7 @@ class CostProfiler:
         }
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self._file.parent, delete=False, suffix=".part"
-            ) as new:
-                json.dump(content, new)
-            os.replace(new.name, self._file)
+            replace_text(self._file, json.dumps(content))
 
     def record(self, key: BatchShape, state: DecodeState, rows: Sequence[int]) -> None:
         """Records the acceptances and answers of finished rows; earlier rows count less."""

@@ -7,7 +7,7 @@ import pytest
 from spec_jax import CheckpointError, ConfigError, Layout, checkpoints
 from spec_jax.checkpoints import memory
 from spec_jax.checkpoints.packing import Packing
-from spec_jax.checkpoints.reference import locate, recipe_names
+from spec_jax.checkpoints.reference import draft_form, locate, recipe_names
 from spec_jax.checkpoints.shape import read_shape
 from spec_jax.cli import main
 from tests.checkpoints.tiny import write_directory
@@ -50,6 +50,14 @@ def test_files_that_lie_here_are_no_known_models(tmp_path, monkeypatch):
     assert "pictures" not in str(error.value) and "llama-70b" not in str(error.value)
     with pytest.raises(CheckpointError, match="Did you mean 'pictures'"):
         locate("picture", print)
+
+
+@pytest.mark.parametrize("ending", ["", ".toml"])
+@pytest.mark.parametrize("lookup", [draft_form, lambda name: locate(name, print)])
+def test_a_name_too_long_for_the_disk_is_refused(lookup, ending):
+    name = "a" * 300 + ending
+    with pytest.raises(CheckpointError, match=f"^{name} cannot be read: File name too long"):
+        lookup(name)
 
 
 def shape_recipe(path, **sizes):

@@ -201,7 +201,7 @@ def test_the_copies_used_last_stay(folder, monkeypatch):
     for key in ("a", "b", "c"):
         PackedCopy(key).write(weights)
     # Files of interrupted processes go first.
-    (folder / "interrupted.part").write_bytes(bytes(5000))
+    (folder / "interrupted.partial").write_bytes(bytes(5000))
     for at, key in enumerate(("b", "c", "a")):
         for file in folder.glob(f"{key}.*"):
             os.utime(file, ns=(at, file.stat().st_mtime_ns))
@@ -209,7 +209,7 @@ def test_the_copies_used_last_stay(folder, monkeypatch):
     monkeypatch.setattr(packed_copy, "MAX_BYTES", 13_000)
     PackedCopy("d").write(weights)
     assert {each.stem for each in folder.glob("*.weights")} == {"a", "b", "d"}
-    assert not list(folder.glob("*.part"))
+    assert not list(folder.glob("*.partial"))
 
 
 def test_without_room_nothing_is_kept(folder, monkeypatch):
