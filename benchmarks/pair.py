@@ -69,7 +69,7 @@ def ours(llm: LLM, params: SamplingParams) -> Call:
             output = llm.generate(ids, params)[0]
             seconds = time.perf_counter() - begin
             if llm.engine.compile_seconds == compiled:
-                return output.token_ids, output.metrics.decode_seconds, seconds
+                return list(output.token_ids), output.metrics.decode_seconds, seconds
 
     return call
 
