@@ -146,6 +146,34 @@ def test_the_output_is_the_definitions(backend, mask, window, ring, changes):
             )
 
 
+@pytest.mark.parametrize(
+    ("window", "ring"), [(None, False), (5, False), (40, False), (5, True), (40, True)]
+)
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.native
+def test_a_path_of_a_tree_has_the_bits_of_the_same_tokens_one_by_one(changes, window, ring):
+    options = ScoreOptions(**{"query_scalar": float(HEAD_DIM), "window": window} | changes)
+    depths, seen = PATTERNS["tree"]
+    rng, slots = np.random.default_rng(5), 128 if ring else 768
+    rows, count = len(LENGTHS), len(depths)
+    buffers = (rng.normal(size=(rows, KV_HEADS, slots, HEAD_DIM)) for _ in "kv")
+    cache = KVState(*(jnp.asarray(each, jnp.float32) for each in buffers), ring=ring)
+    state = KVCache((cache,), jnp.asarray(LENGTHS, jnp.int32))
+    new = [
+        jnp.asarray(rng.normal(size=(rows, count, n, HEAD_DIM)), jnp.float32)
+        for n in (HEADS, KV_HEADS, KV_HEADS)
+    ]
+    call = jax.jit(functools.partial(attention, scores=options, backend="native"))
+    out, _ = call(*new, cache, AttentionMask.branching(state, np.asarray(depths), seen))
+    for leaf in (5, 6):
+        path, layer = np.flatnonzero(seen[leaf]), cache
+        for depth, token in enumerate(path):
+            state = KVCache((layer,), jnp.asarray(LENGTHS, jnp.int32) + depth)
+            one = [each[:, token : token + 1] for each in new]
+            alone, layer = call(*one, layer, AttentionMask.following(state, 1))
+            np.testing.assert_array_equal(out[:, token], alone[:, 0])
+
+
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_a_value_that_is_no_number_reaches_only_the_tokens_that_see_it(

@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include <numeric>
+
 #include "common.h"
 
 namespace {
@@ -185,6 +187,30 @@ void mix(const float* weights, int64_t stride, const float* values, const int32_
   }
 }
 
+// Moves a token's path in a tree to where it would stand if there were no other: then its sums are,
+// bit by bit, those of the token decoded by itself. `scores` are of the `used` slots from `first` on;
+// `order` gets which of these slots has each score.
+void follow_path(const Attend& call, int64_t b, int64_t token, int64_t first, int64_t used,
+                 float* scores, int32_t* order) {
+  std::iota(order, order + used, 0);
+  auto place = [&](int64_t index) { return (call.ring ? index % call.slots : index) - first; };
+  struct Ancestor {
+    int64_t from, to;
+    float score;
+  };
+  std::vector<Ancestor> path;
+  int64_t depth = -1;
+  for (int64_t behind = 0; behind < call.recent; ++behind) {
+    const int64_t from = place(call.text[b] + behind);
+    if (from < 0 || from >= used || !call.sees(b, token, first + from)) continue;
+    if (call.depths[behind] <= depth || call.depths[behind] > behind) return;  // not a path
+    depth = call.depths[behind];
+    path.push_back({from, place(call.text[b] + depth), scores[from]});
+  }
+  for (const Ancestor& each : path) scores[each.from] = -INFINITY;
+  for (const Ancestor& each : path) scores[each.to] = each.score, order[each.to] = each.from;
+}
+
 // Some neighbouring rows of one key/value head.
 void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t count) {
   const int64_t width = call.width, where = b * call.heads + head;
@@ -260,6 +286,7 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
   }
 
   float inverse[kMostRows];
+  std::vector<int32_t> orders(call.recent ? count * used : 0);  // of each row of a tree
   for (int64_t r = 0; r < count; ++r) {
     float* own = &scores[r * padded];
     if (call.cap) {
@@ -280,6 +307,9 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
     }
     int64_t last = in_order ? call.positions[b * call.tokens + call.token_of(b, row + r)] : used;
     for (int64_t j = std::min(last + 1, used); j < padded; ++j) own[j] = -INFINITY;
+    if (call.recent) {
+      follow_path(call, b, call.token_of(b, row + r), first, used, own, &orders[r * used]);
+    }
     Part best[kParts], total[kParts] = {};
     for (Part& each : best) each = Part{} - INFINITY;
     for_parts(own, padded, [&](Part each, int n) INLINE_LAMBDA {
@@ -312,7 +342,7 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
     }
     values = copied.data(), listed = nullptr;
   }
-  in_tiles<kMixRows>(count, [&](int64_t begin, int64_t tile_rows) {
+  auto mix_rows = [&](int64_t begin, int64_t tile_rows, const int32_t* listed) {
     with_count(
         tile_rows,
         [&](auto rows) {
@@ -329,7 +359,16 @@ void attend(const Attend& call, int64_t b, int64_t head, int64_t row, int64_t co
           some(std::integral_constant<int, 1>());
         },
         std::make_integer_sequence<int, kMixRows>());
-  });
+  };
+  if (!call.recent) {
+    return in_tiles<kMixRows>(
+        count, [&](int64_t begin, int64_t tile_rows) { mix_rows(begin, tile_rows, listed); });
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    int32_t* order = &orders[r * used];
+    for (int64_t j = 0; listed && j < used; ++j) order[j] = slots[order[j]];
+    mix_rows(r, 1, order);
+  }
 }
 
 constexpr int64_t kTaskProducts = 1 << 15;  // fewer are not worth a second thread

@@ -37,10 +37,13 @@ void check(Pool& pool, uint32_t seed) {
   std::vector<int32_t> positions(call.batch * call.tokens), start(call.batch), text(call.batch);
   std::vector<int32_t> depths(call.recent);
   std::unique_ptr<bool[]> among(new bool[call.tokens * call.recent + 1]);
-  for (int64_t i = 0; i < call.recent; ++i) depths[i] = (int32_t)(i ? below(i + 1) : 0);
-  for (int64_t t = 0; t < call.tokens; ++t) {
+  const bool paths = below(2);  // or any tokens that others see, which stand anywhere
+  for (int64_t t = 0; t < call.recent; ++t) {
+    const int64_t parent = t ? below(t) : 0;
+    depths[t] = (int32_t)(!t ? 0 : paths ? depths[parent] + 1 : below(t + 1));
     for (int64_t i = 0; i < call.recent; ++i) {
-      among[t * call.recent + i] = i == t || (i < t && below(2));
+      bool before = i < t && (paths ? among[parent * call.recent + i] : below(2));
+      among[t * call.recent + i] = i == t || before;
     }
   }
   for (int64_t b = 0; b < call.batch; ++b) {
