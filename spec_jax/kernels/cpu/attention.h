@@ -187,8 +187,8 @@ void mix(const float* weights, int64_t stride, const float* values, const int32_
   }
 }
 
-// Moves a token's path in a tree to where it would stand if there were no other: then its sums are,
-// bit by bit, those of the token decoded by itself. `scores` are of the `used` slots from `first` on;
+// Moves a token's path in a tree to where it would stand if there were no other. Its sums are then, bit
+// by bit, the sums of the token decoded by itself. `scores` are of the `used` slots from `first` on;
 // `order` gets which of these slots has each score.
 void follow_path(const Attend& call, int64_t b, int64_t token, int64_t first, int64_t used,
                  float* scores, int32_t* order) {
