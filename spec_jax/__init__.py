@@ -80,8 +80,8 @@ class _OtherModules(MetaPathFinder):
         other_names = importlib.import_module("spec_jax.config.other_names")
         if module in other_names.NOT_MODULES:
             raise ModuleNotFoundError(
-                f"spec_jax has no module {module}; its names come from spec_jax itself, as in: "
-                "from spec_jax import SamplingParams.",
+                f"spec_jax has no module {module}; all public names come from spec_jax itself, "
+                "as in: from spec_jax import SamplingParams.",
                 name=fullname,
             )
 

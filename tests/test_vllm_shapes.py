@@ -323,6 +323,10 @@ def test_modules_of_vllm_are_not_here():
         importlib.import_module("spec_jax.zzz")
     with pytest.raises(ImportError, match="memory is free after: del llm"):
         exec("from spec_jax.distributed import cleanup_dist_env_and_memory")
+    with pytest.raises(ModuleNotFoundError, match=r"has no module config\.kv_transfer; all"):
+        exec("from spec_jax.config.kv_transfer import KVTransferConfig")
+    with pytest.raises(ImportError, match=r"has no KVTransferConfig; leave it out"):
+        exec("from spec_jax.config import KVTransferConfig")
     with pytest.raises(ImportError, match=r"has no VllmConfig; write LLM\(model, max_model_len"):
         exec("from spec_jax.config import VllmConfig")
 
@@ -366,11 +370,69 @@ def test_values_that_change_nothing_are_taken(model):
         ({"prompt_lookup_num_tokens": 3}, "'method': 'prompt_lookup'"),
         ({"max_new_tokens": 5}, "SamplingParams(max_tokens=...)"),
         ({"input_ids": [1]}, "as prompts"),
+        ({"num_beams": 4}, "beams are not searched"),
+        ({"num_return_sequences": 2}, "SamplingParams(n=...)"),
     ],
 )
 def test_calls_of_transformers_are_told_what_to_write(llm, arguments, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         llm.generate("a", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("assistant_model", "{'model': ...}"),
+        ("assistant_tokenizer", "{'method': 'universal_text', 'model': ...}"),
+        ("assistant_early_exit", "{'method': 'early_exit', 'early_exit_layers': ...}"),
+        ("num_assistant_tokens", "{'num_speculative_tokens': ...}"),
+        ("num_assistant_tokens_schedule", "{'draft_length_policy': 'heuristic'}"),
+        (
+            "assistant_confidence_threshold",
+            "{'draft_length_policy': 'confidence', 'confidence_threshold': ...}",
+        ),
+        (
+            "prompt_lookup_num_tokens",
+            "{'method': 'prompt_lookup', 'num_speculative_tokens': ...}",
+        ),
+    ],
+)
+def test_settings_of_assisted_generation_are_said_wherever_they_are_given(llm, name, config):
+    said = re.escape(f"has no option '{name}'; ")
+    with pytest.raises(ConfigError, match=f"{said}use speculative_config={re.escape(config)}"):
+        LLM("nowhere", **{name: 3})
+    written = re.escape(f"write LLM(model, speculative_config={config})")
+    with pytest.raises(ConfigError, match=said + written):
+        llm.generate("a", **{name: 3})
+    with pytest.raises(ConfigError, match=f"{said}drafts are set by LLM"):
+        SamplingParams(**{name: 3})
+
+
+def test_what_is_written_instead_is_taken():
+    for config in (
+        {"method": "universal_text", "model": "x"},
+        {"method": "early_exit", "early_exit_layers": 2},
+        {"method": "prompt_lookup", "num_speculative_tokens": 3, "prompt_lookup_max": 2},
+        {"model": "x", "draft_length_policy": "confidence", "confidence_threshold": 0.5},
+        {"model": "x", "draft_length_policy": "heuristic"},
+    ):
+        assert SpeculativeConfig.of(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mlp_speculator"},
+        {"speculators_model_type": "eagle3"},
+        {"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]},
+        {"model_type": "medusa"},
+    ],
+)
+def test_a_head_is_no_draft(model, tmp_path, config):
+    write_json(tmp_path / "config.json", config)
+    said = "heads on a target are not supported; use draft_model, early_exit or prompt_lookup"
+    with pytest.raises(CheckpointError, match=said):
+        LLM(model, speculative_config={"model": str(tmp_path)})
 
 
 def test_what_an_llm_lacks_is_said(llm):

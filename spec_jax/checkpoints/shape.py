@@ -1,9 +1,11 @@
 """Reads a model's shape without its weights."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spec_jax.checkpoints.ctranslate2_directory import MODEL, Ctranslate2Directory
 from spec_jax.checkpoints.files import making_sense, read_json, reading
@@ -12,6 +14,8 @@ from spec_jax.checkpoints.orbax_directory import MANIFEST, read_manifest
 from spec_jax.checkpoints.packing import is_quantized
 from spec_jax.checkpoints.recipe import Published, Recipe
 from spec_jax.checkpoints.reference import locate, path_of
+from spec_jax.config.other_names import HEADS
+from spec_jax.errors import CheckpointError
 from spec_jax.kernels import QuantizedForm
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.family import Family, stored_as
@@ -19,6 +23,8 @@ from spec_jax.models.hf_keys import check_keys
 from spec_jax.models.model import Model
 from spec_jax.models.registry import family_of_gguf, family_of_hf
 from spec_jax.models.whisper import config_from_hf
+
+_HEAD = re.compile("eagle|medusa|mlp_?speculator|dflash", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,18 @@ def hf_shape(path: Path) -> tuple[Family, TransformerConfig]:
     file = path / "config.json"
     config = read_json(file)
     with making_sense(file):
+        _refuse_heads(config)
         family = family_of_hf(config.get("model_type"))
         check_keys(family.model_type, config)
         return family, family.config_from_hf(config)
+
+
+def _refuse_heads(config: Mapping[str, Any]) -> None:
+    """Refuses what reads a target's features, under the names of its makers."""
+    named = config.get("model_type"), config.get("speculators_model_type")
+    for name in map(str, (*named, config.get("architectures"))):
+        if _HEAD.search(name):
+            raise CheckpointError(f"this is {name}; {HEADS}.")
 
 
 def gguf_shape(file: GgufFile) -> tuple[Family, TransformerConfig]:

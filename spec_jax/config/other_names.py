@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+HEADS = "heads on a target are not supported; use draft_model, early_exit or prompt_lookup"
+
 NOT_OF_SPECULATION: Mapping[str, str] = {
     "model": "it is called draft",
     "quantization": "it is called draft_quantization",
@@ -16,6 +18,7 @@ NOT_OF_SPECULATION: Mapping[str, str] = {
         "use confidence_threshold, with draft_length_policy='confidence'"
     ),
     "assistant_early_exit": "use method='early_exit' with early_exit_layers",
+    "assistant_tokenizer": "use method='universal_text': a draft has its tokenizer with it",
     "max_matching_ngram_size": "it is called prompt_lookup_max",
     "ngram_prompt_lookup_max": "it is called prompt_lookup_max",
     "ngram_prompt_lookup_min": "leave it out: the longest match drafts",
@@ -47,6 +50,9 @@ _POOLING = "models complete texts here, and pool no embeddings"
 _METRICS = "each output has its own: output.metrics"
 _MASKS = "write SamplingParams(logit_bias=..., allowed_token_ids=..., structured_outputs=...)"
 _MEMORY = "leave it out: memory is free after: del llm"
+_PROFILE = "run spec-jax profile, or write: with jax.profiler.trace(directory)"
+_SPEECH = "write LLM(model).transcribe(audio), with a speculative_config for a draft"
+_ENCODERS = "give the texts that the encoder reads as prompts"
 
 NOT_OF_PACKAGE: Mapping[str, str] = {
     **dict.fromkeys(
@@ -58,20 +64,42 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
         ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel", "pipeline"), _MODEL
     ),
     **dict.fromkeys(("Counter", "Gauge", "Histogram", "Metric", "Vector"), _METRICS),
-    **dict.fromkeys(("LogitsProcessor", "LogitsProcessorList", "AdapterLogitsProcessor"), _MASKS),
     **dict.fromkeys(
-        ("AutoModelForSpeechSeq2Seq", "WhisperForConditionalGeneration", "AutoProcessor"),
-        "write LLM(model).transcribe(audio), with a speculative_config for a draft",
+        (
+            *("LogitsProcessor", "LogitsProcessorList", "AdapterLogitsProcessor"),
+            *("RequestLogitsProcessor", "BatchUpdate", "MoveDirectionality"),
+        ),
+        _MASKS,
+    ),
+    **dict.fromkeys(
+        (
+            *("AutoModelForSpeechSeq2Seq", "WhisperForConditionalGeneration", "AutoProcessor"),
+            "AudioAsset",
+        ),
+        _SPEECH,
+    ),
+    **dict.fromkeys(("ExplicitEncoderDecoderPrompt", "zip_enc_dec_prompts"), _ENCODERS),
+    **dict.fromkeys(
+        ("add_dataset_parser", "get_samples"), "give a list of texts or conversations as prompts"
     ),
     **dict.fromkeys(("TextStreamer", "TextIteratorStreamer", "RequestOutputKind"), _STREAM),
     **dict.fromkeys(("PoolingParams", "PoolingOutput", "EmbeddingRequestOutput"), _POOLING),
     "AutoTokenizer": "write LLM(model).get_tokenizer()",
     "AutoConfig": "write LLM(model): config.json says what the model is",
     "DynamicCache": "leave it out: an LLM has its caches",
-    "ImageAsset": "prompts hold no images",
+    **dict.fromkeys(("ImageAsset", "VideoAsset"), "prompts hold no images"),
+    "PromptType": "a prompt is a text, a list of ids, or {'prompt': text}",
+    "KVTransferConfig": "leave it out: caches stay in their process",
+    "WeightTransferConfig": "leave it out: an LLM reads its weights once",
+    "ProfilerConfig": _PROFILE,
+    "PoolerConfig": _POOLING,
+    "ShardedStateLoader": "run spec-jax convert, of whose files each process reads its part",
+    "current_platform": "write jax.devices()[0].platform",
     "StoppingCriteriaList": "write SamplingParams(stop=..., stop_token_ids=...)",
     "cleanup_dist_env_and_memory": _MEMORY,
-    "get_open_port": "leave it out: the scripts in launch/ start processes",
+    **dict.fromkeys(
+        ("get_ip", "get_open_port"), "leave it out: the scripts in launch/ start processes"
+    ),
     "init_logger": "write logging.getLogger(__name__)",
     "GenerationConfig": "write SamplingParams(max_tokens=..., temperature=..., ...)",
     "GuidedDecodingParams": "it is called StructuredOutputsParams",
@@ -99,6 +127,10 @@ NOT_MODULES = frozenset(
         *("models.auto", "multimodal", "platforms", "pooling_params", "sampling_params"),
         *("model_executor", "tokenizers", "transformers_utils", "usage", "utils", "v1"),
         *("engine.arg_utils", "engine.async_llm_engine", "engine.llm_engine"),
+        *("config.kv_transfer", "config.model", "config.parallel", "config.compilation"),
+        *("distributed.device_communicators", "distributed.kv_transfer", "distributed.utils"),
+        *("distributed.parallel_state", "distributed.weight_transfer", "forward_context"),
+        *("profiler", "renderers", "version", "worker", "reasoning", "compilation", "attention"),
     }
 )
 """Modules of vLLM and transformers; here all public names are in `spec_jax` itself."""
@@ -115,15 +147,13 @@ NOT_OF_INSTANCES: Mapping[str, str] = {
         ("collective_rpc", "apply_model"),
         "write spec_jax.checkpoints.load(path).model for a model of your own",
     ),
-    **dict.fromkeys(
-        ("start_profile", "stop_profile"),
-        "run spec-jax profile, or write: with jax.profiler.trace(directory)",
-    ),
+    **dict.fromkeys(("start_profile", "stop_profile"), _PROFILE),
     **dict.fromkeys(
         ("reset_prefix_cache", "reset_mm_cache"),
         "a cached prefix changes no output, so leave it out",
     ),
     "beam_search": "beams are not searched: write generate(prompts, SamplingParams(n=...))",
     "set_tokenizer": "the tokenizer comes with the model",
+    "generation_config": "write SamplingParams(...); drafting is set by speculative_config",
 }
 """Attributes that an `LLM` does not have."""

@@ -53,9 +53,18 @@ _UNSUPPORTED = {
     "max_new_tokens": "it is called max_tokens",
     "num_return_sequences": "it is called n",
     "do_sample": "leave it out: a temperature above 0 samples",
-    "num_beams": "leave it out: beams are not searched",
-    "length_penalty": "leave it out: beams are not searched",
-    "early_stopping": "leave it out: beams are not searched",
+    **dict.fromkeys(
+        ("num_beams", "num_beam_groups", "length_penalty", "early_stopping"),
+        "leave it out: beams are not searched",
+    ),
+    **dict.fromkeys(
+        (
+            *("assistant_model", "assistant_tokenizer", "assistant_early_exit"),
+            *("num_assistant_tokens", "num_assistant_tokens_schedule"),
+            *("assistant_confidence_threshold", "prompt_lookup_num_tokens"),
+        ),
+        "drafts are set by LLM(model, speculative_config=...)",
+    ),
 }
 """Names that vLLM, the OpenAI API and transformers have, or had, and what to do here."""
 

@@ -19,7 +19,7 @@ from spec_jax.config.fields import (
     config_class,
     option_names,
 )
-from spec_jax.config.other_names import NOT_OF_SPECULATION
+from spec_jax.config.other_names import HEADS, NOT_OF_SPECULATION
 from spec_jax.errors import ConfigError, did_you_mean, unknown_option
 
 _Policy = Literal["constant", "heuristic", "confidence", "adaptive", "oracle"]
@@ -32,10 +32,9 @@ CUSTOM = "custom"
 ENTRY_POINTS = "spec_jax.drafters"
 """The group of entry points whose names are methods; importing one registers the method."""
 
-_HEADS = "heads on a target are not supported; use draft_model, early_exit or prompt_lookup"
 UNSUPPORTED_METHODS: Mapping[str, str] = {
     "ngram": "it is called prompt_lookup",
-    **dict.fromkeys(("eagle", "eagle3", "medusa", "mtp"), _HEADS),
+    **dict.fromkeys(("eagle", "eagle3", "medusa", "mtp"), HEADS),
 }
 """Methods of vLLM, and what to use instead."""
 

@@ -66,8 +66,41 @@ IGNORED_VALUES: Mapping[str, tuple[tuple, str]] = {
 }
 """Arguments of which some values change no output, and why these are not needed."""
 
+_DRAFTS = {
+    "assistant_model": "{'model': ...}",
+    "assistant_tokenizer": "{'method': 'universal_text', 'model': ...}",
+    "assistant_early_exit": "{'method': 'early_exit', 'early_exit_layers': ...}",
+    "num_assistant_tokens": "{'num_speculative_tokens': ...}",
+    "num_assistant_tokens_schedule": "{'draft_length_policy': 'heuristic'}",
+    "assistant_confidence_threshold": (
+        "{'draft_length_policy': 'confidence', 'confidence_threshold': ...}"
+    ),
+    "prompt_lookup_num_tokens": "{'method': 'prompt_lookup', 'num_speculative_tokens': ...}",
+    "max_matching_ngram_size": "{'method': 'prompt_lookup', 'prompt_lookup_max': ...}",
+}
+"""Settings of transformers' assisted generation as a `speculative_config`."""
+_OF_TRANSFORMERS = {
+    **dict.fromkeys(
+        ("target_lookbehind", "assistant_lookbehind"),
+        "leave it out: universal_text finds where two tokenizers part",
+    ),
+    **dict.fromkeys(
+        ("num_beams", "num_beam_groups", "length_penalty", "early_stopping"),
+        "leave it out: beams are not searched",
+    ),
+    "penalty_alpha": "leave it out: there is no contrastive search",
+}
 NOT_OF_LLM: Mapping[str, str] = {
     **{name: _CONFIG for config in METHODS.values() for name in option_names(config)},
+    **{name: f"use speculative_config={config}" for name, config in _DRAFTS.items()},
+    **_OF_TRANSFORMERS,
+    **dict.fromkeys(
+        (
+            *("max_new_tokens", "do_sample", "num_return_sequences", "temperature", "top_p"),
+            *("max_tokens", "top_k"),
+        ),
+        "give it to SamplingParams, and these to generate",
+    ),
     "target": "it is called model",
     "draft": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
     "speculative_model": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
@@ -90,7 +123,6 @@ NOT_OF_LLM: Mapping[str, str] = {
     "load_in_4bit": "use quantization='int4'",
     "quantization_config": "use quantization='int8' or 'int4'",
     "attn_implementation": "leave it out: the platform decides",
-    "assistant_model": "use speculative_config={'model': ..., 'num_speculative_tokens': ...}",
     **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank", "lora_modules"), _ADAPTERS),
     **dict.fromkeys(("hf_overrides", "rope_scaling", "rope_theta"), _MODEL_CONFIG),
     "load_format": "give a model with weights: they are read as the files hold them",
@@ -119,11 +151,9 @@ NOT_OF_CALLS: Mapping[str, str] = {
     "conversation": "it is called messages",
     "lora_request": _ADAPTERS,
     **dict.fromkeys(("inputs", "input_ids"), "give the texts, or the ids of each, as prompts"),
-    "assistant_model": "write LLM(model, speculative_config={'model': ...})",
-    "prompt_lookup_num_tokens": (
-        "write LLM(model, speculative_config={'method': 'prompt_lookup', "
-        "'num_speculative_tokens': ...})"
-    ),
+    **{name: f"write LLM(model, speculative_config={config})" for name, config in _DRAFTS.items()},
+    **_OF_TRANSFORMERS,
+    "num_return_sequences": "write sampling_params=SamplingParams(n=...)",
     **dict.fromkeys(
         ("max_new_tokens", "max_length"), "write sampling_params=SamplingParams(max_tokens=...)"
     ),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, UInt32
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from spec_jax.config import StructuredOutputsParams
 from spec_jax.errors import ConfigError
@@ -21,6 +21,7 @@ from spec_jax.text.tokenizer import Tokenizer
 
 _MAX_QUOTE = 200
 """Characters of a grammar that an error quotes."""
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _METACHARACTERS = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 """Characters with a meaning in regular expressions; escaping others would give them one."""
 
@@ -88,7 +89,9 @@ def _source(params: StructuredOutputsParams) -> str:
         texts = (_METACHARACTERS.sub(r"\\\g<0>", text) for text in params.choice)
         return LLMatcher.grammar_from_regex("|".join(texts))
     if params.grammar is not None:
-        return LLMatcher.grammar_from_lark(any_to_lark(params.grammar))
+        # llguidance's own guess takes Lark's `?start:` for GBNF.
+        is_gbnf, text = _GBNF_RULE.search(params.grammar), params.grammar
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(text) if is_gbnf else text)
     return LLMatcher.grammar_from_json_schema('{"type": "object"}')
 
 

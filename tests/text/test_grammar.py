@@ -125,6 +125,8 @@ def test_a_choice_is_literal():
     "grammar",
     [
         'start: "ab" word?\nword: "c" | "(" word ")"',
+        # As vLLM's example begins.
+        '\n    ?start: "ab" word?\n\n    ?word: "c" | "(" word ")"\n',
         'root ::= "ab" word?\nword ::= "c" | "(" word ")"',
     ],
 )
@@ -360,7 +362,8 @@ def test_ids_without_a_token_are_never_allowed():
         ({"json": {"type": "string", "pattern": "b("}}, "unclosed group"),
         ({"grammar": "start: a"}, 'unknown name: "a"'),
         ({"grammar": "root ::= a"}, "Rule 'a' not found"),
-        ({"grammar": "abc"}, "Expected ::= at line 1"),
+        ({"grammar": "root ::= [a"}, "Unexpected end of input at line 1"),
+        ({"grammar": "abc"}, "Expected token ':'"),
     ],
 )
 def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(params, problem):
