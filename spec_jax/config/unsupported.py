@@ -139,6 +139,7 @@ NOT_OF_LLM: Mapping[str, str] = {
     "override_generation_config": "write generation_config='none', and give SamplingParams",
     "task": "leave it out: models complete texts, and speech models transcribe",
     "runner": "leave it out: models complete texts, and speech models transcribe",
+    "enable_trace_replay": "leave it out: requests are not recorded",
     "logits_processors": "use SamplingParams(logit_bias=..., allowed_token_ids=..., ...)",
 }
 
