@@ -75,6 +75,18 @@ class RequestError(SpecJaxError, ValueError):
     """A prompt cannot be decoded as asked: empty, too long, or not text."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt has more tokens than the context holds."""
+
+
+class QueueFullError(SpecJaxError):
+    """As many requests wait as may; a later try may succeed."""
+
+
+class ShutdownError(SpecJaxError):
+    """What decodes was shut down."""
+
+
 class GenerationError(SpecJaxError):
     """`LLM.generate` failed while decoding; the original error is the `__cause__`.
 

@@ -281,6 +281,24 @@ class LLM:
         )
         return entries
 
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What hands the chunks of its running batch to callers."""
+        return self._dispatcher
+
+    def requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Entry]:
+        """The requests of a call of `generate`, one for each completion; the errors are the same.
+
+        Other processes of the run are not asked whether they make the same ones.
+        """
+        return self._request_builder.entries(
+            *match(prompts, sampling_params, self._default_params)
+        )
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests that come without any; see `generation_config`."""
         return self._default_params

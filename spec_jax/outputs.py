@@ -270,6 +270,8 @@ class StreamChunk:
       token_ids: new tokens.
       output: the whole result, in the request's last chunk only.
       sample: which of the prompt's `n` completions.
+      logprobs: of the new tokens, like a completion's.
+      drafted: for each new token, whether a draft had proposed it.
     """
 
     index: int
@@ -277,3 +279,5 @@ class StreamChunk:
     token_ids: tuple[int, ...]
     output: RequestOutput | None = None
     sample: int = 0
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    drafted: tuple[bool, ...] = ()

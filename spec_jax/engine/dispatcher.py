@@ -1,10 +1,11 @@
 """Hands the chunks of a running batch to the callers that wait for them.
 
-No thread runs in the background: whoever waits for a chunk runs the next step, unless another
-caller of the same batch is running it.
+Whoever waits for a chunk runs the next step, unless another caller of the same batch is running
+it, or a thread does nothing else (`run_steps`).
 """
 
 import collections
+import contextlib
 import dataclasses
 import threading
 import weakref
@@ -54,11 +55,13 @@ class Mailbox:
       open: the ids of its requests that have not finished.
       chunks: what it has not taken yet.
       error: why it gets no more.
+      notify: called when there is something new, by the thread that runs steps.
     """
 
     open: set[int] = dataclasses.field(default_factory=set)
     chunks: collections.deque[StreamChunk] = dataclasses.field(default_factory=collections.deque)
     error: Exception | None = None
+    notify: Callable[[], None] = lambda: None
 
 
 class Dispatcher:
@@ -80,16 +83,39 @@ class Dispatcher:
         Closing or dropping the iterator cancels those that have not finished.
         """
         mailbox = Mailbox()
+        self.post(mailbox, entries, streaming=streaming)
+        try:
+            while (chunk := self._next(mailbox)) is not None:
+                yield chunk
+        finally:
+            self.cancel(mailbox)
+
+    def post(self, mailbox: Mailbox, entries: Iterable[Entry], *, streaming: bool) -> None:
+        """Queues requests whose chunks go to a mailbox."""
         with self._device.changed:
             for request, origin in entries:
                 number = self.scheduler.add(request, origin, streaming=streaming)
                 mailbox.open.add(number)
                 self._mailboxes[number] = mailbox
-        try:
-            while (chunk := self._next(mailbox)) is not None:
-                yield chunk
-        finally:
-            self._cancel(mailbox)
+            self._device.changed.notify_all()
+
+    def run_steps(self, closing: threading.Event) -> None:
+        """Runs steps whenever there is something to decode, until `closing` is set and notified.
+
+        A step that fails ends the requests that wait, with its error, and no others.
+        """
+        with self._device.changed:
+            while not closing.is_set():
+                if self._is_stepping or not self.scheduler.busy:
+                    self._device.changed.wait()
+                    continue
+                with contextlib.suppress(Exception):  # the mailboxes have it
+                    self._step()
+
+    def wake(self) -> None:
+        """Lets `run_steps` look at `closing`."""
+        with self._device.changed:
+            self._device.changed.notify_all()
 
     def outputs(
         self, entries: Iterable[Entry], counts: list[int], use_tqdm: Bar = False
@@ -162,33 +188,37 @@ class Dispatcher:
                 self._fail(error)
                 raise
             changed.acquire()
-            for number, chunk in chunks:
-                self._deliver(number, chunk)
+            receivers = {self._deliver(number, chunk) for number, chunk in chunks}
+            for mailbox in receivers - {None}:
+                mailbox.notify()
         finally:
             queue.remove(self)
             self._is_stepping = False
             changed.notify_all()
 
-    def _deliver(self, number: int, chunk: StreamChunk) -> None:
+    def _deliver(self, number: int, chunk: StreamChunk) -> Mailbox | None:
         mailbox = self._mailboxes.get(number)
         if mailbox is None:
-            return  # nobody waits for it any more
+            return None  # nobody waits for it any more
         mailbox.chunks.append(chunk)
         if chunk.output is not None:
             del self._mailboxes[number]
             mailbox.open.discard(number)
+        return mailbox
 
     def _fail(self, error: BaseException) -> None:
         """Ends all requests: the batch's buffers are lost."""
         self.scheduler.reset()
         if not isinstance(error, Exception):
             error = RuntimeError(f"another caller of the same batch was interrupted: {error!r}")
-        for mailbox in self._mailboxes.values():
+        failed = {*self._mailboxes.values()}
+        self._mailboxes.clear()
+        for mailbox in failed:
             mailbox.error = error
             mailbox.open.clear()
-        self._mailboxes.clear()
+            mailbox.notify()
 
-    def _cancel(self, mailbox: Mailbox) -> None:
+    def cancel(self, mailbox: Mailbox) -> None:
         """Cancels what a caller no longer waits for, and frees the memory if nothing else runs."""
         with self._device.changed:
             for number in mailbox.open:

@@ -12,7 +12,7 @@ from spec_jax.checkpoints import Checkpoint
 from spec_jax.config import FIT_CONTEXT, SamplingParams, StructuredOutputsParams
 from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.engine.sequence import Origin
-from spec_jax.errors import ConfigError, RequestError
+from spec_jax.errors import ConfigError, ContextLengthError, RequestError
 from spec_jax.text.grammar import GrammarCompiler
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -76,7 +76,7 @@ class RequestBuilder:
             tokens if isinstance(tokens, RequestInput) else RequestInput.of(self._config, tokens)
         )
         if len(tokens) >= self._max_model_len:
-            raise RequestError(
+            raise ContextLengthError(
                 f"prompt {index} has {len(tokens)} tokens, which leaves no room in a context of "
                 f"{self._max_model_len}; shorten it or raise max_model_len."
             )
@@ -125,7 +125,7 @@ class RequestBuilder:
         """
         max_characters = self._max_model_len * self._tokenizer.longest_token
         if len(text) > max_characters:  # counting its tokens would take minutes
-            raise RequestError(
+            raise ContextLengthError(
                 f"prompt {index} has {len(text):,} characters, and a context of "
                 f"{self._max_model_len} tokens holds at most {max_characters:,}; shorten it or "
                 "raise max_model_len."

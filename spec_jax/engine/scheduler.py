@@ -108,6 +108,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that were added and have not entered the batch."""
+        return len(self._arrived) + len(self._waiting)
+
+    @property
     def batch(self) -> Batch | None:
         """The running batch, or the idle one; None if there is none."""
         return self._batch
@@ -255,6 +260,8 @@ class Scheduler:
             begin = len(sequence.request.prompt_token_ids) + len(sequence.token_ids)
             token_ids = view.tokens[slot, begin : view.lengths[slot]].tolist()
             chunk = sequence.append(token_ids, int(view.finish[slot]))
+            if sequence.number in self._streaming:
+                chunk = sequence.detailed(chunk, slot, view)
             if sequence.finish_reason is None:
                 if chunk.token_ids:
                     self._chunks.append((sequence.number, chunk))

@@ -86,6 +86,17 @@ class Sequence:
         origin = self.origin
         return StreamChunk(origin.index, text, tuple(token_ids), sample=origin.sample)
 
+    def detailed(self, chunk: StreamChunk, slot: int, view: View) -> StreamChunk:
+        """The chunk that was appended last, with what a stream says of each of its tokens."""
+        prompt = len(self.request.prompt_token_ids)
+        end = prompt + len(self.token_ids)
+        begin, count = end - len(chunk.token_ids), self.request.sampling.logprobs
+        return dataclasses.replace(
+            chunk,
+            logprobs=self._logprobs(view.logprobs, slot, begin, chunk.token_ids, count),
+            drafted=tuple(view.drafted(slot, prompt, begin, end)),
+        )
+
     def abort(self) -> StreamChunk:
         """Ends it before it is complete."""
         self.finish_reason = "abort"

@@ -57,6 +57,20 @@ class View:
             accepted_per_position=tuple(counters.accepted_per_position[slot].tolist()),
         )
 
+    def drafted(self, slot: int, prompt: int, begin: int, end: int) -> list[bool]:
+        """For tokens `begin` to `end` of a row, whether a draft had proposed each of them.
+
+        A round emits the drafted tokens that it accepts, and then one of the target's, unless it
+        ends before that. `prompt` is the length of the prompt.
+        """
+        log = np.asarray(self.counters.drafted_at)[slot, prompt : self.lengths[slot]]
+        starts, accepted = np.flatnonzero(log), int(self.counters.accepted[slot])
+        of_draft = np.ones(len(log), np.bool_)
+        of_draft[starts[1:] - 1] = False
+        if len(log):
+            of_draft[-1] = of_draft[:-1].sum() < accepted
+        return of_draft[begin - prompt : end - prompt].tolist()
+
     def work_until(self, slot: int, begin: int, end: int) -> Work:
         """The totals of a row's rounds if token `end - 1` was a stop that only the host saw.
 
