@@ -374,6 +374,22 @@ class LLM:
                 for _ in self.stream([[token] * length], params):
                     pass
 
+    def warm_up_batches(self, sampling_params: SamplingParams | None = None) -> None:
+        """Compiles what requests need that come while others are decoded; see `warm_up`."""
+        params = self._default_params if sampling_params is None else sampling_params
+        self.warm_up(params)
+        params = dataclasses.replace(
+            params, n=1, max_tokens=64, min_tokens=0, seed=0, namespace="warm-up", ignore_eos=True
+        )
+        streams: list[Iterator[StreamChunk]] = []
+        for token in range(self.max_num_seqs):
+            streams.append(self.stream([[token]], params))
+            next(streams[-1])
+        for each in streams:
+            for _ in each:
+                pass
+        self.generate([[token] for token in range(self.max_num_seqs)], params)
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; vLLM's name of `tokenizer`."""
         return self.tokenizer
@@ -383,7 +399,14 @@ class LLM:
         self, messages: Sequence[Message], **template: Unpack[TemplateOptions]
     ) -> list[int]:
         """The token ids of one conversation; same arguments and errors as `chat`."""
-        text = self.tokenizer.apply_chat_template(messages, **template)
+        return self.encode_prompt(self.tokenizer.apply_chat_template(messages, **template))
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The token ids of a chat template's text, whose special tokens are written out.
+
+        Raises:
+          RequestError: it has more characters than the context can hold.
+        """
         return self._request_builder.encode(text, 0, add_special_tokens=False)
 
     @overload

@@ -52,11 +52,19 @@ def make_llm(
     )
 
 
-def load(options: SpeculationOptions, screen: Screen, *, chat: bool = False) -> LLM:
+def load(
+    options: SpeculationOptions,
+    screen: Screen,
+    *,
+    chat: bool = False,
+    on_progress: Callable[[str], None] | None = None,
+) -> LLM:
     """Loads target and draft; for chats, what renders their messages starts meanwhile."""
     if chat:
         renderer.start()
-    return make_llm(options.target, screen, speculative_config=options.speculative, **options.llm)
+    config = options.speculative
+    llm = {"speculative_config": config, "on_progress": on_progress, **options.llm}
+    return make_llm(options.target, screen, **llm)
 
 
 def prompts_of(llm: LLM, options: CompletedPrompts, prompts: Sequence[PromptText]) -> list[Prompt]:

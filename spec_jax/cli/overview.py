@@ -3,6 +3,7 @@
 COMMANDS = {
     "generate": "complete prompts",
     "chat": "hold a conversation",
+    "serve": "answer over HTTP, like the OpenAI API",
     "transcribe": "write down the words of audio files",
     "audit": "test that nothing is lost, on your models",
     "evaluate": "score answers beside plain decoding's",

@@ -1,0 +1,171 @@
+"""`/v1/completions`: text is continued."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from spec_jax.async_llm import RequestStream
+from spec_jax.engine.request_builder import Prompt
+from spec_jax.outputs import StreamChunk
+from spec_jax.serving.answers import Usage, new_id, speculation
+from spec_jax.serving.errors import wrong
+from spec_jax.serving.fields import Fields, checked_logprobs, structure
+from spec_jax.serving.logprobs import CompletionLogprobs
+from spec_jax.serving.service import Service
+
+MAX_TOKENS = 16
+"""Tokens of a request that does not say how many, as in the OpenAI API."""
+
+
+class Completion:
+    """A request of the endpoint, and its answer while it comes in.
+
+    Args:
+      service: the model.
+      body: the request's JSON object.
+
+    Attributes:
+      streams: whether the answer is a stream of events.
+    """
+
+    def __init__(self, service: Service, body: Mapping[str, Any]):
+        fields = Fields(body)
+        service.check_model(fields)
+        self._service, self._id, self._created = service, new_id("cmpl"), int(time.time())
+        self._prompts = _prompts(fields.needed("prompt", (str, list)))
+        self.streams = fields.take("stream", bool, False)
+        self._options = _stream_options(fields, self.streams)
+        self._echo = fields.take("echo", bool, False)
+        self._top = checked_logprobs("logprobs", fields.take("logprobs", int))
+        self._with_ids = fields.take("return_token_ids", bool, False)
+        changed: dict[str, Any] = {"logprobs": self._top}
+        if (form := structure(fields.take("response_format", dict))) is not None:
+            changed["structured_outputs"] = form
+        # Scoring a prompt without answering it: one token is made, and dropped.
+        self._answers = body.get("max_tokens") != 0 or isinstance(body.get("max_tokens"), bool)
+        if not self._answers:
+            if not self._echo:
+                raise wrong("max_tokens", "max_tokens is 0; give at least 1, or echo true.")
+            changed["max_tokens"] = 1
+        if self._echo and self._top is not None:
+            changed["prompt_logprobs"] = self._top
+        self._sampling = fields.sampling(service.defaults(MAX_TOKENS), **changed)
+        fields.end()
+        self._usage = Usage()
+
+    async def submit(self) -> RequestStream:
+        """Queues it."""
+        return await self._service.submit(self._prompts, self._sampling)
+
+    async def result(self, stream: RequestStream) -> dict[str, Any]:
+        """The answer, once it is complete."""
+        choices: dict[int, dict[str, Any]] = {}
+        prompt_ids: dict[int, Sequence[int]] = {}
+        async for chunk in self._service.chunks(stream):
+            if (output := chunk.output) is None:
+                continue
+            self._usage.add(chunk.index, output)
+            completion = output.outputs[0]
+            choice = self._choice(chunk)
+            choice["text"] = completion.text if self._answers else ""
+            ids, places = completion.token_ids, completion.logprobs
+            if not self._answers:
+                ids, places = (), () if places is not None else None
+            prompt = output.prompt_token_ids
+            if self._echo:
+                text = await self._prompt_text(chunk.index, prompt)
+                choice["text"] = text + choice["text"]
+                ids = (*prompt, *ids)
+                if places is not None:
+                    places = (*(output.prompt_logprobs or ()), *places)
+            if places is not None:
+                assert self._top is not None
+                choice["logprobs"] = CompletionLogprobs(self._top).of(ids, places)
+                _name_first(choice["logprobs"], self._service, ids, self._echo)
+            choice["finish_reason"] = completion.finish_reason if self._answers else "length"
+            choice["stop_reason"] = completion.stop_reason
+            choice["speculative_decoding_stats"] = speculation(completion.metrics)
+            if self._with_ids:
+                choice["token_ids"] = list(completion.token_ids)
+                choice["prompt_token_ids"] = list(prompt)
+            choices[choice["index"]] = choice
+            prompt_ids[chunk.index] = prompt
+        ordered = [choices[index] for index in sorted(choices)]
+        return self._envelope(ordered) | {"usage": self._usage.as_dict()}
+
+    async def events(self, stream: RequestStream) -> AsyncIterator[dict[str, Any]]:
+        """The answer as events."""
+        logprobs: dict[int, CompletionLogprobs] = {}
+        extra = {"usage": None} if self._options.get("include_usage") else {}
+        async for chunk in self._service.chunks(stream):
+            choice = self._choice(chunk)
+            index, first = choice["index"], choice["index"] not in logprobs
+            logprobs.setdefault(index, CompletionLogprobs(self._top or 0))
+            choice["text"] = chunk.text if self._answers else ""
+            if first and self._echo:
+                ids = self._prompts[chunk.index]
+                choice["text"] = await self._prompt_text(chunk.index, ids) + choice["text"]
+            if self._top is not None and chunk.logprobs is not None and self._answers:
+                choice["logprobs"] = logprobs[index].of(chunk.token_ids, chunk.logprobs)
+            if self._with_ids:
+                choice["token_ids"] = list(chunk.token_ids)
+            if chunk.output is not None:
+                completion = chunk.output.outputs[0]
+                self._usage.add(chunk.index, chunk.output)
+                choice["finish_reason"] = completion.finish_reason if self._answers else "length"
+                choice["stop_reason"] = completion.stop_reason
+                choice["speculative_decoding_stats"] = speculation(completion.metrics)
+            elif not choice["text"] and choice["logprobs"] is None and not self._with_ids:
+                continue
+            yield self._envelope([choice]) | extra
+        if extra:
+            yield self._envelope([]) | {"usage": self._usage.as_dict()}
+
+    def _choice(self, chunk: StreamChunk) -> dict[str, Any]:
+        index = chunk.index * self._sampling.n + chunk.sample
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+
+    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._service.name,
+            "choices": choices,
+        }
+
+    async def _prompt_text(self, index: int, ids: Any) -> str:
+        prompt = self._prompts[index]
+        if isinstance(prompt, str):
+            return prompt
+        return await asyncio.to_thread(self._service.tokenizer.decode, list(ids))
+
+
+def _name_first(logprobs: dict[str, Any], service: Service, ids: Sequence[int], echo: bool) -> None:
+    """Spells a prompt's first token, which has no probability."""
+    if echo and ids:
+        text = service.tokenizer.decode([ids[0]], False)
+        logprobs["tokens"][0] = text
+        logprobs["text_offset"][1:] = [each + len(text) for each in logprobs["text_offset"][1:]]
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """One or several prompts, each a text or token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise wrong("prompt", "prompt is an empty list; give a text or token ids.")
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+        return [value]
+    for each in value:
+        if not isinstance(each, str | list):
+            raise wrong("prompt", "prompt mixes kinds; give texts, token ids, or lists of them.")
+    return value
+
+
+def _stream_options(fields: Fields, streams: bool) -> dict[str, Any]:
+    options = fields.take("stream_options", dict, {})
+    if options and not streams:
+        raise wrong("stream_options", "stream_options needs stream true; leave it out.")
+    return options
