@@ -2,10 +2,8 @@
 
 import asyncio
 import ipaddress
-import logging
 import socket
 import threading
-from collections.abc import Callable
 
 from spec_jax.async_llm import AsyncLLM
 from spec_jax.cli.decoding_options import ServeOptions
@@ -41,33 +39,29 @@ def run(options: ServeOptions, screen: Screen) -> int:
                 screen.progress("compiling")
                 llm.warm_up_batches()
 
-        logging.basicConfig(level=logging.WARNING)
         if not options.api_key and not _is_local(options.host):
             screen.note(
                 f"whoever reaches {address} may ask: there is no API key; give one with --api-key."
             )
-        return asyncio.run(
-            _serve(
-                lambda: Server(
-                    Service(
-                        AsyncLLM(llm, options.max_queue),
-                        names,
-                        options.metrics_prefix,
-                        options.request_timeout,
-                    ),
-                    warm_up=warm_up,
-                    shutdown_seconds=options.shutdown_timeout,
-                    api_keys=options.api_key,
-                    origins=options.allow_origin,
-                    on_ready=announce,
+
+        async def serve() -> None:
+            server = Server(
+                Service(
+                    AsyncLLM(llm, options.max_queue),
+                    names,
+                    options.metrics_prefix,
+                    options.request_timeout,
                 ),
-                listening,
+                warm_up=warm_up,
+                shutdown_seconds=options.shutdown_timeout,
+                api_keys=options.api_key,
+                origins=options.allow_origin,
+                on_ready=announce,
             )
-        )
+            server.stop_at_signals()
+            await server.run(listening)
 
-
-async def _serve(make, listening: socket.socket) -> int:
-    await make().run(listening)
+        asyncio.run(serve())
     return 0
 
 

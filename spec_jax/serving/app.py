@@ -5,7 +5,7 @@ import contextlib
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -20,15 +20,19 @@ import spec_jax
 from spec_jax.async_llm import RequestStream
 from spec_jax.serving.chat import ChatCompletion
 from spec_jax.serving.completions import Completion
-from spec_jax.serving.errors import ApiError, api_error, error_event, unavailable, wrong
+from spec_jax.serving.errors import ApiError, api_error, unavailable, wrong
 from spec_jax.serving.fields import Fields
+from spec_jax.serving.messages import Message, count_tokens, error_body
 from spec_jax.serving.metrics import CONTENT_TYPE
+from spec_jax.serving.responses import ResponseRequest
 from spec_jax.serving.service import Service
 
 MAX_BODY = 2**25
 """Bytes of the largest body: more text than any context holds."""
 BODY_SECONDS = 60
 """How long a body may take to arrive."""
+UNREAD = (401, 404, 405, 408, 413)
+"""Statuses of answers that may come before the body does."""
 OPEN_PATHS = ("/", "/health", "/metrics", "/version")
 """What needs no API key."""
 
@@ -36,9 +40,15 @@ log = logging.getLogger("spec_jax.serving")
 
 
 class Exchange(Protocol):
-    """A request of an endpoint that decodes, made from a body."""
+    """A request of an endpoint that decodes, made from a body.
+
+    Attributes:
+      streams: whether the answer is a stream of events.
+      ends_with_done: whether `[DONE]` ends the stream; else each event has a name, its `type`.
+    """
 
     streams: bool
+    ends_with_done: bool
 
     async def submit(self) -> RequestStream:
         """Queues it."""
@@ -70,6 +80,9 @@ def make_app(
     routes = [
         Route("/v1/completions", endpoints.decoding(Completion), methods=post),
         Route("/v1/chat/completions", endpoints.decoding(ChatCompletion), methods=post),
+        Route("/v1/responses", endpoints.decoding(ResponseRequest), methods=post),
+        Route("/v1/messages", endpoints.decoding(Message), methods=post),
+        Route("/v1/messages/count_tokens", endpoints.guarded(endpoints.count_tokens), methods=post),
         Route("/v1/models", endpoints.guarded(endpoints.models), methods=get),
         Route("/v1/models/{name:path}", endpoints.guarded(endpoints.model), methods=get),
         Route("/tokenize", endpoints.guarded(endpoints.tokenize), methods=post),
@@ -111,7 +124,7 @@ class _Endpoints:
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
-                return _error_response(error)
+                return _error_response(request, error)
 
         return respond
 
@@ -130,7 +143,7 @@ class _Endpoints:
     async def _decode(self, request: Request, exchange: Exchange) -> Response:
         stream = await exchange.submit()
         if exchange.streams:
-            return EventStream(exchange.events(stream), stream)
+            return EventStream(exchange, stream)
         try:
             result = await until_disconnected(request, exchange.result(stream))
         finally:
@@ -144,7 +157,7 @@ class _Endpoints:
         scheme, _, given = header.partition(" ")
         key = given if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         # All are compared, so that the time tells nothing.
-        if not any([hmac.compare_digest(key.strip().encode(), each) for each in self._keys]):
+        if not any([hmac.compare_digest(key.strip().encode("latin-1"), each) for each in self._keys]):
             message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY."
             headers = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, message, "authentication_error", None, "invalid_api_key", headers)
@@ -172,6 +185,13 @@ class _Endpoints:
             message = f"model {name!r} is not served here; {self._service.name!r} is."
             raise ApiError(404, message, param="model", code="model_not_found")
         return JSONResponse(self._card(name))
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = await read_json(request)
+        try:
+            return JSONResponse(await count_tokens(self._service, body))
+        except Exception as error:
+            raise api_error(error, body) if _is_expected(error) else error from error
 
     async def tokenize(self, request: Request) -> Response:
         fields = Fields(await read_json(request))
@@ -235,16 +255,17 @@ class _Endpoints:
 
 
 class EventStream(StreamingResponse):
-    """Events of an answer, in the form that browsers call server-sent.
+    """The events of an answer, in the form that browsers call server-sent.
 
     Args:
-      events: the answer's.
+      exchange: the request.
       stream: is closed with the answer, also if nobody reads it to its end.
     """
 
-    def __init__(self, events: AsyncIterator[dict[str, Any]], stream: RequestStream):
+    def __init__(self, exchange: Exchange, stream: RequestStream):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_encoded(events), media_type="text/event-stream", headers=headers)
+        encoded = _encoded(exchange, stream)
+        super().__init__(encoded, media_type="text/event-stream", headers=headers)
         self._stream = stream
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -256,15 +277,24 @@ class EventStream(StreamingResponse):
             self._stream.close()
 
 
-async def _encoded(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _encoded(exchange: Exchange, stream: RequestStream) -> AsyncIterator[bytes]:
     try:
-        async for event in events:
-            yield b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"
+        async for event in exchange.events(stream):
+            yield _event(event, named=not exchange.ends_with_done)
     except Exception as error:
         if not _is_expected(error):
             log.exception("a stream failed")
-        yield error_event(api_error(error))
-    yield b"data: [DONE]\n\n"
+        answer = api_error(error).as_dict()
+        if not exchange.ends_with_done:
+            answer = {"type": "error", **answer}
+        yield _event(answer, named=not exchange.ends_with_done)
+    if exchange.ends_with_done:
+        yield b"data: [DONE]\n\n"
+
+
+def _event(event: Mapping[str, Any], *, named: bool) -> bytes:
+    name = f"event: {event['type']}\n" if named else ""
+    return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
 async def until_disconnected(request: Request, act: Coroutine[Any, Any, Any]) -> Any:
@@ -335,14 +365,19 @@ def _is_expected(error: BaseException) -> bool:
     return isinstance(error, ApiError | spec_jax.SpecJaxError)
 
 
-def _error_response(error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     if not _is_expected(error):
         log.error("a request failed", exc_info=error)
     answer = api_error(error)
-    return JSONResponse(answer.as_dict(), answer.status, headers=dict(answer.headers))
+    headers = dict(answer.headers)
+    if answer.status in UNREAD:
+        headers["Connection"] = "close"  # the rest of an endless body would be read for ever
+    of_messages = request.url.path.startswith("/v1/messages")
+    body = error_body(answer) if of_messages else answer.as_dict()
+    return JSONResponse(body, answer.status, headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
-    return JSONResponse(answer.as_dict(), answer.status, headers=error.headers)
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    return _error_response(request, ApiError(error.status_code, message, headers=error.headers or {}))

@@ -28,6 +28,8 @@ class ChatCompletion:
       streams: whether the answer is a stream of events.
     """
 
+    ends_with_done = True
+
     def __init__(self, service: Service, body: Mapping[str, Any]):
         fields = Fields(body)
         service.check_model(fields)
@@ -65,16 +67,19 @@ class ChatCompletion:
         self._choices: dict[int, _Choice] = {}
         self._within_reasoning = False
 
-    async def submit(self) -> RequestStream:
-        """Renders the conversation, and queues it."""
+    async def encode(self) -> list[int]:
+        """The tokens of the conversation."""
         tokenizer = self._service.tokenizer
         tools = self._tools.described or None
         text = await asyncio.to_thread(
             tokenizer.apply_chat_template, self._messages, tools=tools, **self._template
         )
         self._within_reasoning = self._service.reasons and text.rstrip().endswith("<think>")
-        ids = await asyncio.to_thread(self._service.engine.llm.encode_prompt, text)
-        return await self._service.submit([ids], self._sampling)
+        return await asyncio.to_thread(self._service.engine.llm.encode_prompt, text)
+
+    async def submit(self) -> RequestStream:
+        """Renders the conversation, and queues it."""
+        return await self._service.submit([await self.encode()], self._sampling)
 
     async def result(self, stream: RequestStream) -> dict[str, Any]:
         """The answer, once it is complete."""

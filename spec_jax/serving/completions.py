@@ -29,6 +29,8 @@ class Completion:
       streams: whether the answer is a stream of events.
     """
 
+    ends_with_done = True
+
     def __init__(self, service: Service, body: Mapping[str, Any]):
         fields = Fields(body)
         service.check_model(fields)

@@ -1,7 +1,6 @@
 """Errors in the shape of the OpenAI API."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -83,8 +82,3 @@ def unavailable(message: str) -> ApiError:
     """The answer while the server cannot decode."""
     headers = {"Retry-After": str(RETRY_SECONDS)}
     return ApiError(503, message, "unavailable_error", headers=headers)
-
-
-def error_event(error: ApiError) -> bytes:
-    """The error as the last event of a stream that has begun."""
-    return b"data: " + json.dumps(error.as_dict(), ensure_ascii=False).encode() + b"\n\n"

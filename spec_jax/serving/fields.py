@@ -1,12 +1,12 @@
 """The fields of a request's body: checked, and turned into `SamplingParams`."""
 
 import dataclasses
+import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from spec_jax.config import MAX_LOGPROBS, SamplingParams
-from spec_jax.errors import did_you_mean
 from spec_jax.serving.errors import wrong
 
 SAMPLING = frozenset(each.name for each in dataclasses.fields(SamplingParams))
@@ -100,11 +100,11 @@ class Fields:
     def end(self) -> None:
         """Refuses the fields that nothing has taken."""
         for name in sorted(self._left.keys() - WITHOUT_EFFECT):
-            if name in _REFUSED:
-                remedy = f" {_REFUSED[name][0].upper()}{_REFUSED[name][1:]}."
-            else:
-                remedy = did_you_mean(name, self._asked)
-            raise wrong(name, f"{name} is no field of this request.{remedy}", "unknown_parameter")
+            close = difflib.get_close_matches(name, self._asked, n=1, cutoff=0.7)
+            hint = f"did you mean {close[0]!r}?" if close else "leave it out."
+            remedy = f"{_REFUSED[name]}." if name in _REFUSED else hint
+            message = f"{name} is not a field of this request; {remedy}"
+            raise wrong(name, message, "unknown_parameter")
 
 
 def structure(format: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -155,11 +155,6 @@ def _logit_bias(value: Any) -> dict[Any, Any]:
 
 def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)[:100]
-
-
-def names_of(values: Iterable[Any]) -> list[str]:
-    """The texts among some values."""
-    return [each for each in values if isinstance(each, str)]
 
 
 _WORDS: dict[type, str] = {

@@ -19,13 +19,13 @@ KEEP_ALIVE_SECONDS = 30
 class Server:
     """A server of one model.
 
-    At SIGTERM or SIGINT it takes no more requests, finishes those that it has within
-    `shutdown_seconds`, and ends. A second signal ends it at once.
+    `stop` lets it take no more requests, finish those that it has within `shutdown_seconds`, and
+    end; called again, it ends at once.
 
     Args:
       service: the model.
       warm_up: compiles programs before the server is ready; runs in a thread.
-      shutdown_seconds: how long requests may take after a signal.
+      shutdown_seconds: how long requests may take after `stop`.
       api_keys, origins: see `make_app`.
       on_ready: called once requests are taken.
     """
@@ -56,18 +56,16 @@ class Server:
         self._stopping = asyncio.Event()
 
     async def run(self, listening: socket.socket) -> None:
-        """Serves until a signal comes."""
-        loop, signals = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-        for each in signals:
-            loop.add_signal_handler(each, self.stop)
-        try:
-            await self._uvicorn.serve([listening])
-        finally:
-            for each in signals:
-                loop.remove_signal_handler(each)
+        """Serves on a socket until it is stopped."""
+        await self._uvicorn.serve([listening])
+
+    def stop_at_signals(self) -> None:
+        """Lets SIGTERM and SIGINT stop it; in the main thread alone."""
+        for each in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(each, self.stop)
 
     def stop(self) -> None:
-        """Ends the server; called again, at once."""
+        """Ends it; in the event loop's thread."""
         self._service.is_ready = False
         if self._stopping.is_set():
             self._uvicorn.force_exit = True

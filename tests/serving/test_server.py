@@ -1,0 +1,224 @@
+"""What surrounds an answer: keys, sizes, full queues, clients that leave, the end of the server."""
+
+import asyncio
+import json
+import random
+import socket
+import time
+
+import httpx
+import pytest
+
+from spec_jax import SamplingParams
+from tests.serving.conftest import NAME, serving
+
+PROMPTS = ["the thin thing in the", "a", "and then the end of the the the", "in the end"]
+LONG = {"prompt": "a", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+
+
+def error_of(response):
+    (error,) = response.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    return response.status_code, error["code"], error["message"]
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_key_is_asked_for_everywhere_but_where_orchestrators_look(plain):
+    with serving(plain, api_keys=("one", "two")) as address:
+        with httpx.Client(base_url=address) as client:
+            for path in ("/health", "/metrics", "/version"):
+                assert client.get(path).status_code == 200
+            assert error_of(client.get("/v1/models"))[:2] == (401, "invalid_api_key")
+            for key in ("three", "onetwo", "ÿ"):
+                headers = {b"authorization": f"Bearer {key}".encode()}
+                assert client.get("/v1/models", headers=headers).status_code == 401
+            for headers in ({"Authorization": "Bearer two"}, {"X-Api-Key": "one"}):
+                assert client.get("/v1/models", headers=headers).status_code == 200
+            body = {"tokens": [1]}
+            assert client.post("/detokenize", json=body).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"[1]", 400, "no object"),
+        (b'{"prompt": NaN}', 400, "NaN"),
+        (b"\xff", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b" " * (2**25 + 1), 413, "33554432 bytes"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(address, content, status, said):
+    response = httpx.post(f"{address}/v1/completions", content=content)
+    assert error_of(response)[0] == status and said in error_of(response)[2]
+
+
+def test_a_body_of_unknown_length_is_bounded(address):
+    def endless():
+        while True:
+            yield b" " * 2**20
+
+    response = httpx.post(f"{address}/v1/completions", content=endless())
+    assert error_of(response)[0] == 413
+
+
+def test_routes_that_there_are_not_answer_in_the_same_form(address):
+    assert error_of(httpx.get(f"{address}/v1/nothing"))[0] == 404
+    assert error_of(httpx.get(f"{address}/v1/completions"))[0] == 405
+
+
+def test_tokens_there_and_back(address, plain):
+    text = "the thin grüße"
+    body = {"prompt": text, "add_special_tokens": False, "return_token_strs": True}
+    answer = httpx.post(f"{address}/tokenize", json=body).json()
+    assert answer["tokens"] == plain.tokenizer.encode(text, False)
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == plain.max_model_len
+    back = httpx.post(f"{address}/detokenize", json={"tokens": answer["tokens"]}).json()
+    assert back == {"prompt": text}
+    messages = [{"role": "user", "content": "the"}]
+    ids = httpx.post(f"{address}/tokenize", json={"messages": messages}).json()["tokens"]
+    assert ids == plain.encode_chat(messages)
+    wrong = httpx.post(f"{address}/detokenize", json={"tokens": [-1]})
+    assert error_of(wrong)[0] == 400
+
+
+def test_a_full_queue_answers_at_once_and_nobody_starves(plain, monkeypatch):
+    monkeypatch.setattr(plain, "max_num_seqs", 2)
+
+    async def ask(client):
+        begin = time.perf_counter()
+        response = await client.post("/v1/completions", json=LONG | {"max_tokens": 40})
+        return response.status_code, time.perf_counter() - begin, response
+
+    async def main(address):
+        limits = httpx.Limits(max_connections=32)
+        async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
+            return await asyncio.gather(*(ask(client) for _ in range(16)))
+
+    with serving(plain, max_queue=3) as address:
+        answers = asyncio.run(main(address))
+        refused = [each for each in answers if each[0] == 429]
+        assert len(answers) - len(refused) == 5 == sum(each[0] == 200 for each in answers)
+        for _, _, response in refused:
+            assert response.headers["retry-after"] == "1"
+            assert error_of(response)[1] == "queue_full"
+        wait_until(lambda: address.service.engine.num_unfinished == 0)
+        assert httpx.post(f"{address}/v1/completions", json=LONG).status_code == 200
+        # More than there can ever be room for is no matter of waiting.
+        too_many = httpx.post(f"{address}/v1/completions", json=LONG | {"n": 6})
+        assert error_of(too_many)[0] == 400
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_leaves_ends_its_request(address, streams):
+    """Also one that has sent its request and reads nothing."""
+    engine, host = address.service.engine, address.removeprefix("http://").split(":")
+    body = json.dumps(LONG | {"stream": streams}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host[0], int(host[1]))) as connection:
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: engine.num_unfinished == 1)
+    wait_until(lambda: engine.num_unfinished == 0)
+    wait_until(lambda: engine.llm.dispatcher.scheduler.num_running == 0)
+
+
+def test_a_time_limit_ends_a_request(plain):
+    with serving(plain, request_seconds=0.2) as address:
+        body = LONG | {"n": 4, "max_tokens": 480}
+        response = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+        assert error_of(response)[:2] == (504, "timeout")
+        wait_until(lambda: address.service.engine.num_unfinished == 0)
+        with httpx.stream("POST", f"{address}/v1/completions", json=body | {"stream": True}) as events:
+            lines = [each for each in events.iter_lines() if each]
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
+        assert lines[-1] == "data: [DONE]"
+
+
+def test_metrics_count_what_was_decoded(plain):
+    with serving(plain) as address:
+        answer = httpx.post(f"{address}/v1/completions", json=LONG | {"max_tokens": 9}).json()
+        text = httpx.get(f"{address}/metrics").text
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        label = f'{{engine="0",model_name="{NAME}"}}'
+        assert float(values[f"spec_jax:generation_tokens_total{label}"]) == 9
+        prompt = answer["usage"]["prompt_tokens"]
+        assert float(values[f"spec_jax:prompt_tokens_total{label}"]) == prompt
+        assert float(values[f"spec_jax:num_requests_running{label}"]) == 0
+        assert float(values[f"spec_jax:e2e_request_latency_seconds_count{label}"]) == 1
+        assert float(values[f"spec_jax:inter_token_latency_seconds_count{label}"]) in range(5, 9)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_answers_do_not_depend_on_who_comes_and_goes(address, plain, seed):
+    """Random arrivals, streams, cancellations and disconnections: the others' tokens are offline's."""
+    rng = random.Random(seed)
+    requests = [
+        {
+            "prompt": rng.choice(PROMPTS),
+            "max_tokens": rng.randint(1, 40),
+            "temperature": rng.choice([0, 0, 0.9]),
+            "seed": rng.randint(-5, 2**40),
+            "ignore_eos": True,
+            "stream": rng.random() < 0.5,
+            "return_token_ids": True,
+        }
+        for _ in range(100)
+    ]
+
+    async def ask(client, body):
+        await asyncio.sleep(rng.random() * 3)
+        leaves = rng.random() < 0.25
+        post = client.stream("POST", "/v1/completions", json=body)
+        async with post as response:
+            assert response.status_code == 200
+            if not body["stream"]:
+                if leaves:
+                    return None
+                return json.loads(await response.aread())["choices"][0]["token_ids"]
+            ids, count = [], rng.randint(0, 3)
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    ids += json.loads(line[6:])["choices"][0]["token_ids"]
+                    count -= 1
+                    if leaves and count < 0:
+                        return None
+            return ids
+
+    async def main():
+        async with httpx.AsyncClient(base_url=address, timeout=120) as client:
+            return await asyncio.gather(*(ask(client, each) for each in requests))
+
+    answers = asyncio.run(main())
+    fields = ("max_tokens", "temperature", "ignore_eos")
+    params = [
+        SamplingParams(seed=each["seed"] % 2**64, **{name: each[name] for name in fields})
+        for each in requests
+    ]
+    expected = plain.generate([each["prompt"] for each in requests], params)
+    assert sum(each is None for each in answers) > 5
+    for answer, output in zip(answers, expected, strict=True):
+        assert answer in (None, list(output.token_ids))
+    wait_until(lambda: address.service.engine.num_unfinished == 0)
+
+
+def test_the_end_waits_for_answers_and_takes_no_more(plain):
+    with serving(plain) as address:
+        service = address.service
+        body = LONG | {"stream": True, "max_tokens": 200}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as events:
+            lines = events.iter_lines()
+            next(lines)
+            service.is_ready = False
+            assert error_of(httpx.get(f"{address}/health"))[0] == 503
+            refused = httpx.post(f"{address}/v1/completions", json=LONG)
+            assert error_of(refused)[0] == 503 and "retry-after" in refused.headers
+            assert [each for each in lines if each][-1] == "data: [DONE]"
