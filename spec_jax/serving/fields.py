@@ -73,6 +73,11 @@ class Fields:
             raise wrong(name, f"{name} is {_shown(value)}; give {words}.")
         return value
 
+    def passed_on(self) -> dict[str, Any]:
+        """The parameters of sampling, for an endpoint that is turned into a chat."""
+        self._asked |= SAMPLING
+        return {name: self._left.pop(name) for name in SAMPLING & self._left.keys()}
+
     def needed(self, name: str, kind: type | tuple[type, ...]) -> Any:
         """Like `take`, for a field that there must be."""
         value = self.take(name, kind)
@@ -86,8 +91,7 @@ class Fields:
         Raises:
           ApiError, ConfigError: a value is wrong.
         """
-        given = {name: self._left.pop(name) for name in SAMPLING & self._left.keys()}
-        self._asked |= SAMPLING
+        given = self.passed_on()
         if "logit_bias" in given:
             given["logit_bias"] = _logit_bias(given["logit_bias"])
         if isinstance(seed := given.get("seed"), int) and not isinstance(seed, bool):

@@ -38,10 +38,9 @@ class Message:
     def __init__(self, service: Service, body: Mapping[str, Any]):
         fields = Fields(body)
         limit = fields.needed("max_tokens", int)
-        chat = conversation(fields) | {"max_tokens": limit}
-        for name in ("model", "temperature", "top_p", "top_k"):
-            chat[name] = fields.take(name, (str, int, float))
+        chat = conversation(fields) | {"max_tokens": limit, "model": fields.take("model", str)}
         chat["stop"] = fields.take("stop_sequences", list)
+        chat |= fields.passed_on()
         self.streams = fields.take("stream", bool, False)
         if self.streams:
             chat |= {"stream": True, "stream_options": {"include_usage": True}}

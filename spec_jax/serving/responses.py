@@ -45,9 +45,8 @@ class ResponseRequest:
         messages = _messages(self._instructions, fields.needed("input", (str, list)))
         chat: dict[str, Any] = {"messages": messages, "model": fields.take("model", str)}
         chat["max_completion_tokens"] = self._limit = fields.take("max_output_tokens", int)
-        for name in ("temperature", "top_p"):
-            chat[name] = fields.take(name, (int, float))
-        self._temperature, self._top_p = chat["temperature"], chat["top_p"]
+        chat |= fields.passed_on()
+        self._temperature, self._top_p = chat.get("temperature"), chat.get("top_p")
         if fields.take("top_logprobs", int):
             message = "top_logprobs is not given here; ask /v1/chat/completions for them."
             raise wrong("top_logprobs", message)
