@@ -6,14 +6,18 @@ from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spec_jax.async_llm import AsyncLLM, RequestStream
     from spec_jax.config import SamplingParams, SpeculativeConfig, StructuredOutputsParams
     from spec_jax.engine.custom import DrafterFactory, DrafterSetting, register_drafter
     from spec_jax.errors import (
         CheckpointError,
         ConfigError,
+        ContextLengthError,
         DisagreementError,
         GenerationError,
+        QueueFullError,
         RequestError,
+        ShutdownError,
         SpecJaxError,
         VocabularyMismatchError,
     )
@@ -32,18 +36,23 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
+    "ContextLengthError",
     "DisagreementError",
     "DrafterFactory",
     "DrafterSetting",
     "GenerationError",
     "Layout",
     "Logprob",
+    "QueueFullError",
     "RequestError",
     "RequestOutput",
+    "RequestStream",
     "SamplingParams",
+    "ShutdownError",
     "SpecJaxError",
     "SpeculativeConfig",
     "SpeculativeMetrics",
@@ -62,7 +71,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used: JAX takes seconds, a usage error must not."""
-    for module in ("config", "errors", "outputs", "sharding", "engine.custom", "llm"):
+    for module in ("config", "errors", "outputs", "sharding", "engine.custom", "llm", "async_llm"):
         if name in __all__ and hasattr(
             imported := importlib.import_module(f"spec_jax.{module}"), name
         ):

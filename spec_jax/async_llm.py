@@ -21,7 +21,7 @@ class RequestStream(AsyncIterator[StreamChunk]):
       request_id: its name for `AsyncLLM.abort`.
     """
 
-    def __init__(self, request_id: str, dispatcher: Dispatcher, on_close: Callable[[], None]):
+    def __init__(self, request_id: str, dispatcher: Dispatcher, on_close: Callable[[], object]):
         self.request_id = request_id
         self._dispatcher, self._on_close = dispatcher, on_close
         self._news, self._loop = asyncio.Event(), asyncio.get_running_loop()
@@ -115,7 +115,7 @@ class AsyncLLM:
           request_id: a name for `abort`; by default one that no other call has.
 
         Raises:
-          RequestError, ConfigError: for the reasons that `LLM.generate` gives; or the name is taken.
+          RequestError, ConfigError: `LLM.generate`'s; or `request_id` is taken.
           QueueFullError: as many completions wait as may.
           ShutdownError: `shutdown` was called.
         """

@@ -26,6 +26,7 @@ from spec_jax.config.other_names import NOT_OF_INSTANCES
 from spec_jax.config.unsupported import (
     NOT_OF_CALLS,
     NOT_OF_LLM,
+    MissingAttribute,
     explaining_attributes,
     explaining_unknown,
     ignored_by_llm,
@@ -117,6 +118,7 @@ class LLM:
 
     if not TYPE_CHECKING:
         __getattr__ = explaining_attributes(NOT_OF_INSTANCES)
+        from_pretrained = MissingAttribute("from_pretrained", "write LLM(model)")
 
     @explaining_unknown(NOT_OF_LLM, ignored_by_llm)
     def __init__(
@@ -295,9 +297,7 @@ class LLM:
 
         Other processes of the run are not asked whether they make the same ones.
         """
-        return self._request_builder.entries(
-            *match(prompts, sampling_params, self._default_params)
-        )
+        return self._request_builder.entries(*match(prompts, sampling_params, self._default_params))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests that come without any; see `generation_config`."""
@@ -374,21 +374,27 @@ class LLM:
                 for _ in self.stream([[token] * length], params):
                     pass
 
-    def warm_up_batches(self, sampling_params: SamplingParams | None = None) -> None:
-        """Compiles what requests need that come while others are decoded; see `warm_up`."""
-        params = self._default_params if sampling_params is None else sampling_params
-        self.warm_up(params)
-        params = dataclasses.replace(
-            params, n=1, max_tokens=64, min_tokens=0, seed=0, namespace="warm-up", ignore_eos=True
-        )
-        streams: list[Iterator[StreamChunk]] = []
-        for token in range(self.max_num_seqs):
-            streams.append(self.stream([[token]], params))
-            next(streams[-1])
-        for each in streams:
-            for _ in each:
-                pass
-        self.generate([[token] for token in range(self.max_num_seqs)], params)
+    def warm_up_batches(self, params: Sequence[SamplingParams], *, num_tokens: int = 4000) -> None:
+        """Compiles what several requests at a time need, for each way of sampling; see `warm_up`.
+
+        Args:
+          params: ways of sampling; which parameters are set matters, their values do not.
+          num_tokens: tokens of the longest text that nothing is compiled for afterwards.
+        """
+        for each in params:
+            self.warm_up(each, num_tokens=num_tokens)
+        once = {"n": 1, "min_tokens": 0, "seed": 0, "namespace": "warm-up", "ignore_eos": True}
+        room = max(1, min(self.max_model_len - 1, num_tokens) // 2)
+        for each in params:
+            sampling = dataclasses.replace(each, max_tokens=room, **once)
+            streams = []
+            for token in range(self.max_num_seqs):  # the batch grows by each of them
+                streams.append(self.stream([[token]], sampling))
+                next(streams[-1])
+            for stream in streams:
+                stream.close()
+            together = [[token] for token in range(self.max_num_seqs)]
+            self.generate(together, dataclasses.replace(sampling, max_tokens=1))
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; vLLM's name of `tokenizer`."""

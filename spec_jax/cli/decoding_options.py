@@ -126,7 +126,7 @@ class ServeOptions(Batches, SpeculationOptions):
     shutdown_timeout: Annotated[NotNegative, Flag(metavar="SECONDS")] = 30.0
     """How long requests may take after SIGTERM."""
     allow_origin: Annotated[Many[Text], Flag(metavar="ORIGIN")] = ()
-    """Let web pages of this origin ask, * those of any."""
+    """Let web pages of this origin ask; * is any origin."""
     metrics_prefix: Annotated[str, Flag(metavar="PREFIX")] = "spec_jax:"
     """What names of metrics begin with; vllm: fits the dashboards of vLLM."""
     lazy: bool = False

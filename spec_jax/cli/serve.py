@@ -9,7 +9,12 @@ from spec_jax.async_llm import AsyncLLM
 from spec_jax.cli.decoding_options import ServeOptions
 from spec_jax.cli.loading import load
 from spec_jax.cli.screen import Screen
+from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError, extra
+from spec_jax.sharding import Layout
+
+WAYS = (SamplingParams(), SamplingParams(temperature=1), SamplingParams(temperature=1, top_p=0.9))
+"""Ways of sampling that nobody waits for the compiler with."""
 
 
 def run(options: ServeOptions, screen: Screen) -> int:
@@ -17,12 +22,17 @@ def run(options: ServeOptions, screen: Screen) -> int:
     with extra("serve"):
         from spec_jax.serving.server import Server
         from spec_jax.serving.service import Service
+    layout = options.llm.get("layout")
+    if layout and (count := Layout.read(layout).processes) > 1:
+        raise ConfigError(
+            f"layout {layout} is for {count} processes, and a server is one; give serve a "
+            "layout of one process, and start several servers behind a load balancer."
+        )
     listening = _listen(options.host, options.port)  # a taken port is found before a model loads
     with listening:
 
-
         def show(message: str) -> None:
-            # What is compiled while it serves is no progress of a command.
+            # While it serves, nobody watches what is compiled.
             if threading.current_thread() is threading.main_thread():
                 screen.progress(message)
 
@@ -37,7 +47,7 @@ def run(options: ServeOptions, screen: Screen) -> int:
         def warm_up() -> None:
             if not options.lazy:
                 screen.progress("compiling")
-                llm.warm_up_batches()
+                llm.warm_up_batches(WAYS)
 
         if not options.api_key and not _is_local(options.host):
             screen.note(

@@ -2,6 +2,7 @@
 
 import numbers
 import os
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,4 +28,4 @@ def check_path(name: str, value: object) -> None:
     """Raises `ConfigError` unless a value may be a path."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
     if not text or "\0" in text:
-        raise ConfigError(f"{name} is {value!r}; give a path or a name.")
+        raise ConfigError(f"{name} is {reprlib.repr(value)}; give a path or a name.")

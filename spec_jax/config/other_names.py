@@ -59,7 +59,8 @@ NOT_OF_PACKAGE: Mapping[str, str] = {
         ("EngineArgs", "AsyncEngineArgs", "VllmConfig", "ModelConfig", "CompilationConfig"),
         _ARGUMENTS,
     ),
-    **dict.fromkeys(("LLMEngine", "AsyncLLMEngine", "AsyncLLM"), _THREADS),
+    "LLMEngine": _THREADS,
+    "AsyncLLMEngine": "write AsyncLLM(LLM(model, ...))",
     **dict.fromkeys(
         ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel", "pipeline"), _MODEL
     ),

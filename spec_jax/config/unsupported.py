@@ -233,6 +233,22 @@ def explaining_attributes(unsupported: Mapping[str, str]) -> Callable[[Any, str]
     return missing
 
 
+class MissingAttribute:
+    """An attribute that a class of another library has, and this one has not.
+
+    Args:
+      name: of the attribute.
+      remedy: what to write instead.
+    """
+
+    def __init__(self, name: str, remedy: str):
+        self._name, self._remedy = name, remedy
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        message = f"{owner.__name__} has no attribute {self._name!r}; {self._remedy}."
+        raise AttributeError(message, name=self._name, obj=owner)
+
+
 def _parameters(method: Callable) -> list[str]:
     """The names of a method's arguments, the ones of an unpacked `TypedDict` included."""
     names: list[str] = []

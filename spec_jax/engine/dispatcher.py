@@ -188,8 +188,8 @@ class Dispatcher:
                 self._fail(error)
                 raise
             changed.acquire()
-            receivers = {self._deliver(number, chunk) for number, chunk in chunks}
-            for mailbox in receivers - {None}:
+            receivers = [self._deliver(number, chunk) for number, chunk in chunks]
+            for mailbox in {each for each in receivers if each is not None}:
                 mailbox.notify()
         finally:
             queue.remove(self)

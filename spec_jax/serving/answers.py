@@ -11,7 +11,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
-class Usage:
+class UsageCounter:
     """The token counts of an answer, while its completions come in."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 import spec_jax
 from spec_jax.async_llm import RequestStream
 from spec_jax.serving.chat import ChatCompletion
-from spec_jax.serving.completions import Completion
+from spec_jax.serving.completions import TextCompletion
 from spec_jax.serving.errors import ApiError, api_error, unavailable, wrong
 from spec_jax.serving.fields import Fields
 from spec_jax.serving.messages import Message, count_tokens, error_body
@@ -39,7 +39,7 @@ OPEN_PATHS = ("/", "/health", "/metrics", "/version")
 log = logging.getLogger("spec_jax.serving")
 
 
-class Exchange(Protocol):
+class ApiRequest(Protocol):
     """A request of an endpoint that decodes, made from a body.
 
     Attributes:
@@ -52,12 +52,15 @@ class Exchange(Protocol):
 
     async def submit(self) -> RequestStream:
         """Queues it."""
+        ...
 
     async def result(self, stream: RequestStream) -> dict[str, Any]:
         """The answer as one object."""
+        ...
 
     def events(self, stream: RequestStream) -> AsyncIterator[dict[str, Any]]:
         """The answer as events."""
+        ...
 
 
 def make_app(
@@ -78,7 +81,7 @@ def make_app(
     endpoints = _Endpoints(service, api_keys)
     post, get = ["POST"], ["GET"]
     routes = [
-        Route("/v1/completions", endpoints.decoding(Completion), methods=post),
+        Route("/v1/completions", endpoints.decoding(TextCompletion), methods=post),
         Route("/v1/chat/completions", endpoints.decoding(ChatCompletion), methods=post),
         Route("/v1/responses", endpoints.decoding(ResponseRequest), methods=post),
         Route("/v1/messages", endpoints.decoding(Message), methods=post),
@@ -128,7 +131,7 @@ class _Endpoints:
 
         return respond
 
-    def decoding(self, kind: Callable[[Service, Any], Exchange]) -> Callable[..., Any]:
+    def decoding(self, kind: Callable[[Service, Any], ApiRequest]) -> Callable[..., Any]:
         """An endpoint that decodes."""
 
         async def respond(request: Request) -> Response:
@@ -140,12 +143,12 @@ class _Endpoints:
 
         return self.guarded(respond)
 
-    async def _decode(self, request: Request, exchange: Exchange) -> Response:
-        stream = await exchange.submit()
-        if exchange.streams:
-            return EventStream(exchange, stream)
+    async def _decode(self, request: Request, query: ApiRequest) -> Response:
+        stream = await query.submit()
+        if query.streams:
+            return EventStream(query, stream)
         try:
-            result = await until_disconnected(request, exchange.result(stream))
+            result = await until_disconnected(request, query.result(stream))
         finally:
             stream.close()
         return JSONResponse(result)
@@ -154,10 +157,12 @@ class _Endpoints:
         if not self._keys or request.url.path in OPEN_PATHS:
             return
         header = request.headers.get("authorization", "")
-        scheme, _, given = header.partition(" ")
-        key = given if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        scheme, _, bearer = header.partition(" ")
+        key = bearer if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         # All are compared, so that the time tells nothing.
-        if not any([hmac.compare_digest(key.strip().encode("latin-1"), each) for each in self._keys]):
+        if not any(
+            [hmac.compare_digest(key.strip().encode("latin-1"), each) for each in self._keys]
+        ):
             message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY."
             headers = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, message, "authentication_error", None, "invalid_api_key", headers)
@@ -258,17 +263,18 @@ class EventStream(StreamingResponse):
     """The events of an answer, in the form that browsers call server-sent.
 
     Args:
-      exchange: the request.
+      query: the request.
       stream: is closed with the answer, also if nobody reads it to its end.
     """
 
-    def __init__(self, exchange: Exchange, stream: RequestStream):
+    def __init__(self, query: ApiRequest, stream: RequestStream):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        encoded = _encoded(exchange, stream)
+        encoded = _encoded(query, stream)
         super().__init__(encoded, media_type="text/event-stream", headers=headers)
         self._stream = stream
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Sends the events, for ASGI."""
         try:
             await super().__call__(scope, receive, send)
         except ClientDisconnect:
@@ -277,18 +283,18 @@ class EventStream(StreamingResponse):
             self._stream.close()
 
 
-async def _encoded(exchange: Exchange, stream: RequestStream) -> AsyncIterator[bytes]:
+async def _encoded(query: ApiRequest, stream: RequestStream) -> AsyncIterator[bytes]:
     try:
-        async for event in exchange.events(stream):
-            yield _event(event, named=not exchange.ends_with_done)
+        async for event in query.events(stream):
+            yield _event(event, named=not query.ends_with_done)
     except Exception as error:
         if not _is_expected(error):
             log.exception("a stream failed")
         answer = api_error(error).as_dict()
-        if not exchange.ends_with_done:
+        if not query.ends_with_done:
             answer = {"type": "error", **answer}
-        yield _event(answer, named=not exchange.ends_with_done)
-    if exchange.ends_with_done:
+        yield _event(answer, named=not query.ends_with_done)
+    if query.ends_with_done:
         yield b"data: [DONE]\n\n"
 
 
@@ -380,4 +386,6 @@ def _error_response(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}."
-    return _error_response(request, ApiError(error.status_code, message, headers=error.headers or {}))
+    return _error_response(
+        request, ApiError(error.status_code, message, headers=error.headers or {})
+    )

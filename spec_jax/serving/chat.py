@@ -8,7 +8,7 @@ from typing import Any
 
 from spec_jax.async_llm import RequestStream
 from spec_jax.outputs import StreamChunk
-from spec_jax.serving.answers import Usage, new_id, speculation
+from spec_jax.serving.answers import UsageCounter, new_id, speculation
 from spec_jax.serving.errors import wrong
 from spec_jax.serving.fields import Fields, checked_logprobs, structure
 from spec_jax.serving.logprobs import chat_logprobs
@@ -63,7 +63,7 @@ class ChatCompletion:
             changed["max_tokens"] = limit
         self._sampling = fields.sampling(service.defaults(None), **changed)
         fields.end()
-        self._usage = Usage()
+        self._usage = UsageCounter()
         self._choices: dict[int, _Choice] = {}
         self._within_reasoning = False
 
@@ -238,11 +238,11 @@ def _include_usage(fields: Fields, streams: bool) -> bool:
 
 
 def _top_logprobs(fields: Fields) -> int | None:
-    wanted = fields.take("logprobs", bool, False)
+    has_logprobs = fields.take("logprobs", bool, False)
     top = checked_logprobs("top_logprobs", fields.take("top_logprobs", int))
-    if top and not wanted:
+    if top and not has_logprobs:
         raise wrong("top_logprobs", f"top_logprobs is {top}, and logprobs is not true; set it.")
-    return (top or 0) if wanted else None
+    return (top or 0) if has_logprobs else None
 
 
 def _template_options(fields: Fields) -> dict[str, Any]:

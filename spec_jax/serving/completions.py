@@ -8,7 +8,7 @@ from typing import Any
 from spec_jax.async_llm import RequestStream
 from spec_jax.engine.request_builder import Prompt
 from spec_jax.outputs import StreamChunk
-from spec_jax.serving.answers import Usage, new_id, speculation
+from spec_jax.serving.answers import UsageCounter, new_id, speculation
 from spec_jax.serving.errors import wrong
 from spec_jax.serving.fields import Fields, checked_logprobs, structure
 from spec_jax.serving.logprobs import CompletionLogprobs
@@ -18,7 +18,7 @@ MAX_TOKENS = 16
 """Tokens of a request that does not say how many, as in the OpenAI API."""
 
 
-class Completion:
+class TextCompletion:
     """A request of the endpoint, and its answer while it comes in.
 
     Args:
@@ -54,7 +54,7 @@ class Completion:
             changed["prompt_logprobs"] = self._top
         self._sampling = fields.sampling(service.defaults(MAX_TOKENS), **changed)
         fields.end()
-        self._usage = Usage()
+        self._usage = UsageCounter()
 
     async def submit(self) -> RequestStream:
         """Queues it."""

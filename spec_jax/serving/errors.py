@@ -43,7 +43,9 @@ class ApiError(Exception):
     def as_dict(self) -> dict[str, Any]:
         """The body of the answer."""
         message = printable(self.message)
-        return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": message, "type": self.type, "param": self.param, "code": self.code}
+        }
 
     def __str__(self) -> str:
         return self.message
@@ -70,7 +72,9 @@ def api_error(error: Exception, fields: Iterable[str] = ()) -> ApiError:
     if isinstance(error, ShutdownError):
         return unavailable("the server is shutting down; ask another one.")
     if isinstance(error, ContextLengthError):
-        return wrong("messages" if "messages" in fields else "prompt", message, "context_length_exceeded")
+        return wrong(
+            "messages" if "messages" in fields else "prompt", message, "context_length_exceeded"
+        )
     if isinstance(error, RequestError | ConfigError):
         first = re.match(r"\w+", message)
         param = first[0] if first and first[0] in fields else None

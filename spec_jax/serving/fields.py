@@ -15,7 +15,7 @@ SAMPLING = frozenset(each.name for each in dataclasses.fields(SamplingParams))
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier"),
-        *("prompt_cache_key", "prompt_cache_retention", "verbosity", "parallel_tool_calls"),
+        *("prompt_cache_key", "prompt_cache_retention", "verbosity"),
         *("priority", "request_id", "cache_prompt", "cache_salt", "moderation"),
     }
 )
@@ -91,15 +91,15 @@ class Fields:
         Raises:
           ApiError, ConfigError: a value is wrong.
         """
-        given = self.passed_on()
-        if "logit_bias" in given:
-            given["logit_bias"] = _logit_bias(given["logit_bias"])
-        if isinstance(seed := given.get("seed"), int) and not isinstance(seed, bool):
-            given["seed"] = seed % 2**64  # OpenAI's are signed
-        count = given.get("n", 1)
+        values = self.passed_on()
+        if "logit_bias" in values:
+            values["logit_bias"] = _logit_bias(values["logit_bias"])
+        if isinstance(seed := values.get("seed"), int) and not isinstance(seed, bool):
+            values["seed"] = seed % 2**64  # OpenAI's are signed
+        count = values.get("n", 1)
         if isinstance(count, int) and count > MAX_COMPLETIONS:
             raise wrong("n", f"n is {count}; at most {MAX_COMPLETIONS} completions are made.")
-        return SamplingParams(**{**defaults, **given, **changed})
+        return SamplingParams(**{**defaults, **values, **changed})
 
     def end(self) -> None:
         """Refuses the fields that nothing has taken."""
@@ -134,7 +134,8 @@ def structure(format: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return {"json": dict(schema)}
     raise wrong(
         "response_format",
-        f"response_format has the type {_shown(kind)}; give 'text', 'json_object' or 'json_schema'.",
+        f"response_format has the type {_shown(kind)}; give 'text', 'json_object' or "
+        "'json_schema'.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms of the OpenAI API. They are the target's, draft or no draft."""
+"""Log-probabilities in the two forms of the OpenAI API; the target's, draft or no draft."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from spec_jax.text.tokenizer import Tokenizer
 Place = dict[int, Logprob]
 """The token of a place and the likeliest ones there, by id."""
 
-_LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """JSON has no infinity; as in vLLM."""
 
 
@@ -51,7 +51,9 @@ class CompletionLogprobs:
                 tops.append(None)
                 continue
             likeliest = dict(_likeliest(place, self._top)) | {token: place[token]}
-            tops.append({each.decoded_token or "": _finite(each.logprob) for each in likeliest.values()})
+            tops.append(
+                {each.decoded_token or "": _finite(each.logprob) for each in likeliest.values()}
+            )
         return {
             "tokens": tokens,
             "token_logprobs": values,
@@ -72,4 +74,4 @@ def _entry(tokenizer: Tokenizer, token: int, logprob: Logprob) -> dict[str, Any]
 
 
 def _finite(value: float) -> float:
-    return max(value, _LEAST)
+    return max(value, MIN_LOGPROB)

@@ -68,8 +68,8 @@ class Metrics:
     def _counter(self, name: str, text: str) -> Counter:
         return self._family(Counter, name, text).labels(**self._labels)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return self._family(Histogram, name, text, buckets=buckets).labels(**self._labels)
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        return self._family(Histogram, name, text, buckets=bounds).labels(**self._labels)
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         self._family(Gauge, name, text).labels(**self._labels).set_function(read)

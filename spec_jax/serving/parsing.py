@@ -145,8 +145,8 @@ class _Reasoning:
             self._state, self._rest = "after", ""
             # The white space before the tag was held back, and goes.
             return self._thought(thought.rstrip()), self._begun(text)
-        kept = 0 if last else held_back(self._rest, self._END)
-        end = len(self._rest) - kept
+        num_held = 0 if last else held_back(self._rest, self._END)
+        end = len(self._rest) - num_held
         end = end if last else len(self._rest[:end].rstrip())
         thought, self._rest = self._rest[:end], self._rest[end:]
         return self._thought(thought), ""
@@ -208,15 +208,15 @@ class _Hermes(_Calls):
 
     def _take(self, last: bool) -> Iterator[Delta]:
         while True:
-            if self._after_call:  # line breaks between calls are no text
+            if self._after_call:  # line breaks between calls are not text
                 self._rest = self._rest.lstrip()
                 if not self._rest:
                     return
             at = self._rest.find(self._BEGIN)
             if at < 0:
-                kept = 0 if last else held_back(self._rest, self._BEGIN)
-                end = len(self._rest) - kept
-                # White space before a call is no text either, so it waits for what follows.
+                num_held = 0 if last else held_back(self._rest, self._BEGIN)
+                end = len(self._rest) - num_held
+                # White space before a call is not text either, so it waits for what follows.
                 end = end if last else len(self._rest[:end].rstrip())
                 text, self._rest = self._rest[:end], self._rest[end:]
                 self._after_call = self._after_call and not text
@@ -270,8 +270,8 @@ class _Mistral(_Calls):
         if not self._begun:
             at = self._rest.find(self._BEGIN)
             if at < 0:
-                kept = 0 if last else held_back(self._rest, self._BEGIN)
-                end = len(self._rest) - kept
+                num_held = 0 if last else held_back(self._rest, self._BEGIN)
+                end = len(self._rest) - num_held
                 end = end if last else len(self._rest[:end].rstrip())
                 text, self._rest = self._rest[:end], self._rest[end:]
                 yield Delta(content=text)

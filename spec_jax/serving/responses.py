@@ -35,10 +35,14 @@ class ResponseRequest:
         fields = Fields(body)
         for name in ("previous_response_id", "conversation", "prompt"):
             if fields.take(name, (str, dict)) is not None:
-                message = f"{name} is given, and nothing is stored here; send all messages as input."
+                message = (
+                    f"{name} is given, and nothing is stored here; send all messages as input."
+                )
                 raise wrong(name, message)
         if fields.take("background", bool, False):
-            raise wrong("background", "background is true; an answer is given at once, or streamed.")
+            raise wrong(
+                "background", "background is true; an answer is given at once, or streamed."
+            )
         for name in _WITHOUT_EFFECT:
             fields.take(name, (str, int, float, bool, list, dict))
         self._instructions = fields.take("instructions", (str, list))
@@ -191,13 +195,20 @@ class _Items:
             yield {"type": f"response.{part['type']}.done", "text": part["text"], **at, **_MORE}
             yield {"type": "response.content_part.done", "part": dict(part), **at}
         item["status"] = "completed"
-        yield {"type": "response.output_item.done", "item": item, "output_index": len(self.complete)}
+        yield {
+            "type": "response.output_item.done",
+            "item": item,
+            "output_index": len(self.complete),
+        }
         self.complete.append(item)
 
     def _text(self, kind: str, part_kind: str, text: str) -> Iterator[dict[str, Any]]:
         if self._item is None or self._item["type"] != kind:
             yield from self.end()
-            item: dict[str, Any] = {"type": kind, "id": new_id("rs" if kind != "message" else "msg")}
+            item: dict[str, Any] = {
+                "type": kind,
+                "id": new_id("rs" if kind != "message" else "msg"),
+            }
             item |= {"status": "in_progress", "content": []}
             item |= {"summary": []} if kind == "reasoning" else {"role": "assistant"}
             yield from self._begin(item)

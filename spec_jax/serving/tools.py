@@ -35,7 +35,7 @@ class Tools:
         """
         tools = fields.take("tools", list, [])
         choice = fields.take("tool_choice", (str, dict))
-        several = "parallel_tool_calls" not in fields.names or _parallel(fields)
+        several = fields.take("parallel_tool_calls", bool, True)
         functions = [_function(each) for each in tools]
         names = [each["name"] for each in functions]
         if choice in (None, "auto") and tools:
@@ -51,11 +51,12 @@ class Tools:
         if not tools:
             raise wrong("tool_choice", f"tool_choice is {choice!r}, and there are no tools.")
         if isinstance(choice, dict):
-            wanted = (choice.get("function") or choice).get("name")
-            functions = [each for each in functions if each["name"] == wanted]
+            name = (choice.get("function") or choice).get("name")
+            functions = [each for each in functions if each["name"] == name]
             if not functions:
                 raise wrong(
-                    "tool_choice", f"tool_choice names {wanted!r}; the tools are {', '.join(names)}."
+                    "tool_choice",
+                    f"tool_choice names {name!r}; the tools are {', '.join(names)}.",
                 )
             several = False
         elif choice != "required":
@@ -67,10 +68,6 @@ class Tools:
         return cls(described, "json", names, _schema(functions, several))
 
 
-def _parallel(fields: Fields) -> bool:
-    return fields.take("parallel_tool_calls", bool, True)
-
-
 def _function(tool: Any) -> Mapping[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -80,7 +77,7 @@ def _function(tool: Any) -> Mapping[str, Any]:
             "'parameters': {...}}}.",
         )
     if not isinstance(function.get("parameters") or {}, Mapping):
-        raise wrong("tools", f"the parameters of tool {function['name']!r} are no JSON schema.")
+        raise wrong("tools", f"the parameters of tool {function['name']!r} are not an object.")
     return function
 
 

@@ -50,7 +50,7 @@ def serving(llm, *, names=(NAME,), max_queue=None, request_seconds=None, **optio
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(200)
         address = Address(f"http://127.0.0.1:{listening.getsockname()[1]}")
         address.service = started["service"]
         yield address

@@ -2,7 +2,7 @@
 
 import random
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from tests.serving.conftest import NAME

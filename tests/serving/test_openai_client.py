@@ -1,4 +1,4 @@
-"""The official client, unchanged, against the server: what comes back is what `LLM` decodes."""
+"""The official client, unchanged, gets from the server the texts that `LLM` decodes."""
 
 import openai
 import pytest
@@ -29,13 +29,21 @@ def test_completions_are_the_texts_that_generate_gives(client, plain, temperatur
     for choice, output in zip(answer.choices, expected, strict=True):
         assert choice.token_ids == list(output.token_ids)
         assert (choice.text, choice.finish_reason) == (output.text, output.finish_reason)
-        logprobs = [each[token].logprob for token, each in zip(output.token_ids, output.outputs[0].logprobs, strict=True)]
+        logprobs = [
+            each[token].logprob
+            for token, each in zip(output.token_ids, output.outputs[0].logprobs, strict=True)
+        ]
         assert choice.logprobs.token_logprobs == pytest.approx(logprobs, abs=1e-4)
     assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in expected)
     assert answer.usage.prompt_tokens == sum(len(each.prompt_token_ids) for each in expected)
     texts, ids, reasons, values = ["", "", ""], [[], [], []], [None] * 3, [[], [], []]
     events = client.completions.create(
-        model=NAME, prompt=PROMPTS, stream=True, stream_options={"include_usage": True}, **shape, **extra
+        model=NAME,
+        prompt=PROMPTS,
+        stream=True,
+        stream_options={"include_usage": True},
+        **shape,
+        **extra,
     )
     usage = None
     for event in events:
@@ -70,7 +78,9 @@ def test_a_chat_is_the_text_that_chat_gives(client, plain):
         ):
             assert entry.logprob == pytest.approx(place[token].logprob, abs=1e-4)
             assert len(entry.top_logprobs) == 3
-            assert bytes(entry.bytes) == (plain.tokenizer.token_bytes(token) or entry.token.encode())
+            assert bytes(entry.bytes) == (
+                plain.tokenizer.token_bytes(token) or entry.token.encode()
+            )
     contents, roles, reasons, entries = ["", ""], ["", ""], [None, None], [[], []]
     for event in client.chat.completions.create(
         model=NAME, messages=MESSAGES, stream=True, **shape
@@ -92,12 +102,20 @@ def test_a_chat_is_the_text_that_chat_gives(client, plain):
 def test_stop_strings_are_not_in_the_text(client, plain):
     text = plain.generate(PROMPTS[0], SamplingParams(max_tokens=32, ignore_eos=True))[0].text
     stop = text[4:7]
-    shape = {"model": NAME, "prompt": PROMPTS[0], "max_tokens": 32, "temperature": 0, "stop": [stop]}
+    shape = {
+        "model": NAME,
+        "prompt": PROMPTS[0],
+        "max_tokens": 32,
+        "temperature": 0,
+        "stop": [stop],
+    }
     shape["extra_body"] = {"ignore_eos": True}
     (choice,) = client.completions.create(**shape).choices
     assert choice.text == text[: text.index(stop)]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
-    streamed = "".join(each.choices[0].text for each in client.completions.create(**shape, stream=True))
+    streamed = "".join(
+        each.choices[0].text for each in client.completions.create(**shape, stream=True)
+    )
     assert streamed == choice.text
 
 
@@ -139,5 +157,9 @@ def test_echo_gives_the_prompt_and_its_log_probabilities(client, plain):
 def test_a_mistake_is_an_error_of_the_client(client, fields, status, param, code):
     with pytest.raises(openai.APIStatusError) as caught:
         client.completions.create(**({"model": NAME, "prompt": "a", "max_tokens": 2} | fields))
-    assert (caught.value.status_code, caught.value.param, caught.value.code) == (status, param, code)
+    assert (caught.value.status_code, caught.value.param, caught.value.code) == (
+        status,
+        param,
+        code,
+    )
     assert caught.value.body["message"].endswith((".", "?")) and caught.value.type

@@ -42,8 +42,8 @@ HERMES = {
 }
 LLAMA = {
     '{"name": "add", "parameters": {"a": 1}}': ("", "", [("add", {"a": 1})]),
-    '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "weather", "parameters": {"x": "};"}}': (
-        *("", "", [("add", {}), ("weather", {"x": "};"})]),
+    '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "add", "parameters": {"x": "};"}}': (
+        *("", "", [("add", {}), ("add", {"x": "};"})]),
     ),
     '{"answer": 4}': ('{"answer": 4}', "", []),
     "<|python_tag is text": ("<|python_tag is text", "", []),
@@ -61,7 +61,12 @@ MISTRAL = {
 FORCED = {f"[{CALL}]": ("", "", [WEATHER]), "[": ("[", "", [])}
 CASES = [
     (form, text, expected)
-    for form, cases in {"hermes": HERMES, "llama3": LLAMA, "mistral": MISTRAL, "json": FORCED}.items()
+    for form, cases in {
+        "hermes": HERMES,
+        "llama3": LLAMA,
+        "mistral": MISTRAL,
+        "json": FORCED,
+    }.items()
     for text, expected in cases.items()
 ]
 
@@ -102,7 +107,9 @@ def test_reasoning_is_divided_from_the_answer_wherever_it_is_cut(text, expected)
         # Calls in the reasoning are thoughts; calls after it are calls.
         more = [*pieces, f"<tool_call>{ADD}</tool_call>"]
         after = parsed(more, **options, tools="hermes", names=NAMES)
-        assert (len(after[2]) == 1) == ("</think>" in text or not text.lstrip().startswith("<think>"))
+        assert (len(after[2]) == 1) == (
+            "</think>" in text or not text.lstrip().startswith("<think>")
+        )
 
 
 def test_the_chat_template_tells_the_format():

@@ -6,13 +6,15 @@ import random
 import socket
 import time
 
-import httpx
+import httpx2 as httpx
 import pytest
 
-from spec_jax import SamplingParams
+from spec_jax import LLM, SamplingParams
+from spec_jax.cli.serve import WAYS
 from tests.serving.conftest import NAME, serving
 
 PROMPTS = ["the thin thing in the", "a", "and then the end of the the the", "in the end"]
+LOOKUP = {"method": "prompt_lookup", "draft_length_policy": "constant"}
 LONG = {"prompt": "a", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
@@ -30,18 +32,17 @@ def wait_until(condition, seconds=20):
 
 
 def test_a_key_is_asked_for_everywhere_but_where_orchestrators_look(plain):
-    with serving(plain, api_keys=("one", "two")) as address:
-        with httpx.Client(base_url=address) as client:
-            for path in ("/health", "/metrics", "/version"):
-                assert client.get(path).status_code == 200
-            assert error_of(client.get("/v1/models"))[:2] == (401, "invalid_api_key")
-            for key in ("three", "onetwo", "ÿ"):
-                headers = {b"authorization": f"Bearer {key}".encode()}
-                assert client.get("/v1/models", headers=headers).status_code == 401
-            for headers in ({"Authorization": "Bearer two"}, {"X-Api-Key": "one"}):
-                assert client.get("/v1/models", headers=headers).status_code == 200
-            body = {"tokens": [1]}
-            assert client.post("/detokenize", json=body).status_code == 401
+    keys = {"api_keys": ("one", "two")}
+    with serving(plain, **keys) as address, httpx.Client(base_url=address) as client:
+        for path in ("/health", "/metrics", "/version"):
+            assert client.get(path).status_code == 200
+        assert error_of(client.get("/v1/models"))[:2] == (401, "invalid_api_key")
+        for key in ("three", "onetwo", "\u00ff"):
+            headers = {b"authorization": f"Bearer {key}".encode()}
+            assert client.get("/v1/models", headers=headers).status_code == 401
+        for headers in ({"Authorization": "Bearer two"}, {"X-Api-Key": "one"}):
+            assert client.get("/v1/models", headers=headers).status_code == 200
+        assert client.post("/detokenize", json={"tokens": [1]}).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_full_queue_answers_at_once_and_nobody_starves(plain, monkeypatch):
 
     async def ask(client):
         begin = time.perf_counter()
-        response = await client.post("/v1/completions", json=LONG | {"max_tokens": 40})
+        response = await client.post("/v1/completions", json=LONG)
         return response.status_code, time.perf_counter() - begin, response
 
     async def main(address):
@@ -137,7 +138,9 @@ def test_a_time_limit_ends_a_request(plain):
         response = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
         assert error_of(response)[:2] == (504, "timeout")
         wait_until(lambda: address.service.engine.num_unfinished == 0)
-        with httpx.stream("POST", f"{address}/v1/completions", json=body | {"stream": True}) as events:
+        with httpx.stream(
+            "POST", f"{address}/v1/completions", json=body | {"stream": True}
+        ) as events:
             lines = [each for each in events.iter_lines() if each]
         assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
         assert lines[-1] == "data: [DONE]"
@@ -159,7 +162,7 @@ def test_metrics_count_what_was_decoded(plain):
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_answers_do_not_depend_on_who_comes_and_goes(address, plain, seed):
-    """Random arrivals, streams, cancellations and disconnections: the others' tokens are offline's."""
+    """Random arrivals, streams and disconnections: the others' tokens are offline's."""
     rng = random.Random(seed)
     requests = [
         {
@@ -222,3 +225,30 @@ def test_the_end_waits_for_answers_and_takes_no_more(plain):
             refused = httpx.post(f"{address}/v1/completions", json=LONG)
             assert error_of(refused)[0] == 503 and "retry-after" in refused.headers
             assert [each for each in lines if each][-1] == "data: [DONE]"
+
+
+def test_after_the_warm_up_nobody_waits_for_the_compiler(directories):
+    llm = LLM(str(directories / "target"), max_num_seqs=4, speculative_config=LOOKUP)
+    rng, engine = random.Random(1), llm.engine
+
+    async def ask(client, wait, body):
+        await asyncio.sleep(wait)
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+    async def main(address):
+        async with httpx.AsyncClient(base_url=address, timeout=120) as client:
+            bodies = [
+                {
+                    "prompt": rng.choice(PROMPTS) * rng.randint(1, 3),
+                    "max_tokens": rng.randint(1, 30),
+                    **rng.choice([{"temperature": 0}, {}, {"top_p": 0.5}]),
+                }
+                for _ in range(60)
+            ]
+            await asyncio.gather(*(ask(client, rng.random() * 3, each) for each in bodies))
+
+    with serving(llm, warm_up=lambda: llm.warm_up_batches(WAYS)) as address:
+        traces = engine.traces
+        asyncio.run(main(address))
+        names = engine.compiler.names()[-4:]
+    assert engine.traces == traces, names
