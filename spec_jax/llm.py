@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -385,16 +386,18 @@ class LLM:
             self.warm_up(each, num_tokens=num_tokens)
         once = {"n": 1, "min_tokens": 0, "seed": 0, "namespace": "warm-up", "ignore_eos": True}
         room = max(1, min(self.max_model_len - 1, num_tokens) // 2)
+        sizes = sorted({self.engine.num_rows(each + 1) for each in range(self.max_num_seqs)})
         for each in params:
             sampling = dataclasses.replace(each, max_tokens=room, **once)
-            streams = []
-            for token in range(self.max_num_seqs):  # the batch grows by each of them
-                streams.append(self.stream([[token]], sampling))
-                next(streams[-1])
-            for stream in streams:
-                stream.close()
-            together = [[token] for token in range(self.max_num_seqs)]
-            self.generate(together, dataclasses.replace(sampling, max_tokens=1))
+            for first, last in itertools.combinations_with_replacement(sizes, 2):
+                self._scheduler.release()  # a batch that is kept would not grow
+                streams = [self.stream([[token] for token in range(first)], sampling)]
+                next(streams[0])
+                if last > first:
+                    streams.append(self.stream([[token] for token in range(first, last)], sampling))
+                    next(streams[1])
+                for stream in streams:
+                    stream.close()
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; vLLM's name of `tokenizer`."""
