@@ -94,6 +94,11 @@ class AsyncLLM:
         return sum(len(each.mailbox.open) for each in self._streams.values())
 
     @property
+    def num_calls(self) -> int:
+        """Calls that have not ended, the ones included whose last chunks were not read yet."""
+        return len(self._streams)
+
+    @property
     def most_unfinished(self) -> int | None:
         """Completions that may be decoded and wait at a time; None for any number."""
         return None if self.max_queue is None else self.llm.max_num_seqs + self.max_queue

@@ -49,7 +49,7 @@ class ChatCompletion:
         if form is not None:
             changed["structured_outputs"] = form
         if self._tools.schema is not None:
-            if form is not None or body.get("structured_outputs") is not None:
+            if form is not None:
                 raise wrong(
                     "tool_choice",
                     "tool_choice asks for a call, and response_format for another form; leave one "

@@ -75,6 +75,11 @@ class Fields:
 
     def passed_on(self) -> dict[str, Any]:
         """The parameters of sampling, for an endpoint that is turned into a chat."""
+        if self._left.pop("n", 1) != 1:
+            raise wrong("n", "n is not 1; this endpoint gives one answer.")
+        return self._sampling()
+
+    def _sampling(self) -> dict[str, Any]:
         self._asked |= SAMPLING
         return {name: self._left.pop(name) for name in SAMPLING & self._left.keys()}
 
@@ -91,7 +96,12 @@ class Fields:
         Raises:
           ApiError, ConfigError: a value is wrong.
         """
-        values = self.passed_on()
+        values = self._sampling()
+        if "structured_outputs" in changed and "structured_outputs" in values:
+            raise wrong(
+                "structured_outputs",
+                "structured_outputs is given beside response_format or tool_choice; leave one out.",
+            )
         if "logit_bias" in values:
             values["logit_bias"] = _logit_bias(values["logit_bias"])
         if isinstance(seed := values.get("seed"), int) and not isinstance(seed, bool):

@@ -54,10 +54,17 @@ class Server:
         )
         self._uvicorn = _Uvicorn(config)
         self._stopping = asyncio.Event()
+        self._failure: Exception | None = None
 
     async def run(self, listening: socket.socket) -> None:
-        """Serves on a socket until it is stopped."""
+        """Serves on a socket until it is stopped.
+
+        Raises:
+          Exception: the error of a warm-up that failed.
+        """
         await self._uvicorn.serve([listening])
+        if self._failure is not None:
+            raise self._failure
 
     def stop_at_signals(self) -> None:
         """Lets SIGTERM and SIGINT stop it; in the main thread alone."""
@@ -83,7 +90,12 @@ class Server:
             await self._service.engine.shutdown()
 
     async def _make_ready(self) -> None:
-        await asyncio.to_thread(self._warm_up)
+        try:
+            await asyncio.to_thread(self._warm_up)
+        except Exception as error:
+            self._failure = error
+            self._uvicorn.should_exit = True
+            return
         if not self._stopping.is_set():
             self._service.is_ready = True
             self._on_ready()
@@ -91,7 +103,7 @@ class Server:
     async def _drain(self) -> None:
         await self._stopping.wait()
         deadline = asyncio.get_running_loop().time() + self._shutdown_seconds
-        while self._service.engine.num_unfinished and asyncio.get_running_loop().time() < deadline:
+        while self._service.engine.num_calls and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.05)  # the last events are on their way
         self._uvicorn.should_exit = True

@@ -119,6 +119,7 @@ def test_messages_are_the_same_chat(client, address):
     count = httpx.post(f"{address}/v1/messages/count_tokens", json={"messages": MESSAGES}).json()
     usage = answer["usage"]
     assert count["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert httpx.post(f"{address}/v1/messages", json=body | {"n": 2}).status_code == 400
     wrong = httpx.post(f"{address}/v1/messages", json={"messages": MESSAGES})
     assert wrong.status_code == 400
     assert wrong.json()["type"] == "error" and "max_tokens" in wrong.json()["error"]["message"]

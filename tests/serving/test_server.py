@@ -10,7 +10,11 @@ import httpx2 as httpx
 import pytest
 
 from spec_jax import LLM, SamplingParams
+from spec_jax.async_llm import AsyncLLM
 from spec_jax.cli.serve import WAYS
+from spec_jax.engine import programs
+from spec_jax.serving.server import Server
+from spec_jax.serving.service import Service
 from tests.serving.conftest import NAME, serving
 
 PROMPTS = ["the thin thing in the", "a", "and then the end of the the the", "in the end"]
@@ -227,7 +231,22 @@ def test_the_end_waits_for_answers_and_takes_no_more(plain):
             assert [each for each in lines if each][-1] == "data: [DONE]"
 
 
-def test_after_the_warm_up_nobody_waits_for_the_compiler(directories):
+def test_a_warm_up_that_fails_ends_the_server(plain):
+    def warm_up():
+        raise MemoryError("full")
+
+    async def serve():
+        service = Service(AsyncLLM(plain), [NAME])
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            await Server(service, warm_up=warm_up).run(listening)
+
+    with pytest.raises(MemoryError, match="full"):
+        asyncio.run(asyncio.wait_for(serve(), 30))
+
+
+def test_after_the_warm_up_nobody_waits_for_the_compiler(directories, monkeypatch):
+    # The programs of all other tests of this process take its memory maps, so that some are dropped.
+    monkeypatch.setattr(programs, "maps_taken", lambda: 0.0)
     llm = LLM(str(directories / "target"), max_num_seqs=4, speculative_config=LOOKUP)
     engine = llm.engine
 
