@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from spec_jax import checkpoints, distributed
@@ -339,7 +339,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[StreamChunk]:
+    ) -> Generator[StreamChunk, None, None]:
         """Completes prompts and yields the text as it comes; same arguments as `generate`.
 
         The concatenated texts of a prompt's chunks are its output's text, and its last chunk

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 
 from spec_jax.engine.progress import Bar, progress_bar
 from spec_jax.engine.requests import Request
@@ -77,7 +77,9 @@ class Dispatcher:
         self._mailboxes: dict[int, Mailbox] = {}
         self._is_stepping, self._num_waiting = False, 0
 
-    def chunks(self, entries: Iterable[Entry], *, streaming: bool) -> Iterator[StreamChunk]:
+    def chunks(
+        self, entries: Iterable[Entry], *, streaming: bool
+    ) -> Generator[StreamChunk, None, None]:
         """Decodes requests, from the first chunk that is asked for on.
 
         Closing or dropping the iterator cancels those that have not finished.

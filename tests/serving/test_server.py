@@ -245,7 +245,7 @@ def test_a_warm_up_that_fails_ends_the_server(plain):
 
 
 def test_after_the_warm_up_nobody_waits_for_the_compiler(directories, monkeypatch):
-    # The programs of all other tests of this process take its memory maps, so that some are dropped.
+    # Other tests' programs take this process's memory maps, so that some would be dropped.
     monkeypatch.setattr(programs, "maps_taken", lambda: 0.0)
     llm = LLM(str(directories / "target"), max_num_seqs=4, speculative_config=LOOKUP)
     engine = llm.engine
