@@ -46,13 +46,15 @@ def run(options: ServeOptions, screen: Screen) -> int:
 
         def warm_up() -> None:
             if not options.lazy:
-                screen.progress("compiling")
                 llm.warm_up_batches(WAYS)
 
         if not options.api_key and not _is_local(options.host):
             screen.note(
                 f"whoever reaches {address} may ask: there is no API key; give one with --api-key."
             )
+
+        if not options.lazy:
+            screen.progress("compiling")  # here: a screen belongs to the main thread
 
         async def serve() -> None:
             server = Server(

@@ -38,7 +38,7 @@ class ChatCompletion:
             _for_template(each, service.knows_developer) for each in fields.needed("messages", list)
         ]
         self.streams = fields.take("stream", bool, False)
-        self._include_usage = _include_usage(fields, self.streams)
+        self._include_usage = fields.include_usage(self.streams)
         self._template = _template_options(fields)
         self._top = _top_logprobs(fields)
         self._with_ids = fields.take("return_token_ids", bool, False)
@@ -228,13 +228,6 @@ class _Choice:
 def _call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _include_usage(fields: Fields, streams: bool) -> bool:
-    options = fields.take("stream_options", dict, {})
-    if options and not streams:
-        raise wrong("stream_options", "stream_options needs stream true; leave it out.")
-    return options.get("include_usage") is True
 
 
 def _top_logprobs(fields: Fields) -> int | None:

@@ -37,7 +37,7 @@ class TextCompletion:
         self._service, self._id, self._created = service, new_id("cmpl"), int(time.time())
         self._prompts = _prompts(fields.needed("prompt", (str, list)))
         self.streams = fields.take("stream", bool, False)
-        self._options = _stream_options(fields, self.streams)
+        self._include_usage = fields.include_usage(self.streams)
         self._echo = fields.take("echo", bool, False)
         self._top = checked_logprobs("logprobs", fields.take("logprobs", int))
         self._with_ids = fields.take("return_token_ids", bool, False)
@@ -63,7 +63,6 @@ class TextCompletion:
     async def result(self, stream: RequestStream) -> dict[str, Any]:
         """The answer, once it is complete."""
         choices: dict[int, dict[str, Any]] = {}
-        prompt_ids: dict[int, Sequence[int]] = {}
         async for chunk in self._service.chunks(stream):
             if (output := chunk.output) is None:
                 continue
@@ -92,14 +91,13 @@ class TextCompletion:
                 choice["token_ids"] = list(completion.token_ids)
                 choice["prompt_token_ids"] = list(prompt)
             choices[choice["index"]] = choice
-            prompt_ids[chunk.index] = prompt
         ordered = [choices[index] for index in sorted(choices)]
         return self._envelope(ordered) | {"usage": self._usage.as_dict()}
 
     async def events(self, stream: RequestStream) -> AsyncIterator[dict[str, Any]]:
         """The answer as events."""
         logprobs: dict[int, CompletionLogprobs] = {}
-        extra = {"usage": None} if self._options.get("include_usage") else {}
+        extra = {"usage": None} if self._include_usage else {}
         async for chunk in self._service.chunks(stream):
             choice = self._choice(chunk)
             index, first = choice["index"], choice["index"] not in logprobs
@@ -164,10 +162,3 @@ def _prompts(value: Any) -> list[Prompt]:
         if not isinstance(each, str | list):
             raise wrong("prompt", "prompt mixes kinds; give texts, token ids, or lists of them.")
     return value
-
-
-def _stream_options(fields: Fields, streams: bool) -> dict[str, Any]:
-    options = fields.take("stream_options", dict, {})
-    if options and not streams:
-        raise wrong("stream_options", "stream_options needs stream true; leave it out.")
-    return options

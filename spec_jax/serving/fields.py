@@ -73,6 +73,13 @@ class Fields:
             raise wrong(name, f"{name} is {_shown(value)}; give {words}.")
         return value
 
+    def include_usage(self, streams: bool) -> bool:
+        """Whether a stream ends with the usage."""
+        options = self.take("stream_options", dict, {})
+        if options and not streams:
+            raise wrong("stream_options", "stream_options needs stream true; leave it out.")
+        return options.get("include_usage") is True
+
     def passed_on(self) -> dict[str, Any]:
         """The parameters of sampling, for an endpoint that is turned into a chat."""
         if self._left.pop("n", 1) != 1:

@@ -95,7 +95,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(served, directories):  # no
 
 
 def test_an_open_server_says_that_it_is_open(served):
-    process, address = served("--lazy", "--host", "0.0.0.0")
+    process, address = served("--host", "0.0.0.0", "--max-num-seqs", "1")
     wait_ready(process, address)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
