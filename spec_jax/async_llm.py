@@ -108,6 +108,8 @@ class AsyncLLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         request_id: str | None = None,
+        *,
+        may_draft: bool = True,
     ) -> AsyncIterator[StreamChunk]:
         """Completes prompts and yields the text as it comes; like `LLM.stream`.
 
@@ -118,13 +120,15 @@ class AsyncLLM:
           sampling_params: one for all prompts, or one for each; by default
             `llm.get_default_sampling_params()`.
           request_id: a name for `abort`; by default one that no other call has.
+          may_draft: false decodes this call plainly, whatever drafts for others.
 
         Raises:
           RequestError, ConfigError: `LLM.generate`'s; or `request_id` is taken.
           QueueFullError: as many completions wait as may.
           ShutdownError: `shutdown` was called.
         """
-        async with await self.submit(prompts, sampling_params, request_id) as stream:
+        submitted = self.submit(prompts, sampling_params, request_id, may_draft=may_draft)
+        async with await submitted as stream:
             async for chunk in stream:
                 yield chunk
 
@@ -133,11 +137,15 @@ class AsyncLLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         request_id: str | None = None,
+        *,
+        may_draft: bool = True,
     ) -> RequestStream:
         """Queues a call of `generate`; same arguments and errors, which come at once."""
         self._check_open(request_id)
         # Tokenizing a long text would hold up all other tasks.
-        entries = await asyncio.to_thread(self.llm.requests, prompts, sampling_params)
+        entries = await asyncio.to_thread(
+            self.llm.requests, prompts, sampling_params, may_draft=may_draft
+        )
         self._check_open(request_id)
         limit = self.most_unfinished
         if limit is not None and len(entries) > limit:

@@ -293,12 +293,19 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        may_draft: bool = True,
     ) -> list[Entry]:
         """The requests of a call of `generate`, one for each completion; the errors are the same.
 
-        Other processes of the run are not asked whether they make the same ones.
+        Other processes of the run are not asked whether they make the same ones. With `may_draft`
+        false they decode plainly.
         """
-        return self._request_builder.entries(*match(prompts, sampling_params, self._default_params))
+        several, params = match(prompts, sampling_params, self._default_params)
+        entries = self._request_builder.entries(several, params)
+        return [
+            (dataclasses.replace(each, may_draft=may_draft), origin) for each, origin in entries
+        ]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests that come without any; see `generation_config`."""

@@ -169,8 +169,10 @@ class Batch:
         if self._profiler is not None:
             num_running = len(self._running.union(self._prefills.num_computed_tokens, requests))
             may_draft = self._profiler.expects_drafts(self._key, [*requests.values()], num_running)
-            changed = (dataclasses.replace(each, may_draft=may_draft) for each in requests.values())
-            requests = dict(zip(requests, changed, strict=True))
+            requests = {
+                slot: dataclasses.replace(each, may_draft=may_draft and each.may_draft)
+                for slot, each in requests.items()
+            }
         self._prefills.add(requests, self.shape, self.together)
         for slot in requests:
             self._num_entries += 1

@@ -239,6 +239,8 @@ class Scheduler:
 
     def _max_rounds(self) -> int:
         assert self._batch is not None
+        if self._batch.reading:
+            return 1  # the sooner a prompt is read, the fewer rounds decode few rows
         streams = {
             slot: each for slot, each in self._running.items() if each.number in self._streaming
         }

@@ -6,6 +6,7 @@ import hmac
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -13,11 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import spec_jax
 from spec_jax.async_llm import RequestStream
+from spec_jax.serving.audio import transcribe
 from spec_jax.serving.chat import ChatCompletion
 from spec_jax.serving.completions import TextCompletion
 from spec_jax.serving.errors import ApiError, api_error, unavailable, wrong
@@ -35,6 +37,8 @@ UNREAD = (401, 404, 405, 408, 413)
 """Statuses of answers that may come before the body does."""
 OPEN_PATHS = ("/", "/health", "/metrics", "/version")
 """What needs no API key."""
+
+PAGE = Path(__file__).with_name("page.html")
 
 log = logging.getLogger("spec_jax.serving")
 
@@ -86,10 +90,13 @@ def make_app(
         Route("/v1/responses", endpoints.decoding(ResponseRequest), methods=post),
         Route("/v1/messages", endpoints.decoding(Message), methods=post),
         Route("/v1/messages/count_tokens", endpoints.guarded(endpoints.count_tokens), methods=post),
+        Route("/v1/audio/transcriptions", endpoints.speech("transcribe"), methods=post),
+        Route("/v1/audio/translations", endpoints.speech("translate"), methods=post),
         Route("/v1/models", endpoints.guarded(endpoints.models), methods=get),
         Route("/v1/models/{name:path}", endpoints.guarded(endpoints.model), methods=get),
         Route("/tokenize", endpoints.guarded(endpoints.tokenize), methods=post),
         Route("/detokenize", endpoints.guarded(endpoints.detokenize), methods=post),
+        Route("/", endpoints.guarded(endpoints.page), methods=get),
         Route("/health", endpoints.guarded(endpoints.health), methods=get),
         Route("/metrics", endpoints.guarded(endpoints.metrics), methods=get),
         Route("/version", endpoints.guarded(endpoints.version), methods=get),
@@ -126,6 +133,8 @@ class _Endpoints:
                 return await act(request)
             except ClientDisconnect:
                 return Response(status_code=499)
+            except HTTPException:
+                raise
             except Exception as error:
                 return _error_response(request, error)
 
@@ -140,6 +149,16 @@ class _Endpoints:
                 return await self._decode(request, kind(self._service, body))
             except Exception as error:
                 raise api_error(error, body) if _is_expected(error) else error from error
+
+        return self.guarded(respond)
+
+    def speech(self, task: str) -> Callable[..., Any]:
+        """An endpoint that transcribes or translates."""
+
+        async def respond(request: Request) -> Response:
+            if not self._service.is_ready:
+                raise unavailable("the server is loading, or is shutting down; ask again later.")
+            return await transcribe(self._service, request, task)
 
         return self.guarded(respond)
 
@@ -246,6 +265,10 @@ class _Endpoints:
                 raise wrong("tokens", f"tokens holds {each!r}; give integers from 0 to {size - 1}.")
         text = await asyncio.to_thread(self._service.tokenizer.decode, ids, False)
         return JSONResponse({"prompt": text})
+
+    async def page(self, request: Request) -> Response:
+        headers = {"Content-Security-Policy": "default-src 'self' 'unsafe-inline'"}
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
 
     async def health(self, request: Request) -> Response:
         if not self._service.is_ready:

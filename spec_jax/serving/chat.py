@@ -38,6 +38,7 @@ class ChatCompletion:
             _for_template(each, service.knows_developer) for each in fields.needed("messages", list)
         ]
         self.streams = fields.take("stream", bool, False)
+        self._may_draft = fields.take("speculative", bool, True)
         self._include_usage = fields.include_usage(self.streams)
         self._template = _template_options(fields)
         self._top = _top_logprobs(fields)
@@ -79,7 +80,9 @@ class ChatCompletion:
 
     async def submit(self) -> RequestStream:
         """Renders the conversation, and queues it."""
-        return await self._service.submit([await self.encode()], self._sampling)
+        return await self._service.submit(
+            [await self.encode()], self._sampling, may_draft=self._may_draft
+        )
 
     async def result(self, stream: RequestStream) -> dict[str, Any]:
         """The answer, once it is complete."""

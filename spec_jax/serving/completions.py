@@ -37,6 +37,7 @@ class TextCompletion:
         self._service, self._id, self._created = service, new_id("cmpl"), int(time.time())
         self._prompts = _prompts(fields.needed("prompt", (str, list)))
         self.streams = fields.take("stream", bool, False)
+        self._may_draft = fields.take("speculative", bool, True)
         self._include_usage = fields.include_usage(self.streams)
         self._echo = fields.take("echo", bool, False)
         self._top = checked_logprobs("logprobs", fields.take("logprobs", int))
@@ -58,7 +59,7 @@ class TextCompletion:
 
     async def submit(self) -> RequestStream:
         """Queues it."""
-        return await self._service.submit(self._prompts, self._sampling)
+        return await self._service.submit(self._prompts, self._sampling, may_draft=self._may_draft)
 
     async def result(self, stream: RequestStream) -> dict[str, Any]:
         """The answer, once it is complete."""

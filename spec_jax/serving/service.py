@@ -89,12 +89,16 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def submit(
-        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams,
+        *,
+        may_draft: bool = True,
     ) -> RequestStream:
         """Queues a request; the errors are `AsyncLLM.submit`'s, and ApiError before it is ready."""
         if not self.is_ready:
             raise unavailable("the server is loading, or is shutting down; ask again later.")
-        return await self.engine.submit(prompts, sampling)
+        return await self.engine.submit(prompts, sampling, may_draft=may_draft)
 
     async def chunks(self, stream: RequestStream) -> AsyncIterator[StreamChunk]:
         """The chunks of a request, which are counted; ends it at its time limit.
