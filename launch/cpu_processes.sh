@@ -26,7 +26,7 @@ processes=$1
 shift
 model=(--target "$ROOT/checkpoints/smollm2-135m-instruct.toml" --layout "$layout")
 case "${1-}" in
-  generate | chat | plan) set -- "$1" "${model[@]}" "${@:2}" ;;
+  generate | chat | plan | serve) set -- "$1" "${model[@]}" "${@:2}" ;;
   convert) set -- "$1" --layout "$layout" "${@:2}" ;;
 esac
 

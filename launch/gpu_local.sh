@@ -34,7 +34,7 @@ if [ "$count" = 0 ] && [ -n "$DRY_RUN" ]; then
 fi
 [ "$count" -gt 0 ] || die "no GPU: $found; launch/local.sh runs on the CPU"
 layout="$(layout gpu- "$count")"
-case "${1-}" in generate | chat | convert | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac
+case "${1-}" in generate | chat | convert | plan | serve) set -- "$1" --layout "$layout" "${@:2}" ;; esac
 
 ensure_env cuda
 # Without JAX_PLATFORMS a GPU that cannot be used would be replaced by the CPU.

@@ -34,7 +34,7 @@ need CLUSTER "the GKE cluster"
 need IMAGE "a container image of this checkout"
 [ $# -gt 0 ] || die "no command given; --help shows an example"
 layout=sharding/tpu-v5e-16.toml # in the image
-case "$1" in generate | chat | convert | plan) set -- "$1" --layout "$layout" "${@:2}" ;; esac
+case "$1" in generate | chat | convert | plan | serve) set -- "$1" --layout "$layout" "${@:2}" ;; esac
 
 environment=("JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-/tmp/spec-jax/xla}"
   "SPEC_JAX_JOIN_SECONDS=${SPEC_JAX_JOIN_SECONDS:-600}")

@@ -6,7 +6,7 @@ from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec_jax.async_llm import AsyncLLM, RequestStream
+    from spec_jax.async_llm import AsyncLLM, RequestStream, follow
     from spec_jax.config import SamplingParams, SpeculativeConfig, StructuredOutputsParams
     from spec_jax.engine.custom import DrafterFactory, DrafterSetting, register_drafter
     from spec_jax.errors import (

@@ -3,8 +3,12 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
+from spec_jax import distributed
 from spec_jax.config import SamplingParams, check_integer
+from spec_jax.distributed.watch import end_process
+from spec_jax.engine import following
 from spec_jax.engine.dispatcher import Dispatcher, Mailbox
 from spec_jax.engine.request_builder import Prompt
 from spec_jax.errors import ConfigError, QueueFullError, ShutdownError
@@ -67,10 +71,15 @@ class AsyncLLM:
     A thread decodes the requests of all tasks in one running batch; the event loop never waits for
     the device. Use it as an asynchronous context manager, or call `shutdown`.
 
+    If several processes decode together, process 0 makes it, and all others call `follow`.
+
     Args:
       llm: what decodes. Its other methods may be used meanwhile, by other threads.
       max_queue: most completions that may wait while `llm.max_num_seqs` are decoded; None for any
         number.
+
+    Raises:
+      ConfigError: this is not process 0, or the model reads speech in several processes.
     """
 
     def __init__(self, llm: LLM, max_queue: int | None = None):
@@ -81,6 +90,15 @@ class AsyncLLM:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._num_requests = 0
+        self._lead: following.Lead | None = None
+        number, count = distributed.process()
+        if number > 0:
+            raise ConfigError(
+                f"an AsyncLLM takes requests in process 0, and this is process {number} of {count}; "
+                "call follow(llm) instead."
+            )
+        if count > 1:
+            self._lead = following.Lead(distributed.messages(), llm.dispatcher.scheduler)
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
@@ -110,6 +128,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         may_draft: bool = True,
+        prediction: str = "",
     ) -> AsyncIterator[StreamChunk]:
         """Completes prompts and yields the text as it comes; like `LLM.stream`.
 
@@ -121,13 +140,16 @@ class AsyncLLM:
             `llm.get_default_sampling_params()`.
           request_id: a name for `abort`; by default one that no other call has.
           may_draft: false decodes this call plainly, whatever drafts for others.
+          prediction: a text that the output may resemble. The method `prompt_lookup` drafts from it,
+            too; no model reads it.
 
         Raises:
           RequestError, ConfigError: `LLM.generate`'s; or `request_id` is taken.
           QueueFullError: as many completions wait as may.
           ShutdownError: `shutdown` was called.
         """
-        submitted = self.submit(prompts, sampling_params, request_id, may_draft=may_draft)
+        options: Any = {"may_draft": may_draft, "prediction": prediction}
+        submitted = self.submit(prompts, sampling_params, request_id, **options)
         async with await submitted as stream:
             async for chunk in stream:
                 yield chunk
@@ -139,12 +161,17 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         may_draft: bool = True,
+        prediction: str = "",
     ) -> RequestStream:
         """Queues a call of `generate`; same arguments and errors, which come at once."""
         self._check_open(request_id)
         # Tokenizing a long text would hold up all other tasks.
         entries = await asyncio.to_thread(
-            self.llm.requests, prompts, sampling_params, may_draft=may_draft
+            self.llm.requests,
+            prompts,
+            sampling_params,
+            may_draft=may_draft,
+            prediction=prediction,
         )
         self._check_open(request_id)
         limit = self.most_unfinished
@@ -165,10 +192,19 @@ class AsyncLLM:
         self._streams[name] = stream
         dispatcher.post(stream.mailbox, entries, streaming=True)
         if self._thread is None:
-            arguments = {"target": dispatcher.run_steps, "args": (self._closing,)}
-            self._thread = threading.Thread(**arguments, name="spec-jax-decoding", daemon=True)
+            self._thread = threading.Thread(
+                target=self._decode, name="spec-jax-decoding", daemon=True
+            )
             self._thread.start()
         return stream
+
+    def _decode(self) -> None:
+        dispatcher = self.llm.dispatcher
+        if self._lead is None:
+            dispatcher.run_steps(self._closing)
+            return
+        self._lead.begin()
+        dispatcher.run_steps(self._closing, on_error=_end_all)
 
     def _check_open(self, request_id: str | None) -> None:
         if self._closing.is_set():
@@ -182,10 +218,32 @@ class AsyncLLM:
             stream.close()
 
     async def shutdown(self) -> None:
-        """Ends all calls and the thread."""
+        """Ends all calls and the thread, and what follows in other processes."""
+        was_open = not self._closing.is_set()
         for name in [*self._streams]:
             self.abort(name)
         self._closing.set()
         self.llm.dispatcher.wake()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        if self._lead is not None and was_open:
+            await asyncio.to_thread(self._lead.end)
+
+
+def _end_all(error: Exception) -> None:
+    """Ends this process, and so the others: what they hold may not be the same any more."""
+    end_process(f"process 0 of {distributed.process()[1]} ends: decoding failed: {error}")
+
+
+def follow(llm: LLM) -> None:
+    """Decodes the requests of process 0's `AsyncLLM`, until it is shut down.
+
+    All processes but the first one of a run call it, with an `LLM` that has decoded the same so far.
+
+    Raises:
+      ConfigError: this is process 0.
+    """
+    number, count = distributed.process()
+    if number == 0:
+        raise ConfigError(f"process 0 of {count} leads; make an AsyncLLM in it.")
+    following.follow(distributed.messages(), llm.dispatcher.scheduler, llm.request)

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -32,7 +31,6 @@ from spec_jax.config.unsupported import (
     explaining_unknown,
     ignored_by_llm,
 )
-from spec_jax.engine.batch_shape import warm_up_lengths
 from spec_jax.engine.compile_cache import keep_programs
 from spec_jax.engine.custom import DrafterFactory, DrafterSetting, choose, fingerprint
 from spec_jax.engine.dispatcher import Device, Dispatcher, Entry
@@ -44,6 +42,7 @@ from spec_jax.engine.request_builder import Message, Prompt, RequestBuilder, mat
 from spec_jax.engine.requests import Request, RequestInput
 from spec_jax.engine.scheduler import Scheduler
 from spec_jax.engine.transcription import Sound, Transcriber
+from spec_jax.engine.warm_up import compile_reading
 from spec_jax.errors import ConfigError
 from spec_jax.outputs import RequestOutput, StreamChunk, Transcription
 from spec_jax.sharding import Layout
@@ -295,17 +294,22 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         may_draft: bool = True,
+        prediction: str = "",
     ) -> list[Entry]:
         """The requests of a call of `generate`, one for each completion; the errors are the same.
 
         Other processes of the run are not asked whether they make the same ones. With `may_draft`
-        false they decode plainly.
+        false they decode plainly. `prediction` is a text that the output may resemble: the method
+        `prompt_lookup` drafts from it, too, and no model reads it.
         """
         several, params = match(prompts, sampling_params, self._default_params)
         entries = self._request_builder.entries(several, params)
-        return [
-            (dataclasses.replace(each, may_draft=may_draft), origin) for each, origin in entries
-        ]
+        predicted: list[int] = []
+        if prediction and self.engine.drafter.uses_predictions:
+            room = self.max_model_len * self.tokenizer.longest_token
+            predicted = self.tokenizer.encode(prediction[:room], add_special_tokens=False)
+        changes: Any = {"may_draft": may_draft, "prediction": predicted}
+        return [(dataclasses.replace(each, **changes), origin) for each, origin in entries]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests that come without any; see `generation_config`."""
@@ -359,52 +363,38 @@ class LLM:
         return self._dispatcher.chunks(entries, streaming=True)
 
     def warm_up(
-        self, sampling_params: SamplingParams | None = None, *, num_tokens: int = 4000
+        self,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        num_tokens: int = 4000,
+        num_seqs: int = 1,
     ) -> None:
-        """Compiles what one request at a time needs; later ones of the same kind need not wait.
+        """Compiles what requests need; later ones of the same kinds need not wait.
 
         Args:
-          sampling_params: of later requests; which of them are set matters, their values do not.
+          sampling_params: of later requests, one or several ways; which of them are set matters,
+            their values do not.
           num_tokens: tokens of the longest text, prompt and completion together, that nothing is
             compiled for afterwards. Caches have room for as many from now on.
+          num_seqs: requests at a time that nothing is compiled for afterwards. Batches have room
+            for as many from now on.
         """
         params = self._default_params if sampling_params is None else sampling_params
-        fewest = max(1, params.min_tokens)
-        # What a warm-up says is drafted from by nobody, and takes no other request's seed.
-        once = {"n": 1, "max_tokens": fewest, "seed": 0, "namespace": "warm-up"}
-        params = dataclasses.replace(params, **once)
-        engine = self._scheduler.engine
-        engine.reserve(num_tokens)
-        target, longest = engine.target, min(self.max_model_len - fewest, num_tokens)
-        lengths = warm_up_lengths(target.platform, longest, target.config.embed_size)
-        for token, pair in enumerate(lengths):
-            for length in pair:
-                for _ in self.stream([[token] * length], params):
-                    pass
-
-    def warm_up_batches(self, params: Sequence[SamplingParams], *, num_tokens: int = 4000) -> None:
-        """Compiles what several requests at a time need, for each way of sampling; see `warm_up`.
-
-        Args:
-          params: ways of sampling; which parameters are set matters, their values do not.
-          num_tokens: tokens of the longest text that nothing is compiled for afterwards.
-        """
-        for each in params:
-            self.warm_up(each, num_tokens=num_tokens)
-        once = {"n": 1, "min_tokens": 0, "seed": 0, "namespace": "warm-up", "ignore_eos": True}
-        room = max(1, min(self.max_model_len - 1, num_tokens) // 2)
-        sizes = sorted({self.engine.num_rows(each + 1) for each in range(self.max_num_seqs)})
-        for each in params:
-            sampling = dataclasses.replace(each, max_tokens=room, **once)
-            for first, last in itertools.combinations_with_replacement(sizes, 2):
-                self._scheduler.release()  # a batch that is kept would not grow
-                streams = [self.stream([[token] for token in range(first)], sampling)]
-                next(streams[0])
-                if last > first:
-                    streams.append(self.stream([[token] for token in range(first, last)], sampling))
-                    next(streams[1])
-                for stream in streams:
-                    stream.close()
+        ways = [params] if isinstance(params, SamplingParams) else params
+        self.engine.reserve(num_tokens, num_seqs)
+        longest = min(self.max_model_len - 1, num_tokens)
+        compiled: set[bool] = set()
+        for way in ways:
+            fewest = max(1, way.min_tokens)
+            # What a warm-up says is drafted from by nobody, and takes no other request's seed.
+            once: Any = {"n": 1, "max_tokens": fewest, "seed": 0, "namespace": "warm-up"}
+            once = dataclasses.replace(way, **once)
+            has_logprobs = once.logprobs is not None
+            if has_logprobs not in compiled:
+                compiled.add(has_logprobs)
+                compile_reading(self.engine, self.request([0], once), longest)
+            for _ in self.stream([[0]], once):
+                pass
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; vLLM's name of `tokenizer`."""
@@ -515,6 +505,12 @@ class LLM:
         """
         transcriber = Transcriber(self._checkpoint, self._complete)
         return transcriber.run(sounds, language, task, timestamps, sampling_params)
+
+    @property
+    def reads_speech(self) -> bool:
+        """Whether the target is a speech model, for `transcribe`."""
+        encoder = self._checkpoint.model.config.encoder
+        return encoder is not None and encoder.mel_bins > 0
 
     def request(
         self, prompt: Prompt | RequestInput, sampling: SamplingParams, index: int = 0

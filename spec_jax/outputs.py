@@ -38,6 +38,7 @@ class SpeculativeMetrics:
       decode_seconds: the rounds from the first one that the request took part in to its last.
       compile_seconds: compilation that the call waited for until then; 0 after warm-up.
       completion_tokens: tokens generated.
+      plain_rounds: rounds in which nothing was drafted for it.
     """
 
     rounds: int
@@ -48,6 +49,7 @@ class SpeculativeMetrics:
     decode_seconds: float
     compile_seconds: float
     completion_tokens: int
+    plain_rounds: int = 0
 
     @property
     def draft_acceptance_rate(self) -> float:

@@ -3,7 +3,8 @@
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from spec_jax.cli.conversation import Conversation
 from spec_jax.cli.decoding_options import ChatOptions
@@ -46,16 +47,71 @@ def run(options: ChatOptions, screen: Screen) -> int:
     encode = functools.partial(llm.encode_chat, chat_template_kwargs=options.chat_template_kwargs)
     conversation = Conversation(encode, options.system)
     screen.settle()
-    return _Chat(llm, options.sampling, conversation, screen).run()
+    return Chat(_Local(llm, options.sampling), conversation, screen).run()
 
 
-class _Chat:
+class Answerer(Protocol):
+    """What answers the messages of a chat."""
+
+    def prepare(self) -> None:
+        """Does what answers at a terminal should not wait for."""
+        ...
+
+    def answer(self, prompt: Any) -> Iterator[str]:
+        """The pieces of an answer, to what the conversation's `encode` has made of the messages.
+
+        Raises:
+          RequestError: there is no answer.
+        """
+        ...
+
+    def statistics(self) -> Iterable[str]:
+        """Of the last answer, if it was complete."""
+        ...
+
+
+class _Local:
+    """Answers with a model of this process."""
+
+    def __init__(self, llm: LLM, sampling: SamplingParams):
+        self._llm, self._sampling = llm, sampling
+        self._output: RequestOutput | None = None
+
+    def prepare(self) -> None:
+        self._llm.warm_up(self._sampling)
+
+    def answer(self, prompt: Sequence[int]) -> Iterator[str]:
+        context, self._output = self._llm.max_model_len, None
+        if len(prompt) >= context:
+            raise RequestError(
+                f"the conversation has {len(prompt)} tokens, which leaves no room for an answer in "
+                f"a context of {context}; /save FILE keeps it, /reset starts a new one."
+            )
+        for chunk in self._llm.stream([prompt], self._sampling):
+            yield chunk.text
+            self._output = chunk.output
+        if self._output is not None and self._output.error is not None:
+            raise RequestError(self._output.error)
+
+    def statistics(self) -> Iterator[str]:
+        output, context = self._output, self._llm.max_model_len
+        if output is None:
+            return
+        metrics = output.metrics
+        yield f"{metrics.completion_tokens} tokens"
+        yield f"{metrics.mean_acceptance_length:.2f} per target call"
+        yield f"{metrics.tokens_per_second:.1f} per second"
+        if output.finish_reason == "length" and output.usage.total_tokens >= context:
+            yield f"the context of {context} tokens is full: /reset starts a new conversation"
+        elif output.finish_reason == "length":
+            yield f"cut at --max-tokens {self._sampling.max_tokens}"
+
+
+class Chat:
     """Reads messages and commands, and writes answers."""
 
-    def __init__(
-        self, llm: LLM, sampling: SamplingParams, conversation: Conversation, screen: Screen
-    ):
-        self._llm, self._sampling, self._screen = llm, sampling, screen
+    def __init__(self, answerer: Answerer, conversation: Conversation, screen: Screen):
+        self._answerer, self._screen = answerer, screen
         self._conversation = conversation
         self._turns = 0
         self._keyboard = None
@@ -68,8 +124,7 @@ class _Chat:
         """Takes turns until the input ends."""
         code = 0
         if self._keyboard:
-            # Now, so that no answer waits for a compiler.
-            self._llm.warm_up(self._sampling)
+            self._answerer.prepare()
             self._screen.note(HELP)
         while (text := self._read()) is not None:
             if not text.strip():
@@ -133,42 +188,25 @@ class _Chat:
 
     def _turn(self, text: str) -> None:
         """Answers one message; the turn is forgotten if there was no answer."""
-        ids = self._conversation.encode(text)
-        context = self._llm.max_model_len
-        if len(ids) >= context:
-            raise RequestError(
-                f"the conversation has {len(ids)} tokens, which leaves no room for an answer in a "
-                f"context of {context}; /save FILE keeps it, /reset starts a new one."
-            )
+        prompt = self._conversation.encode(text)
         # Programs are made for some length of text; a longer conversation needs others.
         self._screen.remark = LONGER if self._turns else ""
         self._turns += 1
-        answer, output = "", None
+        answer, statistics = "", ()
         try:
-            for chunk in self._llm.stream([ids], self._sampling):
-                self._screen.write(chunk.text)
-                answer, output = answer + chunk.text, chunk.output
+            for piece in self._answerer.answer(prompt):
+                self._screen.write(piece)
+                answer += piece
+            statistics = self._answerer.statistics()
         except KeyboardInterrupt:
             if not self._keyboard:
                 raise
             acknowledge()
             self._screen.end_line()
             self._screen.note("(interrupted)")
-        self._screen.end_line()
-        if output is not None and output.error is not None:
-            raise RequestError(output.error)
-        if output is not None:
-            self._screen.note(f"({', '.join(self._statistics(output))})")
+        finally:
+            self._screen.end_line()
+        if shown := ", ".join(statistics):
+            self._screen.note(f"({shown})")
         if answer:
             self._conversation.add(text, answer)
-
-    def _statistics(self, output: RequestOutput) -> Iterator[str]:
-        """Counts, and why the answer stopped if the model did not end it."""
-        metrics, context = output.metrics, self._llm.max_model_len
-        yield f"{metrics.completion_tokens} tokens"
-        yield f"{metrics.mean_acceptance_length:.2f} per target call"
-        yield f"{metrics.tokens_per_second:.1f} per second"
-        if output.finish_reason == "length" and output.usage.total_tokens >= context:
-            yield f"the context of {context} tokens is full: /reset starts a new conversation"
-        elif output.finish_reason == "length":
-            yield f"cut at --max-tokens {self._sampling.max_tokens}"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from spec_jax.cli.prompts import checked
 from spec_jax.errors import RequestError
@@ -13,7 +14,7 @@ class Conversation:
     """The messages so far, after a system message if there is one.
 
     Args:
-      encode: messages -> token ids, by the model's chat template.
+      encode: messages -> what is answered, such as token ids by the model's chat template.
       system: the system message, or None.
 
     Raises:
@@ -21,7 +22,7 @@ class Conversation:
     """
 
     def __init__(
-        self, encode: Callable[[Sequence[dict[str, str]]], Sequence[int]], system: str | None = None
+        self, encode: Callable[[Sequence[dict[str, str]]], Any], system: str | None = None
     ):
         self._encode = encode
         self._turns: list[tuple[str, str]] = []
@@ -43,8 +44,8 @@ class Conversation:
             self.system = before
             raise
 
-    def encode(self, question: str) -> Sequence[int]:
-        """The token ids of the conversation with one more question, which is not kept."""
+    def encode(self, question: str) -> Any:
+        """The encoded conversation with one more question, which is not kept."""
         return self._encode(self._messages(("user", checked(question, "the message"))))
 
     def add(self, question: str, answer: str) -> None:

@@ -100,40 +100,6 @@ class ChatOptions(ChatTemplateOptions, Batches, SpeculationOptions):
 
 
 @config_class
-class ServeOptions(Batches, SpeculationOptions):
-    """Serve a model over HTTP, with the protocol of the OpenAI API.
-
-    Requests come and go, and are decoded together. GET /health answers 200 once programs are
-    compiled. At SIGTERM it takes no more requests and finishes those that it has; a second signal
-    ends it at once.
-    """
-
-    GROUP: ClassVar[str] = "server"
-
-    sampling: Annotated[SamplingParams, Flag(hidden=True)] = SamplingParams()
-    host: Annotated[Text, Flag(metavar="ADDRESS")] = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every one of this machine's."""
-    port: Annotated[AtLeast0, Field(le=65535)] = 8000
-    """Port to listen on; 0 takes a free one."""
-    api_key: Annotated[Many[Text], Flag(metavar="KEY")] = ()
-    """A key that requests must come with."""
-    served_model_name: Annotated[Many[Text], Flag(metavar="NAME")] = ()
-    """What requests call the model; the first one stands in answers (default: its name)."""
-    max_queue: AtLeast0 = 256
-    """Most requests that wait while others are decoded; more are answered with 429."""
-    request_timeout: Annotated[Positive | None, Flag(metavar="SECONDS")] = None
-    """End a request after this time."""
-    shutdown_timeout: Annotated[NotNegative, Flag(metavar="SECONDS")] = 30.0
-    """How long requests may take after SIGTERM."""
-    allow_origin: Annotated[Many[Text], Flag(metavar="ORIGIN")] = ()
-    """Let web pages of this origin ask; * is any origin."""
-    metrics_prefix: Annotated[str, Flag(metavar="PREFIX")] = "spec_jax:"
-    """What names of metrics begin with; vllm: fits the dashboards of vLLM."""
-    lazy: bool = False
-    """Compile programs when they are first needed, not before."""
-
-
-@config_class
 class TranscribeOptions(Batches, SpeculationOptions):
     """Write down the words of audio files.
 

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from spec_jax.cli.commands import OPTIONS
+from spec_jax.cli.commands import OF_SERVERS, OPTIONS
 from spec_jax.cli.flags import documentation, make_parser
 from spec_jax.config import CUSTOM, METHODS, all_options, option_names
 
@@ -25,7 +25,7 @@ def page() -> str:
     """The text of docs/cli.md."""
     groups: dict[str, dict[str, tuple[str, list[str]]]] = {title: {} for title in _SHARED}
     parts = [_HEADER]
-    for command, options in OPTIONS.items():
+    for command, options in _all().items():
         parser = make_parser(command, options)
         rows, links = [], []
         for group in parser._action_groups:
@@ -52,6 +52,17 @@ def page() -> str:
         parts += [f"## {title.capitalize()}", text, _table(("Flag", "Meaning"), rows)]
     text = "\n\n".join(part.strip() for part in (*parts, *_methods()) if part.strip()) + "\n"
     return _CODE_OR_FLAG.sub(lambda match: match[1] or f"`{match[2]}`", text)
+
+
+def _all() -> dict[str, type]:
+    """The options of each command, and of those that ask a server after them."""
+    every: dict[str, type] = {}
+    for command, options in OPTIONS.items():
+        every[command] = options
+        if command in OF_SERVERS:
+            flag, of_server, _ = OF_SERVERS[command]
+            every[f"{command} {flag}"] = of_server
+    return every
 
 
 def _methods() -> list[str]:

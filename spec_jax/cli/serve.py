@@ -2,18 +2,31 @@
 
 import asyncio
 import ipaddress
+import signal
 import socket
 import threading
+from collections.abc import Callable
 
-from spec_jax.async_llm import AsyncLLM
-from spec_jax.cli.decoding_options import ServeOptions
-from spec_jax.cli.loading import load
+import numpy as np
+
+from spec_jax import distributed
+from spec_jax.async_llm import AsyncLLM, follow
+from spec_jax.audio.wave import RATE
+from spec_jax.cli.server_options import ServeOptions
+from spec_jax.cli.loading import connect, load
 from spec_jax.cli.screen import Screen
 from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError, extra
-from spec_jax.sharding import Layout
+from spec_jax.llm import LLM
 
-WAYS = (SamplingParams(), SamplingParams(temperature=1), SamplingParams(temperature=1, top_p=0.9))
+_KINDS = (
+    {},
+    {"temperature": 1},
+    {"temperature": 1, "top_p": 0.9},
+    {"presence_penalty": 0.1},
+    {"temperature": 1, "top_p": 0.9, "presence_penalty": 0.1},
+)
+WAYS = [SamplingParams(**kind, logprobs=count) for count in (None, 0) for kind in _KINDS]
 """Ways of sampling that nobody waits for the compiler with."""
 
 
@@ -22,31 +35,46 @@ def run(options: ServeOptions, screen: Screen) -> int:
     with extra("serve"):
         from spec_jax.serving.server import Server
         from spec_jax.serving.service import Service
-    layout = options.llm.get("layout")
-    if layout and (count := Layout.read(layout).processes) > 1:
+    connect(options.llm.get("layout"), screen)
+    number, count = distributed.process()
+    listening: socket.socket | None = None
+
+    def listen() -> None:
+        nonlocal listening
+        listening = _listen(options.host, options.port)
+
+    distributed.from_first(listen)  # a taken port is found before a model loads
+
+    def show(message: str) -> None:
+        # While it serves, nobody watches what is compiled.
+        if threading.current_thread() is threading.main_thread():
+            screen.progress(message)
+
+    llm = load(options, screen, chat=True, on_progress=show)
+    if count > 1 and llm.reads_speech:
         raise ConfigError(
-            f"layout {layout} is for {count} processes, and a server is one; give serve a "
-            "layout of one process, and start several servers behind a load balancer."
+            f"{llm.name} reads speech, which is served by one process; give serve a layout of one."
         )
-    listening = _listen(options.host, options.port)  # a taken port is found before a model loads
+
+    def warm_up() -> None:
+        if options.lazy:
+            return
+        if llm.reads_speech:
+            llm.transcribe(np.zeros((RATE,), np.float32))
+        else:
+            llm.warm_up(WAYS, num_seqs=llm.max_num_seqs)
+
+    if number > 0:
+        _follow(llm, warm_up)
+        return 0
+    assert listening is not None
     with listening:
-
-        def show(message: str) -> None:
-            # While it serves, nobody watches what is compiled.
-            if threading.current_thread() is threading.main_thread():
-                screen.progress(message)
-
-        llm = load(options, screen, chat=True, on_progress=show)
         names = options.served_model_name or (llm.name,)
         address = f"http://{options.host}:{listening.getsockname()[1]}"
 
         def announce() -> None:
             screen.settle()
             screen.note(f"serving {names[0]} on {address}")
-
-        def warm_up() -> None:
-            if not options.lazy:
-                llm.warm_up_batches(WAYS)
 
         if not options.api_key and not _is_local(options.host):
             screen.note(
@@ -75,6 +103,14 @@ def run(options: ServeOptions, screen: Screen) -> int:
 
         asyncio.run(serve())
     return 0
+
+
+def _follow(llm: LLM, warm_up: Callable[[], None]) -> None:
+    """Decodes with process 0, which ends when a signal comes, and then ends this process too."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: None)
+    warm_up()
+    follow(llm)
 
 
 def _listen(host: str, port: int) -> socket.socket:

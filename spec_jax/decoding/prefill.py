@@ -14,9 +14,10 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from spec_jax.control import in_place_if
 from spec_jax.decoding.draft_length import DraftLengthPolicy
 from spec_jax.decoding.logprobs import Logprobs, logprobs_of
-from spec_jax.decoding.rows import broadcast_rows, insert_rows
+from spec_jax.decoding.rows import broadcast_rows, insert_rows, lengthened_rows
 from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
 from spec_jax.drafters.base import Drafter, DrafterPrompt, PromptBlock
+from spec_jax.models.cache import KVState
 from spec_jax.models.model import Model
 from spec_jax.models.prefill import blocks_left, read_block
 from spec_jax.models.source import EncoderInput
@@ -35,6 +36,7 @@ def start(
     max_lengths: Int[Array, " batch"],
     keys: UInt32[Array, "batch 2"],
     may_draft: Bool[Array, " batch"],
+    predictions: Int[Array, "batch 2"] | None = None,
     block: int,
     headroom: int | None = None,
     inputs: Any = None,
@@ -52,6 +54,7 @@ def start(
       max_lengths: where each row must end; a row that is as long already starts finished.
       keys: each row's PRNG key data.
       may_draft: the rows whose prompts the drafter reads, see `DecodeState`.
+      predictions: see `DrafterPrompt`.
       block: tokens of a prompt that a call computes; static.
       headroom: the largest number of KV slots that a call writes past a row's text, see `KVCache`;
         static.
@@ -74,7 +77,9 @@ def start(
         keys=keys,
         may_draft=may_draft,
         cache=cache,
-        drafter=drafter.init(DrafterPrompt(tokens, lengths, inputs, source, block)),
+        drafter=drafter.init(
+            DrafterPrompt(tokens, lengths, inputs, source, block, predictions)
+        ),
         draft_length=policy.init(batch),
         counters=Counters.zeros(batch, drafter.lookahead, length),
         logprobs=None if logprobs is None else Logprobs.zeros(batch, length, logprobs),
@@ -185,12 +190,15 @@ def copy_prefix(
     Args:
       drafter: the batch's drafter.
       state: the rows, as `start` made them.
-      other: the rows to copy from, of the same number and shapes: row i for row i.
+      other: the rows to copy from, of the same number and shapes: row i for row i. States that can
+        be truncated may be longer.
       num_tokens: how many tokens of each row are copied; 0 copies none. Both texts agree in these
         and in the next one, since a drafter may read a token's features with the token after it.
         The last two tokens of a prompt are always computed. If `not other.cache.can_truncate`, a
         row copies all that the other row has computed, or nothing.
     """
+    if other.tokens.shape[1] > state.tokens.shape[1]:
+        other = _shortened(other, state)
     computed = other.cache.lengths
     num_tokens = jnp.minimum(jnp.minimum(num_tokens, computed), jnp.maximum(state.lengths - 2, 0))
     if not other.cache.can_truncate:
@@ -198,6 +206,16 @@ def copy_prefix(
     cache = dataclasses.replace(other.cache, lengths=num_tokens, encoded=state.cache.encoded)
     copied = drafter.copy_prefix(state.drafter, other.drafter, num_tokens)
     return dataclasses.replace(state, cache=cache, drafter=copied)
+
+
+def _shortened(rows: Any, like: Any) -> Any:
+    """Rows without the ends of their arrays, each as long as in `like`."""
+
+    def shorten(leaf: Array, like: Array) -> Array:
+        return leaf[(slice(None), *(slice(size) for size in like.shape[1:]))]
+
+    pairs = zip(jax.tree.leaves(rows), jax.tree.leaves(like), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(rows), [shorten(*pair) for pair in pairs])
 
 
 def empty_batch(
@@ -237,10 +255,29 @@ def insert(
 
     Args:
       policy: the batch's draft-length policy.
-      state: of the same capacity as the rows.
+      state: of at least the capacity of the rows.
       slots: the slot that each row takes, see `insert_rows`.
       rows: the rows.
     """
     draft_length = policy.insert(state.draft_length, slots, rows.draft_length)
     state, rows = (dataclasses.replace(each, draft_length=None) for each in (state, rows))
+    if rows.tokens.shape[1] < state.tokens.shape[1]:
+        rows = _lengthened_but_keys_and_values(rows, state)
     return dataclasses.replace(insert_rows(state, slots, rows), draft_length=draft_length)
+
+
+def _lengthened_but_keys_and_values(rows: DecodeState, state: DecodeState) -> DecodeState:
+    """Rows with as much room as a state has; nobody reads keys and values past a row's length."""
+
+    def is_kv(part: Any) -> bool:
+        return isinstance(part, KVState)
+
+    parts, structure = jax.tree.flatten(rows, is_leaf=is_kv)
+    others = jax.tree.leaves(state, is_leaf=is_kv)
+    return jax.tree.unflatten(
+        structure,
+        [
+            part if is_kv(part) else lengthened_rows(part, other)
+            for part, other in zip(parts, others, strict=True)
+        ],
+    )

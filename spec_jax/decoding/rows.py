@@ -18,7 +18,7 @@ def insert_rows(state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> 
       state: arrays of B entries each along axis 0.
       slots: for each row the slot that it takes, counted within its shard; a row whose slot is
         B / S or more is not inserted.
-      rows: arrays of R entries each.
+      rows: arrays of R entries each. Shorter entries than the state's replace their begins.
 
     Returns:
       The state with the rows in their slots; all others are as they were.
@@ -26,11 +26,14 @@ def insert_rows(state: Any, slots: Int[Array, "shards inserted"], rows: Any) -> 
     shards, count = slots.shape
 
     def insert(leaf: Array, new: Array) -> Array:
-        entry = leaf.shape[1:]
-        sharded = leaf.reshape(shards, len(leaf) // shards, *entry)
-        new = new.reshape(shards, count, *entry)
+        sharded = leaf.reshape(shards, len(leaf) // shards, *leaf.shape[1:])
+        new = new.reshape(shards, count, *new.shape[1:])
+        begin = tuple(map(slice, new.shape[2:])) if new.shape[2:] != leaf.shape[1:] else ()
+
         # Row by row: XLA:CPU copies an array that a scatter of several rows overwrites.
-        write = jax.vmap(lambda mine, at, new: mine.at[at].set(new, mode="drop"))
+        @jax.vmap
+        def write(mine: Array, at: Array, new: Array) -> Array:
+            return mine.at[(at, *begin)].set(new, mode="drop")
 
         def put(i: Array, mine: Array) -> Array:
             return write(mine, slots[:, i], new[:, i])
@@ -55,6 +58,23 @@ def take_rows(state: Any, slots: Int[Array, "shards taken"]) -> Any:
         return rows.reshape(shards * count, *leaf.shape[1:])
 
     return jax.tree.map(take, state)
+
+
+def lengthened_rows(rows: Any, like: Any) -> Any:
+    """Rows with zeros at the ends of their arrays, so that each has as much room as in `like`.
+
+    Args:
+      rows: arrays of one entry a row.
+      like: arrays, or their shapes, whose entries are as long or longer; the structure of the
+        result is theirs.
+    """
+
+    def lengthen(leaf: Array, like: Any) -> Array:
+        more = [(0, b - a) for a, b in zip(leaf.shape[1:], like.shape[1:], strict=True)]
+        return jnp.pad(leaf, [(0, 0), *more]) if any(b for _, b in more) else leaf
+
+    pairs = zip(jax.tree.leaves(rows), jax.tree.leaves(like), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(like), [lengthen(*pair) for pair in pairs])
 
 
 def broadcast_rows(rows: Any, shards: int, batch: int) -> Any:

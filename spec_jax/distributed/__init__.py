@@ -6,6 +6,7 @@ JAX_NUM_PROCESSES and JAX_PROCESS_ID say where they are.
 """
 
 import atexit
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -19,6 +20,7 @@ from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 
 from spec_jax.config.other_names import no_attribute
+from spec_jax.distributed.messages import Messages
 from spec_jax.distributed.roll_call import call_roll
 from spec_jax.distributed.watch import Watch, end_process
 from spec_jax.errors import (
@@ -148,6 +150,13 @@ def process() -> tuple[int, int]:
     if not jax.distributed.is_initialized():
         return 0, 1
     return jax.process_index(), jax.process_count()
+
+
+@functools.cache
+def messages() -> Messages:
+    """What process 0 sends to the others and they receive, from the first message on."""
+    jax_state: Any = jax_distributed.global_state
+    return Messages(jax_state.client, *process())
 
 
 def gather(value: T) -> list[T]:

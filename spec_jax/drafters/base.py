@@ -160,6 +160,8 @@ class DrafterPrompt:
       inputs: the inputs that the drafter's host side has made, if it has one.
       source: the encoder's input, with the output of the target's encoder.
       block: tokens that are computed at a time; static.
+      predictions: where in `tokens` each row's prediction begins and ends, a text that its output
+        may resemble and that no model reads; None without any.
     """
 
     tokens: Int[Array, "batch length"]
@@ -167,6 +169,7 @@ class DrafterPrompt:
     inputs: PyTree = None
     source: EncoderInput | None = None
     block: int = static(default=1)
+    predictions: Int[Array, "batch 2"] | None = None
 
 
 @pytree
@@ -206,6 +209,7 @@ class Drafter:
       num_drafts: drafts that it proposes side by side.
       fixed_length: whether it always proposes as many tokens as its limit allows.
       has_confidence: whether it observes `Context.threshold` and `Context.least_survival`.
+      uses_predictions: whether it drafts from `DrafterPrompt.predictions`.
       can_skip_prompts: whether rows whose prompts it did not read may exist beside rows that draft;
         it must then read a prompt whose beginning `copy_prefix` did not copy.
       feature_layers: the features of the target that it gets with each token of the text. Feature i
@@ -217,6 +221,7 @@ class Drafter:
     num_drafts: int = 1
     fixed_length: bool = False
     has_confidence: bool = False
+    uses_predictions: bool = False
     can_skip_prompts: bool = False
     feature_layers: tuple[int, ...] = ()
 

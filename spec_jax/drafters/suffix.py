@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.base import Context, Draft, Drafter, DrafterPrompt
-from spec_jax.drafters.prompt_lookup import continuation, if_drafting, match_lengths
+from spec_jax.drafters.prompt_lookup import Text, continuation, if_drafting, match_lengths
 from spec_jax.pytree import pytree, static
 from spec_jax.sampling.draw import argmax
 
@@ -68,9 +68,10 @@ class SuffixLookup(Drafter):
         order: Int[Array, " size"],
         count: Int[Array, ""],
     ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
-        matched = match_lengths(tokens, length, self.max_ngram)
+        row = Text.alone(tokens, length)
+        matched = match_lengths(row, self.max_ngram)
         matched = jnp.where(matched >= MIN_NGRAM, matched, 0)
-        from_row, num_from_row = continuation(tokens, length, matched, self.lookahead)
+        from_row, num_from_row = continuation(row, matched, self.lookahead)
         size, low, high = longest_match(tokens, length, text, order, count, self.max_ngram)
         from_past, num_from_past = likeliest(text, order, low, high, size, self.lookahead)
         longer = size > matched.max()

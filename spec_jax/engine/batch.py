@@ -12,8 +12,8 @@ from jaxtyping import Int
 from spec_jax import distributed
 from spec_jax.decoding.state import ERROR, RUNNING, STOP, DecodeState
 from spec_jax.drafters.base import Draft
-from spec_jax.engine.batch_shape import BatchShape, tokens_between_rounds
-from spec_jax.engine.cost_profiling import CostProfiler
+from spec_jax.engine.batch_shape import BatchShape, power_of_two, tokens_between_rounds
+from spec_jax.engine.cost_profiling import CostProfiler, Load
 from spec_jax.engine.host_rounds import HostRounds
 from spec_jax.engine.prefill_queue import Prefill, PrefillQueue, rows_read_together
 from spec_jax.engine.programs import Compiler
@@ -68,6 +68,7 @@ class Batch:
         self._running: set[int] = set()
         self._rows: DeviceRows | None = None
         self._rows_shape = shape
+        self._load_of_costs: Load | None = None
         self._view: View | None = None
 
     @property
@@ -168,7 +169,8 @@ class Batch:
         """
         if self._profiler is not None:
             num_running = len(self._running.union(self._prefills.num_computed_tokens, requests))
-            may_draft = self._profiler.expects_drafts(self._key, [*requests.values()], num_running)
+            load = self._load(num_running)
+            may_draft = self._profiler.expects_drafts(load, [*requests.values()], num_running)
             requests = {
                 slot: dataclasses.replace(each, may_draft=may_draft and each.may_draft)
                 for slot, each in requests.items()
@@ -248,7 +250,7 @@ class Batch:
         programs, shape, group, rows = self._programs, self.shape, prefill.group, prefill.rows
         assert rows is not None
         if self._profiler is not None:
-            rows = dataclasses.replace(rows, state=self._profiler.begin(self._key, rows.state))
+            rows = dataclasses.replace(rows, state=self._profiler.begin(self._load(), rows.state))
         in_order = all(slot in (None, at) for at, slot in enumerate(group))
         fills_batch = in_order and len(group) == shape.batch
         if fills_batch and not self._running:
@@ -283,13 +285,12 @@ class Batch:
         else:
             self._rows = self._rows.with_features(shape.features)
             return
-        if self._profiler is not None:
-            self.state = self._profiler.with_costs(self._key, self.state)
+        self._load_of_costs = None
 
-    @property
-    def _key(self) -> BatchShape:
-        """What decides how long rounds take."""
-        return self.shape.of_rounds
+    def _load(self, num_running: int | None = None) -> Load:
+        """What decides how long rounds take, of the rows that run or of so many."""
+        running = len(self._running) if num_running is None else num_running
+        return Load(self.shape.of_rounds, power_of_two(running))
 
     def _places(self, group: Sequence[int | None]) -> Int[np.ndarray, "shards joining"]:
         """The slots of rows that are read together as `insert_rows` takes them."""
@@ -324,8 +325,12 @@ class Batch:
             if self._profiler is None:
                 state = advance(self.state, max_rounds, min_running)
             else:
+                load = self._load()
+                if load != self._load_of_costs:
+                    self.state = self._profiler.with_costs(load, self.state)
+                    self._load_of_costs = load
                 state = self._profiler.advance(
-                    self._key, self.state, max_rounds, min_running, advance
+                    load, self.state, max_rounds, min_running, advance
                 )
             self.state = jax.block_until_ready(state)
         self._end([slot for slot in sorted(self._running) if self.view.finish[slot] != RUNNING])
@@ -357,7 +362,7 @@ class Batch:
     def _end(self, slots: Sequence[int]) -> None:
         """Records rows that have finished."""
         if self._profiler is not None and slots:
-            self._profiler.record(self._key, self.state, slots)
+            self._profiler.record(self._load(), self.state, slots)
         self._running.difference_update(slots)
         view = self.view
         for slot in slots:

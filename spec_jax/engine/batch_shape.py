@@ -19,6 +19,8 @@ TOKENS_AT_ONCE = 256
 
 Prompts of entering rows are read together up to this many. On CPU the time grows with the tokens.
 """
+SHORT_PROMPT = 512
+"""Tokens of a prompt that joins a batch in rows of this capacity, a multiple of every block."""
 CHUNK_BYTES = 2**27
 """Bytes that the residual stream of what prefill reads at a time may take on a device."""
 MIN_CHUNK = 64
@@ -121,22 +123,6 @@ def prompt_block(platform: str, longest: int, rows: int, embed_size: int) -> int
     while block > MIN_CHUNK and 4 * rows * block * embed_size > CHUNK_BYTES:
         block //= 2
     return block
-
-
-def warm_up_lengths(platform: str, longest: int, embed_size: int) -> list[tuple[int, ...]]:
-    """Lengths of prompts that, one row at a time, are read by all programs that read prompts.
-
-    A tuple for each block: a prompt of the first length, and one that continues it to the second,
-    are read in this block; its second length is missing if no prompt that long is.
-    """
-    by_block: dict[int, list[int]] = {}
-    for length in range(2, longest + 1):
-        by_block.setdefault(prompt_block(platform, length, 1, embed_size), []).append(length)
-    pairs = []
-    for block, lengths in by_block.items():
-        first = next((each for each in lengths if each > block), lengths[-1])
-        pairs.append((first, *[each for each in lengths if each >= first + 2][:1]))
-    return pairs
 
 
 def tokens_between_rounds(platform: str) -> int:

@@ -32,7 +32,7 @@ Advance = Callable[[DecodeState, int, int], DecodeState]
 SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
 """Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of
 the quickest call without rounds is subtracted: of a small model it is as long as a round."""
-_VERSION = "6"
+_VERSION = "7"
 """Of the way in which costs are measured and kept: costs of another one are not read."""
 
 HOPELESS = 1.25
@@ -45,7 +45,20 @@ KINDS = "greedy", "sampled"
 """Requests whose drafts are accepted differently often: as loops compute them."""
 
 MAX_KEPT = 128
-"""Compiled loops whose costs a file keeps: as many as there are programs."""
+"""Loads whose costs a file keeps: as many as there are programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What decides how long rounds take.
+
+    Attributes:
+      shape: of the batch, `BatchShape.of_rounds`.
+      running: its rows that run, or somewhat more: a power of two. The others may cost nothing.
+    """
+
+    shape: BatchShape
+    running: int
 
 
 def costs_file(models: Any, *choices: Any) -> Path:
@@ -112,7 +125,7 @@ class _Samples:
 class CostProfiler:
     """Gives an `Adaptive` policy its costs and the acceptances of earlier requests.
 
-    Costs are measured once for each compiled loop, in the first rounds that it decodes: their
+    Costs are measured once for each load, in the first rounds that are decoded under it: their
     tokens count like any others. Several processes use the times of process 0, and later processes
     the times, and the acceptances, that a file has kept.
 
@@ -132,7 +145,7 @@ class CostProfiler:
                 lambda: (*self._read(file), os.getpid() % PROMPTS_A_CHECK)
             )
         self.costs = {key: np.array(each) for key, each in costs.items()}
-        """Seconds of a round, for each of the policy's choices, by compiled loop."""
+        """Seconds of a round, for each of the policy's choices, by load."""
         self._samples: dict[str, _Samples] = {}
         self.acceptances = {
             kind: Acceptances.from_file(acceptances.get(kind), policy)
@@ -144,10 +157,10 @@ class CostProfiler:
         """What it takes the drafter to read prompts; None if it must read all, or reads none."""
         self._written = self._acceptances_for_file
 
-    def begin(self, key: BatchShape, state: DecodeState) -> DecodeState:
+    def begin(self, load: Load, state: DecodeState) -> DecodeState:
         """The state of new rows, which start from the statistics of earlier ones."""
         shape, may_draft = state.finish.shape, distributed.to_host(state.may_draft)
-        earlier = self.acceptances[_kind(key)]
+        earlier = self.acceptances[_kind(load)]
         changes = {
             "accepted": np.where(may_draft, earlier.rate * self.policy.prior_tokens, 0.0),
             **{
@@ -155,10 +168,10 @@ class CostProfiler:
                 for name in ("lost", "spent", "credit")
             },
         }
-        return self.with_costs(key, _with(state, changes))
+        return self.with_costs(load, _with(state, changes))
 
     def expects_drafts(
-        self, key: BatchShape, requests: Sequence[Request], num_running: int
+        self, load: Load, requests: Sequence[Request], num_running: int
     ) -> bool:
         """Whether new rows may draft, so that the drafter reads their prompts.
 
@@ -166,11 +179,11 @@ class CostProfiler:
         the last ones would, it reads one prompt of a number, to see whether they have become so.
 
         Args:
-          key: of the compiled loop.
+          load: with the new rows.
           requests: the new rows.
           num_running: rows that will share each round, the new ones included.
         """
-        costs, earlier = self.costs.get(str(key)), self.acceptances[_kind(key)]
+        costs, earlier = self.costs.get(str(load)), self.acceptances[_kind(load)]
         if costs is None or self.reading is None:
             return True
         prompts = [len(each.prompt_token_ids) for each in requests]
@@ -203,26 +216,26 @@ class CostProfiler:
                 num_tokens, seconds, drafter_too=any(each.may_draft for each in requests)
             )
 
-    def with_costs(self, key: BatchShape, state: DecodeState) -> DecodeState:
-        """The state with the costs that are known for a compiled loop, if they are."""
-        if str(key) not in self.costs:
+    def with_costs(self, load: Load, state: DecodeState) -> DecodeState:
+        """The state with the costs that are known for a load, if they are."""
+        if str(load) not in self.costs:
             return state
-        return _with(state, {"costs": self.costs[str(key)].astype(np.float32)})
+        return _with(state, {"costs": self.costs[str(load)].astype(np.float32)})
 
     def advance(
-        self, key: BatchShape, state: DecodeState, rounds: int, min_running: int, advance: Advance
+        self, load: Load, state: DecodeState, rounds: int, min_running: int, advance: Advance
     ) -> DecodeState:
-        """Decodes; first measures costs that are still unknown for the compiled loop."""
-        if str(key) not in self.costs:
-            state = self._measure(key, state, min_running, advance)
+        """Decodes; first measures costs that are still unknown for the load."""
+        if str(load) not in self.costs:
+            state = self._measure(load, state, min_running, advance)
         return advance(state, rounds, min_running)
 
     def _measure(
-        self, key: BatchShape, state: DecodeState, min_running: int, advance: Advance
+        self, load: Load, state: DecodeState, min_running: int, advance: Advance
     ) -> DecodeState:
         """Times rounds of each K in turn, as long as a row can still draft that many tokens."""
         choices = self.policy.choices
-        samples = self._samples.setdefault(str(key), _Samples(choices))
+        samples = self._samples.setdefault(str(load), _Samples(choices))
         while (at := samples.next()) is not None:
             choice = choices[at]
             finish, room, may_draft = distributed.to_host(
@@ -242,7 +255,7 @@ class CostProfiler:
             num_rounds = int((distributed.to_host(state.counters.rounds) - before).max())
             times = middle - begin, end - middle, num_rounds
             samples.add(at, *distributed.from_first(lambda each=times: each))
-        costs = self.costs[str(key)] = np.array(samples.costs())
+        costs = self.costs[str(load)] = np.array(samples.costs())
         self._write()
         return _with(state, {"forced": np.int32(-1), "costs": costs.astype(np.float32)})
 
@@ -286,7 +299,7 @@ class CostProfiler:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self._file, json.dumps(content))
 
-    def record(self, key: BatchShape, state: DecodeState, rows: Sequence[int]) -> None:
+    def record(self, load: Load, state: DecodeState, rows: Sequence[int]) -> None:
         """Records the acceptances and answers of finished rows; earlier rows count less."""
         adaptive: AdaptiveState = state.draft_length
         names = ("accepted", "judged", "lost", "spent", "credit")
@@ -302,7 +315,7 @@ class CostProfiler:
         decoded = [row for row in rows if rounds[row] > 0]
         if not decoded:
             return
-        kind = _kind(key)
+        kind = _kind(load)
         acceptances, used = self.acceptances[kind], [row for row in decoded if may_draft[row]]
         acceptances.add_answers(tokens[decoded], finish[decoded] == LENGTH)
         if used:
@@ -312,9 +325,9 @@ class CostProfiler:
             self._write()
 
 
-def _kind(key: BatchShape) -> str:
+def _kind(load: Load) -> str:
     """The kind of a loop's requests: greedy ones beside sampled ones count as sampled."""
-    return KINDS[key.features.random]
+    return KINDS[load.shape.features.random]
 
 
 def _with(state: DecodeState, changes: dict[str, Any]) -> DecodeState:

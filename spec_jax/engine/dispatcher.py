@@ -5,7 +5,6 @@ it, or a thread does nothing else (`run_steps`).
 """
 
 import collections
-import contextlib
 import dataclasses
 import threading
 import weakref
@@ -76,6 +75,7 @@ class Dispatcher:
         self.scheduler, self._device = scheduler, device
         self._mailboxes: dict[int, Mailbox] = {}
         self._is_stepping, self._num_waiting = False, 0
+        self._has_thread = False
 
     def chunks(
         self, entries: Iterable[Entry], *, streaming: bool
@@ -101,18 +101,25 @@ class Dispatcher:
                 self._mailboxes[number] = mailbox
             self._device.changed.notify_all()
 
-    def run_steps(self, closing: threading.Event) -> None:
+    def run_steps(
+        self, closing: threading.Event, on_error: Callable[[Exception], None] = lambda error: None
+    ) -> None:
         """Runs steps whenever there is something to decode, until `closing` is set and notified.
 
-        A step that fails ends the requests that wait, with its error, and no others.
+        A step that fails ends the requests that wait, with its error, and no others; it calls
+        `on_error`, too.
         """
         with self._device.changed:
+            self._has_thread = True
             while not closing.is_set():
                 if self._is_stepping or not self.scheduler.busy:
                     self._device.changed.wait()
                     continue
-                with contextlib.suppress(Exception):  # the mailboxes have it
+                try:
                     self._step()
+                except Exception as error:  # the mailboxes have it
+                    on_error(error)
+            self._has_thread = False
 
     def wake(self) -> None:
         """Lets `run_steps` look at `closing`."""
@@ -221,12 +228,17 @@ class Dispatcher:
             mailbox.notify()
 
     def cancel(self, mailbox: Mailbox) -> None:
-        """Cancels what a caller no longer waits for, and frees the memory if nothing else runs."""
+        """Cancels what a caller no longer waits for.
+
+        If nothing else runs it frees the memory, which a thread that runs steps keeps for others.
+        """
         with self._device.changed:
             for number in mailbox.open:
                 self.scheduler.cancel(number)
                 del self._mailboxes[number]
-            if mailbox.open and not self._is_stepping:
+            if mailbox.open and self._has_thread:
+                self._device.changed.notify_all()
+            elif mailbox.open and not self._is_stepping:
                 self.scheduler.settle()
                 self.scheduler.release()
             mailbox.open.clear()

@@ -66,7 +66,7 @@ class Engine:
             if isinstance(drafter, DraftModel):
                 share = layer_parameters(drafter.model) / layer_parameters(target)
             self.cost_profiler = CostProfiler(policy, file, share)
-        self._min_capacity = 0
+        self._min_capacity, self._min_rows = 0, 1
         self.inputs: HostInputs = inputs or (lambda requests, shape: None)
         self.host = host
         self.compiler = Compiler(target, on_progress)
@@ -78,14 +78,25 @@ class Engine:
         """The number of shards of a batch's rows."""
         return self.target.placement.num_shards("batch")
 
+    @property
+    def embed_size(self) -> int:
+        """Width of the target's residual stream."""
+        return self.target.config.embed_size
+
     def num_rows(self, least: int) -> int:
         """The smallest number of rows of a batch that is at least `least`."""
         return -(-power_of_two(least) // self.shards) * self.shards
 
-    def reserve(self, num_tokens: int) -> None:
-        """Makes all batches from now on as large as texts of some tokens need."""
+    def reserve(self, num_tokens: int, num_seqs: int = 1) -> None:
+        """Makes all batches from now on as large as some texts of some tokens need."""
         slots = power_of_two(num_tokens + self._slots_past_end, MIN_CAPACITY)
         self._min_capacity = max(self._min_capacity, slots)
+        self._min_rows = max(self._min_rows, num_seqs)
+
+    @property
+    def reserves_rows(self) -> bool:
+        """Whether batches have room for several rows, however few their first requests are."""
+        return self._min_rows > 1
 
     @property
     def _slots_past_end(self) -> int:
@@ -97,12 +108,12 @@ class Engine:
     def plan(self, requests: Sequence[Request], rows: int | None = None) -> BatchShape:
         """The smallest shape that holds the requests, `rows` of them at a time; all by default."""
         shards, target = self.shards, self.target
-        longest = max(request.max_length for request in requests)
+        longest = max(request.max_length + len(request.prediction) for request in requests)
         slots = max(power_of_two(longest + self._slots_past_end, MIN_CAPACITY), self._min_capacity)
         context = -(-(self.max_model_len + self._slots_past_end) // MAX_BLOCK) * MAX_BLOCK
-        batch = self.num_rows(rows or len(requests))
+        batch = self.num_rows(max(rows or len(requests), self._min_rows))
         prompt = max(len(request.prompt_token_ids) for request in requests)
-        embed_size = target.config.embed_size
+        embed_size = self.embed_size
         block = prompt_block(target.platform, prompt, batch // shards, embed_size)
         stops, bad_words = list_sizes(
             [request.stop_token_ids for request in requests],
@@ -164,12 +175,12 @@ class Engine:
     def open(self, requests: Sequence[Request], rows: int) -> Batch:
         """An empty batch, with room for `rows` of the requests at a time."""
         shape = self.plan(requests, min(rows, len(requests)))
-        fits = len(requests) <= rows
+        fits = len(requests) <= rows and not self.reserves_rows
         return self._batch(shape, shape.batch if fits else None)
 
     def _batch(self, shape: BatchShape, together: int | None) -> Batch:
         return Batch(
-            self._row_programs,
+            self.row_programs,
             shape,
             together=together,
             host=self.host,
@@ -177,7 +188,8 @@ class Engine:
         )
 
     @property
-    def _row_programs(self) -> RowPrograms:
+    def row_programs(self) -> RowPrograms:
+        """What makes rows and moves them."""
         models = self.target, self.drafter, self.strategy
         return RowPrograms(self.compiler, *models, self.inputs)
 
@@ -195,7 +207,7 @@ class Engine:
         """The compiled reading of prompts at once, and the arguments that these requests give."""
         shape = self.plan(requests)
         batch = self._batch(shape, shape.batch)
-        return self._row_programs.prefill(requests, batch.prefill_shape)
+        return self.row_programs.prefill(requests, batch.prefill_shape)
 
     def memory(self) -> tuple[int, int]:
         """(bytes of weights and caches, bytes that the largest decoding program takes in all)."""

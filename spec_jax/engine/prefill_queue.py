@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from spec_jax.engine.batch_shape import TOKENS_AT_ONCE, BatchShape, prompt_block
+from spec_jax.engine.batch_shape import SHORT_PROMPT, TOKENS_AT_ONCE, BatchShape, prompt_block
 from spec_jax.engine.requests import PADDING, Request
 from spec_jax.engine.rows import DeviceRows, RowPrograms
 
@@ -98,15 +98,28 @@ class PrefillQueue:
             if slot is not None
         }
 
-    def shape(self, batch: BatchShape, together: int) -> BatchShape:
-        """The shape in which `together` prompts of a batch are read."""
+    def shape(
+        self, batch: BatchShape, together: int, requests: Sequence[Request] = ()
+    ) -> BatchShape:
+        """The shape in which `together` prompts of a batch are read.
+
+        Short prompts that join a batch get no room for what they will generate: a few copied
+        tokens take less time than a whole row.
+        """
         target = self._programs.target
         # All blocks that a prompt may be read in, however long it is.
         fits = prompt_block(
             target.platform, 1 << 20, together // self._shards, target.config.embed_size
         )
         block = batch.ring_block or min(batch.block, fits)
-        return dataclasses.replace(batch, batch=together, block=block)
+        is_short = all(len(each.prompt_token_ids) <= SHORT_PROMPT for each in requests)
+        has_predictions = any(each.prediction for each in requests)  # they lie at the end of a row
+        capacity = batch.capacity
+        if requests and is_short and not has_predictions and not batch.ring_block:
+            capacity = min(capacity, SHORT_PROMPT)
+        if together == batch.batch:
+            capacity = batch.capacity  # the rows may become the batch
+        return dataclasses.replace(batch, batch=together, block=block, capacity=capacity)
 
     def add(self, requests: Mapping[int, Request], batch: BatchShape, together: int) -> None:
         """Queues the prompts of requests.
@@ -126,7 +139,8 @@ class PrefillQueue:
             group = [slot for part in parts for slot in [*part, *[None] * (joining - len(part))]]
             entering = [PADDING if slot is None else requests[slot] for slot in group]
             num_computed = np.zeros((together,), np.int32)
-            self._queue.append(Prefill(group, entering, self.shape(batch, together), num_computed))
+            shape = self.shape(batch, together, entering)
+            self._queue.append(Prefill(group, entering, shape, num_computed))
 
     def remove(self, slots: Sequence[int]) -> None:
         """Leaves out requests that were cancelled."""

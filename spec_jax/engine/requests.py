@@ -30,6 +30,7 @@ class Request:
         spectrum, always as many frames as the encoder takes; None without an encoder.
       timestamps: the first timestamp token, if the output obeys Whisper's rules of timestamps.
       may_draft: whether the drafter reads the prompt; otherwise the row decodes plainly.
+      prediction: tokens that the output may resemble, for drafters that use them.
     """
 
     prompt_token_ids: Sequence[int]
@@ -42,6 +43,7 @@ class Request:
     source: np.ndarray | None = None
     timestamps: int = -1
     may_draft: bool = True
+    prediction: Sequence[int] = ()
 
     @property
     def text_token_ids(self) -> Sequence[int]:
@@ -119,16 +121,22 @@ def pad(requests: Sequence[Request], shape: BatchShape) -> dict[str, Any]:
     max_lengths = np.ones((shape.batch,), np.int32)
     keys = np.zeros((shape.batch, 2), np.uint32)
     may_draft = np.zeros((shape.batch,), np.bool_)
+    predictions = np.full((shape.batch, 2), shape.capacity, np.int32)
     for row, request in enumerate(requests):
         ids = request.prompt_token_ids
         tokens[row, : len(ids)] = ids
         lengths[row], max_lengths[row] = len(ids), request.max_length
         keys[row], may_draft[row] = request.key, request.may_draft
+        # At the end, where the text comes last; a drafter leaves out what the text has reached.
+        if prediction := request.prediction[: shape.capacity - len(ids)]:
+            predictions[row, 0] = shape.capacity - len(prediction)
+            tokens[row, predictions[row, 0] :] = prediction
     return {
         "tokens": tokens,
         "lengths": lengths,
         "max_lengths": max_lengths,
         "keys": keys,
         "may_draft": may_draft,
+        "predictions": predictions,
         "source": batch_of([each.source for each in requests], shape.batch, shape.source),
     }

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from spec_jax.decoding import loop, prefill
 from spec_jax.decoding.logprobs import Logprobs
-from spec_jax.decoding.rows import insert_rows, take_rows
+from spec_jax.decoding.rows import insert_rows, lengthened_rows, take_rows
 from spec_jax.decoding.score import headroom
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Drafter
@@ -179,15 +179,23 @@ class RowPrograms:
         )
 
     def empty(self, rows: DeviceRows, shape: BatchShape, shards: int) -> DeviceRows:
-        """A batch of free slots only; sharded like `rows`, whose arrays need as much room."""
-        policy, joining = self.strategy.draft_length, len(rows.state.lengths)
+        """A batch of free slots only; sharded like `rows`, whose arrays may have less room."""
 
         def empty(rows: DecodeState) -> DecodeState:
-            return prefill.empty_batch(policy, rows, shards, shape.batch)
+            return self._empty(rows, shape, shards)
 
-        key, out = (EMPTY, (shape.of_rows, joining)), shardings(rows.state)
+        key, out = (EMPTY, (shape.of_rows, *rows.state.tokens.shape)), shardings(rows.state)
         program = self.compiler.program(key, empty, (rows.state,), out_shardings=out)
         return DeviceRows(program(rows.state), self.sampling([], shape))
+
+    def _empty(self, rows: DecodeState, shape: BatchShape, shards: int) -> DecodeState:
+        count, capacity = rows.tokens.shape
+        if capacity < shape.capacity:
+            whole = dataclasses.replace(shape, batch=count)
+            arguments = (self.target, self.drafter, pad([], whole), self.inputs([PADDING], whole))
+            like = jax.eval_shape(functools.partial(self._start, whole), *arguments)
+            rows = lengthened_rows(rows, like)
+        return prefill.empty_batch(self.strategy.draft_length, rows, shards, shape.batch)
 
     def grow(
         self,
@@ -203,18 +211,18 @@ class RowPrograms:
           batch: the batch.
           requests: whose rows run in the slots of the larger batch.
           shapes: of the batch before and after.
-          rows: read for the new shape, whose arrays have as much room for a row.
+          rows: read for the new shape, whose arrays may have less room for a row.
           shards: of the rows; each keeps its own ones, in its first slots.
         """
         before, after = shapes
         policy = self.strategy.draft_length
 
         def copied(state: DecodeState, rows: DecodeState) -> DecodeState:
-            larger = prefill.empty_batch(policy, rows, shards, after.batch)
+            larger = self._empty(rows, after, shards)
             insert = functools.partial(prefill.insert, policy)
             return grown_rows(_with_logprobs(state, larger), larger, shards, insert)
 
-        key = (GROW, (before.of_rows, after.of_rows, len(rows.state.lengths)))
+        key = (GROW, (before.of_rows, after.of_rows, *rows.state.tokens.shape))
         args, out = (batch.state, rows.state), shardings(rows.state)
         program = self.compiler.program(key, copied, args, out_shardings=out)
         return DeviceRows(program(*args), self.sampling(requests, after))
@@ -239,7 +247,7 @@ class RowPrograms:
 
         old, new = (each.with_features(SamplingFeatures()) for each in (batch, rows))
         args = ((old.state, old.sampling), slots, (new.state, new.sampling))
-        key = (INSERT, (shape.of_rows, slots.size))
+        key = (INSERT, (shape.of_rows, slots.size, rows.state.tokens.shape[1]))
         out = shardings(args[0])
         program = self.compiler.program(key, put, args, donate=(0,), out_shardings=out)
         state, sampling = program(*args)
@@ -270,12 +278,7 @@ def grown_rows(
       insert: inserts rows into slots of `larger`, as `insert_rows` does.
     """
 
-    def pad(leaf: jax.Array, like: jax.Array) -> jax.Array:
-        more = [(0, b - a) for a, b in zip(leaf.shape[1:], like.shape[1:], strict=True)]
-        return jnp.pad(leaf, [(0, 0), *more]) if more else leaf
-
-    pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(larger), strict=True)
-    rows = jax.tree.unflatten(jax.tree.structure(larger), [pad(*pair) for pair in pairs])
+    rows = lengthened_rows(batch, larger)
     size = len(jax.tree.leaves(batch)[0]) // shards
     slots = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (shards, size))
     return insert(larger, slots, rows)

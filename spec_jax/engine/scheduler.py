@@ -60,6 +60,8 @@ class Scheduler:
         self.engine, self.max_num_seqs = engine, max_num_seqs
         engine.free_idle_batch = weakref.WeakMethod(self.release)
         self._tokenizer, self._on_finished = tokenizer, on_finished
+        self.on_settle: Callable[[list[Sequence], list[int]], None] | None = None
+        """Called with what a step adds and cancels, before it does."""
         self._numbers = itertools.count()
         self._streaming: set[int] = set()
         self._arrived: collections.deque[Sequence] = collections.deque()
@@ -117,6 +119,10 @@ class Scheduler:
         """The running batch, or the idle one; None if there is none."""
         return self._batch
 
+    def streams(self, number: int) -> bool:
+        """Whether somebody waits for a request's text as it comes."""
+        return number in self._streaming
+
     def step(self) -> list[tuple[int, StreamChunk]]:
         """Fills free slots, decodes some rounds, and returns what is new, with its request's id.
 
@@ -139,13 +145,16 @@ class Scheduler:
 
     def settle(self) -> None:
         """Queues what was added and ends what was cancelled; decodes nothing."""
-        while self._arrived:
-            sequence = self._arrived.popleft()
+        # What is cancelled was added before, and others may add and cancel meanwhile.
+        cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+        arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        if self.on_settle is not None:
+            self.on_settle(arrived, cancelled)
+        for sequence in arrived:
             self._waiting.append(sequence)
             if self._room is not None:
                 self._room |= self.engine.plan([sequence.request])
-        numbers = set(self._cancelled)
-        self._cancelled.clear()
+        numbers = set(cancelled)
         if not numbers:
             return
         for sequence in [each for each in self._waiting if each.number in numbers]:
@@ -202,12 +211,13 @@ class Scheduler:
             self._batch.insert(chosen, by_chunks=streaming)
 
     def _open(self, rows: int) -> Batch:
-        """A batch for what waits: the idle one, if a prompt begins like a text that it keeps."""
+        """A batch for what waits: the idle one, if that saves reading or making room."""
         requests = [each.request for each in self._waiting]
         batch, self._batch = self._batch, None
         if batch is not None:
             shape = self.engine.plan(requests, rows)
-            if batch.shape.of_rows == shape.of_rows and batch.shares_prefix(requests):
+            saves = self.engine.reserves_rows or batch.shares_prefix(requests)
+            if batch.shape.of_rows == shape.of_rows and saves:
                 batch.grow(shape)
                 return batch
         return self.engine.open(requests, rows)

@@ -114,9 +114,10 @@ class Sequence:
         assert self.finish_reason is not None
         request, sampling = self.request, self.request.sampling
         begin = len(request.prompt_token_ids)
-        work = Work()
+        work, plain_rounds = Work(), 0
         if view is not None and slot is not None:
             work = view.work(slot)
+            plain_rounds = view.plain_rounds(slot, begin, begin + len(self.token_ids))
             if self.stop_string is not None:
                 work = view.work_until(slot, begin, begin + len(self.token_ids))
         logprobs = None if view is None else view.logprobs
@@ -128,7 +129,7 @@ class Sequence:
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason(),
             logprobs=self._logprobs(logprobs, slot, begin, self.token_ids, sampling.logprobs),
-            metrics=SpeculativeMetrics(*work, *seconds, len(self.token_ids)),
+            metrics=SpeculativeMetrics(*work, *seconds, len(self.token_ids), plain_rounds),
             error=self._error(),
         )
         ids = tuple(request.text_token_ids)

@@ -57,6 +57,10 @@ class View:
             accepted_per_position=tuple(counters.accepted_per_position[slot].tolist()),
         )
 
+    def plain_rounds(self, slot: int, begin: int, end: int) -> int:
+        """Rounds without a draft that emitted a row's tokens `begin` to `end`."""
+        return int((np.asarray(self.counters.drafted_at)[slot, begin:end] == 1).sum())
+
     def drafted(self, slot: int, prompt: int, begin: int, end: int) -> list[bool]:
         """For tokens `begin` to `end` of a row, whether a draft had proposed each of them.
 

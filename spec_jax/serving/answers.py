@@ -12,21 +12,37 @@ def new_id(prefix: str) -> str:
 
 
 class UsageCounter:
-    """The token counts of an answer, while its completions come in."""
+    """The token counts of an answer, while its completions come in.
 
-    def __init__(self) -> None:
+    Args:
+      has_prediction: whether drafted tokens are reported as predicted ones.
+    """
+
+    def __init__(self, *, has_prediction: bool = False) -> None:
+        self._has_prediction = has_prediction
         self._prompts: dict[int, tuple[int, int]] = {}
         self.completion = self.reasoning = 0
+        self._drafted = self._accepted = 0
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         """Counts a finished completion of a prompt."""
         cached = max(output.num_cached_tokens, self._prompts.get(prompt, (0, 0))[1])
         self._prompts[prompt] = len(output.prompt_token_ids), cached
         self.completion += len(output.token_ids)
+        metrics = output.outputs[0].metrics
+        self._drafted += metrics.draft_tokens
+        self._accepted += metrics.accepted_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """The field `usage`."""
         prompt = sum(count for count, _ in self._prompts.values())
+        details = {"reasoning_tokens": self.reasoning}
+        if self._has_prediction:
+            rejected = self._drafted - self._accepted
+            details |= {
+                "accepted_prediction_tokens": self._accepted,
+                "rejected_prediction_tokens": rejected,
+            }
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self.completion,
@@ -34,7 +50,7 @@ class UsageCounter:
             "prompt_tokens_details": {
                 "cached_tokens": sum(cached for _, cached in self._prompts.values())
             },
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            "completion_tokens_details": details,
         }
 
 

@@ -38,7 +38,10 @@ class ChatCompletion:
             _for_template(each, service.knows_developer) for each in fields.needed("messages", list)
         ]
         self.streams = fields.take("stream", bool, False)
-        self._may_draft = fields.take("speculative", bool, True)
+        self._drafting: dict[str, Any] = {
+            "may_draft": fields.take("speculative", bool, True),
+            "prediction": _prediction(fields.take("prediction", dict)),
+        }
         self._include_usage = fields.include_usage(self.streams)
         self._template = _template_options(fields)
         self._top = _top_logprobs(fields)
@@ -64,7 +67,7 @@ class ChatCompletion:
             changed["max_tokens"] = limit
         self._sampling = fields.sampling(service.defaults(None), **changed)
         fields.end()
-        self._usage = UsageCounter()
+        self._usage = UsageCounter(has_prediction=bool(self._drafting["prediction"]))
         self._choices: dict[int, _Choice] = {}
         self._within_reasoning = False
 
@@ -80,9 +83,7 @@ class ChatCompletion:
 
     async def submit(self) -> RequestStream:
         """Renders the conversation, and queues it."""
-        return await self._service.submit(
-            [await self.encode()], self._sampling, may_draft=self._may_draft
-        )
+        return await self._service.submit([await self.encode()], self._sampling, **self._drafting)
 
     async def result(self, stream: RequestStream) -> dict[str, Any]:
         """The answer, once it is complete."""
@@ -231,6 +232,22 @@ class _Choice:
 def _call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def _prediction(given: Mapping[str, Any] | None) -> str:
+    """The text of OpenAI's predicted output; empty without one."""
+    if given is None:
+        return ""
+    content = given.get("content")
+    if isinstance(content, list):
+        parts = [each.get("text") if isinstance(each, Mapping) else None for each in content]
+        content = "".join(parts) if all(isinstance(each, str) for each in parts) else None
+    if given.get("type") != "content" or not isinstance(content, str):
+        raise wrong(
+            "prediction",
+            "prediction is not understood; give {'type': 'content', 'content': a text}.",
+        )
+    return content
 
 
 def _top_logprobs(fields: Fields) -> int | None:

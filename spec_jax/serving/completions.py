@@ -7,7 +7,7 @@ from typing import Any
 
 from spec_jax.async_llm import RequestStream
 from spec_jax.engine.request_builder import Prompt
-from spec_jax.outputs import StreamChunk
+from spec_jax.outputs import CompletionOutput, StreamChunk
 from spec_jax.serving.answers import UsageCounter, new_id, speculation
 from spec_jax.serving.errors import wrong
 from spec_jax.serving.fields import Fields, checked_logprobs, structure
@@ -85,9 +85,7 @@ class TextCompletion:
                 assert self._top is not None
                 choice["logprobs"] = CompletionLogprobs(self._top).of(ids, places)
                 _name_first(choice["logprobs"], self._service, ids, self._echo)
-            choice["finish_reason"] = completion.finish_reason if self._answers else "length"
-            choice["stop_reason"] = completion.stop_reason
-            choice["speculative_decoding_stats"] = speculation(completion.metrics)
+            choice |= self._end(completion)
             if self._with_ids:
                 choice["token_ids"] = list(completion.token_ids)
                 choice["prompt_token_ids"] = list(prompt)
@@ -112,11 +110,8 @@ class TextCompletion:
             if self._with_ids:
                 choice["token_ids"] = list(chunk.token_ids)
             if chunk.output is not None:
-                completion = chunk.output.outputs[0]
                 self._usage.add(chunk.index, chunk.output)
-                choice["finish_reason"] = completion.finish_reason if self._answers else "length"
-                choice["stop_reason"] = completion.stop_reason
-                choice["speculative_decoding_stats"] = speculation(completion.metrics)
+                choice |= self._end(chunk.output.outputs[0])
             elif not choice["text"] and choice["logprobs"] is None and not self._with_ids:
                 continue
             yield self._envelope([choice]) | extra
@@ -126,6 +121,13 @@ class TextCompletion:
     def _choice(self, chunk: StreamChunk) -> dict[str, Any]:
         index = chunk.index * self._sampling.n + chunk.sample
         return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+
+    def _end(self, completion: CompletionOutput) -> dict[str, Any]:
+        return {
+            "finish_reason": completion.finish_reason if self._answers else "length",
+            "stop_reason": completion.stop_reason,
+            "speculative_decoding_stats": speculation(completion.metrics),
+        }
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

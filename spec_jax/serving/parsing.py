@@ -116,6 +116,14 @@ def held_back(text: str, marker: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
 
 
+def shown(text: str, marker: str, last: bool) -> tuple[str, str]:
+    """What of a text can be shown before a marker, and what waits: its begin, and white space."""
+    if last:
+        return text, ""
+    end = len(text[: len(text) - held_back(text, marker)].rstrip())
+    return text[:end], text[end:]
+
+
 class _Reasoning:
     """Text up to `</think>`, if the answer begins with `<think>` or the prompt ended with it."""
 
@@ -145,10 +153,7 @@ class _Reasoning:
             self._state, self._rest = "after", ""
             # The white space before the tag was held back, and goes.
             return self._thought(thought.rstrip()), self._begun(text)
-        num_held = 0 if last else held_back(self._rest, self._END)
-        end = len(self._rest) - num_held
-        end = end if last else len(self._rest[:end].rstrip())
-        thought, self._rest = self._rest[:end], self._rest[end:]
+        thought, self._rest = shown(self._rest, self._END, last)
         return self._thought(thought), ""
 
     def _thought(self, text: str) -> str:
@@ -214,11 +219,7 @@ class _Hermes(_Calls):
                     return
             at = self._rest.find(self._BEGIN)
             if at < 0:
-                num_held = 0 if last else held_back(self._rest, self._BEGIN)
-                end = len(self._rest) - num_held
-                # White space before a call is not text either, so it waits for what follows.
-                end = end if last else len(self._rest[:end].rstrip())
-                text, self._rest = self._rest[:end], self._rest[end:]
+                text, self._rest = shown(self._rest, self._BEGIN, last)
                 self._after_call = self._after_call and not text
                 yield Delta(content=text)
                 return
@@ -270,10 +271,7 @@ class _Mistral(_Calls):
         if not self._begun:
             at = self._rest.find(self._BEGIN)
             if at < 0:
-                num_held = 0 if last else held_back(self._rest, self._BEGIN)
-                end = len(self._rest) - num_held
-                end = end if last else len(self._rest[:end].rstrip())
-                text, self._rest = self._rest[:end], self._rest[end:]
+                text, self._rest = shown(self._rest, self._BEGIN, last)
                 yield Delta(content=text)
                 return
             text, self._rest, self._begun = self._rest[:at], self._rest[at:], True

@@ -94,11 +94,13 @@ class Service:
         sampling: SamplingParams,
         *,
         may_draft: bool = True,
+        prediction: str = "",
     ) -> RequestStream:
         """Queues a request; the errors are `AsyncLLM.submit`'s, and ApiError before it is ready."""
         if not self.is_ready:
             raise unavailable("the server is loading, or is shutting down; ask again later.")
-        return await self.engine.submit(prompts, sampling, may_draft=may_draft)
+        options: Any = {"may_draft": may_draft, "prediction": prediction}
+        return await self.engine.submit(prompts, sampling, **options)
 
     async def chunks(self, stream: RequestStream) -> AsyncIterator[StreamChunk]:
         """The chunks of a request, which are counted; ends it at its time limit.

@@ -1,5 +1,6 @@
 """Prompt lookup copies what Hugging Face's prompt lookup would copy, on device and in batches."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -15,7 +16,7 @@ from spec_jax.drafters.base import Context, DrafterPrompt
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.sampling.parameters import BatchSampling
-from tests.harness import TARGET, completions, finish, request
+from tests.harness import TARGET, completions, finish, request, run
 
 BATCH, CAPACITY = 4, 24
 SETTINGS = [(1, 1), (3, 1), (4, 2), (2, 3), (10, 2), (5, 9), (30, 3)]
@@ -241,3 +242,72 @@ def test_several_drafts_take_fewer_rounds():
         outputs.append(completions(batch, requests))
         rounds.append(int(batch.state.counters.rounds.sum()))
     assert outputs[0] == outputs[1] and rounds[1] < rounds[0]
+
+
+def _look_up_predicted(text, prediction, lookahead: int, max_ngram: int) -> list[int]:
+    """The draft for one row with a prediction, in plain Python."""
+    for size in range(min(max_ngram, len(text)), 0, -1):
+        wanted = text[len(text) - size :]
+        for part in (prediction, text):  # the prediction's matches of one size come first
+            for start in range(len(part) - size):
+                if part[start : start + size] == wanted:
+                    return list(part[start + size : start + size + lookahead])
+    return []
+
+
+@jax.jit
+def _propose_predicted(drafter: PromptLookup, context: Context, predictions):
+    state = drafter.init(DrafterPrompt(context.tokens, context.lengths, predictions=predictions))
+    return drafter.propose(state, context)[0]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize(("lookahead", "max_ngram"), [(1, 1), (3, 2), (4, 3), (10, 2)])
+@given(
+    text=tokens_of_few_words,
+    prediction=st.lists(st.integers(0, 3), max_size=12),
+    behind=st.integers(0, 3),
+    junk=st.integers(0, 3),
+)
+def test_predictions_agree_with_plain_python(
+    lookahead, max_ngram, begins, text, prediction, behind, junk
+):
+    capacity = CAPACITY + 16
+    tokens = np.full((1, capacity), junk, np.int32)
+    tokens[0, : len(text)] = text
+    end = capacity - behind
+    begin = end - len(prediction)
+    tokens[0, begin:end] = prediction
+    draft = _propose_predicted(
+        PromptLookup(lookahead, max_ngram),
+        Context(
+            tokens=jnp.asarray(tokens),
+            lengths=jnp.asarray([len(text)], jnp.int32),
+            prompt_lengths=jnp.asarray([len(text) if begins else 0], jnp.int32),
+            keys=jax.random.split(jax.random.key(0), 1),
+            sampling=BatchSampling.stack([SamplingParams()], 6),
+            limits=jnp.full((1,), lookahead, jnp.int32),
+        ),
+        jnp.asarray([[begin, end]], jnp.int32),
+    )
+    # A round may have written drafted tokens over what is this close behind the text.
+    left = prediction[max(0, len(text) + lookahead + 1 - begin) :]
+    expected = _look_up_predicted(text, left, lookahead, max_ngram)
+    if begins and left:
+        expected = list(left[:lookahead])
+    assert draft.tokens[0, : draft.lengths[0]].tolist() == expected
+
+
+def test_a_prediction_changes_no_text_and_saves_rounds():
+    prompts = [[5, 9, 3, 7], [8, 2, 6], [1, 4], [3, 3, 2], [9, 1]]
+    engine = Engine(TARGET, PromptLookup(4, 2), Constant(4), max_model_len=512)
+    requests = [request(prompt, SamplingParams(max_tokens=40)) for prompt in prompts]
+    plain = run(engine, requests)
+    predicted = [
+        dataclasses.replace(each, prediction=text)
+        for each, text in zip(requests, plain, strict=True)
+    ]
+    batch = finish(engine.start(predicted))
+    assert completions(batch, predicted) == plain
+    rounds = np.asarray(batch.state.counters.rounds)[: len(prompts)]
+    assert (rounds <= 10).all()  # 40 tokens, 5 a round, and some matches are of another place

@@ -16,14 +16,15 @@ from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.engine import cost_profiling as pacing
 from spec_jax.engine.acceptances import FADE, PRIOR_ANSWER
 from spec_jax.engine.batch_shape import BatchShape
+from spec_jax.engine.cost_profiling import Load
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.testing import tiny_model
 from tests.harness import request
 from tests.quick import measured_seconds
 
 COSTS = {0: 1.0, 1: 1.25, 2: 1.5, 4: 2.0}
-LOOP, OTHER = BatchShape(1, 128, 0), BatchShape(2, 128, 0)
-SAMPLED = BatchShape(1, 128, 0, features=SamplingFeatures(random=True))
+LOOP, OTHER = Load(BatchShape(1, 128, 0), 1), Load(BatchShape(2, 128, 0), 2)
+SAMPLED = Load(BatchShape(1, 128, 0, features=SamplingFeatures(random=True)), 1)
 
 
 def state_of(policy, room):

@@ -9,7 +9,7 @@ import pytest
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.engine.batch_shape import BatchShape
-from spec_jax.engine.cost_profiling import PROMPTS_A_CHECK, CostProfiler
+from spec_jax.engine.cost_profiling import PROMPTS_A_CHECK, CostProfiler, Load
 from spec_jax.engine.requests import PADDING
 from spec_jax.testing import ReferenceDecoder, tiny_model
 from tests.harness import completions, finish, make_engine, request
@@ -74,7 +74,7 @@ def test_a_drafter_reads_what_a_copied_prefix_lacks(engine, monkeypatch):
     ]
 
 
-LOOP = BatchShape(1, 128, 0)
+LOOP = Load(BatchShape(1, 128, 0), 1)
 
 
 COSTS = np.array([1.0, 1.1, 1.2, 1.4, 1.8])

@@ -51,7 +51,7 @@ CHAT = [
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
     *("max_completion_tokens", "response_format", "stream_options", "logprobs", "top_logprobs"),
     *("continue_final_message", "add_generation_prompt", "reasoning_effort", "store"),
-    *("return_token_ids", "return_token_sources"),
+    *("return_token_ids", "return_token_sources", "prediction", "speculative"),
 ]
 FIELDS = {
     "/v1/completions": [

@@ -118,3 +118,51 @@ def test_the_chat_template_tells_the_format():
     assert tool_format("Environment: ipython") == "llama3"
     assert tool_format("plain") is tool_format(None) is None
     assert reasons("... </think> ...") and not reasons(None)
+
+
+PIECES = ["a", " the", "\n", "}", '"', "{", "</", "<", "[", "]", ";", "é", "🙂", "tool_call>", "\\", "ARGS"]
+
+
+def random_calls(rng):
+    """Calls whose arguments hold what formats are made of."""
+    text = lambda: "".join(rng.choices(PIECES, k=rng.randint(0, 8)))  # noqa: E731
+    values = (text, lambda: rng.randint(-9, 9), lambda: [text(), None], lambda: {"x": {"y": text()}})
+    return [
+        (rng.choice(NAMES), {f"k{i}": rng.choice(values)() for i in range(rng.randint(0, 4))})
+        for _ in range(rng.randint(1, 3))
+    ]
+
+
+def written(form, calls, prose, rng):
+    """An answer with calls, as models of a format write it."""
+    key = "parameters" if form == "llama3" else "arguments"
+    dump = lambda value: json.dumps(value, ensure_ascii=rng.random() < 0.5)  # noqa: E731
+    objects = [dump({"name": name, key: arguments}) for name, arguments in calls]
+    if form == "hermes":
+        return prose + "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+    if form == "llama3":
+        return rng.choice(["", "<|python_tag|>"]) + "; ".join(objects)
+    if rng.random() < 0.5:
+        return f"{prose}[TOOL_CALLS] [{', '.join(objects)}]"
+    return prose + "".join(f"[TOOL_CALLS]{name}[ARGS]{dump(each)}" for name, each in calls)
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral"])
+def test_two_hundred_answers_cut_at_every_token(form, plain):
+    rng, tokenizer = random.Random(7), plain.tokenizer
+    for _ in range(200):
+        calls = random_calls(rng)
+        if form != "llama3" and any("tool_call>" in json.dumps(each) for each in calls):
+            # A tag within an argument ends a call, in every server of this format.
+            calls = [(name, {"k": 1}) for name, _ in calls]
+        prose = "" if form == "llama3" else rng.choice(["", "I look. ", "Is 2 < 3?\n\n"])
+        text = written(form, calls, prose, rng)
+        stream = tokenizer.stream(skip_special_tokens=False)
+        tokens = [stream.push([each]) for each in tokenizer.encode(text, False)]
+        tokens.append(text[len("".join(tokens)) :])
+        expected = prose.rstrip(), "", calls
+        assert parsed([text], tools=form, names=NAMES) == expected, text
+        assert parsed(tokens, tools=form, names=NAMES) == expected, text
+        for at in range(len(tokens)):
+            halves = "".join(tokens[:at]), "".join(tokens[at:])
+            assert parsed(halves, tools=form, names=NAMES) == expected, halves

@@ -160,6 +160,9 @@ def test_metrics_count_what_was_decoded(plain):
         prompt = answer["usage"]["prompt_tokens"]
         assert float(values[f"spec_jax:prompt_tokens_total{label}"]) == prompt
         assert float(values[f"spec_jax:num_requests_running{label}"]) == 0
+        assert float(values[f"spec_jax:spec_decode_num_plain_rounds_total{label}"]) == 9
+        assert 0 < float(values[f"spec_jax:generation_tokens_per_second{label}"]) <= 9 / 0.001
+        assert float(values[f"spec_jax:spec_decode_draft_length{label}"]) == 0
         assert float(values[f"spec_jax:e2e_request_latency_seconds_count{label}"]) == 1
         assert float(values[f"spec_jax:inter_token_latency_seconds_count{label}"]) in range(5, 9)
 
@@ -244,11 +247,12 @@ def test_a_warm_up_that_fails_ends_the_server(plain):
         asyncio.run(asyncio.wait_for(serve(), 30))
 
 
-def test_after_the_warm_up_nobody_waits_for_the_compiler(directories, monkeypatch):
-    """Short requests: blocks of longer prompts, and copies of a begin, are not compiled ahead."""
+@pytest.mark.parametrize("method", [LOOKUP, pytest.param({}, marks=pytest.mark.slow)])
+def test_after_the_warm_up_nobody_waits_for_the_compiler(directories, monkeypatch, method):
+    """Prompts of any length, alone and beside others, with and without a common beginning."""
     # Other tests' programs take this process's memory maps, so that some would be dropped.
     monkeypatch.setattr(programs, "maps_taken", lambda: 0.0)
-    llm = LLM(str(directories / "target"), max_num_seqs=4, speculative_config=LOOKUP)
+    llm = LLM(str(directories / "target"), max_num_seqs=4, speculative_config=method or None)
     engine = llm.engine
 
     async def ask(client, wait, body):
@@ -256,20 +260,25 @@ def test_after_the_warm_up_nobody_waits_for_the_compiler(directories, monkeypatc
         assert (await client.post("/v1/completions", json=body)).status_code == 200
 
     async def main(address, rng):
+        common = rng.choices(range(3, 200), k=200)
+        kinds = [{"temperature": 0}, {}, {"top_p": 0.5}, {"presence_penalty": 0.5}, {"logprobs": 2}]
         async with httpx.AsyncClient(base_url=address, timeout=120) as client:
             bodies = [
                 {
-                    "prompt": rng.choices(range(3, 200), k=rng.randint(1, 25)),
+                    "prompt": [
+                        *common[: rng.choice([0, 0, 60, 150, 200])],
+                        *rng.choices(range(3, 200), k=rng.choice([1, 20, 33, 70, 140, 200])),
+                    ],
                     "max_tokens": rng.randint(1, 30),
-                    **rng.choice([{"temperature": 0}, {}, {"top_p": 0.5}]),
+                    **rng.choice(kinds),
                 }
                 for _ in range(30)
             ]
-            await asyncio.gather(*(ask(client, rng.random(), each) for each in bodies))
+            await asyncio.gather(*(ask(client, 2 * rng.random(), each) for each in bodies))
 
-    with serving(llm, warm_up=lambda: llm.warm_up_batches(WAYS)) as address:
+    with serving(llm, warm_up=lambda: llm.warm_up(WAYS, num_seqs=4)) as address:
         traces, programs_before = engine.traces, {*engine.compiler.names()}
-        for seed in range(5):
+        for seed in range(4):
             asyncio.run(main(address, random.Random(seed)))
         assert {*engine.compiler.names()} - programs_before == set()
     assert engine.traces == traces
