@@ -63,7 +63,9 @@ class Soak:
     async def _ask(self, rng: random.Random, client: httpx2.AsyncClient) -> int | str:
         kind = rng.random()
         if kind < 0.01:
-            return await self._half(rng.choice((b"POST /v1/com", b"POST / HTTP/1.1\r\nHost: x\r\n")))
+            return await self._half(
+                rng.choice((b"POST /v1/com", b"POST / HTTP/1.1\r\nHost: x\r\n"))
+            )
         if kind < 0.02:
             return await self._endless(client)
         path, body = self._request(rng)

@@ -60,6 +60,7 @@ __all__ = [
     "StructuredOutputsParams",
     "Usage",
     "VocabularyMismatchError",
+    "follow",
     "register_drafter",
 ]
 

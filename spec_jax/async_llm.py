@@ -94,11 +94,11 @@ class AsyncLLM:
         number, count = distributed.process()
         if number > 0:
             raise ConfigError(
-                f"an AsyncLLM takes requests in process 0, and this is process {number} of {count}; "
-                "call follow(llm) instead."
+                f"an AsyncLLM takes requests in process 0, and this is process {number} of "
+                f"{count}; call follow(llm) instead."
             )
         if count > 1:
-            self._lead = following.Lead(distributed.messages(), llm.dispatcher.scheduler)
+            self._lead = following.Lead(distributed.message_channel(), llm.dispatcher.scheduler)
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
@@ -140,8 +140,8 @@ class AsyncLLM:
             `llm.get_default_sampling_params()`.
           request_id: a name for `abort`; by default one that no other call has.
           may_draft: false decodes this call plainly, whatever drafts for others.
-          prediction: a text that the output may resemble. The method `prompt_lookup` drafts from it,
-            too; no model reads it.
+          prediction: a text that the output may resemble. The method `prompt_lookup` drafts from
+            it, too; no model reads it.
 
         Raises:
           RequestError, ConfigError: `LLM.generate`'s; or `request_id` is taken.
@@ -238,7 +238,7 @@ def _end_all(error: Exception) -> None:
 def follow(llm: LLM) -> None:
     """Decodes the requests of process 0's `AsyncLLM`, until it is shut down.
 
-    All processes but the first one of a run call it, with an `LLM` that has decoded the same so far.
+    All processes of a run but the first one call it, with an `LLM` that has decoded the same.
 
     Raises:
       ConfigError: this is process 0.
@@ -246,4 +246,4 @@ def follow(llm: LLM) -> None:
     number, count = distributed.process()
     if number == 0:
         raise ConfigError(f"process 0 of {count} leads; make an AsyncLLM in it.")
-    following.follow(distributed.messages(), llm.dispatcher.scheduler, llm.request)
+    following.follow(distributed.message_channel(), llm.dispatcher.scheduler, llm.request)

@@ -18,6 +18,11 @@ CONNECT_SECONDS, ANSWER_SECONDS = 10, 600
 """The longest waits for a connection, and between two pieces of an answer."""
 
 
+FIRST_TOKEN, LEAST_VOCABULARY = 100, 30_000
+"""Random tokens are not among the first ones, which may be special; most models have as many as the
+second, if a server does not tell."""
+
+
 class Question(NamedTuple):
     """A request: its path and the fields that are not the same for all."""
 
@@ -33,9 +38,11 @@ class Question(NamedTuple):
         return cls("/v1/completions", {"prompt": prompt.text})
 
     @classmethod
-    def of_length(cls, num_tokens: int, num_answer: int, rng: random.Random) -> "Question":
-        """Random tokens of which every model has so many, and the length of the answer."""
-        ids = [rng.randrange(100, 30_000) for _ in range(num_tokens)]
+    def of_length(
+        cls, num_tokens: int, num_answer: int, vocab_size: int, rng: random.Random
+    ) -> "Question":
+        """Random tokens, and the length of the answer."""
+        ids = [rng.randrange(FIRST_TOKEN, vocab_size) for _ in range(num_tokens)]
         fields = {"prompt": ids, "max_tokens": num_answer, "ignore_eos": True}
         return cls("/v1/completions", fields)
 
@@ -100,24 +107,26 @@ class LoadClient:
     async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
-    async def choose_model(self, name: str | None) -> str:
+    async def choose_model(self, name: str | None) -> int:
         """Asks for a model of this name from now on, or for the server's first one.
+
+        Returns:
+          The size of its vocabulary, or how many tokens most models have.
 
         Raises:
           ConfigError: the server cannot be reached.
         """
-        if name is None:
-            try:
-                response = await self._client.get("/v1/models")
-            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-                raise ConfigError(f"cannot reach {self._url}: {error}; check --serve.") from error
-            if not response.is_success:
-                said = message_of(response.status_code, response.content)
-                raise ConfigError(f"{self._url}: {said}")
-            models = response.json().get("data") or [{}]
-            name = str(models[0].get("id", ""))
-        self._fields["model"] = name
-        return name
+        try:
+            response = await self._client.get("/v1/models")
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise ConfigError(f"cannot reach {self._url}: {error}; check --serve.") from error
+        if not response.is_success:
+            said = message_of(response.status_code, response.content)
+            raise ConfigError(f"{self._url}: {said}")
+        models = response.json().get("data") or [{}]
+        self._fields["model"] = name or str(models[0].get("id", ""))
+        meta = models[0].get("meta") or {}
+        return int(meta.get("n_vocab") or LEAST_VOCABULARY)
 
     async def ask(self, question: Question, began: float) -> Answer:
         """Asks one question and waits for the whole answer."""

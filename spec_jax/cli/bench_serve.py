@@ -26,12 +26,15 @@ _NUMBERS = ("tokens/s", "first, ms", "p99", "token, ms", "p99", "goodput/s", "ac
 
 def run(options: BenchServeOptions, screen: Screen) -> int:
     """Measures and prints a table; returns 1 if every request of a load failed."""
-    questions = _questions(options)
+    if options.lengths is None:
+        prompts.check_known(options.prompt_set)
+    else:
+        _lengths(options.lengths)
     loads = [("clients", each) for each in options.concurrency]
     if options.rate:
         loads = [("a second", each) for each in options.rate]
     rows, failed = [], False
-    for load, answers in asyncio.run(_measure(options, questions, loads, screen)).items():
+    for load, answers in asyncio.run(_measure(options, loads, screen)).items():
         summary = Summary.of(answers, options.first_limit / 1000, options.token_limit / 1000)
         failed |= summary.num_failed == len(answers)
         rows.append(_row(load, summary))
@@ -47,16 +50,16 @@ def run(options: BenchServeOptions, screen: Screen) -> int:
 
 
 async def _measure(
-    options: BenchServeOptions, questions: list[Question], loads: list, screen: Screen
+    options: BenchServeOptions, loads: list, screen: Screen
 ) -> dict[str, list[Answer]]:
     fields = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     if options.ignore_eos:
         fields["ignore_eos"] = True
     results: dict[str, list[Answer]] = {}
     count = itertools.count(1)
-    total = len(questions) * len(loads)
+    total = options.num_requests * len(loads)
     async with LoadClient(options.serve, options.api_key, fields) as client:
-        await client.choose_model(options.model)
+        questions = _questions(options, await client.choose_model(options.model))
         await client.ask(questions[0], 0.0)
         for kind, size in loads:
             load = f"{size:g} {kind}"
@@ -72,10 +75,10 @@ async def _measure(
     return results
 
 
-def _questions(options: BenchServeOptions) -> list[Question]:
+def _questions(options: BenchServeOptions, vocab_size: int) -> list[Question]:
     if options.lengths is not None:
         rng = random.Random(options.seed)
-        some = [Question.of_length(*each, rng) for each in _lengths(options.lengths)]
+        some = [Question.of_length(*each, vocab_size, rng) for each in _lengths(options.lengths)]
     else:
         chosen = prompts.load(options.prompt_set).some(options.num_requests).prompts
         some = [*map(Question.of, chosen)]

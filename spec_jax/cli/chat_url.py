@@ -10,8 +10,8 @@ import httpx2
 
 from spec_jax.cli.chat import Chat
 from spec_jax.cli.conversation import Conversation
-from spec_jax.cli.server_options import ChatUrlOptions
 from spec_jax.cli.screen import Screen
+from spec_jax.cli.server_options import ChatUrlOptions
 from spec_jax.errors import ConfigError, RequestError
 from spec_jax.text.server_events import events, message_of
 
@@ -42,9 +42,7 @@ class Remote:
       ConfigError: the server cannot be reached, or serves no such model.
     """
 
-    def __init__(
-        self, url: str, api_key: str | None, model: str | None, fields: Mapping[str, Any]
-    ):
+    def __init__(self, url: str, api_key: str | None, model: str | None, fields: Mapping[str, Any]):
         self._url = url
         self._client = httpx2.Client(
             base_url=url.rstrip("/").removesuffix("/v1"),

@@ -27,11 +27,8 @@ from spec_jax.config import (
     Flag,
     Many,
     NoDraftConfig,
-    NotNegative,
-    Positive,
     SamplingParams,
     SpeculativeConfig,
-    Text,
     config_class,
 )
 from spec_jax.errors import ConfigError

@@ -12,9 +12,9 @@ import numpy as np
 from spec_jax import distributed
 from spec_jax.async_llm import AsyncLLM, follow
 from spec_jax.audio.wave import RATE
-from spec_jax.cli.server_options import ServeOptions
 from spec_jax.cli.loading import connect, load
 from spec_jax.cli.screen import Screen
+from spec_jax.cli.server_options import ServeOptions
 from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError, extra
 from spec_jax.llm import LLM

@@ -77,9 +77,7 @@ def start(
         keys=keys,
         may_draft=may_draft,
         cache=cache,
-        drafter=drafter.init(
-            DrafterPrompt(tokens, lengths, inputs, source, block, predictions)
-        ),
+        drafter=drafter.init(DrafterPrompt(tokens, lengths, inputs, source, block, predictions)),
         draft_length=policy.init(batch),
         counters=Counters.zeros(batch, drafter.lookahead, length),
         logprobs=None if logprobs is None else Logprobs.zeros(batch, length, logprobs),

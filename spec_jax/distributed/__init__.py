@@ -153,7 +153,7 @@ def process() -> tuple[int, int]:
 
 
 @functools.cache
-def messages() -> Messages:
+def message_channel() -> Messages:
     """What process 0 sends to the others and they receive, from the first message on."""
     jax_state: Any = jax_distributed.global_state
     return Messages(jax_state.client, *process())

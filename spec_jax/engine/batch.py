@@ -180,32 +180,33 @@ class Batch:
             self._num_entries += 1
             self._slots[slot].entry = self._num_entries
         while self._prefills and not by_chunks:
-            self._read_first(to_end=True)
+            self._read(self._prefills.next(), to_end=True)
         self._together = None  # later ones enter beside rows that decode
 
-    def read_chunks(self) -> None:
-        """Reads what prompts may be read between two rounds; prompts to their ends if no row runs.
+    def read_chunks(self, *, to_end: bool) -> None:
+        """Reads what prompts may be read between two rounds.
 
         That is one block of a long prompt, or several short prompts of as many tokens together.
+        With `to_end`, and if no row runs, prompts are read to their ends.
         """
         limit = num_left = tokens_between_rounds(self._programs.target.platform)
         while self._prefills:
-            shape = self._prefills.first.shape
-            num_tokens = shape.block * shape.batch // self._shards
-            if self._running and num_left < min(num_tokens, limit):
+            prefill, waits = self._prefills.next(), bool(self._running) or not to_end
+            num_tokens = prefill.shape.block * prefill.shape.batch // self._shards
+            if waits and num_left < min(num_tokens, limit):
                 return
-            self._read_first(to_end=not self._running)
+            self._read(prefill, to_end=not waits)
             num_left -= num_tokens
 
-    def _read_first(self, *, to_end: bool) -> None:
-        """Reads the prompts of the first group; its rows enter at the end."""
-        prefill, before = self._prefills.first, self.seconds.prefill
+    def _read(self, prefill: Prefill, *, to_end: bool) -> None:
+        """Reads the prompts of a group; its rows enter at the end."""
+        before = self.seconds.prefill
         with self._measured("prefill"):
             if prefill.rows is None:
                 self._begin(prefill, to_end)
             prefill.read(self._programs, to_end=to_end)
             if not prefill.num_chunks:
-                self._prefills.pop()
+                self._prefills.finish(prefill)
                 self._enter(prefill)
         prefill.seconds += self.seconds.prefill - before
         slots = [slot for slot in prefill.group if slot is not None]
@@ -329,9 +330,7 @@ class Batch:
                 if load != self._load_of_costs:
                     self.state = self._profiler.with_costs(load, self.state)
                     self._load_of_costs = load
-                state = self._profiler.advance(
-                    load, self.state, max_rounds, min_running, advance
-                )
+                state = self._profiler.advance(load, self.state, max_rounds, min_running, advance)
             self.state = jax.block_until_ready(state)
         self._end([slot for slot in sorted(self._running) if self.view.finish[slot] != RUNNING])
 

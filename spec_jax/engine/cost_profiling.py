@@ -170,9 +170,7 @@ class CostProfiler:
         }
         return self.with_costs(load, _with(state, changes))
 
-    def expects_drafts(
-        self, load: Load, requests: Sequence[Request], num_running: int
-    ) -> bool:
+    def expects_drafts(self, load: Load, requests: Sequence[Request], num_running: int) -> bool:
         """Whether new rows may draft, so that the drafter reads their prompts.
 
         It does if their drafts should save more time than reading takes. If only better drafts than

@@ -1,6 +1,5 @@
 """The prompts that are being read for the slots of a batch."""
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -78,14 +77,21 @@ class PrefillQueue:
 
     def __init__(self, programs: RowPrograms, shards: int):
         self._programs, self._shards = programs, shards
-        self._queue: collections.deque[Prefill] = collections.deque()
+        self._queue: list[Prefill] = []
+        self._turns = 0
 
     def __bool__(self) -> bool:
         return bool(self._queue)
 
-    @property
-    def first(self) -> Prefill:
-        """What is read next."""
+    def next(self) -> Prefill:
+        """The group that is read next.
+
+        In turns it is the oldest one and the one with the fewest blocks left: so a short prompt
+        waits for one block of a long one, and no group waits for ever.
+        """
+        self._turns += 1
+        if self._turns % 2:
+            return min(self._queue, key=lambda each: each.num_chunks)
         return self._queue[0]
 
     @property
@@ -146,9 +152,8 @@ class PrefillQueue:
         """Leaves out requests that were cancelled."""
         for each in self._queue:
             each.group = [None if slot in slots else slot for slot in each.group]
-        groups = [each for each in self._queue if set(each.group) != {None}]
-        self._queue = collections.deque(groups)
+        self._queue = [each for each in self._queue if set(each.group) != {None}]
 
-    def pop(self) -> None:
-        """Leaves out the first group, once its rows have entered the batch."""
-        self._queue.popleft()
+    def finish(self, prefill: Prefill) -> None:
+        """Leaves out a group, once its rows have entered the batch."""
+        self._queue = [each for each in self._queue if each is not prefill]

@@ -277,7 +277,6 @@ def grown_rows(
       shards: of the rows; the rows of each take its first slots.
       insert: inserts rows into slots of `larger`, as `insert_rows` does.
     """
-
     rows = lengthened_rows(batch, larger)
     size = len(jax.tree.leaves(batch)[0]) // shards
     slots = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (shards, size))

@@ -133,11 +133,12 @@ class Scheduler:
         self._admit()
         if self._running:
             assert self._batch is not None
-            self._batch.read_chunks()
+            # Whoever comes meanwhile should not wait for the end of a long prompt.
+            self._batch.read_chunks(to_end=not self.engine.reserves_rows)
             self._drop_features()
-            num_decoding = len(self._running) - len(self._batch.reading)
-            min_running = num_decoding if self._waiting else 1
-            self._batch.advance(self._max_rounds(), min_running)
+            if num_decoding := len(self._running) - len(self._batch.reading):
+                min_running = num_decoding if self._waiting else 1
+                self._batch.advance(self._max_rounds(), min_running)
             self._collect()
         self._close_if_empty()
         chunks, self._chunks = self._chunks, []
@@ -193,10 +194,13 @@ class Scheduler:
         """Lets waiting requests enter free slots; the batch grows if they need more of them."""
         if not self._waiting or len(self._running) >= self.max_num_seqs:
             return
-        if self._batch is not None and self._batch.reading:
-            return  # their prompts would be read later anyway
-        self._report_finished()
         rows = min(len(self._waiting) + len(self._running), self.max_num_seqs)
+        if self._batch is not None and self._batch.reading:
+            if not self.engine.reserves_rows:
+                return  # their prompts would be read later anyway
+            if self._shape(self._batch, rows).of_rows != self._batch.shape.of_rows:
+                return  # prompts that are being read are for the batch as it is
+        self._report_finished()
         if self._batch is None or self._room is None:
             self._batch = self._open(rows)
             self._room = self._batch.shape
@@ -206,8 +210,11 @@ class Scheduler:
         entering = [self._waiting.popleft() for _ in free[: len(self._waiting)]]
         if entering:
             chosen = self._batch.choose_slots([each.request for each in entering], free)
-            streaming = any(each.number in self._streaming for each in self._running.values())
+            running = [*self._running.values()]
             self._running.update(zip(chosen, entering, strict=True))
+            if self.engine.reserves_rows:
+                running += entering
+            streaming = any(each.number in self._streaming for each in running)
             self._batch.insert(chosen, by_chunks=streaming)
 
     def _open(self, rows: int) -> Batch:
@@ -224,14 +231,18 @@ class Scheduler:
 
     def _grow(self, batch: Batch, rows: int) -> None:
         """Gives the batch the room that all its requests need, `rows` of them at a time."""
-        assert self._room is not None
-        shape = self._room | batch.shape
-        if rows > batch.shape.batch:
-            shape = dataclasses.replace(shape, batch=self.engine.num_rows(rows))
+        shape = self._shape(batch, rows)
         if shape != batch.shape:
             moved = batch.grow(shape)
             self._running = {moved[slot]: each for slot, each in self._running.items()}
         self._room = shape
+
+    def _shape(self, batch: Batch, rows: int) -> BatchShape:
+        """A batch's shape with the room that all its requests need."""
+        shape = batch.shape if self._room is None else self._room | batch.shape
+        if rows > batch.shape.batch:
+            shape = dataclasses.replace(shape, batch=self.engine.num_rows(rows))
+        return shape
 
     def _drop_features(self) -> None:
         """Leaves out steps of sampling that no row has needed for some time."""
@@ -263,11 +274,13 @@ class Scheduler:
     def _collect(self) -> None:
         """Hands each sequence its new tokens, and ends those whose stop string came up."""
         assert self._batch is not None
-        view, stopped = self._batch.view, []
-        reading = self._batch.reading
+        reading, stopped = self._batch.reading, []
         for slot, count in reading.items():
             self._running[slot].num_computed_tokens = count
         decoding = self._running.keys() - reading.keys()
+        if not decoding:
+            return
+        view = self._batch.view
         for slot, sequence in _by_number((slot, self._running[slot]) for slot in decoding):
             begin = len(sequence.request.prompt_token_ids) + len(sequence.token_ids)
             token_ids = view.tokens[slot, begin : view.lengths[slot]].tolist()

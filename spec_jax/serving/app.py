@@ -196,7 +196,7 @@ class _Endpoints:
             "root": self._service.engine.llm.name,
             "max_model_len": length,
             "context_length": length,
-            "meta": {"n_ctx": length},
+            "meta": {"n_ctx": length, "n_vocab": self._service.tokenizer.vocab_size},
         }
 
     async def models(self, request: Request) -> Response:

@@ -310,4 +310,4 @@ def test_a_prediction_changes_no_text_and_saves_rounds():
     batch = finish(engine.start(predicted))
     assert completions(batch, predicted) == plain
     rounds = np.asarray(batch.state.counters.rounds)[: len(prompts)]
-    assert (rounds <= 10).all()  # 40 tokens, 5 a round, and some matches are of another place
+    assert (rounds <= 13).all()  # 40 tokens, 5 a round, and some matches are of another place

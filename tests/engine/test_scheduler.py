@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from spec_jax.config import SamplingParams
-from spec_jax.engine import batch_shape
+from spec_jax.engine import batch_shape, prefill_queue
 from spec_jax.engine import engine as engine_module
 from spec_jax.engine import scheduler as scheduler_module
 from spec_jax.engine.dispatcher import Device, Dispatcher
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.programs import GROW
+from spec_jax.engine.rows import RowPrograms
 from spec_jax.engine.scheduler import Scheduler
 from spec_jax.engine.sequence import Origin
 from spec_jax.sampling.parameters import SamplingFeatures
@@ -23,6 +24,7 @@ VOCAB = TARGET.config.vocab_size
 MASKED = dict.fromkeys(range(VOCAB), float("-inf"))
 COMMON = np.random.default_rng(1).integers(0, VOCAB, 100).tolist()
 """What many prompts begin with."""
+VOCAB_TEXT = np.random.default_rng(2).integers(0, VOCAB, 400).tolist()
 SCHEDULES, FEW = 28, 12
 """A method; more than three hundred over all of them."""
 EVERY_FEATURE = SamplingFeatures(random=True, cut=True, history=True)
@@ -102,8 +104,9 @@ def play(scheduler, requests, random):
     return outputs, cancelled
 
 
-def check_schedule(method: str, seed: int, max_num_seqs: int) -> None:
-    engine, requests, alone = case(method)
+def check_schedule(method: str, seed: int, max_num_seqs: int, engine: Engine | None = None) -> None:
+    own_engine, requests, alone = case(method)
+    engine = engine or own_engine
     random = np.random.default_rng(seed)
     some = sorted(random.choice(len(requests), int(random.integers(3, 12)), replace=False))
     outputs, cancelled = play(Scheduler(engine, max_num_seqs), [requests[i] for i in some], random)
@@ -140,6 +143,55 @@ def test_random_schedules_change_no_token_in_programs_of_their_features(method, 
     monkeypatch.setattr(scheduler_module, "ROUNDS_PER_CHUNK", 2)
     for seed in range(100, 160):
         check_schedule(method, seed, max_num_seqs=1 + seed % 5)
+
+
+@pytest.mark.parametrize(
+    ("method", "schedules"),
+    often([*((method, 12) for method in METHODS), ("prompt_lookup", 8)], [("prompt_lookup", 8)]),
+)
+def test_random_schedules_in_batches_of_one_shape_change_no_token(method, schedules, monkeypatch):
+    """A server's batches: all of one shape, into which short prompts come in short rows."""
+    monkeypatch.setattr(Engine, "features", lambda engine, requests: EVERY_FEATURE)
+    monkeypatch.setattr(scheduler_module, "ROUNDS_PER_CHUNK", 2)
+    monkeypatch.setattr(prefill_queue, "SHORT_PROMPT", 64)
+    engine = make_engine(method, TARGET, DRAFT, lookahead=3)
+    engine.reserve(250, 4)
+    shapes, insert = set(), RowPrograms.insert
+    monkeypatch.setattr(
+        RowPrograms,
+        "insert",
+        lambda self, batch, shape, slots, rows: (
+            shapes.add((shape.batch, rows.state.tokens.shape[1], batch.state.tokens.shape[1])),
+            insert(self, batch, shape, slots, rows),
+        )[1],
+    )
+    for seed in range(schedules):
+        check_schedule(method, seed, 4, engine)
+    assert {batch for batch, _, _ in shapes} == {4}
+    assert {(short, full) for _, short, full in shapes} == {(64, 256), (256, 256)}
+
+
+def test_a_short_prompt_waits_for_one_block_of_a_long_one(monkeypatch):
+    engine = make_engine("prompt_lookup", TARGET)
+    engine.reserve(400, 4)
+    scheduler, blocks = Scheduler(engine, 4), []
+    read = RowPrograms.read_chunk
+    monkeypatch.setattr(RowPrograms, "read_chunk", lambda *args: blocks.append(0) or read(*args))
+    params = SamplingParams(max_tokens=5)
+    long = [request(VOCAB_TEXT[i : i + 300], params) for i in (0, 7)]
+    expected = [outputs_of(Scheduler(make_engine("none", TARGET), 1), [each])[0] for each in long]
+    numbers = [scheduler.add(each, streaming=True) for each in long]
+    scheduler.step()
+    short = scheduler.add(request([1, 2, 3], params), streaming=True)
+    read_before, outputs = len(blocks), {}
+    while short not in outputs:
+        outputs |= dict(scheduler.step())
+    assert len(blocks) <= read_before + 2
+    assert len(scheduler.batch.reading) == 2
+    while scheduler.busy:
+        outputs |= {number: chunk.output for number, chunk in scheduler.step()}
+    assert [(outputs[n].token_ids, outputs[n].finish_reason) for n in numbers] == expected
+    assert len(blocks) == 2 * 10  # of 32 tokens: the longer prompts are not read twice
 
 
 @pytest.mark.parametrize("method", often(METHODS, ["prompt_lookup"]))

@@ -1,6 +1,7 @@
 """`spec-jax chat --url` and `spec-jax bench --serve`, against a server in a thread."""
 
 import asyncio
+import itertools
 import json
 import random
 
@@ -67,7 +68,7 @@ def test_bench_of_a_server_counts_what_it_answers(capsys, guarded, tmp_path):
     assert any(each["drafted"] for each in lines)
     # One client asks one after the other.
     alone = lines[:6]
-    assert all(a["ended"] <= b["asked"] for a, b in zip(alone, alone[1:], strict=False))
+    assert all(a["ended"] <= b["asked"] for a, b in itertools.pairwise(alone))
     code, _, err = run(capsys, "bench", *flags, "--out", out)
     assert code == 2 and "nothing is overwritten" in err
 
@@ -88,7 +89,9 @@ def test_bench_of_a_server_says_what_fails(capsys, guarded, tmp_path):
 
 def test_figures_of_a_load():
     answers = [
-        Answer(asked=i / 100, first=i / 100 + 0.1, ended=i / 100 + 0.1 + 0.01 * (i + 1), num_tokens=2)
+        Answer(
+            asked=i / 100, first=i / 100 + 0.1, ended=i / 100 + 0.1 + 0.01 * (i + 1), num_tokens=2
+        )
         for i in range(100)
     ]
     answers += [Answer(asked=0.0, first=None, ended=5.0, error="no")]
@@ -102,7 +105,8 @@ def test_figures_of_a_load():
 
 def test_requests_come_at_the_rate_and_wait_for_no_answer():
     class Slow:
-        asked = []
+        def __init__(self):
+            self.asked = []
 
         async def ask(self, question, began):
             self.asked.append(asyncio.get_running_loop().time())

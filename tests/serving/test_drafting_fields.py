@@ -40,7 +40,10 @@ def test_a_predicted_output_is_drafted_from_and_changes_nothing(looking_up, plai
         assert details.accepted_prediction_tokens >= 24  # 40 tokens, at most 4 of 5 are drafted
         assert details.rejected_prediction_tokens <= 16
         statistics = helped.choices[0].speculative_decoding_stats
-        assert statistics["num_spec_steps"] < alone.choices[0].speculative_decoding_stats["num_spec_steps"]
+        assert (
+            statistics["num_spec_steps"]
+            < alone.choices[0].speculative_decoding_stats["num_spec_steps"]
+        )
     wrong = ask(looking_up, prediction={"type": "content", "content": "something else " * 20})
     assert wrong.choices[0].message.content == text
     assert alone.usage.completion_tokens_details.accepted_prediction_tokens is None

@@ -15,7 +15,10 @@ def test_the_page_loads_nothing_from_elsewhere(address):
     assert "default-src 'self'" in response.headers["content-security-policy"]
     # Addresses are relative, so that a proxy may serve it under any path.
     assert not re.findall(r"https?://|(?:src|href)=\"/|@import|fetch\(\"/", response.text)
-    assert re.findall(r"fetch\(\"(v1/[a-z/]+)\"", response.text) == ["v1/chat/completions", "v1/models"]
+    assert re.findall(r"fetch\(\"(v1/[a-z/]+)\"", response.text) == [
+        "v1/chat/completions",
+        "v1/models",
+    ]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")

@@ -120,13 +120,35 @@ def test_the_chat_template_tells_the_format():
     assert reasons("... </think> ...") and not reasons(None)
 
 
-PIECES = ["a", " the", "\n", "}", '"', "{", "</", "<", "[", "]", ";", "é", "🙂", "tool_call>", "\\", "ARGS"]
+PIECES = [
+    "a",
+    " the",
+    "\n",
+    "}",
+    '"',
+    "{",
+    "</",
+    "<",
+    "[",
+    "]",
+    ";",
+    "é",
+    "🙂",
+    "tool_call>",
+    "\\",
+    "ARGS",
+]
 
 
 def random_calls(rng):
     """Calls whose arguments hold what formats are made of."""
     text = lambda: "".join(rng.choices(PIECES, k=rng.randint(0, 8)))  # noqa: E731
-    values = (text, lambda: rng.randint(-9, 9), lambda: [text(), None], lambda: {"x": {"y": text()}})
+    values = (
+        text,
+        lambda: rng.randint(-9, 9),
+        lambda: [text(), None],
+        lambda: {"x": {"y": text()}},
+    )
     return [
         (rng.choice(NAMES), {f"k{i}": rng.choice(values)() for i in range(rng.randint(0, 4))})
         for _ in range(rng.randint(1, 3))

@@ -128,9 +128,9 @@ def test_a_follower_decodes_what_the_first_process_does(directories):
     for number, chunk in seen:
         replayed.setdefault(number, []).extend(chunk.token_ids)
     complete = [each for i, each in enumerate(answers) if i % 5]
-    assert sorted(complete) == sorted(
-        each for each in replayed.values() if each in complete
-    ), "tokens of complete answers are the same"
+    assert sorted(complete) == sorted(each for each in replayed.values() if each in complete), (
+        "tokens of complete answers are the same"
+    )
 
 
 def test_only_the_first_process_takes_requests(plain, monkeypatch):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types import Completion, completion_create_params
-from openai.types.chat import ChatCompletion, completion_create_params as chat_create_params
+from openai.types.chat import ChatCompletion
+from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import Response, response_create_params
 
 ENDPOINTS = {
