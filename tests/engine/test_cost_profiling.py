@@ -326,3 +326,30 @@ def test_a_file_belongs_to_models_choices_and_machine(monkeypatch):
     ]
     monkeypatch.setattr(pacing.os, "cpu_count", lambda: 3)
     assert len({file, *others, pacing.costs_file(models, "token", 4)}) == 7
+
+
+def test_costs_are_of_the_rows_that_run(monkeypatch):
+    """A batch has room for eight; its rounds take as long as its running rows need."""
+    engine = make_engine("prompt_lookup", TARGET, lookahead=4, policy=Adaptive(4))
+    engine.reserve(200, 8)
+    params = [SamplingParams(max_tokens=count) for count in (5, 9, 14, 21, 30)]
+    requests = [request([1, 2, at], each) for at, each in enumerate(params)]
+    profiler, seen = engine.cost_profiler, []
+    shape = engine.plan(requests).of_rounds
+    for running in (1, 2, 4, 8):
+        costs = np.arange(1, 1 + len(profiler.policy.choices)) + running / 10
+        profiler.costs[str(Load(shape, running))] = costs
+
+    def advance(load, state, rounds, rows, advance):
+        running = int((np.asarray(state.finish) == RUNNING).sum())
+        seen.append((running, load.running, float(state.draft_length.costs[0])))
+        return advance(state, 2, rows)
+
+    monkeypatch.setattr(profiler, "advance", advance)
+    batch = engine.open(requests, 8)
+    batch.insert(dict(enumerate(requests)))
+    finish(batch)
+    assert {load for _, load, _ in seen} == {1, 2, 4, 8}
+    for running, load, cost in seen:
+        assert load // 2 < running <= load
+        assert cost == pytest.approx(1 + load / 10)

@@ -15,6 +15,7 @@ from spec_jax.cli.serve import WAYS
 from spec_jax.engine import programs
 from spec_jax.serving.server import Server
 from spec_jax.serving.service import Service
+from tests.checkpoints import tiny
 from tests.serving.conftest import NAME, serving
 
 PROMPTS = ["the thin thing in the", "a", "and then the end of the the the", "in the end"]
@@ -248,26 +249,29 @@ def test_a_warm_up_that_fails_ends_the_server(plain):
 
 
 @pytest.mark.parametrize("method", [LOOKUP, pytest.param({}, marks=pytest.mark.slow)])
-def test_after_the_warm_up_nobody_waits_for_the_compiler(directories, monkeypatch, method):
+def test_after_the_warm_up_nobody_waits_for_the_compiler(tmp_path, monkeypatch, method):
     """Prompts of any length, alone and beside others, with and without a common beginning."""
     # Other tests' programs take this process's memory maps, so that some would be dropped.
     monkeypatch.setattr(programs, "maps_taken", lambda: 0.0)
-    llm = LLM(str(directories / "target"), max_num_seqs=4, speculative_config=method or None)
+    config = tiny.CONFIG | {"max_position_embeddings": 1024}
+    tiny.write_directory(tmp_path / "tiny", config, tiny.llama_tensors(config))
+    llm = LLM(str(tmp_path / "tiny"), max_num_seqs=4, speculative_config=method or None)
     engine = llm.engine
 
     async def ask(client, wait, body):
         await asyncio.sleep(wait)
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
 
     async def main(address, rng):
-        common = rng.choices(range(3, 200), k=200)
+        common = rng.choices(range(3, 200), k=500)
         kinds = [{"temperature": 0}, {}, {"top_p": 0.5}, {"presence_penalty": 0.5}, {"logprobs": 2}]
         async with httpx.AsyncClient(base_url=address, timeout=120) as client:
             bodies = [
                 {
                     "prompt": [
-                        *common[: rng.choice([0, 0, 60, 150, 200])],
-                        *rng.choices(range(3, 200), k=rng.choice([1, 20, 33, 70, 140, 200])),
+                        *common[: rng.choice([0, 0, 60, 150, 500])],
+                        *rng.choices(range(3, 200), k=rng.choice([1, 20, 33, 70, 140, 300])),
                     ],
                     "max_tokens": rng.randint(1, 30),
                     **rng.choice(kinds),

@@ -36,6 +36,7 @@ struct Call {
   int64_t rows, inputs;    // inputs padded to a multiple of the format's steps
   int64_t group, groups;   // inputs that share a scale, and how many such groups there are
   const float* x;          // [rows, inputs]
+  const int64_t* sources;  // where each row stands in x, or null: in order; for integers alone
   const uint32_t* pairs;   // the same as pairs of bfloat16, for kBfloat16
   const float* group_sums; // [rows, groups], where there are minima
   bool integers;           // whether x is rounded to 8 bits

@@ -112,7 +112,7 @@ void round_tile(const Call& call, Rounded& to, int64_t row, int64_t count, int64
   const int64_t next_row = to.many ? B / 4 : 1, next_word = to.many ? 1 : count;
   const int32_t offset = call.format == kInt8 ? kOffset8 : call.offset;
   for (int64_t r = 0; r < count; ++r) {
-    const float* x = call.x + (row + r) * call.inputs;
+    const float* x = call.x + (call.sources ? call.sources[row + r] : row + r) * call.inputs;
     uint32_t* first = to.words.data() + row * call.inputs / 4 + r * next_row;
     for (int64_t b = begin; b < end; ++b) {
       uint32_t* words = first + b * B / 4 * count;

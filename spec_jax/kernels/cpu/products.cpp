@@ -117,7 +117,11 @@ void run_some(Pool& pool, Call call, const float* x, int64_t width, bool minima,
   if (!call.rows) return;
   std::vector<float> some;
   if (rows.back() + 1 != call.rows) {  // they are not the first ones
-    some = gathered(x, width, rows), x = some.data();
+    if (call.integers && width == call.inputs) {
+      call.sources = rows.data();  // rounding reads them where they stand
+    } else {
+      some = gathered(x, width, rows), x = some.data();
+    }
     for (Matrix& matrix : call.matrices) matrix.places = rows.data();
   }
   Activations activations;
