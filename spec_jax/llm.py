@@ -383,16 +383,17 @@ class LLM:
         ways = [params] if isinstance(params, SamplingParams) else params
         self.engine.reserve(num_tokens, num_seqs)
         longest = min(self.max_model_len - 1, num_tokens)
-        compiled: set[bool] = set()
+        kinds: dict[bool, Request] = {}
         for way in ways:
             fewest = max(1, way.min_tokens)
             # What a warm-up says is drafted from by nobody, and takes no other request's seed.
             once: Any = {"n": 1, "max_tokens": fewest, "seed": 0, "namespace": "warm-up"}
             once = dataclasses.replace(way, **once)
             has_logprobs = once.logprobs is not None
-            if has_logprobs not in compiled:
-                compiled.add(has_logprobs)
-                compile_reading(self.engine, self.request([0], once), longest)
+            if has_logprobs not in kinds:
+                kinds[has_logprobs] = self.request([0], once)
+                smaller = kinds.get(False) if has_logprobs else None
+                compile_reading(self.engine, kinds[has_logprobs], longest, smaller)
             for _ in self.stream([[0]], once):
                 pass
 

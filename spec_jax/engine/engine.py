@@ -153,6 +153,12 @@ class Engine:
         if any(request.grammar for request in requests):
             # A round is then two programs, and waits for the host: a step more matters little.
             features = features.broadened()
+        return self.of_few_programs(features)
+
+    def of_few_programs(self, features: SamplingFeatures) -> SamplingFeatures:
+        """Features of which there are few, if batches are for requests of any kind."""
+        if self.reserves_rows and features.history:
+            return features.broadened()
         return features
 
     def _logprobs(self, requests: Sequence[Request]) -> int | None:

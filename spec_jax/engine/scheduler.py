@@ -242,7 +242,7 @@ class Scheduler:
         shape = batch.shape if self._room is None else self._room | batch.shape
         if rows > batch.shape.batch:
             shape = dataclasses.replace(shape, batch=self.engine.num_rows(rows))
-        return shape
+        return dataclasses.replace(shape, features=self.engine.of_few_programs(shape.features))
 
     def _drop_features(self) -> None:
         """Leaves out steps of sampling that no row has needed for some time."""
@@ -255,7 +255,8 @@ class Scheduler:
         if self._steps_unused >= FEATURE_STEPS:
             self._steps_unused = 0
             waiting = self.engine.features([each.request for each in self._waiting])
-            self._room = dataclasses.replace(self._room, features=needed | waiting)
+            features = self.engine.of_few_programs(needed | waiting)
+            self._room = dataclasses.replace(self._room, features=features)
             self._batch.use(needed)
 
     def _max_rounds(self) -> int:

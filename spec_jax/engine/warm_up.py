@@ -11,13 +11,16 @@ from spec_jax.engine.requests import PADDING, Request
 from spec_jax.engine.rows import DeviceRows
 
 
-def compile_reading(engine: Engine, request: Request, num_tokens: int) -> None:
+def compile_reading(
+    engine: Engine, request: Request, num_tokens: int, before: Request | None = None
+) -> None:
     """Compiles what reads prompts and moves their rows; of rounds it compiles nothing.
 
     Args:
       engine: whose batches have room for the rows that are reserved.
       request: the prompts are of requests like it.
       num_tokens: of the longest prompt.
+      before: a request that may run in a batch which grows for `request`.
     """
     programs, shards = engine.row_programs, engine.shards
     queue = PrefillQueue(programs, shards)
@@ -37,6 +40,13 @@ def compile_reading(engine: Engine, request: Request, num_tokens: int) -> None:
             rows = programs.start([PADDING], shape)
             shapes, slots = (shape, batch_shape), np.zeros((shards, joining), np.int32)
             rows = programs.copy_prefix(rows, batch, shapes, slots, np.zeros((count,), np.int32))
+        if joins and before is not None:
+            smaller = engine.plan([dataclasses.replace(before, max_length=length + 1)])
+            old_shape = dataclasses.replace(shape, logprobs=smaller.logprobs)
+            old = programs.start([PADDING], old_shape)
+            running = programs.empty(old, smaller, shards)
+            none = [None] * batch_shape.batch
+            programs.grow(running, none, (smaller, batch_shape), rows, shards)
         if joins:
             nowhere = np.full((shards, joining), batch_shape.batch // shards, np.int32)
             programs.insert(batch, batch_shape, nowhere, rows)

@@ -145,9 +145,11 @@ class ResponseRequest:
             "usage": usage
             and {
                 "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": usage["completion_tokens_details"],
+                "output_tokens_details": {
+                    "reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]
+                },
                 "total_tokens": usage["total_tokens"],
             },
         }

@@ -19,7 +19,7 @@ from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.cost_profiling import Load
 from spec_jax.sampling.parameters import SamplingFeatures
 from spec_jax.testing import tiny_model
-from tests.harness import request
+from tests.harness import TARGET, finish, make_engine, request
 from tests.quick import measured_seconds
 
 COSTS = {0: 1.0, 1: 1.25, 2: 1.5, 4: 2.0}
