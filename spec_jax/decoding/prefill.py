@@ -195,14 +195,16 @@ def copy_prefix(
         The last two tokens of a prompt are always computed. If `not other.cache.can_truncate`, a
         row copies all that the other row has computed, or nothing.
     """
+    cache, of_drafter = other.cache, other.drafter
     if other.tokens.shape[1] > state.tokens.shape[1]:
-        other = _shortened(other, state)
-    computed = other.cache.lengths
+        cache = _shortened(cache, dataclasses.replace(state.cache, encoded=cache.encoded))
+        of_drafter = _shortened(of_drafter, state.drafter)
+    computed = cache.lengths
     num_tokens = jnp.minimum(jnp.minimum(num_tokens, computed), jnp.maximum(state.lengths - 2, 0))
-    if not other.cache.can_truncate:
+    if not cache.can_truncate:
         num_tokens = jnp.where(num_tokens == computed, num_tokens, 0)
-    cache = dataclasses.replace(other.cache, lengths=num_tokens, encoded=state.cache.encoded)
-    copied = drafter.copy_prefix(state.drafter, other.drafter, num_tokens)
+    cache = dataclasses.replace(cache, lengths=num_tokens, encoded=state.cache.encoded)
+    copied = drafter.copy_prefix(state.drafter, of_drafter, num_tokens)
     return dataclasses.replace(state, cache=cache, drafter=copied)
 
 
