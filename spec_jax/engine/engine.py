@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import jax
-
 from spec_jax.config import MAX_LOGPROBS
 from spec_jax.decoding import loop
 from spec_jax.decoding.adaptive import Adaptive
@@ -21,7 +19,7 @@ from spec_jax.engine.batch_shape import (
     source_shape,
 )
 from spec_jax.engine.cost_profiling import CostProfiler, costs_file
-from spec_jax.engine.programs import DECODE, Compiler
+from spec_jax.engine.programs import DECODE, Compiler, Program
 from spec_jax.engine.requests import Request
 from spec_jax.engine.rows import HostInputs, RowPrograms
 from spec_jax.engine.universal_text import UniversalText
@@ -70,6 +68,8 @@ class Engine:
         self.inputs: HostInputs = inputs or (lambda requests, shape: None)
         self.host = host
         self.compiler = Compiler(target, on_progress)
+        for model in (target, drafter):
+            self.compiler.held.add(model)
         self.free_idle_batch: Callable[[], Callable[[], None] | None] = lambda: None
         """A weak reference to what frees the memory of a batch in which nothing runs."""
 
@@ -209,7 +209,7 @@ class Engine:
         """Seconds spent compiling so far."""
         return self.compiler.seconds
 
-    def prefill(self, requests: Sequence[Request]) -> tuple[jax.stages.Compiled, tuple]:
+    def prefill(self, requests: Sequence[Request]) -> tuple[Program, tuple]:
         """The compiled reading of prompts at once, and the arguments that these requests give."""
         shape = self.plan(requests)
         batch = self._batch(shape, shape.batch)

@@ -49,6 +49,47 @@ def maps_taken() -> float:
     return 0.0
 
 
+class Program:
+    """A compiled program; it takes the arguments that it was compiled for.
+
+    Attributes:
+      compiled: what JAX calls. A held argument is the tuple of its arrays there: to take the
+        hundreds of nodes of a model apart would cost milliseconds in every call.
+    """
+
+    def __init__(self, compiled: jax.stages.Compiled, held: "Held"):
+        self.compiled, self._held = compiled, held
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs it."""
+        return self.compiled(*map(self._held.flat, args))
+
+
+class Held:
+    """Arguments that are the same objects in many calls, such as a model, and their arrays."""
+
+    def __init__(self) -> None:
+        self._flat: dict[int, tuple[Any, tuple[Any, ...], Any]] = {}
+
+    def add(self, tree: Any) -> None:
+        """Holds an argument."""
+        leaves, structure = jax.tree.flatten(tree)
+        self._flat[id(tree)] = tree, tuple(leaves), structure
+
+    def flat(self, arg: Any) -> Any:
+        """The arrays of a held argument; any other one as it is."""
+        held = self._flat.get(id(arg))
+        return arg if held is None else held[1]
+
+    def restore(self, args: tuple, given: tuple) -> list[Any]:
+        """What a traced function wants in place of `given`, which stand for `args`."""
+        structures = [self._flat[id(arg)][2] if id(arg) in self._flat else None for arg in args]
+        return [
+            each if structure is None else jax.tree.unflatten(structure, each)
+            for structure, each in zip(structures, given, strict=True)
+        ]
+
+
 class Compiler:
     """Compiles programs for a target's devices, and keeps the programs used last.
 
@@ -65,7 +106,8 @@ class Compiler:
         """Seconds spent compiling so far."""
         self._target = target
         self._on_progress = on_progress or (lambda message: None)
-        self._programs: OrderedDict[tuple[str, Hashable], jax.stages.Compiled] = OrderedDict()
+        self._programs: OrderedDict[tuple[str, Hashable], Program] = OrderedDict()
+        self.held = Held()
 
     def put(self, tree: Any) -> Any:
         """Arrays of one entry a row, on the target's devices."""
@@ -83,7 +125,7 @@ class Compiler:
         static: tuple = (),
         donate: tuple[int, ...] = (),
         out_shardings: Any = None,
-    ) -> jax.stages.Compiled:
+    ) -> Program:
         """The compiled program for `key`, compiled at its first use.
 
         Args:
@@ -98,9 +140,10 @@ class Compiler:
             self._on_progress(f"compiling {key[0]}")
             begin = time.perf_counter()
 
-            def counted(*args: Any) -> Any:
+            def counted(*given: Any) -> Any:
                 self.traces += 1
-                return function(*args)
+                count = len(args)
+                return function(*self.held.restore(args, given[:count]), *given[count:])
 
             jitted = self._target.jit(
                 counted,
@@ -108,7 +151,8 @@ class Compiler:
                 donate_argnums=donate,
                 out_shardings=out_shardings,
             )
-            self._programs[key] = jitted.lower(*args, *static).compile()
+            flat = map(self.held.flat, args)
+            self._programs[key] = Program(jitted.lower(*flat, *static).compile(), self.held)
             took = time.perf_counter() - begin
             self.seconds += took
             if took > LARGE_PROGRAM_SECONDS:
@@ -133,7 +177,7 @@ class Compiler:
 
     def programs(self, name: str) -> list[jax.stages.Compiled]:
         """The programs of a name that are kept."""
-        return [program for key, program in self._programs.items() if key[0] == name]
+        return [each.compiled for key, each in self._programs.items() if key[0] == name]
 
     def clear(self) -> None:
         """Drops all programs."""
@@ -141,7 +185,7 @@ class Compiler:
 
     def texts(self) -> list[str]:
         """The text (HLO) of each program that is kept, as the compiler optimised it."""
-        return [program.as_text() or "" for program in self._programs.values()]
+        return [each.compiled.as_text() or "" for each in self._programs.values()]
 
     def memory(self, name: str) -> tuple[int, int]:
         """Bytes of the arguments, and of everything, for the largest program of a name."""

@@ -26,6 +26,7 @@ from spec_jax.engine.programs import (
     PREFILL,
     START,
     Compiler,
+    Program,
     shardings,
 )
 from spec_jax.engine.requests import PADDING, Request, pad
@@ -67,9 +68,7 @@ class RowPrograms:
     strategy: loop.Strategy
     inputs: HostInputs
 
-    def prefill(
-        self, requests: Sequence[Request], shape: BatchShape
-    ) -> tuple[jax.stages.Compiled, tuple]:
+    def prefill(self, requests: Sequence[Request], shape: BatchShape) -> tuple[Program, tuple]:
         """The compiled reading of prompts, and its arguments for these requests."""
 
         def read(target: Model, drafter: Drafter, arrays: dict, inputs: Any) -> DecodeState:

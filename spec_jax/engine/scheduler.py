@@ -10,6 +10,8 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable
 
+import jax
+
 from spec_jax.config import check_integer
 from spec_jax.decoding.state import RUNNING
 from spec_jax.engine.batch import Batch
@@ -23,8 +25,11 @@ from spec_jax.text.tokenizer import Tokenizer
 
 ROUNDS_PER_STEP = 64
 """Rounds between host exchanges when nobody waits for the text."""
-ROUNDS_PER_CHUNK = 4
-"""Rounds between host exchanges when streaming, or when the host looks for stop strings."""
+ROUNDS_PER_CHUNK, OF_LARGE_MODELS = 8, 2
+"""Rounds between host exchanges when streaming, or when the host looks for stop strings: as many as
+take a twentieth to a tenth of a second. An exchange takes some milliseconds."""
+LARGE_BYTES = 2**28
+"""Weights of a model whose rounds take that long on a CPU."""
 FEATURE_STEPS = 64
 """Steps after which the rounds leave out steps of sampling that no running row needs."""
 
@@ -62,6 +67,7 @@ class Scheduler:
         self._tokenizer, self._on_finished = tokenizer, on_finished
         self.on_settle: Callable[[list[Sequence], list[int]], None] | None = None
         """Called with what a step adds and cancels, before it does."""
+        self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.target))
         self._numbers = itertools.count()
         self._streaming: set[int] = set()
         self._arrived: collections.deque[Sequence] = collections.deque()
@@ -269,8 +275,14 @@ class Scheduler:
         if any(not streams[slot].token_ids for slot in streams.keys() - self._batch.reading.keys()):
             return 1  # a first token goes out at once, and whoever comes meanwhile enters soon
         if streams or any(each.request.sampling.stop for each in self._running.values()):
-            return ROUNDS_PER_CHUNK
+            return self._rounds_per_chunk
         return ROUNDS_PER_STEP
+
+    @property
+    def _rounds_per_chunk(self) -> int:
+        target = self.engine.target
+        is_large = target.platform == "cpu" and self._weight_bytes > LARGE_BYTES
+        return min(ROUNDS_PER_CHUNK, OF_LARGE_MODELS) if is_large else ROUNDS_PER_CHUNK
 
     def _collect(self) -> None:
         """Hands each sequence its new tokens, and ends those whose stop string came up."""
