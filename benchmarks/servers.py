@@ -34,8 +34,8 @@ class Serving:
     """A server as a process, while it is asked."""
 
     def __init__(self, command: list[str], port: int):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(command, **quiet)
+        nowhere = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
         self.address = f"http://127.0.0.1:{port}"
 
     def __enter__(self) -> "Serving":

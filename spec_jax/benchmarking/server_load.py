@@ -131,7 +131,7 @@ class LoadClient:
     async def ask(self, question: Question, began: float) -> Answer:
         """Asks one question and waits for the whole answer."""
         answer = Answer(asked=time.perf_counter() - began)
-        body = self._fields | question.fields
+        body = {**self._fields, **question.fields}
         try:
             async with self._client.stream("POST", question.path, json=body) as response:
                 if not response.is_success:

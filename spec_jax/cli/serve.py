@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from spec_jax.config import SamplingParams
 from spec_jax.errors import ConfigError, extra
 from spec_jax.llm import LLM
 
-_KINDS = (
+_KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 1},
     {"temperature": 1, "top_p": 0.9},
@@ -68,7 +69,7 @@ def run(options: ServeOptions, screen: Screen) -> int:
         _follow(llm, warm_up)
         return 0
     assert listening is not None
-    with listening:
+    with listening as connected:
         names = options.served_model_name or (llm.name,)
         address = f"http://{options.host}:{listening.getsockname()[1]}"
 
@@ -99,7 +100,7 @@ def run(options: ServeOptions, screen: Screen) -> int:
                 on_ready=announce,
             )
             server.stop_at_signals()
-            await server.run(listening)
+            await server.run(connected)
 
         asyncio.run(serve())
     return 0

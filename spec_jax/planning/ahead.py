@@ -68,7 +68,7 @@ class _AheadCompiler(ShapeCompiler):
     def program(self, key: tuple[str, Hashable], *args: Any, **options: Any) -> Any:
         results = jax.tree.map(
             lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding),
-            super().program(key, *args, **options).out_info,
+            super().program(key, *args, **options).compiled.out_info,
         )
         return lambda *_: results
 

@@ -240,8 +240,9 @@ def _prediction(given: Mapping[str, Any] | None) -> str:
         return ""
     content = given.get("content")
     if isinstance(content, list):
-        parts = [each.get("text") if isinstance(each, Mapping) else None for each in content]
-        content = "".join(parts) if all(isinstance(each, str) for each in parts) else None
+        parts = [each.get("text") for each in content if isinstance(each, Mapping)]
+        texts = [each for each in parts if isinstance(each, str)]
+        content = "".join(texts) if len(texts) == len(content) else None
     if given.get("type") != "content" or not isinstance(content, str):
         raise wrong(
             "prediction",

@@ -14,7 +14,7 @@ from spec_jax import distributed
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.engine.engine import Engine
-from spec_jax.engine.programs import bytes_beside_arguments
+from spec_jax.engine.programs import Program, bytes_beside_arguments
 from spec_jax.engine.requests import Request
 from spec_jax.llm import LLM
 from spec_jax.models.model import Model
@@ -62,8 +62,9 @@ class RowSampler:
 
         def needed(rows: int) -> int:
             prefill, _ = self._engine.prefill([request] * rows)
-            normalisers = self._normalisers(prefill.out_info.drafter)
-            return bytes_beside_arguments(prefill) + bytes_beside_arguments(normalisers)
+            normalisers = self._normalisers(prefill.compiled.out_info.drafter)
+            programs = prefill.compiled, normalisers.compiled
+            return sum(map(bytes_beside_arguments, programs))
 
         check_fits(target, "sampling", "sample_batch", size, fewer, needed)
 
@@ -126,7 +127,7 @@ class RowSampler:
             np.where(scored, normalisers[:count, :length], 0.0),
         )
 
-    def _normalisers(self, states: Any) -> jax.stages.Compiled:
+    def _normalisers(self, states: Any) -> Program:
         key = ("the normalisers of rows", states.shape)
         return self._engine.compiler.program(key, _normalisers, (self._engine.target, states))
 
