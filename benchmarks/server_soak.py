@@ -1,4 +1,4 @@
-"""Asks a server thousands of mixed requests: growth of memory, and answers that are no answers.
+"""Asks a server thousands of mixed requests: growth of memory, and failures.
 
     python -m benchmarks.server_soak                   # 10,000 requests of a tiny model
     python -m benchmarks.server_soak --minutes 60

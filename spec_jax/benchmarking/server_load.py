@@ -18,7 +18,7 @@ CONNECT_SECONDS, ANSWER_SECONDS = 10, 600
 """The longest waits for a connection, and between two pieces of an answer."""
 
 
-FIRST_TOKEN, LEAST_VOCABULARY = 100, 30_000
+FIRST_TOKEN, MIN_VOCABULARY = 100, 30_000
 """Random tokens are not among the first ones, which may be special; most models have as many as the
 second, if a server does not tell."""
 
@@ -48,7 +48,7 @@ class Question(NamedTuple):
 
 
 @dataclasses.dataclass
-class Answer:
+class ServedAnswer:
     """A request's times, in seconds from the begin of its load.
 
     Attributes:
@@ -126,11 +126,11 @@ class LoadClient:
         models = response.json().get("data") or [{}]
         self._fields["model"] = name or str(models[0].get("id", ""))
         meta = models[0].get("meta") or {}
-        return int(meta.get("n_vocab") or LEAST_VOCABULARY)
+        return int(meta.get("n_vocab") or MIN_VOCABULARY)
 
-    async def ask(self, question: Question, began: float) -> Answer:
+    async def ask(self, question: Question, began: float) -> ServedAnswer:
         """Asks one question and waits for the whole answer."""
-        answer = Answer(asked=time.perf_counter() - began)
+        answer = ServedAnswer(asked=time.perf_counter() - began)
         body = {**self._fields, **question.fields}
         try:
             async with self._client.stream("POST", question.path, json=body) as response:
@@ -145,7 +145,7 @@ class LoadClient:
         return answer
 
 
-def _take(answer: Answer, event: Mapping[str, Any] | None, now: float) -> None:
+def _take(answer: ServedAnswer, event: Mapping[str, Any] | None, now: float) -> None:
     """Adds what an event of a stream tells."""
     if event is None:
         return
@@ -167,8 +167,8 @@ async def closed_loop(
     questions: Sequence[Question],
     concurrency: int,
     on_answer: Callable[[], None] = lambda: None,
-) -> list[Answer]:
-    """The answers to questions of so many clients, each of which asks again once it has one."""
+) -> list[ServedAnswer]:
+    """The answers to the questions of some clients, each of which asks again once it has one."""
     began, left, answers = time.perf_counter(), iter(questions), []
 
     async def one() -> None:
@@ -186,14 +186,14 @@ async def open_loop(
     rate: float,
     rng: random.Random,
     on_answer: Callable[[], None] = lambda: None,
-) -> list[Answer]:
+) -> list[ServedAnswer]:
     """The answers to questions that come at random, `rate` a second (Poisson)."""
     began, now, arrivals = time.perf_counter(), 0.0, []
     for _ in questions:
         now += rng.expovariate(rate)
         arrivals.append(now)
 
-    async def one(question: Question, at: float) -> Answer:
+    async def one(question: Question, at: float) -> ServedAnswer:
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
         answer = await client.ask(question, began)
         on_answer()
@@ -223,7 +223,9 @@ class Summary(NamedTuple):
     acceptance: float | None
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], first_limit: float, token_limit: float) -> "Summary":
+    def of(
+        cls, answers: Sequence[ServedAnswer], first_limit: float, token_limit: float
+    ) -> "Summary":
         """Of the answers of a load; the limits are in seconds."""
         good = [each for each in answers if each.error is None]
         seconds = max(each.ended for each in answers) - min(each.asked for each in answers)
@@ -244,7 +246,7 @@ class Summary(NamedTuple):
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """The median and the 99th percentile: the smallest value that so many do not exceed."""
+    """The median and the 99th percentile: the smallest value that this share does not exceed."""
     ordered = sorted(values)
     if not ordered:
         return 0.0, 0.0

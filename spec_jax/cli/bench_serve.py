@@ -9,9 +9,9 @@ from pathlib import Path
 
 from spec_jax.benchmarking import prompts
 from spec_jax.benchmarking.server_load import (
-    Answer,
     LoadClient,
     Question,
+    ServedAnswer,
     Summary,
     closed_loop,
     open_loop,
@@ -51,11 +51,11 @@ def run(options: BenchServeOptions, screen: Screen) -> int:
 
 async def _measure(
     options: BenchServeOptions, loads: list, screen: Screen
-) -> dict[str, list[Answer]]:
+) -> dict[str, list[ServedAnswer]]:
     fields = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     if options.ignore_eos:
         fields["ignore_eos"] = True
-    results: dict[str, list[Answer]] = {}
+    results: dict[str, list[ServedAnswer]] = {}
     count = itertools.count(1)
     total = options.num_requests * len(loads)
     async with LoadClient(options.serve, options.api_key, fields) as client:

@@ -97,9 +97,9 @@ class ChatUrlOptions:
     def fields(self) -> dict[str, Any]:
         """The fields of requests that were given."""
         names = ("max_tokens", "temperature", "top_p", "seed")
-        given = {name: getattr(self, name) for name in names}
-        given |= {"stop": [*self.stop] or None}
-        return {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in names}
+        values |= {"stop": [*self.stop] or None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @config_class

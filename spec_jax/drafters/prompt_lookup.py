@@ -179,7 +179,7 @@ def continuation(
 ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
     """The tokens at the leftmost place of the highest rank, and how many of them there are.
 
-    A rank of 0 is no match.
+    Places of rank 0 do not match.
     """
     start = argmax(ranks)
     left = text.past[start] - start

@@ -289,7 +289,7 @@ class Batch:
         self._load_of_costs = None
 
     def _load(self, num_running: int | None = None) -> Load:
-        """What decides how long rounds take, of the rows that run or of so many."""
+        """What decides how long rounds take, with the rows that run, or with `num_running`."""
         running = len(self._running) if num_running is None else num_running
         return Load(self.shape.of_rounds, power_of_two(running))
 

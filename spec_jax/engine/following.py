@@ -91,8 +91,8 @@ def _from_json(
     # Process 0 has cut the prompt already.
     sampling |= {"logit_bias": dict(sampling["logit_bias"]), "truncate_prompt_tokens": None}
     source = None if fields["source"] is None else _array_from_json(fields["source"])
-    given = RequestInput(fields["prompt_token_ids"], source, (), fields["timestamps"])
-    request = build(given, SamplingParams(**sampling), 0)
+    prompt = RequestInput(fields["prompt_token_ids"], source, (), fields["timestamps"])
+    request = build(prompt, SamplingParams(**sampling), 0)
     unchanged: Any = {name: fields[name] for name in ("may_draft", "prediction")}
     return dataclasses.replace(request, key=np.array(fields["key"], np.uint32), **unchanged)
 

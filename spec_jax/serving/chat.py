@@ -234,16 +234,16 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _prediction(given: Mapping[str, Any] | None) -> str:
+def _prediction(field: Mapping[str, Any] | None) -> str:
     """The text of OpenAI's predicted output; empty without one."""
-    if given is None:
+    if field is None:
         return ""
-    content = given.get("content")
+    content = field.get("content")
     if isinstance(content, list):
         parts = [each.get("text") for each in content if isinstance(each, Mapping)]
         texts = [each for each in parts if isinstance(each, str)]
         content = "".join(texts) if len(texts) == len(content) else None
-    if given.get("type") != "content" or not isinstance(content, str):
+    if field.get("type") != "content" or not isinstance(content, str):
         raise wrong(
             "prediction",
             "prediction is not understood; give {'type': 'content', 'content': a text}.",

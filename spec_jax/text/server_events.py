@@ -6,7 +6,7 @@ from typing import Any
 
 from spec_jax.errors import RequestError
 
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -42,10 +42,10 @@ def message_of(status: int, body: bytes) -> str:
     try:
         said = _said(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        said = body[:_MOST_SHOWN].decode(errors="replace")
+        said = body[:_MAX_SHOWN].decode(errors="replace")
     return f"the server answers {status}: {said}"
 
 
 def _said(error: Any) -> str:
     said = error.get("message") if isinstance(error, dict) else error
-    return str(said)[:_MOST_SHOWN]
+    return str(said)[:_MAX_SHOWN]

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from spec_jax import SamplingParams
-from spec_jax.benchmarking.server_load import Answer, Summary, open_loop
+from spec_jax.benchmarking.server_load import ServedAnswer, Summary, open_loop
 from tests.cli.harness import Stdin, failure, run
 from tests.serving.conftest import NAME, serving
 
@@ -94,7 +94,7 @@ def test_figures_of_a_load():
         )
         for i in range(100)
     ]
-    answers += [Answer(asked=0.0, first=None, ended=5.0, error="no")]
+    answers += [ServedAnswer(asked=0.0, first=None, ended=5.0, error="no")]
     summary = Summary.of(answers, 0.2, 0.5)
     assert summary.num_failed == 1 and summary.acceptance is None
     assert summary.tokens_per_second == pytest.approx(200 / 5)
@@ -111,7 +111,7 @@ def test_requests_come_at_the_rate_and_wait_for_no_answer():
         async def ask(self, question, began):
             self.asked.append(asyncio.get_running_loop().time())
             await asyncio.sleep(0.3)
-            return Answer(0.0)
+            return ServedAnswer(0.0)
 
     slow = Slow()
     answers = asyncio.run(open_loop(slow, [None] * 40, 100.0, random.Random(3)))

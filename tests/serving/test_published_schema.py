@@ -51,7 +51,7 @@ def test_no_request_of_the_specification_fails(address, path, count):
     params, answer_type = ENDPOINTS[path]
     seen = {"answered": 0, "refused": 0}
 
-    # The types of the specification are large, and so is what hypothesis would show of them.
+    # The types of the specification are large; hypothesis warns of their names.
     @settings(
         max_examples=count,
         deadline=None,
