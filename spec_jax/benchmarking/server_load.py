@@ -52,7 +52,7 @@ class ServedAnswer:
     """A request's times, in seconds from the begin of its load.
 
     Attributes:
-      asked: when it was sent.
+      begin: when it was sent.
       first: when the first piece of text came; None if none did.
       ended: when it ended.
       num_tokens: tokens of the answer.
@@ -61,7 +61,7 @@ class ServedAnswer:
       error: what went wrong; None for nothing.
     """
 
-    asked: float
+    begin: float
     first: float | None = None
     ended: float = 0.0
     num_tokens: int = 0
@@ -73,12 +73,12 @@ class ServedAnswer:
     @property
     def first_seconds(self) -> float:
         """Seconds to the first piece."""
-        return (self.ended if self.first is None else self.first) - self.asked
+        return (self.ended if self.first is None else self.first) - self.begin
 
     @property
     def token_seconds(self) -> float:
         """Seconds of each token after the first piece, on average."""
-        since = self.ended - self.asked - self.first_seconds
+        since = self.ended - self.begin - self.first_seconds
         return since / max(self.num_tokens - 1, 1)
 
 
@@ -121,8 +121,8 @@ class LoadClient:
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise ConfigError(f"cannot reach {self._url}: {error}; check --serve.") from error
         if not response.is_success:
-            said = message_of(response.status_code, response.content)
-            raise ConfigError(f"{self._url}: {said}")
+            message = message_of(response.status_code, response.content)
+            raise ConfigError(f"{self._url}: {message}")
         models = response.json().get("data") or [{}]
         self._fields["model"] = name or str(models[0].get("id", ""))
         meta = models[0].get("meta") or {}
@@ -130,7 +130,7 @@ class LoadClient:
 
     async def ask(self, question: Question, began: float) -> ServedAnswer:
         """Asks one question and waits for the whole answer."""
-        answer = ServedAnswer(asked=time.perf_counter() - began)
+        answer = ServedAnswer(begin=time.perf_counter() - began)
         body = {**self._fields, **question.fields}
         try:
             async with self._client.stream("POST", question.path, json=body) as response:
@@ -228,7 +228,7 @@ class Summary(NamedTuple):
     ) -> "Summary":
         """Of the answers of a load; the limits are in seconds."""
         good = [each for each in answers if each.error is None]
-        seconds = max(each.ended for each in answers) - min(each.asked for each in answers)
+        seconds = max(each.ended for each in answers) - min(each.begin for each in answers)
         kept = [
             each
             for each in good

@@ -81,12 +81,12 @@ class Held:
         held = self._flat.get(id(arg))
         return arg if held is None else held[1]
 
-    def restore(self, args: tuple, given: tuple) -> list[Any]:
-        """What a traced function wants in place of `given`, which stand for `args`."""
+    def restore(self, args: tuple, arrays: tuple) -> list[Any]:
+        """What a traced function wants in place of `arrays`, which stand for `args`."""
         structures = [self._flat[id(arg)][2] if id(arg) in self._flat else None for arg in args]
         return [
             each if structure is None else jax.tree.unflatten(structure, each)
-            for structure, each in zip(structures, given, strict=True)
+            for structure, each in zip(structures, arrays, strict=True)
         ]
 
 
@@ -140,10 +140,10 @@ class Compiler:
             self._on_progress(f"compiling {key[0]}")
             begin = time.perf_counter()
 
-            def counted(*given: Any) -> Any:
+            def counted(*flat: Any) -> Any:
                 self.traces += 1
                 count = len(args)
-                return function(*self.held.restore(args, given[:count]), *given[count:])
+                return function(*self.held.restore(args, flat[:count]), *flat[count:])
 
             jitted = self._target.jit(
                 counted,

@@ -40,12 +40,12 @@ def event_of(line: str) -> dict[str, Any] | None:
 def message_of(status: int, body: bytes) -> str:
     """What an answer that is an error says."""
     try:
-        said = _said(json.loads(body)["error"])
+        message = _said(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        said = body[:_MAX_SHOWN].decode(errors="replace")
-    return f"the server answers {status}: {said}"
+        message = body[:_MAX_SHOWN].decode(errors="replace")
+    return f"the server answers {status}: {message}"
 
 
 def _said(error: Any) -> str:
-    said = error.get("message") if isinstance(error, dict) else error
-    return str(said)[:_MAX_SHOWN]
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message)[:_MAX_SHOWN]

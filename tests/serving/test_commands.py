@@ -64,11 +64,11 @@ def test_bench_of_a_server_counts_what_it_answers(capsys, guarded, tmp_path):
     assert [each["load"] for each in lines] == ["1 clients"] * 6 + ["3 clients"] * 6
     assert sorted(each["num_tokens"] for each in lines) == [5] * 6 + [9] * 6
     assert {(each["prompt_tokens"], each["num_tokens"]) for each in lines} == {(20, 5), (3, 9)}
-    assert all(0 <= each["asked"] < each["first"] <= each["ended"] for each in lines)
+    assert all(0 <= each["begin"] < each["first"] <= each["ended"] for each in lines)
     assert any(each["drafted"] for each in lines)
     # One client asks one after the other.
     alone = lines[:6]
-    assert all(a["ended"] <= b["asked"] for a, b in itertools.pairwise(alone))
+    assert all(a["ended"] <= b["begin"] for a, b in itertools.pairwise(alone))
     code, _, err = run(capsys, "bench", *flags, "--out", out)
     assert code == 2 and "nothing is overwritten" in err
 
@@ -89,12 +89,12 @@ def test_bench_of_a_server_says_what_fails(capsys, guarded, tmp_path):
 
 def test_figures_of_a_load():
     answers = [
-        Answer(
-            asked=i / 100, first=i / 100 + 0.1, ended=i / 100 + 0.1 + 0.01 * (i + 1), num_tokens=2
+        ServedAnswer(
+            begin=i / 100, first=i / 100 + 0.1, ended=i / 100 + 0.1 + 0.01 * (i + 1), num_tokens=2
         )
         for i in range(100)
     ]
-    answers += [ServedAnswer(asked=0.0, first=None, ended=5.0, error="no")]
+    answers += [ServedAnswer(begin=0.0, first=None, ended=5.0, error="no")]
     summary = Summary.of(answers, 0.2, 0.5)
     assert summary.num_failed == 1 and summary.acceptance is None
     assert summary.tokens_per_second == pytest.approx(200 / 5)
@@ -106,17 +106,17 @@ def test_figures_of_a_load():
 def test_requests_come_at_the_rate_and_wait_for_no_answer():
     class Slow:
         def __init__(self):
-            self.asked = []
+            self.times = []
 
         async def ask(self, question, began):
-            self.asked.append(asyncio.get_running_loop().time())
+            self.times.append(asyncio.get_running_loop().time())
             await asyncio.sleep(0.3)
             return ServedAnswer(0.0)
 
     slow = Slow()
     answers = asyncio.run(open_loop(slow, [None] * 40, 100.0, random.Random(3)))
     assert len(answers) == 40
-    took = slow.asked[-1] - slow.asked[0]
+    took = slow.times[-1] - slow.times[0]
     assert 0.2 < took < 0.8  # 39 gaps of 10 ms
 
 

@@ -66,7 +66,7 @@ def test_no_request_of_the_specification_fails(address, path, count):
             body[SMALL.get(path, "max_tokens")] = 2
         body["n"] = 1 if path != "/v1/responses" else None
         body.pop("model", None)
-        if is_plain:  # most fields that are drawn are refused one by one
+        if is_plain:  # most other fields are unknown here
             names = ("prompt", "messages", "input", "temperature", "top_p", "seed", "stop", "n")
             names += ("max_tokens", "max_output_tokens", "logprobs", "user", "metadata", "store")
             body = {name: value for name, value in body.items() if name in names}
