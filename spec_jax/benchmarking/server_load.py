@@ -229,7 +229,7 @@ class Summary(NamedTuple):
         """Of the answers of a load; the limits are in seconds."""
         good = [each for each in answers if each.error is None]
         seconds = max(each.ended for each in answers) - min(each.begin for each in answers)
-        kept = [
+        good_in_time = [
             each
             for each in good
             if each.first_seconds <= first_limit and each.token_seconds <= token_limit
@@ -240,7 +240,7 @@ class Summary(NamedTuple):
             sum(each.num_tokens for each in good) / seconds,
             _percentiles([each.first_seconds for each in good]),
             _percentiles([each.token_seconds for each in good if each.num_tokens > 1]),
-            len(kept) / seconds,
+            len(good_in_time) / seconds,
             sum(each.accepted for each in good) / drafted if drafted else None,
         )
 

@@ -190,9 +190,14 @@ class RowPrograms:
     def _empty(self, rows: DecodeState, shape: BatchShape, shards: int) -> DecodeState:
         count, capacity = rows.tokens.shape
         if capacity < shape.capacity:
-            whole = dataclasses.replace(shape, batch=count)
-            arguments = (self.target, self.drafter, pad([], whole), self.inputs([PADDING], whole))
-            like = jax.eval_shape(functools.partial(self._start, whole), *arguments)
+            full_shape = dataclasses.replace(shape, batch=count)
+            arguments = (
+                self.target,
+                self.drafter,
+                pad([], full_shape),
+                self.inputs([PADDING], full_shape),
+            )
+            like = jax.eval_shape(functools.partial(self._start, full_shape), *arguments)
             rows = lengthened_rows(rows, like)
         return prefill.empty_batch(self.strategy.draft_length, rows, shards, shape.batch)
 
