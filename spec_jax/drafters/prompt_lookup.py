@@ -113,9 +113,7 @@ class PromptLookup(Drafter):
         tokens, lengths = if_drafting(
             context,
             self.lookahead * self.num_drafts,
-            functools.partial(
-                jax.vmap(self._look_up), Text(tokens, lengths, begin, end), begins_output
-            ),
+            functools.partial(jax.vmap(self._look_up), tokens, lengths, begin, end, begins_output),
         )
         if state.source is not None:  # nothing is copied across the end of the source
             has_token = (tokens >= 0).reshape(len(tokens), -1, self.num_drafts).any(-1)
@@ -124,8 +122,14 @@ class PromptLookup(Drafter):
         return Draft(tokens=tokens, probs=None, lengths=lengths, num_drafts=self.num_drafts), state
 
     def _look_up(
-        self, text: Text, begins_output: Bool[Array, ""]
+        self,
+        tokens: Int[Array, " length"],
+        length: Int[Array, ""],
+        begin: Int[Array, ""],
+        end: Int[Array, ""],
+        begins_output: Bool[Array, ""],
     ) -> tuple[Int[Array, " drafted"], Int[Array, ""]]:
+        text = Text(tokens, length, begin, end)
         matched = match_lengths(text, self.max_ngram)
         is_predicted = text.places >= text.length
         ranks = jnp.where(matched > 0, 2 * matched + is_predicted.astype(jnp.int32), 0)
