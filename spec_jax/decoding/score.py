@@ -168,14 +168,14 @@ def score(
     if draft.num_drafts > 1:
         ancestors = drafted_before(draft.lookahead, draft.num_drafts)
     p = greedy_tokens = None
+    placement, num_tokens = target.placement, None if computed is None else computed.num_tokens
     if sampling.features.random:
         p = probabilities(
-            out.logits, sampling, history, draft.tokens, ancestors, allowed, target.placement
+            out.logits, sampling, history, draft.tokens, ancestors, allowed, placement, num_tokens
         )
     else:
-        greedy_tokens = likeliest(
-            process(out.logits, sampling, history, draft.tokens, ancestors, allowed)
-        )
+        logits = process(out.logits, sampling, history, draft.tokens, ancestors, allowed)
+        greedy_tokens = likeliest(logits, placement, num_tokens)
     return Scored(p, greedy_tokens, out.logits, out.features, out.cache)
 
 

@@ -83,7 +83,7 @@ def autoregress(
         logits = logits.reshape(rows, 1, vocab)
         logits = process(logits, sampling, state.history, no_tokens)
         if not random:
-            q, probs, token = None, None, likeliest(logits)[:, 0]
+            q, probs, token = None, None, likeliest(logits, placement)[:, 0]
             last, usable = jnp.maximum(token, 0), token >= 0
         else:
             q = warp(logits, sampling, placement)[:, 0]

@@ -32,7 +32,8 @@ SWITCH = "SPEC_JAX_NATIVE"
 PRODUCT, EXPERT_PRODUCT = "spec_jax_product", "spec_jax_expert_product"
 ATTENTION, WRITE_AND_ATTEND = "spec_jax_attention", "spec_jax_write_and_attend"
 NORM, NORM_OF_SUM = "spec_jax_norm", "spec_jax_norm_of_sum"
-GATE, WARP = "spec_jax_gate", "spec_jax_warp"
+GATE = "spec_jax_gate"
+WARP, LIKELIEST = "spec_jax_warp", "spec_jax_likeliest"
 _SOURCES = Path(__file__).with_name("cpu")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
@@ -136,6 +137,7 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
             NORM_OF_SUM: library.SpecJaxNormOfSum,
             GATE: library.SpecJaxGate,
             WARP: library.SpecJaxWarp,
+            LIKELIEST: library.SpecJaxLikeliest,
         }
     except (_Unavailable, OSError, AttributeError) as error:
         warnings.warn(

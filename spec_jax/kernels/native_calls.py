@@ -255,13 +255,26 @@ def warp(
     top_k: Int[Array, " rows"],
     top_p: Float[Array, " rows"],
     min_p: Float[Array, " rows"],
+    num_tokens: Int[Array, " batch"] | None = None,
 ) -> Float[Array, "rows vocab"]:
     """Logits of rows to probabilities, in float32; see `sampling.probabilities.warp`.
 
-    A row is the same, bit for bit, whatever rows are beside it.
+    A row is the same, bit for bit, whatever rows are beside it. For `num_tokens` see `products`;
+    padding becomes zeros.
     """
     call = _call(native.WARP, jax.ShapeDtypeStruct(logits.shape, jnp.float32))
-    return call(logits, temperature, top_k.astype(jnp.int32), top_p, min_p)
+    return call(logits, temperature, top_k.astype(jnp.int32), top_p, min_p, _counts(num_tokens))
+
+
+def likeliest(
+    logits: Float[Array, "rows vocab"], num_tokens: Int[Array, " batch"] | None = None
+) -> Int[Array, " rows"]:
+    """The likeliest tokens of rows in float32; see `sampling.probabilities.likeliest`.
+
+    For `num_tokens` see `products`; padding becomes -1.
+    """
+    call = _call(native.LIKELIEST, jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32))
+    return call(logits, _counts(num_tokens))
 
 
 def _counts(num_tokens: Int[Array, " batch"] | None) -> Int[Array, " batch"]:

@@ -31,6 +31,7 @@ def probabilities(
     ancestors: Bool[Array | np.ndarray, "positions drafted"] | None = None,
     allowed: TokenSets | None = None,
     placement: Placement = Placement.single_device(),
+    num_tokens: Int[Array, " batch"] | None = None,
 ) -> Float[Array, "batch positions vocab"]:
     """The distributions that tokens are drawn from, at several query positions of each row.
 
@@ -44,20 +45,29 @@ def probabilities(
         None for all earlier ones. For a tree it is the path to each position.
       allowed: sets of tokens, all others are banned; None bans nothing.
       placement: of the model that computed the logits; static.
+      num_tokens: how many positions of each row are real; None for all. Native code skips others.
 
     Returns:
       Probabilities; one-hot for greedy rows. A position whose logits hold a NaN, or whose tokens
       are all masked, has no distribution and returns zeros.
     """
     processed = process(logits, sampling, history, following, ancestors, allowed)
-    return warp(processed, sampling, placement)
+    return warp(processed, sampling, placement, num_tokens)
 
 
-def likeliest(logits: Float[Array, "*lead vocab"]) -> Int[Array, "*lead"]:
+def likeliest(
+    logits: Float[Array, "batch positions vocab"],
+    placement: Placement = Placement.single_device(),
+    num_tokens: Int[Array, " batch"] | None = None,
+) -> Int[Array, "batch positions"]:
     """The token that a greedy row takes from processed logits, or -1 without a distribution.
 
     It is the token that `warp` gives all probability, without the vocabulary of zeros around it.
+    For the arguments see `probabilities`.
     """
+    if _is_native(logits, placement):
+        flat = logits.reshape(-1, logits.shape[-1])
+        return native_calls.likeliest(flat, num_tokens).reshape(logits.shape[:-1])
     return jnp.where(jnp.isfinite(logits.max(-1)), largest(logits), -1)
 
 
@@ -65,6 +75,7 @@ def warp(
     logits: Float[Array, "batch positions vocab"],
     sampling: BatchSampling,
     placement: Placement = Placement.single_device(),
+    num_tokens: Int[Array, " batch"] | None = None,
 ) -> Float[Array, "batch positions vocab"]:
     """Processed logits to probabilities: temperature, truncation, softmax; see `probabilities`."""
     rows = _Parameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -72,7 +83,7 @@ def warp(
     if random and _is_native(logits, placement):
         flat = logits.reshape(-1, logits.shape[-1])
         parameters = (jnp.repeat(each, logits.shape[1]) for each in rows)
-        return native_calls.warp(flat, *parameters).reshape(logits.shape)
+        return native_calls.warp(flat, *parameters, num_tokens).reshape(logits.shape)
     cuts = _Cuts.of(rows, sampling.skips_unused) if sampling.features.cut else None
     shards = placement.num_shards("vocab")
     if cuts is None or shards == 1 or logits.shape[-1] % shards:

@@ -1,16 +1,19 @@
-"""Logits to probabilities in native code, against sorts in float64."""
+"""Logits to probabilities and to likeliest tokens in native code, against sorts in float64."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spec_jax.kernels import native_calls
+from spec_jax.sampling.probabilities import likeliest
 
 pytestmark = pytest.mark.native
 VOCAB = 131_072
 run = jax.jit(native_calls.warp)
+run_likeliest = jax.jit(native_calls.likeliest)
 
 
 def warped(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -131,3 +134,34 @@ def test_sizes_must_match(short):
     parameters = [np.ones(1 if i == short else 2, np.float32) for i in range(4)]
     with pytest.raises(Exception, match="spec_jax_warp: sizes do not match"):
         run(np.ones((2, 20), np.float32), *parameters)
+
+
+@pytest.mark.parametrize("vocab", [1, 40, VOCAB])
+def test_the_likeliest_token_is_the_first_of_the_largest(vocab):
+    random = np.random.default_rng(0)
+    logits = random.integers(-3, 3, (6, vocab)).astype(np.float32)
+    logits[2:] += random.standard_normal((4, vocab)).astype(np.float32)
+    np.testing.assert_array_equal(run_likeliest(logits), logits.argmax(1))
+    np.testing.assert_array_equal(likeliest(jnp.asarray(logits)[None])[0], logits.argmax(1))
+    last = vocab - 1
+    logits[0, last], logits[1], logits[2, last] = np.nan, -np.inf, np.inf
+    np.testing.assert_array_equal(run_likeliest(logits), [-1, -1, -1, *logits[3:].argmax(1)])
+    np.testing.assert_array_equal(run_likeliest(-np.inf * np.ones((1, vocab), np.float32)), [-1])
+
+
+def test_padding_is_skipped():
+    """Two batch rows of three positions; one is real in the first, and none in the second."""
+    logits = np.random.default_rng(0).standard_normal((6, 500)).astype(np.float32)
+    counts = np.array([1, 0], np.int32)
+    np.testing.assert_array_equal(
+        run_likeliest(logits, counts), [logits[0].argmax(), -1, -1, -1, -1, -1]
+    )
+    parameters = np.ones(6, np.float32), np.zeros(6, np.int32), np.ones(6, np.float32)
+    probs = run(logits, *parameters, np.zeros(6, np.float32), counts)
+    np.testing.assert_array_equal(probs[0], warped(logits[:1])[0])
+    assert (probs[1:] == 0).all()
+
+
+def test_a_batch_must_divide_the_rows():
+    with pytest.raises(Exception, match="spec_jax_likeliest: sizes do not match"):
+        run_likeliest(np.ones((3, 20), np.float32), np.ones(2, np.int32))

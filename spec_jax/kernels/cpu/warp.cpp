@@ -1,5 +1,6 @@
 // Logits of rows to probabilities: temperature, top-k, top-p, min-p and softmax, as `warp` in
-// sampling/probabilities.py describes them. A row is computed alone, and its sums in double precision.
+// sampling/probabilities.py describes them; or to their likeliest tokens, like `likeliest` there.
+// A row is computed alone, and its sums in double precision.
 
 #include <functional>
 #include <limits>
@@ -215,9 +216,35 @@ void warp_row(const WarpCall& call, int64_t number) {
   change([&](Part, Part weights) INLINE_LAMBDA { return weights / divisor; });
 }
 
+// Padding is not computed, and holds zeros.
 template <class Pool>
-void run(Pool& pool, const WarpCall& call) {
-  parallel(pool, call.rows, [&](int64_t row) { warp_row(call, row); });
+void run(Pool& pool, const WarpCall& call, const std::vector<int64_t>& rows) {
+  if ((int64_t)rows.size() < call.rows) {
+    std::memset(call.out, 0, call.rows * call.size * sizeof(float));
+  }
+  parallel(pool, rows.size(), [&](int64_t i) { warp_row(call, rows[i]); });
+}
+
+struct LikeliestCall {
+  int64_t rows, size;
+  const float* logits;  // [rows, size]
+  int32_t* out;         // [rows]
+};
+
+// The first of the largest logits; -1 if there is a NaN, or if none is finite or one is infinite.
+int32_t likeliest(const float* logits, int64_t size) {
+  const float best = largest_of(logits, size);
+  if (!std::isfinite(best)) return -1;
+  return (int32_t)(std::find(logits, logits + size, best) - logits);
+}
+
+// Padding is not computed, and holds -1.
+template <class Pool>
+void run(Pool& pool, const LikeliestCall& call, const std::vector<int64_t>& rows) {
+  std::fill(call.out, call.out + call.rows, -1);
+  for_rows(pool, rows, call.size, [&](int64_t row) {
+    call.out[row] = likeliest(call.logits + row * call.size, call.size);
+  });
 }
 
 namespace ffi = xla::ffi;
@@ -226,11 +253,12 @@ namespace ffi = xla::ffi;
 ffi::Error Warp(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
                 ffi::Buffer<ffi::F32> temperature, ffi::Buffer<ffi::S32> top_k,
                 ffi::Buffer<ffi::F32> top_p, ffi::Buffer<ffi::F32> min_p,
-                ffi::ResultBuffer<ffi::F32> out) {
+                ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::F32> out) {
   const auto shape = logits.dimensions();
+  const int64_t batch = num_tokens.element_count();
   for (const size_t count : {temperature.element_count(), top_k.element_count(),
                              top_p.element_count(), min_p.element_count()}) {
-    if (shape.size() != 2 || (int64_t)count != shape[0]) {
+    if (shape.size() != 2 || (int64_t)count != shape[0] || (batch && shape[0] % batch)) {
       return ffi::Error::InvalidArgument("spec_jax_warp: sizes do not match");
     }
   }
@@ -242,7 +270,19 @@ ffi::Error Warp(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
                       min_p.typed_data(),
                       top_k.typed_data(),
                       out->typed_data()};
-  run(pool, call);
+  run(pool, call, real_rows(num_tokens.typed_data(), batch, call.rows));
+  return ffi::Error::Success();
+}
+
+ffi::Error Likeliest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
+                     ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::S32> out) {
+  const auto shape = logits.dimensions();
+  const int64_t batch = num_tokens.element_count();
+  if (shape.size() != 2 || (batch && shape[0] % batch)) {
+    return ffi::Error::InvalidArgument("spec_jax_likeliest: sizes do not match");
+  }
+  const LikeliestCall call{shape[0], shape[1], logits.typed_data(), out->typed_data()};
+  run(pool, call, real_rows(num_tokens.typed_data(), batch, call.rows));
   return ffi::Error::Success();
 }
 
@@ -256,4 +296,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxWarp, Warp,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxLikeliest, Likeliest,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>());

@@ -1,4 +1,5 @@
-// Distributions of random rows, against sorts in double precision. Run by sanitize.sh.
+// Distributions and likeliest tokens of random rows, against sorts in double precision. Run by
+// sanitize.sh.
 
 #include "../../../spec_jax/kernels/cpu/warp.cpp"
 
@@ -23,16 +24,28 @@ void check(Pool& pool, uint32_t seed) {
   }
   const WarpCall call{rows,         size,         logits.data(), temperature.data(), top_p.data(),
                       min_p.data(), top_k.data(), out.data()};
-  run(pool, call);
+  // The first rows of two are real, or all.
+  const int32_t num_tokens[] = {(int32_t)below(rows + 1), (int32_t)below(rows + 1)};
+  const int64_t batch = rows % 2 ? below(2) : 2 * below(2);
+  const std::vector<int64_t> real = real_rows(num_tokens, batch, rows);
+  std::vector<int32_t> tokens(rows, 7);
+  run(pool, call, real);
+  run(pool, LikeliestCall{rows, size, logits.data(), tokens.data()}, real);
 
   for (int64_t row = 0; row < rows; ++row) {
     const float *from = &logits[row * size], *to = &out[row * size];
     const float best = *std::max_element(from, from + size);
     double sum = 0;
     for (int64_t i = 0; i < size; ++i) sum += to[i];
+    if (std::find(real.begin(), real.end(), row) == real.end()) {
+      if (sum != 0 || tokens[row] != -1) fail("padding", sum, tokens[row]);
+      continue;
+    }
     const bool has_nan = std::any_of(from, from + size, [](float x) { return std::isnan(x); });
     const bool has_any = !has_nan && std::isfinite(best);
     if (!(std::abs(sum - has_any) <= 1e-5)) fail("sum", sum, has_any);
+    const int64_t first = has_any ? std::max_element(from, from + size) - from : -1;
+    if (tokens[row] != first) fail("likeliest", tokens[row], first);
     if (!has_any || temperature[row] == 0) continue;
 
     std::vector<double> weights(size);
