@@ -12,7 +12,7 @@ import httpx2
 
 from spec_jax.benchmarking.prompts import BenchPrompt
 from spec_jax.errors import ConfigError, RequestError
-from spec_jax.text.server_events import event_of, message_of
+from spec_jax.text.server_events import EventReader, message_of
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 600
 """The longest waits for a connection, and between two pieces of an answer."""
@@ -137,18 +137,18 @@ class LoadClient:
                 if not response.is_success:
                     answer.error = message_of(response.status_code, await response.aread())
                 else:
-                    async for line in response.aiter_lines():
-                        _take(answer, event_of(line), time.perf_counter() - began)
+                    reader = EventReader()
+                    async for text in response.aiter_text():
+                        for event in reader.events(text):
+                            _take(answer, event, time.perf_counter() - began)
         except (httpx2.HTTPError, RequestError, json.JSONDecodeError) as error:
             answer.error = str(error) or type(error).__name__
         answer.ended = time.perf_counter() - began
         return answer
 
 
-def _take(answer: ServedAnswer, event: Mapping[str, Any] | None, now: float) -> None:
+def _take(answer: ServedAnswer, event: Mapping[str, Any], now: float) -> None:
     """Adds what an event of a stream tells."""
-    if event is None:
-        return
     if usage := event.get("usage"):
         answer.num_tokens = usage.get("completion_tokens", 0)
         answer.prompt_tokens = usage.get("prompt_tokens", 0)

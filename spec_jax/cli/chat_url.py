@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import httpx2
@@ -13,7 +14,7 @@ from spec_jax.cli.conversation import Conversation
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.server_options import ChatUrlOptions
 from spec_jax.errors import ConfigError, RequestError
-from spec_jax.text.server_events import events, message_of
+from spec_jax.text.server_events import EventReader, message_of
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 600
 """The longest waits for a connection, and between two pieces of an answer."""
@@ -83,7 +84,8 @@ class Remote:
             ) as response:
                 if not response.is_success:
                     raise RequestError(message_of(response.status_code, response.read()))
-                for event in events(response.iter_lines()):
+                reader = EventReader()
+                for event in chain.from_iterable(map(reader.events, response.iter_text())):
                     usage = event.get("usage") or usage
                     for choice in event.get("choices", ()):
                         delta = choice.get("delta", {})

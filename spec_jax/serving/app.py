@@ -5,24 +5,24 @@ import contextlib
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import spec_jax
-from spec_jax.async_llm import RequestStream
 from spec_jax.serving.audio import transcribe
 from spec_jax.serving.chat import ChatCompletion
 from spec_jax.serving.completions import TextCompletion
-from spec_jax.serving.errors import ApiError, api_error, unavailable, wrong
+from spec_jax.serving.errors import ApiError, api_error, is_expected, unavailable, wrong
+from spec_jax.serving.event_stream import ApiRequest, EventStream
 from spec_jax.serving.fields import Fields
 from spec_jax.serving.messages import Message, count_tokens, error_body
 from spec_jax.serving.metrics import CONTENT_TYPE
@@ -41,30 +41,6 @@ OPEN_PATHS = ("/", "/health", "/metrics", "/version")
 PAGE = Path(__file__).with_name("page.html")
 
 log = logging.getLogger("spec_jax.serving")
-
-
-class ApiRequest(Protocol):
-    """A request of an endpoint that decodes, made from a body.
-
-    Attributes:
-      streams: whether the answer is a stream of events.
-      ends_with_done: whether `[DONE]` ends the stream; else each event has a name, its `type`.
-    """
-
-    streams: bool
-    ends_with_done: bool
-
-    async def submit(self) -> RequestStream:
-        """Queues it."""
-        ...
-
-    async def result(self, stream: RequestStream) -> dict[str, Any]:
-        """The answer as one object."""
-        ...
-
-    def events(self, stream: RequestStream) -> AsyncIterator[dict[str, Any]]:
-        """The answer as events."""
-        ...
 
 
 def make_app(
@@ -148,7 +124,7 @@ class _Endpoints:
             try:
                 return await self._decode(request, kind(self._service, body))
             except Exception as error:
-                raise api_error(error, body) if _is_expected(error) else error from error
+                raise api_error(error, body) if is_expected(error) else error from error
 
         return self.guarded(respond)
 
@@ -215,7 +191,7 @@ class _Endpoints:
         try:
             return JSONResponse(await count_tokens(self._service, body))
         except Exception as error:
-            raise api_error(error, body) if _is_expected(error) else error from error
+            raise api_error(error, body) if is_expected(error) else error from error
 
     async def tokenize(self, request: Request) -> Response:
         fields = Fields(await read_json(request))
@@ -244,7 +220,7 @@ class _Endpoints:
                 tokenizer.encode, text, default if special is None else special
             )
         except Exception as error:
-            raise api_error(error, fields.names) if _is_expected(error) else error from error
+            raise api_error(error, fields.names) if is_expected(error) else error from error
         answer: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": self._service.max_model_len,
@@ -280,50 +256,6 @@ class _Endpoints:
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": spec_jax.__version__})
-
-
-class EventStream(StreamingResponse):
-    """The events of an answer, in the form that browsers call server-sent.
-
-    Args:
-      query: the request.
-      stream: is closed with the answer, also if nobody reads it to its end.
-    """
-
-    def __init__(self, query: ApiRequest, stream: RequestStream):
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        encoded = _encoded(query, stream)
-        super().__init__(encoded, media_type="text/event-stream", headers=headers)
-        self._stream = stream
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Sends the events, for ASGI."""
-        try:
-            await super().__call__(scope, receive, send)
-        except ClientDisconnect:
-            pass
-        finally:
-            self._stream.close()
-
-
-async def _encoded(query: ApiRequest, stream: RequestStream) -> AsyncIterator[bytes]:
-    try:
-        async for event in query.events(stream):
-            yield _event(event, named=not query.ends_with_done)
-    except Exception as error:
-        if not _is_expected(error):
-            log.exception("a stream failed")
-        answer = api_error(error).as_dict()
-        if not query.ends_with_done:
-            answer = {"type": "error", **answer}
-        yield _event(answer, named=not query.ends_with_done)
-    if query.ends_with_done:
-        yield b"data: [DONE]\n\n"
-
-
-def _event(event: Mapping[str, Any], *, named: bool) -> bytes:
-    name = f"event: {event['type']}\n" if named else ""
-    return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
 async def until_disconnected(request: Request, act: Coroutine[Any, Any, Any]) -> Any:
@@ -390,12 +322,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _is_expected(error: BaseException) -> bool:
-    return isinstance(error, ApiError | spec_jax.SpecJaxError)
-
-
 def _error_response(request: Request, error: Exception) -> Response:
-    if not _is_expected(error):
+    if not is_expected(error):
         log.error("a request failed", exc_info=error)
     answer = api_error(error)
     headers = dict(answer.headers)

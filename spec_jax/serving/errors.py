@@ -11,6 +11,7 @@ from spec_jax.errors import (
     QueueFullError,
     RequestError,
     ShutdownError,
+    SpecJaxError,
     printable,
 )
 
@@ -80,6 +81,11 @@ def api_error(error: Exception, fields: Iterable[str] = ()) -> ApiError:
         param = first[0] if first and first[0] in fields else None
         return wrong(param, message)
     return ApiError(500, "the server failed; its log says why.", "server_error")
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether an answer tells the client what was wrong; other errors belong in the log."""
+    return isinstance(error, ApiError | SpecJaxError)
 
 
 def unavailable(message: str) -> ApiError:

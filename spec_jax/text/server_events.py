@@ -1,7 +1,7 @@
 """What servers of the OpenAI API send: events of a stream, and errors."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from spec_jax.errors import RequestError
@@ -9,32 +9,30 @@ from spec_jax.errors import RequestError
 _MAX_SHOWN = 200
 
 
-def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream's lines.
+class EventReader:
+    """The JSON objects of a stream whose text comes in pieces, which may end anywhere."""
 
-    Raises:
-      RequestError: one of them is an error.
-    """
-    for line in lines:
-        if (event := event_of(line)) is not None:
+    def __init__(self) -> None:
+        self._line = ""
+
+    def events(self, text: str) -> Iterator[dict[str, Any]]:
+        """The objects that this piece completes.
+
+        Raises:
+          RequestError: one of them is an error.
+        """
+        # Not splitlines(): JSON strings may hold the other line separators of Unicode.
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            field, _, data = line.partition(":")
+            if field != "data" or data.strip() == "[DONE]":
+                continue
+            event = json.loads(data)
+            if not isinstance(event, dict):
+                continue
+            if error := event.get("error"):
+                raise RequestError(_said(error))
             yield event
-
-
-def event_of(line: str) -> dict[str, Any] | None:
-    """The JSON object of a line of a stream; None for lines that hold none.
-
-    Raises:
-      RequestError: it is an error.
-    """
-    field, _, data = line.partition(":")
-    if field != "data" or data.strip() == "[DONE]":
-        return None
-    event = json.loads(data)
-    if not isinstance(event, dict):
-        return None
-    if error := event.get("error"):
-        raise RequestError(_said(error))
-    return event
 
 
 def message_of(status: int, body: bytes) -> str:
