@@ -204,8 +204,10 @@ class Chat:
             acknowledge()
             self._screen.end_line()
             self._screen.note("(interrupted)")
-        finally:
+        except RequestError:
             self._screen.end_line()
+            raise
+        self._screen.end_line()
         if shown := ", ".join(statistics):
             self._screen.note(f"({shown})")
         if answer:

@@ -355,6 +355,6 @@ def test_the_image_is_for_tpus_or_gpus():
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for accelerator in ("tpu", "cuda"):
         extras = what.replace("${ACCELERATOR}", accelerator).removeprefix(".[").removesuffix("]")
-        assert extras.split(",") == [accelerator, "bucket", "orbax", "speech", "train"]
+        assert extras.split(",") == [accelerator, "bucket", "orbax", "serve", "speech", "train"]
         assert set(extras.split(",")) <= known.keys()
     assert "--build-arg ACCELERATOR=cuda" in "".join(lines)
