@@ -19,7 +19,6 @@ def products(
     x: Float[Array, "rows in"],
     weights: Sequence[PackedWeight],
     num_tokens: Int[Array, " batch"] | None = None,
-    clears: bool = True,
     biases: Sequence[Float[Array, " _"] | None] | None = None,
     residual: Float[Array, "rows out"] | None = None,
 ) -> list[Float[Array, "rows _"]]:
@@ -30,20 +29,19 @@ def products(
         whose `activations` are int8 round it to 8 bits, once for all weights.
       weights: packed weights of one signature.
       num_tokens: of the rows, which are [batch, tokens] one after another, how many tokens of each
-        are real. Padding costs nothing.
-      clears: whether the results of padding are zeros; otherwise they may be any numbers (static).
+        are real. Padding costs nothing, and its results are any numbers.
       biases: what is added to each product; None for nothing.
       residual: what is added to the product of a single weight, after its bias.
     """
     residual = jnp.zeros((0,), jnp.float32) if residual is None else residual
     inputs = [x, _counts(num_tokens), residual]
     if biases is None or all(each is None for each in biases):
-        return _products(native.PRODUCT, inputs, weights, clears=clears, biases=False)
+        return _products(native.PRODUCT, inputs, weights, biases=False)
     vectors = [
         jnp.zeros((weight.shape[1],), jnp.float32) if bias is None else bias
         for weight, bias in zip(weights, biases, strict=True)
     ]
-    return _products(native.PRODUCT, inputs, weights, vectors, clears=clears, biases=True)
+    return _products(native.PRODUCT, inputs, weights, vectors, biases=True)
 
 
 def expert_products(

@@ -30,7 +30,6 @@ def products(
     weights: Sequence[Weight],
     sums: DTypeLike = jnp.float32,
     num_tokens: Int[Array, " batch"] | None = None,
-    clears: bool = True,
     biases: Sequence[Float[Array, " _"] | None] | None = None,
     residual: Float[Array, "*lead out"] | None = None,
 ) -> list[Array]:
@@ -39,22 +38,21 @@ def products(
     The inputs of a product are rounded to its weight's dtype, but stay float32 where the weight is
     quantized. A device sums in float32, and rounds its sum to `sums` before devices that hold parts
     of the inputs add theirs. Packed weights of one format are one call of native code, which skips
-    padding: of inputs [batch, tokens, in], all but the first `num_tokens` of each. The results are
-    then zeros, or any numbers without `clears`.
+    padding: of inputs [batch, tokens, in], all but the first `num_tokens` of each. The results of
+    padding are any numbers.
 
     Args:
       x: the inputs.
       weights: the matrices.
       sums: see above (static).
       num_tokens: see above.
-      clears: see above (static).
       biases: a vector for each product, in float32; None for nothing.
       residual: what is added to the product of a single weight, after its bias.
     """
     biases = [None] * len(weights) if biases is None else biases
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
     if len(packed) == len(weights):
-        return _packed_products(x, packed, num_tokens, clears, biases, residual)
+        return _packed_products(x, packed, num_tokens, biases, residual)
     outputs = [_product(x, weight, sums) for weight in weights]
     outputs = [
         out if bias is None else out + bias.reshape((1,) * (x.ndim - 1) + (-1,))
@@ -65,7 +63,7 @@ def products(
 
 def _product(x: Float[Array, "*lead in"], weight: Weight, sums: DTypeLike) -> Array:
     if isinstance(weight, PackedWeight):
-        return _packed_products(x, [weight], None, True, [None], None)[0]
+        return _packed_products(x, [weight], None, [None], None)[0]
     if not isinstance(weight, QuantizedWeight):
         return _dot(x, weight, sums).astype(jnp.float32)
     if weight.minima is None and len(weight.scales) == 1 and weight.values.dtype == jnp.int8:
@@ -80,7 +78,6 @@ def _packed_products(
     x: Float[Array, "*lead in"],
     weights: Sequence[PackedWeight],
     num_tokens: Int[Array, " batch"] | None,
-    clears: bool,
     biases: Sequence[Array | None],
     residual: Float[Array, "*lead out"] | None,
 ) -> list[Array]:
@@ -91,7 +88,7 @@ def _packed_products(
     outputs: dict[int, Array] = {}
     added = None if residual is None else residual.reshape(-1, residual.shape[-1])
     for some in by_format.values():
-        each = [weights[i] for i in some], num_tokens, clears, [biases[i] for i in some], added
+        each = [weights[i] for i in some], num_tokens, [biases[i] for i in some], added
         results = native_calls.products(rows, *each)
         outputs |= zip(some, results, strict=True)
     return [outputs[i].reshape(*x.shape[:-1], -1) for i in range(len(weights))]

@@ -69,7 +69,6 @@ def project(
     layers: Sequence[Linear],
     sums: DTypeLike = jnp.float32,
     num_tokens: Int[Array, " batch"] | None = None,
-    clears: bool = False,
     residual: Float[Array, "*lead out"] | None = None,
 ) -> list[Array]:
     """The output of each layer for `x`; packed weights are read in one call.
@@ -79,14 +78,13 @@ def project(
       layers: the layers.
       sums: the dtype in which devices add their partial products.
       num_tokens: how many inputs of each row are real, see `products`.
-      clears: see `products`; nothing reads the padding of layers.
       residual: what is added to the output of a single layer.
     """
     weights = [layer.weight.get_value() for layer in layers]
     biases = [
         None if layer.bias is None else layer.bias[...].astype(jnp.float32) for layer in layers
     ]
-    return products(x, weights, sums, num_tokens, clears, biases, residual)
+    return products(x, weights, sums, num_tokens, biases, residual)
 
 
 class Norm(nnx.Module):

@@ -189,7 +189,7 @@ class Transformer(nnx.Module):
     ) -> Float[Array, "*lead vocab"]:
         """Float32 logits of final hidden states; for `num_tokens` see `kernels.products`."""
         if self.head is not None:
-            (logits,) = project(hidden, [self.head], num_tokens=num_tokens, clears=True)
+            (logits,) = project(hidden, [self.head], num_tokens=num_tokens)
         else:
             weight = self.embed.weight.get_value()
             logits = products(hidden, [weight], num_tokens=num_tokens)[0]

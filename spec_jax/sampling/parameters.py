@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.config import SamplingParams
 from spec_jax.pytree import pytree, static
@@ -66,6 +66,7 @@ class BatchSampling:
     """The `SamplingParams` of each row as arrays; dynamic under jit, except the features.
 
     Attributes:
+      is_biased: whether the row's `logit_bias` holds another number than zero.
       stop_token_ids: tokens that end the row; `min_tokens` forbids them at first. Padded with -1.
       bad_words: the token sequences that the row must not contain, each padded with -1 in front.
       timestamps: the first timestamp token of a row whose output obeys Whisper's rules; otherwise
@@ -82,6 +83,7 @@ class BatchSampling:
     presence_penalty: Float[Array, " batch"]
     frequency_penalty: Float[Array, " batch"]
     logit_bias: Float[Array, "batch vocab"]
+    is_biased: Bool[Array, " batch"]
     min_tokens: Int[Array, " batch"]
     stop_token_ids: Int[Array, "batch stops"]
     bad_words: Int[Array, "batch words longest"]
@@ -142,6 +144,7 @@ class BatchSampling:
             "top_k": np.array([min(row.top_k, vocab_size) for row in rows], np.int32),
             "min_tokens": np.array([row.min_tokens for row in rows], np.int32),
             "logit_bias": bias,
+            "is_biased": bias.any(1),
             "stop_token_ids": stop_ids,
             "bad_words": banned,
             "timestamps": first_timestamps,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
+from spec_jax.control import in_place_if
 from spec_jax.pytree import pytree
 from spec_jax.sampling.draw import argmax
 from spec_jax.sampling.parameters import BatchSampling
@@ -100,7 +101,7 @@ def process(
 
     For the arguments see `probabilities`. A NaN stays a NaN.
     """
-    logits = logits + sampling.logit_bias[:, None]
+    logits = _biased(logits, sampling)
     if sampling.features.history:
         positions, vocab = logits.shape[1:]
         if ancestors is None:  # all tokens before a position
@@ -115,6 +116,21 @@ def process(
     if allowed is None:
         return logits
     return jnp.where(_unpack(allowed, logits.shape[2]), logits, logits - jnp.inf)
+
+
+def _biased(
+    logits: Float[Array, "batch positions vocab"], sampling: BatchSampling
+) -> Float[Array, "batch positions vocab"]:
+    """The logits with `logit_bias`, which most batches do without."""
+    if not sampling.skips_unused:
+        return logits + sampling.logit_bias[:, None]
+    shape = logits.shape
+
+    def add(flat: Float[Array, "rows vocab"]) -> Float[Array, "rows vocab"]:
+        return (flat.reshape(shape) + sampling.logit_bias[:, None]).reshape(flat.shape)
+
+    # Flat like the results of products, so that the loop copies nothing.
+    return in_place_if(sampling.is_biased.any(), add, logits.reshape(-1, shape[-1])).reshape(shape)
 
 
 class _TokensBefore(NamedTuple):

@@ -226,10 +226,10 @@ ffi::Error read(Call& call, const Form& form, int64_t axes, int64_t next, ffi::R
 // x [batch * tokens, inputs], how many tokens of each of the batch are real (none: all are), what is
 // added to the product of a single weight (or nothing), then the arrays of each weight; the results
 // are the products [batch * tokens, outputs].
-// The results of other rows are zeros if `clears`, else whatever their memory held.
-ffi::Error Product(ffi::ThreadPool pool, bool clears, int64_t format, bool integers, int64_t offset,
-                   bool scales, bool minima, bool units, bool half, bool biases,
-                   ffi::RemainingArgs args, ffi::RemainingRets rets) {
+// The results of other rows are whatever their memory held.
+ffi::Error Product(ffi::ThreadPool pool, int64_t format, bool integers, int64_t offset, bool scales,
+                   bool minima, bool units, bool half, bool biases, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets) {
   const Form form{format, integers, offset, scales, minima, units, half, biases};
   auto x = args.get<ffi::Buffer<ffi::F32>>(0);
   auto num_tokens = args.get<ffi::Buffer<ffi::S32>>(1);
@@ -250,7 +250,6 @@ ffi::Error Product(ffi::ThreadPool pool, bool clears, int64_t format, bool integ
     call.matrices[0].residual = residual->typed_data();
   }
   const auto real = real_rows(num_tokens->typed_data(), batch, rows);
-  if (clears) clear_others(call, real);
   run_some(pool, call, x->typed_data(), width, minima, real);
   return error;
 }
@@ -285,7 +284,6 @@ ffi::Error ExpertProduct(ffi::ThreadPool pool, int64_t format, bool integers, in
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxProduct, Product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Attr<bool>("clears")
                                   .Attr<int64_t>("format")
                                   .Attr<bool>("integers")
                                   .Attr<int64_t>("offset")

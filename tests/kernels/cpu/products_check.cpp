@@ -151,7 +151,6 @@ void check(Pool& pool, uint32_t seed) {
   if (experts > 1) {
     run_experts(pool, call, x.data(), width, minima, chosen.data());
   } else {
-    clear_others(call, real);
     run_some(pool, call, x.data(), width, minima, real);
   }
   each_unchosen([](void* begin, size_t size) { ASAN_UNPOISON_MEMORY_REGION(begin, size); });
