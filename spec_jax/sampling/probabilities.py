@@ -83,7 +83,7 @@ def warp(
     if random and _is_native(logits, placement):
         flat = logits.reshape(-1, logits.shape[-1])
         parameters = (jnp.repeat(each, logits.shape[1]) for each in rows)
-        return native_calls.warp(flat, *parameters, num_tokens).reshape(logits.shape)
+        return native_calls.warp(flat, *parameters, num_tokens=num_tokens).reshape(logits.shape)
     cuts = _Cuts.of(rows, sampling.skips_unused) if sampling.features.cut else None
     shards = placement.num_shards("vocab")
     if cuts is None or shards == 1 or logits.shape[-1] % shards:

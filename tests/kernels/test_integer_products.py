@@ -219,7 +219,7 @@ def test_groups_that_do_not_fit_are_named():
 @pytest.mark.parametrize("activations", ["float32", "int8"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("num_tokens", [[5], [3], [0], [2, 5, 0, 9], [0, 1, 0, 0], [0, 0]])
-def test_padding_costs_nothing_and_is_zero(kind, activations, num_tokens):
+def test_padding_costs_nothing(kind, activations, num_tokens):
     batch, tokens = len(num_tokens), 5
     weights = [
         PackedWeight.of(quantized(kind, 256, outputs, seed), activations)
@@ -232,9 +232,8 @@ def test_padding_costs_nothing_and_is_zero(kind, activations, num_tokens):
     x[~is_real] = np.nan  # is not read
     is_exact = weights[0].activations == "int8"
     for out, full in zip(call(x, jnp.array(num_tokens, jnp.int32)), whole, strict=True):
-        expected = np.where(is_real[..., None], full, 0)
-        np.testing.assert_allclose(out, expected, rtol=0, atol=0 if is_exact else 1e-3)
-        assert not np.any(out[~is_real])
+        atol = 0 if is_exact else 1e-3
+        np.testing.assert_allclose(out[is_real], full[is_real], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("activations", ["float32", "int8"])
@@ -262,4 +261,3 @@ def test_biases_and_a_residual_are_added_to_products(kind, activations, rows):
         lambda x, b, r: products(x, weights[1:], num_tokens=some, biases=[b], residual=r)
     )(x, bias, residual)
     assert np.array_equal(padded[:, :-1], summed[:, :-1])
-    assert not np.any(padded[:, -1])
