@@ -32,7 +32,7 @@ Advance = Callable[[DecodeState, int, int], DecodeState]
 SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
 """Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of
 the quickest call without rounds is subtracted: of a small model it is as long as a round."""
-_VERSION = "7"
+_VERSION = "8"
 """Of the way in which costs are measured and kept: costs of another one are not read."""
 
 HOPELESS = 1.25
