@@ -91,7 +91,7 @@ def finish_round(
     """
     policy = strategy.draft_length
     scored_drafts = jnp.maximum(draft.lengths, policy.min_width(state.draft_length))
-    computed = None
+    computed = num_tokens = None
     if _skips_padding(target, strategy, draft):
         num_tokens = jnp.where(state.finish == RUNNING, scored_drafts + 1, 0)
         computed, cache = hidden_states(target, state, draft, num_tokens, drafter.feature_layers)
@@ -113,13 +113,15 @@ def finish_round(
         tokens = scored.greedy_tokens
         if strategy.verification == "coupled" and scored.p is not None:
             keys = _token_keys(state, short.lookahead + 1)
-            tokens = draw_target_tokens(scored.p, keys, draft.num_drafts)
+            tokens = draw_target_tokens(
+                scored.p, keys, draft.num_drafts, target.placement, num_tokens
+            )
         if tokens is not None:
             verified = verify_equal(tokens, short)
         else:
             assert scored.p is not None
             _, keys = _round_keys(state.keys, state.lengths)
-            verified = verify(strategy.verification, scored.p, short, keys)
+            verified = verify(strategy.verification, scored.p, short, keys, target.placement)
         return commit(drafter, strategy.draft_length, state, short, scored, verified, sampling)
 
     widths = scoring_widths(policy, drafter.fixed_length, strategy.consistent)

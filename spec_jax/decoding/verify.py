@@ -19,7 +19,9 @@ from spec_jax.decoding.verification import (
     residual,
 )
 from spec_jax.drafters.base import Draft
-from spec_jax.sampling.draw import argmax, draw, uniform
+from spec_jax.sampling.draw import argmax, uniform
+from spec_jax.sampling.probabilities import draw_tokens
+from spec_jax.sharding import Placement
 
 Probs = Float[Array, "positions vocab"]
 """The target's distributions after the last token of the text and after each draft token (p)."""
@@ -123,6 +125,7 @@ def verify(
     p: Float[Array, "batch positions vocab"],
     draft: Draft,
     keys: Key[Array, " batch"],
+    placement: Placement = Placement.single_device(),
 ) -> Verification:
     """Accepts a prefix of a draft of each row, and draws one token after it.
 
@@ -132,6 +135,7 @@ def verify(
         in the order of `Draft`; a position without a distribution holds zeros.
       draft: the proposed tokens.
       keys: each row's randomness for this round.
+      placement: of the target (static).
     """
 
     def decide(p: Probs, draft: RowDraft, key: Array) -> AcceptedPath:
@@ -147,12 +151,8 @@ def verify(
     rows = RowDraft(draft.tokens, draft.probs, draft.is_certain, draft.lengths)
     acceptance_keys, token_keys = split_keys(keys)
     path = jax.vmap(decide)(p, rows, acceptance_keys)
-    return Verification(
-        accepted=path.accepted,
-        draft_index=path.draft_index,
-        token=draw(token_keys, path.next_token_probs),
-        valid=path.next_token_probs.sum(-1) > 0,
-    )
+    token = draw_tokens(token_keys[:, None], path.next_token_probs[:, None], placement)[:, 0]
+    return Verification(path.accepted, path.draft_index, jnp.maximum(token, 0), token >= 0)
 
 
 def split_keys(keys: Key[Array, " batch"]) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:
@@ -163,7 +163,11 @@ def split_keys(keys: Key[Array, " batch"]) -> tuple[Key[Array, " batch"], Key[Ar
 
 @jax.named_scope("verify")
 def draw_target_tokens(
-    p: Float[Array, "batch positions vocab"], keys: Key[Array, "batch depths"], num_drafts: int
+    p: Float[Array, "batch positions vocab"],
+    keys: Key[Array, "batch depths"],
+    num_drafts: int,
+    placement: Placement = Placement.single_device(),
+    num_tokens: Int[Array, " batch"] | None = None,
 ) -> Int[Array, "batch positions"]:
     """A token from each of the target's distributions; -1 where there is none.
 
@@ -172,10 +176,11 @@ def draw_target_tokens(
       keys: of the token after the text, and of the token after each step of a draft. Drafts of a
         row share them: only one of their tokens can be the row's.
       num_drafts: drafts of each row; static.
+      placement: of the target (static).
+      num_tokens: how many positions of each row are real; None for all.
     """
     keys = jnp.concatenate([keys[:, :1], jnp.repeat(keys[:, 1:], num_drafts, axis=1)], axis=1)
-    tokens = jax.vmap(draw, in_axes=1, out_axes=1)(keys, p)
-    return jnp.where(p.sum(-1) > 0, tokens, -1)
+    return draw_tokens(keys, p, placement, num_tokens)
 
 
 @jax.named_scope("verify")

@@ -10,8 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from spec_jax.control import in_place_if
 from spec_jax.drafters.base import Context, Draft
 from spec_jax.pytree import pytree
-from spec_jax.sampling.draw import draw
-from spec_jax.sampling.probabilities import likeliest, warp
+from spec_jax.sampling.probabilities import draw_tokens, likeliest, warp
 from spec_jax.sampling.processors import History, process
 from spec_jax.sharding import Placement
 
@@ -84,12 +83,12 @@ def autoregress(
         logits = process(logits, sampling, state.history, no_tokens)
         if not random:
             q, probs, token = None, None, likeliest(logits, placement)[:, 0]
-            last, usable = jnp.maximum(token, 0), token >= 0
         else:
             q = warp(logits, sampling, placement)[:, 0]
             probs = None if state.probs is None else write(state.probs, q, i)
             keys = context.token_keys(i, num_drafts)
-            last, usable = draw(keys.reshape(rows), q), q.sum(-1) > 0
+            token = draw_tokens(keys.reshape(rows, 1), q[:, None], placement)[:, 0]
+        last, usable = jnp.maximum(token, 0), token >= 0
         # A position without a distribution (NaN) ends the draft before it; the target continues.
         usable = usable.reshape(batch, num_drafts).all(-1)
         lengths = state.lengths + (state.active & usable).astype(jnp.int32)

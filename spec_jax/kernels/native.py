@@ -33,7 +33,7 @@ PRODUCT, EXPERT_PRODUCT = "spec_jax_product", "spec_jax_expert_product"
 ATTENTION, WRITE_AND_ATTEND = "spec_jax_attention", "spec_jax_write_and_attend"
 NORM, NORM_OF_SUM = "spec_jax_norm", "spec_jax_norm_of_sum"
 GATE = "spec_jax_gate"
-WARP, LIKELIEST = "spec_jax_warp", "spec_jax_likeliest"
+WARP, LIKELIEST, DRAW = "spec_jax_warp", "spec_jax_likeliest", "spec_jax_draw"
 _SOURCES = Path(__file__).with_name("cpu")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-ffp-contract=fast")
@@ -138,6 +138,7 @@ def _try_to_load(on_progress: Callable[[str], object] | None) -> str | None:
             GATE: library.SpecJaxGate,
             WARP: library.SpecJaxWarp,
             LIKELIEST: library.SpecJaxLikeliest,
+            DRAW: library.SpecJaxDraw,
         }
     except (_Unavailable, OSError, AttributeError) as error:
         warnings.warn(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from spec_jax.kernels import native
 from spec_jax.kernels.packed_weight import OFFSETS, PackedWeight
@@ -273,6 +273,24 @@ def likeliest(
     """
     call = _call(native.LIKELIEST, jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32))
     return call(logits, _counts(num_tokens))
+
+
+def draw(
+    keys: UInt32[Array, "rows 2"],
+    probs: Float[Array, "rows vocab"],
+    block: int,
+    num_tokens: Int[Array, " batch"] | None = None,
+) -> Int[Array, " rows"]:
+    """Tokens of rows, drawn like `sampling.draw.draw` does; -1 for a row of zeros.
+
+    Args:
+      keys: each row's words for threefry2x32.
+      probs: in float32.
+      block: tokens of a block of the vocabulary (static).
+      num_tokens: see `products`; padding becomes -1.
+    """
+    call = _call(native.DRAW, jax.ShapeDtypeStruct(probs.shape[:1], jnp.int32))
+    return call(keys, probs, _counts(num_tokens), block=block)
 
 
 def _counts(num_tokens: Int[Array, " batch"] | None) -> Int[Array, " batch"]:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from spec_jax.kernels import native, native_calls
-from spec_jax.sampling.draw import largest
+from spec_jax.sampling.draw import blocks, draw, largest
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.processors import History, TokenSets, process
 from spec_jax.sharding import Placement
@@ -56,10 +56,10 @@ def probabilities(
 
 
 def likeliest(
-    logits: Float[Array, "batch positions vocab"],
+    logits: Float[Array, "*lead vocab"],
     placement: Placement = Placement.single_device(),
     num_tokens: Int[Array, " batch"] | None = None,
-) -> Int[Array, "batch positions"]:
+) -> Int[Array, "*lead"]:
     """The token that a greedy row takes from processed logits, or -1 without a distribution.
 
     It is the token that `warp` gives all probability, without the vocabulary of zeros around it.
@@ -69,6 +69,25 @@ def likeliest(
         flat = logits.reshape(-1, logits.shape[-1])
         return native_calls.likeliest(flat, num_tokens).reshape(logits.shape[:-1])
     return jnp.where(jnp.isfinite(logits.max(-1)), largest(logits), -1)
+
+
+def draw_tokens(
+    keys: Key[Array, "batch positions"],
+    probs: Float[Array, "batch positions vocab"],
+    placement: Placement = Placement.single_device(),
+    num_tokens: Int[Array, " batch"] | None = None,
+) -> Int[Array, "batch positions"]:
+    """A token of each distribution, see `draw`; -1 where there is none.
+
+    For the arguments see `probabilities`.
+    """
+    if _is_native(probs, placement):
+        vocab = probs.shape[-1]
+        words = jax.random.key_data(keys).reshape(-1, 2)
+        tokens = native_calls.draw(words, probs.reshape(-1, vocab), blocks(vocab)[1], num_tokens)
+        return tokens.reshape(keys.shape)
+    tokens = jax.vmap(draw, in_axes=1, out_axes=1)(keys, probs)
+    return jnp.where(probs.sum(-1) > 0, tokens, -1)
 
 
 def warp(

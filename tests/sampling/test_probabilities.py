@@ -268,7 +268,8 @@ def test_steps_that_no_row_needs_are_no_part_of_the_program(features, code):
         return _run.lower(*args).as_text()
 
     assert text(EVERY_FEATURE).count("stablehlo.case") == (3 if code == "XLA" else 0)
-    assert "stablehlo.case" not in text(features) and "stablehlo.while" not in text(features)
+    assert "stablehlo.case" not in text(features)
+    assert text(features).count("stablehlo.while") == 1  # a bias that some row may have
 
 
 @pytest.mark.parametrize("top_k", [VOCAB, VOCAB + 1, 2**31, 2**70])

@@ -30,7 +30,7 @@ trap 'rm -rf "$work"' EXIT
 for kind in "${kinds[@]}"; do
   read -ra flags <<<"$kind"
   for sanitizer in address,undefined thread; do
-    for name in products attention norm gate warp blocks; do
+    for name in products attention norm gate warp draw blocks; do
       # Undefined behaviour ends the program too.
       "$compiler" -std=c++17 -O1 -g "${flags[@]}" -Wno-psabi -ffp-contract=fast "-isystem$include" \
         "-fsanitize=$sanitizer" -fno-sanitize-recover=all \
