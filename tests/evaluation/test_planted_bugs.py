@@ -65,7 +65,7 @@ BUGS = {
     "argmax draft with softmax q": PlantedBug(
         "drafters/autoregressive.py",
         "autoregress.one",
-        "draw(K, Q, *REST)",
+        "draw_tokens(K, Q, *REST)",
         "jnp.argmax(Q, -1).astype(jnp.int32)",
         [SAMPLED, "-k", "other-warm"],
     ),
