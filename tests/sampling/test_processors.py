@@ -329,5 +329,7 @@ def test_a_sharded_vocabulary_is_processed_without_communication(data, model):
     )
     text = jitted.lower(jnp.zeros((batch, 5, vocab)), rows, allowed).compile().as_text()
     assert not collectives(text)
-    (loop,) = [line for line in text.splitlines() if " while(" in line]
-    assert f"pred[{batch // data},5,{vocab // model}]" in loop and f",{vocab}]" not in loop
+    loops = [line for line in text.splitlines() if " while(" in line]
+    assert all(f",{vocab}]" not in loop for loop in loops)
+    assert sum(f"pred[{batch // data},5,{vocab // model}]" in loop for loop in loops) == 1
+    assert len(loops) == 1 + placement.skips_unused  # a bias that some row may have
