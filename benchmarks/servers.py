@@ -114,7 +114,8 @@ def main() -> None:
                 command = [options.llama_python, "-m", "llama_cpp.server"]
                 command += ["--model", options.gguf, "--port", str(port), "--n_ctx", "4096"]
                 command += ["--n_threads", threads, "--n_threads_batch", threads]
-                more = {"logit_bias": {}}
+                command += ["--interrupt_requests", "false"]  # it would end one for the next
+                more = {}
             with Serving(command, port) as server:
                 for clients in options.clients:
                     summary = asyncio.run(

@@ -55,7 +55,8 @@ class ServedAnswer:
       begin: when it was sent.
       first: when the first piece of text came; None if none did.
       ended: when it ended.
-      num_tokens: tokens of the answer.
+      pieces: of text that came.
+      num_tokens: tokens of the answer; its pieces where the server does not count tokens.
       prompt_tokens: tokens of the prompt.
       drafted, accepted: drafted tokens and the accepted ones, where the server tells.
       error: what went wrong; None for nothing.
@@ -64,6 +65,7 @@ class ServedAnswer:
     begin: float
     first: float | None = None
     ended: float = 0.0
+    pieces: int = 0
     num_tokens: int = 0
     prompt_tokens: int = 0
     drafted: int = 0
@@ -144,6 +146,7 @@ class LoadClient:
         except (httpx2.HTTPError, RequestError, json.JSONDecodeError) as error:
             answer.error = str(error) or type(error).__name__
         answer.ended = time.perf_counter() - began
+        answer.num_tokens = answer.num_tokens or answer.pieces
         return answer
 
 
@@ -155,8 +158,9 @@ def _take(answer: ServedAnswer, event: Mapping[str, Any], now: float) -> None:
     for choice in event.get("choices", ()):
         delta = choice.get("delta", {})
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
-        if text and answer.first is None:
-            answer.first = now
+        if text:
+            answer.pieces += 1
+            answer.first = now if answer.first is None else answer.first
         if statistics := choice.get("speculative_decoding_stats"):
             answer.drafted = statistics.get("num_draft_tokens", 0)
             answer.accepted = statistics.get("num_accepted_draft_tokens", 0)

@@ -5,10 +5,11 @@ import itertools
 import json
 import random
 
+import httpx2 as httpx
 import pytest
 
 from spec_jax import SamplingParams
-from spec_jax.benchmarking.server_load import ServedAnswer, Summary, open_loop
+from spec_jax.benchmarking.server_load import LoadClient, Question, ServedAnswer, Summary, open_loop
 from tests.cli.harness import Stdin, failure, run
 from tests.serving.conftest import NAME, serving
 
@@ -85,6 +86,16 @@ def test_bench_of_a_server_says_what_fails(capsys, guarded, tmp_path):
     assert "name the server with --serve" in failure(capsys, "bench", "--serve", "")
     code, _, err = run(capsys, "bench", "--serve", "http://127.0.0.1:9")
     assert code == 2 and "cannot reach http://127.0.0.1:9" in err and "check --serve" in err
+
+
+def test_a_server_that_counts_no_tokens_is_counted_by_its_pieces():
+    piece = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+    answer = httpx.Response(200, content=3 * piece + b"data: [DONE]\n\n")
+    transport = httpx.MockTransport(lambda request: answer)
+    client = LoadClient("http://any", None, {})
+    client._client = httpx.AsyncClient(base_url="http://any", transport=transport)
+    asked = asyncio.run(client.ask(Question("/v1/chat/completions", {}), 0.0))
+    assert (asked.pieces, asked.num_tokens, asked.error) == (3, 3, None)
 
 
 def test_figures_of_a_load():
