@@ -2,8 +2,8 @@
 
     python -m benchmarks.draws
 
-`argmax` draws nothing. `native` is what draws on CPUs, `two levels` what draws elsewhere. The ways
-take turns within each repeat.
+`argmax` draws nothing. CPUs draw by `native` code, other devices in `two levels`. The ways take
+turns within each repeat.
 """
 
 import functools
