@@ -311,6 +311,7 @@ def test_sigterm_leaves_nothing_behind(source, tmp_path):
         begun.stdin.flush()
         while not partial.exists() and begun.poll() is None:
             time.sleep(0.01)
+        time.sleep(0.5)  # until the directory is locked: before, it stays, empty
         begun.terminate()
         assert begun.wait(60) == 143
     assert not path.exists() and not partial.exists()
