@@ -10,7 +10,12 @@ from jaxtyping import Array, Bool, Float, Int
 from spec_jax.control import in_place_if
 from spec_jax.drafters.base import Context, Draft
 from spec_jax.pytree import pytree
-from spec_jax.sampling.probabilities import draw_tokens, likeliest, warp
+from spec_jax.sampling.probabilities import (
+    draw_tokens,
+    likeliest,
+    likeliest_with_confidence,
+    warp,
+)
 from spec_jax.sampling.processors import History, process
 from spec_jax.sharding import Placement
 
@@ -67,7 +72,6 @@ def autoregress(
     rows, vocab = batch * num_drafts, context.sampling.logit_bias.shape[1]
     sampling, random = context.sampling.repeat(num_drafts), context.sampling.features.random
     reports_probs = random and context.target_keys is None
-    is_greedy = (sampling.temperature == 0)[:, None]
     history = History.of(
         context.tokens, context.lengths, context.prompt_lengths, context.sampling
     ).repeat(num_drafts)
@@ -81,25 +85,26 @@ def autoregress(
         logits, carry = step(state.carry, i, state.last.reshape(batch, num_drafts))
         logits = logits.reshape(rows, 1, vocab)
         logits = process(logits, sampling, state.history, no_tokens)
-        if not random:
-            q, probs, token = None, None, likeliest(logits, placement)[:, 0]
+        confidence, survival = state.confidence, state.survival
+        probs = new = None
+        if confidence is not None:
+            token, new = likeliest_with_confidence(logits[:, 0], placement)
         else:
-            q = warp(logits, sampling, placement)[:, 0]
+            token = likeliest(logits[:, 0], placement)
+        if random:
+            q = warp(logits, sampling, placement)
             probs = None if state.probs is None else write(state.probs, q, i)
             keys = context.token_keys(i, num_drafts)
-            token = draw_tokens(keys.reshape(rows, 1), q[:, None], placement)[:, 0]
+            token = draw_tokens(keys.reshape(rows, 1), q, placement)[:, 0]
+            if new is not None:  # a sampled row's q is that of its token
+                drawn = jnp.take_along_axis(q[:, 0], jnp.maximum(token, 0)[:, None], axis=1)[:, 0]
+                new = jnp.where(sampling.temperature == 0, new, drawn)
         last, usable = jnp.maximum(token, 0), token >= 0
         # A position without a distribution (NaN) ends the draft before it; the target continues.
         usable = usable.reshape(batch, num_drafts).all(-1)
         lengths = state.lengths + (state.active & usable).astype(jnp.int32)
         active = state.active & usable & (lengths < context.limits)
-        confidence, survival = state.confidence, state.survival
-        if confidence is not None:
-            new = _likelihood(logits[:, 0], last)
-            if q is not None:
-                # A greedy row's q is one-hot; its confidence is the probability at temperature 1.
-                drawn = jnp.take_along_axis(q, last[:, None], axis=1)[:, 0]
-                new = jnp.where(is_greedy[:, 0], new, drawn)
+        if confidence is not None and new is not None:
             best = new.reshape(batch, num_drafts).max(-1)
             confidence, survival = write(confidence, new, i), survival * best
             if context.threshold is not None:
@@ -153,11 +158,3 @@ def autoregress(
         confidence=state.confidence,
     )
     return draft, state.carry
-
-
-def _likelihood(
-    logits: Float[Array, "rows vocab"], tokens: Int[Array, " rows"]
-) -> Float[Array, " rows"]:
-    """The probability of a token of each row at temperature 1."""
-    scores = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    return jnp.exp(scores - jax.nn.logsumexp(logits, axis=-1))

@@ -265,14 +265,22 @@ def warp(
 
 
 def likeliest(
-    logits: Float[Array, "rows vocab"], num_tokens: Int[Array, " batch"] | None = None
-) -> Int[Array, " rows"]:
+    logits: Float[Array, "rows vocab"],
+    num_tokens: Int[Array, " batch"] | None = None,
+    *,
+    with_confidence: bool = False,
+) -> tuple[Int[Array, " rows"], Float[Array, " confidences"]]:
     """The likeliest tokens of rows in float32; see `sampling.probabilities.likeliest`.
 
-    For `num_tokens` see `products`; padding becomes -1.
+    Args:
+      logits: of the rows.
+      num_tokens: see `products`; padding becomes -1.
+      with_confidence: whether the second result has the confidences, or is empty (static).
     """
-    call = _call(native.LIKELIEST, jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32))
-    return call(logits, _counts(num_tokens))
+    rows = logits.shape[0]
+    confidence = jax.ShapeDtypeStruct((rows if with_confidence else 0,), jnp.float32)
+    call = _call(native.LIKELIEST, [jax.ShapeDtypeStruct((rows,), jnp.int32), confidence])
+    return tuple(call(logits, _counts(num_tokens)))
 
 
 def draw(

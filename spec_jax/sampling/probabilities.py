@@ -67,8 +67,21 @@ def likeliest(
     """
     if _is_native(logits, placement):
         flat = logits.reshape(-1, logits.shape[-1])
-        return native_calls.likeliest(flat, num_tokens).reshape(logits.shape[:-1])
-    return jnp.where(jnp.isfinite(logits.max(-1)), largest(logits), -1)
+        return native_calls.likeliest(flat, num_tokens)[0].reshape(logits.shape[:-1])
+    return jnp.where(_has_distribution(logits), largest(logits), -1)
+
+
+def likeliest_with_confidence(
+    logits: Float[Array, "*lead vocab"], placement: Placement = Placement.single_device()
+) -> tuple[Int[Array, "*lead"], Float[Array, "*lead"]]:
+    """`likeliest`, and the token's probability at temperature 1; 0 without a distribution."""
+    if _is_native(logits, placement):
+        flat = logits.reshape(-1, logits.shape[-1])
+        both = native_calls.likeliest(flat, with_confidence=True)
+        return both[0].reshape(logits.shape[:-1]), both[1].reshape(logits.shape[:-1])
+    tokens = likeliest(logits, placement)
+    confidence = jnp.exp(logits.max(-1) - jax.nn.logsumexp(logits, axis=-1))
+    return tokens, jnp.where(tokens >= 0, confidence, 0.0)
 
 
 def draw_tokens(
@@ -168,12 +181,17 @@ def _warp(
       random: whether some row draws at random.
       cuts: of the random rows; None if the program has none.
     """
-    best = logits.max(-1, keepdims=True)
     greedy = jax.nn.one_hot(largest(logits), logits.shape[-1], dtype=logits.dtype)
     probs = greedy
     if random:
         probs = jnp.where(rows.temperature == 0, greedy, _softened(logits, rows, cuts))
-    return jnp.where(jnp.isfinite(best), probs, 0.0)
+    return jnp.where(_has_distribution(logits)[..., None], probs, 0.0)
+
+
+def _has_distribution(logits: Float[Array, "*lead vocab"]) -> Bool[Array, "*lead"]:
+    """Whether some logit is finite, and none is a NaN or positive infinity."""
+    # XLA's maximum on CPUs passes over a NaN in long rows.
+    return jnp.isfinite(logits.max(-1)) & ~jnp.isnan(logits).any(-1)
 
 
 def _softened(

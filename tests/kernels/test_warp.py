@@ -8,12 +8,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spec_jax.kernels import native_calls
+from spec_jax.sampling import probabilities
 from spec_jax.sampling.probabilities import likeliest
 
 pytestmark = pytest.mark.native
 VOCAB = 131_072
 run = jax.jit(native_calls.warp)
-run_likeliest = jax.jit(native_calls.likeliest)
+likeliest_and_confidence = jax.jit(native_calls.likeliest, static_argnames="with_confidence")
+
+
+def run_likeliest(logits, num_tokens=None):
+    tokens, confidence = likeliest_and_confidence(logits, num_tokens)
+    assert confidence.shape == (0,)
+    return tokens
 
 
 def warped(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -149,6 +156,31 @@ def test_the_likeliest_token_is_the_first_of_the_largest(vocab):
     np.testing.assert_array_equal(run_likeliest(-np.inf * np.ones((1, vocab), np.float32)), [-1])
 
 
+@pytest.mark.parametrize("vocab", [1, 40, VOCAB])
+def test_a_confidence_is_the_probability_in_float64(vocab, monkeypatch):
+    random = np.random.default_rng(0)
+    logits = random.standard_normal((5, vocab)).astype(np.float32) * [[1], [9], [80], [1], [1]]
+    logits = logits.astype(np.float32)
+    logits[1, 1:] = -np.inf
+    logits[2, ::3] = -np.inf
+    logits[3, -1] = np.nan
+    logits[4] = -np.inf
+    wide = logits[:3].astype(np.float64)
+    weights = np.exp(wide - wide.max(1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        expected = np.append(1 / weights.sum(1), [0, 0])
+    if vocab == 1:
+        expected[2] = 0
+    tokens, confidence = likeliest_and_confidence(logits, with_confidence=True)
+    np.testing.assert_array_equal(tokens, run_likeliest(logits))
+    np.testing.assert_allclose(confidence, expected, rtol=2e-6)
+    for is_native in (True, False):
+        monkeypatch.setattr(probabilities, "_is_native", lambda *_, is_native=is_native: is_native)
+        tokens, confidence = probabilities.likeliest_with_confidence(jnp.asarray(logits))
+        np.testing.assert_array_equal(tokens, run_likeliest(logits))
+        np.testing.assert_allclose(confidence, expected, rtol=2e-5)
+
+
 def test_padding_is_skipped():
     """Two batch rows of three positions; one is real in the first, and none in the second."""
     logits = np.random.default_rng(0).standard_normal((6, 500)).astype(np.float32)
@@ -156,6 +188,8 @@ def test_padding_is_skipped():
     np.testing.assert_array_equal(
         run_likeliest(logits, counts), [logits[0].argmax(), -1, -1, -1, -1, -1]
     )
+    _, confidence = likeliest_and_confidence(logits, counts, with_confidence=True)
+    assert confidence[0] > 0 and (confidence[1:] == 0).all()
     parameters = np.ones(6, np.float32), np.zeros(6, np.int32), np.ones(6, np.float32)
     probs = run(logits, *parameters, np.zeros(6, np.float32), counts)
     np.testing.assert_array_equal(probs[0], warped(logits[:1])[0])

@@ -183,22 +183,39 @@ struct LikeliestCall {
   int64_t rows, size;
   const float* logits;  // [rows, size]
   int32_t* out;         // [rows]
+  float* confidence;    // [rows]: the token's probability at temperature 1; or null
 };
 
-// The first of the largest logits; -1 if there is a NaN, or if none is finite or one is infinite.
-int32_t likeliest(const float* logits, int64_t size) {
-  const float best = largest_of(logits, size);
-  if (!std::isfinite(best)) return -1;
-  return (int32_t)(std::find(logits, logits + size, best) - logits);
+// The sum of exp(x - best), a chunk at a time.
+double sum_of_weights(const float* logits, int64_t size, float best) {
+  constexpr int64_t kChunk = 16 * kPartSize;
+  double sum = 0;
+  for (int64_t begin = 0; begin < size; begin += kChunk) {
+    const int64_t count = std::min(kChunk, size - begin);
+    float weights[kChunk];
+    for_parts(weights, count, [&](int64_t i, int64_t part) INLINE_LAMBDA {
+      return exp_of_negative(load_part(logits + begin + i, part, -kInfinity) - best);
+    });
+    sum += sum_of(weights, count);
+  }
+  return sum;
 }
 
-// Padding is not computed, and holds -1.
+// The first of the largest logits; -1 if there is a NaN, or if none is finite or one is infinite.
+void likeliest(const LikeliestCall& call, int64_t row) {
+  const float* logits = call.logits + row * call.size;
+  const float best = largest_of(logits, call.size);
+  if (!std::isfinite(best)) return;
+  call.out[row] = (int32_t)(std::find(logits, logits + call.size, best) - logits);
+  if (call.confidence) call.confidence[row] = 1 / sum_of_weights(logits, call.size, best);
+}
+
+// Padding is not computed, and holds -1, with confidence 0.
 template <class Pool>
 void run(Pool& pool, const LikeliestCall& call, const std::vector<int64_t>& rows) {
   std::fill(call.out, call.out + call.rows, -1);
-  for_rows(pool, rows, call.size, [&](int64_t row) {
-    call.out[row] = likeliest(call.logits + row * call.size, call.size);
-  });
+  if (call.confidence) std::fill(call.confidence, call.confidence + call.rows, 0.0f);
+  for_rows(pool, rows, call.size, [&](int64_t row) { likeliest(call, row); });
 }
 
 namespace ffi = xla::ffi;
@@ -228,14 +245,17 @@ ffi::Error Warp(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
   return ffi::Error::Success();
 }
 
+// Confidences are written if their result has room for them.
 ffi::Error Likeliest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
-                     ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::S32> out) {
+                     ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::S32> out,
+                     ffi::ResultBuffer<ffi::F32> confidence) {
   const auto shape = logits.dimensions();
-  const int64_t batch = num_tokens.element_count();
-  if (shape.size() != 2 || (batch && shape[0] % batch)) {
+  const int64_t batch = num_tokens.element_count(), asked = confidence->element_count();
+  if (shape.size() != 2 || (batch && shape[0] % batch) || (asked && asked != shape[0])) {
     return ffi::Error::InvalidArgument("spec_jax_likeliest: sizes do not match");
   }
-  const LikeliestCall call{shape[0], shape[1], logits.typed_data(), out->typed_data()};
+  const LikeliestCall call{shape[0], shape[1], logits.typed_data(), out->typed_data(),
+                           asked ? confidence->typed_data() : nullptr};
   run(pool, call, real_rows(num_tokens.typed_data(), batch, call.rows));
   return ffi::Error::Success();
 }
@@ -258,4 +278,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecJaxLikeliest, Likeliest,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>());
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());

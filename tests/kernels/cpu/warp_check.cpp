@@ -30,7 +30,9 @@ void check(Pool& pool, uint32_t seed) {
   const std::vector<int64_t> real = real_rows(num_tokens, batch, rows);
   std::vector<int32_t> tokens(rows, 7);
   run(pool, call, real);
-  run(pool, LikeliestCall{rows, size, logits.data(), tokens.data()}, real);
+  std::vector<float> confidence(rows, 7);
+  float* const asked = below(3) ? confidence.data() : nullptr;
+  run(pool, LikeliestCall{rows, size, logits.data(), tokens.data(), asked}, real);
 
   for (int64_t row = 0; row < rows; ++row) {
     const float *from = &logits[row * size], *to = &out[row * size];
@@ -39,6 +41,7 @@ void check(Pool& pool, uint32_t seed) {
     for (int64_t i = 0; i < size; ++i) sum += to[i];
     if (std::find(real.begin(), real.end(), row) == real.end()) {
       if (sum != 0 || tokens[row] != -1) fail("padding", sum, tokens[row]);
+      if (asked && asked[row] != 0) fail("confidence of padding", asked[row], 0);
       continue;
     }
     const bool has_nan = std::any_of(from, from + size, [](float x) { return std::isnan(x); });
@@ -46,6 +49,10 @@ void check(Pool& pool, uint32_t seed) {
     if (!(std::abs(sum - has_any) <= 1e-5)) fail("sum", sum, has_any);
     const int64_t first = has_any ? std::max_element(from, from + size) - from : -1;
     if (tokens[row] != first) fail("likeliest", tokens[row], first);
+    double all = 0;
+    for (int64_t i = 0; i < size; ++i) all += std::exp((double)from[i] - best);
+    const double expected = has_any ? 1 / all : 0;
+    if (asked && !(std::abs(asked[row] - expected) <= 2e-6)) fail("confidence", asked[row], expected);
     if (!has_any || temperature[row] == 0) continue;
 
     std::vector<double> weights(size);
