@@ -124,7 +124,7 @@ class Compiler:
         args: tuple,
         static: tuple = (),
         donate: tuple[int, ...] = (),
-        out_shardings: Any = None,
+        like: Any = None,
     ) -> Program:
         """The compiled program for `key`, compiled at its first use.
 
@@ -134,7 +134,8 @@ class Compiler:
           args: arguments of the shapes that it will be called with.
           static: further arguments, known when it is compiled.
           donate: which of `args` it may overwrite.
-          out_shardings: shardings of its results; by default the compiler chooses.
+          like: arrays in whose place its results come, sharded like them; by default the compiler
+            chooses shardings.
         """
         if key not in self._programs:
             self._on_progress(f"compiling {key[0]}")
@@ -149,7 +150,7 @@ class Compiler:
                 counted,
                 static_argnums=tuple(range(len(args), len(args) + len(static))),
                 donate_argnums=donate,
-                out_shardings=out_shardings,
+                out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like),
             )
             flat = map(self.held.flat, args)
             self._programs[key] = Program(jitted.lower(*flat, *static).compile(), self.held)
@@ -202,8 +203,3 @@ def bytes_beside_arguments(program: jax.stages.Compiled) -> int:
     """Bytes that a program takes on each device: its new results and temporaries."""
     size: Any = program.memory_analysis()
     return size.output_size_in_bytes - size.alias_size_in_bytes + size.temp_size_in_bytes
-
-
-def shardings(state: Any) -> Any:
-    """The shardings of a state: the result of one call is the argument of the next."""
-    return jax.tree.map(lambda leaf: leaf.sharding, state)

@@ -10,7 +10,7 @@ from spec_jax.decoding import loop
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Draft, Drafter
 from spec_jax.engine.batch_shape import BatchShape
-from spec_jax.engine.programs import DECODE, DRAFT, LIMITS, VERIFY, shardings
+from spec_jax.engine.programs import DECODE, DRAFT, LIMITS, VERIFY
 from spec_jax.engine.rows import RowPrograms
 from spec_jax.models.model import Model
 from spec_jax.sampling.parameters import BatchSampling
@@ -38,7 +38,7 @@ class Rounds:
 
         limits = np.int32(rounds), np.int32(min_running)
         args = (self.models.target, self.models.drafter, state, self.sampling, *limits)
-        return self._program(DECODE, function, args, donate=2, out=shardings(state))(*args)
+        return self._program(DECODE, function, args, donate=2, like=state)(*args)
 
     def limits(self, state: DecodeState) -> tuple[jax.Array, jax.Array | None]:
         """Most tokens that each row may draft next, and its confidence threshold."""
@@ -69,8 +69,8 @@ class Rounds:
 
         masks = self.models.compiler.put(allowed)
         args = (self.models.target, self.models.drafter, state, draft, self.sampling, masks)
-        out, masked = shardings(state), allowed is not None
-        return self._program(VERIFY, function, args, donate=2, out=out, more=masked)(*args)
+        masked = allowed is not None
+        return self._program(VERIFY, function, args, donate=2, like=state, more=masked)(*args)
 
     def _program(
         self,
@@ -78,9 +78,9 @@ class Rounds:
         function: Callable,
         args: tuple,
         donate: int | None = None,
-        out: object = None,
+        like: object = None,
         more: Hashable = None,
     ) -> Callable:
         key = (name, (self.shape.of_rounds, more))
         donated = () if donate is None else (donate,)
-        return self.models.compiler.program(key, function, args, donate=donated, out_shardings=out)
+        return self.models.compiler.program(key, function, args, donate=donated, like=like)

@@ -27,7 +27,6 @@ from spec_jax.engine.programs import (
     START,
     Compiler,
     Program,
-    shardings,
 )
 from spec_jax.engine.requests import PADDING, Request, pad
 from spec_jax.models.model import Model
@@ -143,8 +142,7 @@ class RowPrograms:
 
         args = (self.drafter, rows.state, batch.state, slots, self.compiler.put(num_tokens))
         key = (COPY, (shapes[0].of_prefill, shapes[1].of_rows))
-        out = shardings(rows.state)
-        program = self.compiler.program(key, copy, args, donate=(1,), out_shardings=out)
+        program = self.compiler.program(key, copy, args, donate=(1,), like=rows.state)
         return dataclasses.replace(rows, state=program(*args))
 
     def read_chunk(self, rows: DeviceRows, shape: BatchShape) -> DeviceRows:
@@ -153,10 +151,8 @@ class RowPrograms:
         def read(target: Model, drafter: Drafter, state: DecodeState) -> DecodeState:
             return prefill.prefill_step(target, drafter, state, shape.block, shape.prompt_logprobs)
 
-        args, out = (self.target, self.drafter, rows.state), shardings(rows.state)
-        program = self.compiler.program(
-            (CHUNK, shape.of_prefill), read, args, donate=(2,), out_shardings=out
-        )
+        args, key = (self.target, self.drafter, rows.state), (CHUNK, shape.of_prefill)
+        program = self.compiler.program(key, read, args, donate=(2,), like=rows.state)
         return dataclasses.replace(rows, state=program(*args))
 
     def sampling(self, requests: Sequence[Request | None], shape: BatchShape) -> BatchSampling:
@@ -183,8 +179,8 @@ class RowPrograms:
         def empty(rows: DecodeState) -> DecodeState:
             return self._empty(rows, shape, shards)
 
-        key, out = (EMPTY, (shape.of_rows, *rows.state.tokens.shape)), shardings(rows.state)
-        program = self.compiler.program(key, empty, (rows.state,), out_shardings=out)
+        key = (EMPTY, (shape.of_rows, *rows.state.tokens.shape))
+        program = self.compiler.program(key, empty, (rows.state,), like=rows.state)
         return DeviceRows(program(rows.state), self.sampling([], shape))
 
     def _empty(self, rows: DecodeState, shape: BatchShape, shards: int) -> DecodeState:
@@ -227,8 +223,8 @@ class RowPrograms:
             return grown_rows(_with_logprobs(state, larger), larger, shards, insert)
 
         key = (GROW, (before.of_rows, after.of_rows, *rows.state.tokens.shape))
-        args, out = (batch.state, rows.state), shardings(rows.state)
-        program = self.compiler.program(key, copied, args, out_shardings=out)
+        args = (batch.state, rows.state)
+        program = self.compiler.program(key, copied, args, like=rows.state)
         return DeviceRows(program(*args), self.sampling(requests, after))
 
     def insert(
@@ -252,8 +248,7 @@ class RowPrograms:
         old, new = (each.with_features(SamplingFeatures()) for each in (batch, rows))
         args = ((old.state, old.sampling), slots, (new.state, new.sampling))
         key = (INSERT, (shape.of_rows, slots.size, rows.state.tokens.shape[1]))
-        out = shardings(args[0])
-        program = self.compiler.program(key, put, args, donate=(0,), out_shardings=out)
+        program = self.compiler.program(key, put, args, donate=(0,), like=args[0])
         state, sampling = program(*args)
         return DeviceRows(state, sampling).with_features(shape.features)
 

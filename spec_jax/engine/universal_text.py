@@ -19,7 +19,7 @@ from spec_jax.decoding.rows import broadcast_rows, insert_rows
 from spec_jax.drafters.base import Context
 from spec_jax.drafters.draft_model import catch_up, draft_on
 from spec_jax.engine.batch_shape import BatchShape
-from spec_jax.engine.programs import Compiler, shardings
+from spec_jax.engine.programs import Compiler
 from spec_jax.engine.requests import Request
 from spec_jax.engine.rows import grown_rows
 from spec_jax.errors import ConfigError
@@ -111,7 +111,7 @@ class UniversalText:
             insert_rows,
             (self._cache, slots, rows),
             donate=(0,),
-            out_shardings=shardings(self._cache),
+            like=self._cache,
         )
         self._cache = insert(self._cache, slots, rows)
 
@@ -124,7 +124,7 @@ class UniversalText:
                 broadcast_rows,
                 (rows,),
                 (shards, batch),
-                out_shardings=shardings(rows),
+                like=rows,
             )
             self._cache = fill(rows)
         elif self._cache_key != self._key:
@@ -133,7 +133,7 @@ class UniversalText:
                 _grow,
                 (self._cache, rows),
                 (shards, batch),
-                out_shardings=shardings(rows),
+                like=rows,
             )
             self._cache = grow(self._cache, rows)
         self._cache_key = self._key

@@ -182,7 +182,7 @@ class _PlanCompiler(ShapeCompiler):
         args: tuple,
         static: tuple = (),
         donate: tuple[int, ...] = (),
-        out_shardings: Any = None,
+        like: Any = None,
     ) -> Any:
         if key[0] == self._name:
             # Prefill does not read the heads, but they take memory too.
@@ -190,7 +190,7 @@ class _PlanCompiler(ShapeCompiler):
                 function,
                 keep_unused=key[0] == PREFILL,
                 donate_argnums=donate,
-                out_shardings=out_shardings,
+                out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like),
             )
             self.compiled = _compile(jitted, *args)
         state = jax.eval_shape(function, *args)
