@@ -26,17 +26,23 @@ def pytree(cls: type[T]) -> type[T]:
     static_names = [field.name for field in fields if field.metadata.get("static")]
     children = [field.name for field in fields if field.name not in static_names]
 
-    def flatten_with_keys(tree: Any):
-        keyed = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in children]
-        return keyed, tuple(getattr(tree, name) for name in static_names)
+    # A call of a program flattens and rebuilds dozens of them.
+    def flatten(tree: Any) -> tuple[tuple, tuple]:
+        fields = tree.__dict__
+        return tuple([fields[name] for name in children]), tuple(
+            [fields[name] for name in static_names]
+        )
+
+    def flatten_with_keys(tree: Any) -> tuple[list, tuple]:
+        values, static_values = flatten(tree)
+        keys = map(jax.tree_util.GetAttrKey, children)
+        return [*zip(keys, values, strict=True)], static_values
 
     def unflatten(static_values: tuple, child_values: Any) -> Any:
         tree = object.__new__(data_class)
-        for name, value in zip(
-            (*static_names, *children), (*static_values, *child_values), strict=True
-        ):
-            object.__setattr__(tree, name, value)
+        tree.__dict__.update(zip(static_names, static_values, strict=True))
+        tree.__dict__.update(zip(children, child_values, strict=True))
         return tree
 
-    jax.tree_util.register_pytree_with_keys(data_class, flatten_with_keys, unflatten)
+    jax.tree_util.register_pytree_with_keys(data_class, flatten_with_keys, unflatten, flatten)
     return data_class
