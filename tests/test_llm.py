@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 
 from spec_jax import LLM, SamplingParams, SpeculativeConfig
@@ -25,14 +24,7 @@ LETTERS_ONLY = {
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """A target, and a draft of other weights and the same tokenizer."""
-    path = tmp_path_factory.mktemp("models")
-    tensors = tiny.llama_tensors(tiny.CONFIG)
-    noise = np.random.default_rng(1)
-    wrong = {n: t + noise.normal(0, 0.1, t.shape).astype(t.dtype) for n, t in tensors.items()}
-    tiny.write_directory(path / "target", tiny.CONFIG, tensors)
-    tiny.write_directory(path / "draft", tiny.CONFIG, wrong)
-    return path
+    return tiny.write_pair(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,16 @@ def llama_tensors(config: Mapping, dtype=np.float32) -> dict[str, np.ndarray]:
     }
 
 
+def write_pair(path: Path) -> Path:
+    """A folder with `target` and `draft`, which has other weights and the same tokenizer."""
+    tensors = llama_tensors(CONFIG)
+    noise = np.random.default_rng(1)
+    wrong = {n: t + noise.normal(0, 0.1, t.shape).astype(t.dtype) for n, t in tensors.items()}
+    write_directory(path / "target", CONFIG, tensors)
+    write_directory(path / "draft", CONFIG, wrong)
+    return path
+
+
 def write_directory(
     path: Path, config: Mapping = CONFIG, tensors: Mapping | None = None, *, shards: int = 1
 ) -> Path:

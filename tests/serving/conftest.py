@@ -5,7 +5,6 @@ import contextlib
 import socket
 import threading
 
-import numpy as np
 import openai
 import pytest
 
@@ -20,14 +19,7 @@ NAME = "tiny"
 
 @pytest.fixture(scope="package")
 def directories(tmp_path_factory):
-    """A target, and a draft of other weights and the same tokenizer."""
-    path = tmp_path_factory.mktemp("models")
-    tensors = tiny.llama_tensors(tiny.CONFIG)
-    noise = np.random.default_rng(1)
-    wrong = {n: t + noise.normal(0, 0.1, t.shape).astype(t.dtype) for n, t in tensors.items()}
-    tiny.write_directory(path / "target", tiny.CONFIG, tensors)
-    tiny.write_directory(path / "draft", tiny.CONFIG, wrong)
-    return path
+    return tiny.write_pair(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="package")
