@@ -32,8 +32,12 @@ Advance = Callable[[DecodeState, int, int], DecodeState]
 SAMPLES_EACH, ROUNDS_A_SAMPLE = 3, 4
 """Samples of each choice of K, of which the quickest counts, and rounds of a sample. The time of
 the quickest call without rounds is subtracted: of a small model it is as long as a round."""
-_VERSION = "8"
+_VERSION = "9"
 """Of the way in which costs are measured and kept: costs of another one are not read."""
+
+MIN_DRAFTING = 1.03
+"""A round with a draft takes at least this many times as long as one without: drafts that are never
+right would otherwise go on for ever where noise hides what they cost."""
 
 HOPELESS = 1.25
 """A round that takes this many times as long as its tokens would take one by one never pays."""
@@ -106,11 +110,17 @@ class _Samples:
         return None if min(counts) > SAMPLES_EACH else counts.index(min(counts))
 
     def costs(self) -> list[float]:
-        """The quickest sample of each choice; of those not sampled, in proportion to K + 1."""
+        """The quickest sample of each choice; of those not sampled, in proportion to K + 1.
+
+        Other work on the machine may delay some samples. But a longer draft takes no less time than
+        a shorter one, and no draft is free.
+        """
         count = self._num_sampled()
         costs = [self._quickest(each[1:]) for each in self._samples[:count]]
         a_token = costs[-1] / (self._choices[count - 1] + 1)
-        return costs + [a_token * (choice + 1) for choice in self._choices[count:]]
+        costs += [a_token * (choice + 1) for choice in self._choices[count:]]
+        plain, *drafting = np.minimum.accumulate(costs[::-1])[::-1].tolist()
+        return [plain, *(max(each, MIN_DRAFTING * plain) for each in drafting)]
 
     def _num_sampled(self) -> int:
         """How many choices are sampled: up to the first that would not pay."""

@@ -131,6 +131,13 @@ def test_a_k_larger_than_one_that_cannot_pay_is_not_sampled(rounds, monkeypatch)
     np.testing.assert_allclose(pacer.costs[str(LOOP)], [1.0, 30.0, 45.0, 75.0])
 
 
+def test_a_longer_draft_takes_no_less_time_and_none_is_free(rounds, monkeypatch):
+    monkeypatch.setitem(COSTS, 0, 4.0)  # other work delayed these rounds
+    pacer = pacing.CostProfiler(Adaptive(4))
+    pacer.advance(LOOP, pacer.begin(LOOP, state_of(pacer.policy, [100])), 1, 1, rounds)
+    np.testing.assert_allclose(pacer.costs[str(LOOP)], [1.25, 1.25 * pacing.MIN_DRAFTING, 1.5, 2.0])
+
+
 def test_short_requests_postpone_what_they_have_no_room_to_measure(rounds):
     pacer = pacing.CostProfiler(Adaptive(4))
     policy_costs = np.asarray(pacer.policy.init(1).costs)
