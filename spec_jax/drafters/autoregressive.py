@@ -96,7 +96,7 @@ def autoregress(
             probs = None if state.probs is None else write(state.probs, q, i)
             keys = context.token_keys(i, num_drafts)
             token = draw_tokens(keys.reshape(rows, 1), q, placement)[:, 0]
-            if new is not None:  # a sampled row's is the probability of the token that it draws
+            if new is not None:  # rows that sample: the probability of the token that they draw
                 drawn = jnp.take_along_axis(q[:, 0], jnp.maximum(token, 0)[:, None], axis=1)[:, 0]
                 new = jnp.where(sampling.temperature == 0, new, drawn)
         last, usable = jnp.maximum(token, 0), token >= 0

@@ -150,7 +150,7 @@ class Compiler:
                 counted,
                 static_argnums=tuple(range(len(args), len(args) + len(static))),
                 donate_argnums=donate,
-                out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like),
+                out_shardings=shardings(like),
             )
             flat = map(self.held.flat, args)
             self._programs[key] = Program(jitted.lower(*flat, *static).compile(), self.held)
@@ -203,3 +203,8 @@ def bytes_beside_arguments(program: jax.stages.Compiled) -> int:
     """Bytes that a program takes on each device: its new results and temporaries."""
     size: Any = program.memory_analysis()
     return size.output_size_in_bytes - size.alias_size_in_bytes + size.temp_size_in_bytes
+
+
+def shardings(tree: Any) -> Any:
+    """The shardings of arrays; nothing of nothing."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)

@@ -18,7 +18,7 @@ from spec_jax.decoding.draft_length import Constant
 from spec_jax.decoding.state import DecodeState
 from spec_jax.drafters.base import Drafter
 from spec_jax.engine.batch_shape import BatchShape
-from spec_jax.engine.programs import DECODE, PREFILL, Compiler, bytes_beside_arguments
+from spec_jax.engine.programs import DECODE, PREFILL, Compiler, bytes_beside_arguments, shardings
 from spec_jax.engine.requests import PADDING
 from spec_jax.engine.rounds import Rounds
 from spec_jax.engine.rows import RowPrograms
@@ -190,7 +190,7 @@ class _PlanCompiler(ShapeCompiler):
                 function,
                 keep_unused=key[0] == PREFILL,
                 donate_argnums=donate,
-                out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like),
+                out_shardings=shardings(like),
             )
             self.compiled = _compile(jitted, *args)
         state = jax.eval_shape(function, *args)
