@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import spec_jax
 from spec_jax.audio.wave import read_audio
 from spec_jax.errors import ConfigError
 from tests.checkpoints.tiny import write_directory
@@ -76,7 +77,8 @@ def test_constraints_pin_every_direct_requirement(python):
         assert requirement.specifier.contains(pinned[requirement.name]), str(requirement)
 
 
-def test_the_citation_names_the_version():
+def test_the_package_and_the_citation_name_one_version():
+    assert spec_jax.__version__ == PROJECT["version"]
     assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
 
 
