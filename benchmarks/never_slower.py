@@ -1,22 +1,26 @@
 """Is a policy ever slower than plain decoding? With drafts good, poor and never right, in batches.
 
-    python -m benchmarks.never_slower                        # an hour on two idle cores
+    python -m benchmarks.never_slower                        # an hour and a half on two idle cores
     python -m benchmarks.never_slower --batches 1 8 --temperatures 0
 
 SmolLM2-135M-Instruct, on chat prompts and on prompts that ask for a copy. For each set, batch and
 temperature: plain decoding in tokens/s, then each drafter under the policy and with a constant K of
-4, as a multiple of plain decoding. Systems take turns within each repeat. The first two runs of
-each do not count: they compile, and an adaptive policy measures its costs.
+4, as a multiple of plain decoding, and plain decoding once more, which says how large the noise is.
+Each repeat runs all systems in an order drawn at random, and compares them with its own plain
+decoding; medians of the repeats are shown. The first two do not count: they compile, and an
+adaptive policy measures its costs.
 """
 
 import argparse
 import os
+import random
 import statistics
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax.numpy as jnp
+import numpy as np
 
 import spec_jax
 from benchmarks.methods import show
@@ -47,7 +51,7 @@ class NeverRight(Drafter):
 
 def systems(target: LLM, policy: str) -> dict[str, LLM]:
     """Plain decoding, and each drafter under the policy and with a constant K."""
-    llms = {"plain": target}
+    llms = {"plain": target, "plain again": target}
     for name, options in DRAFTERS.items():
         config = options | {"num_speculative_tokens": 4}
         llms[f"{name}, {policy}"] = target.with_speculation(
@@ -71,8 +75,9 @@ def main() -> None:
     parser.add_argument("--policy", default="adaptive")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    orders = random.Random(0)
     spec_jax.register_drafter("never_right", lambda setting: NeverRight(setting.lookahead))
     target = LLM(TARGET, max_num_seqs=max(args.batches))
     llms = systems(target, args.policy)
@@ -85,15 +90,17 @@ def main() -> None:
             for temperature in args.temperatures:
                 rates: dict[str, list[float]] = {each: [] for each in llms}
                 for repeat in range(2 + args.repeats):
-                    for each, llm in llms.items():
-                        rate = tokens_per_second(llm, some, batch, temperature)
+                    for each in orders.sample(list(llms), len(llms)):
+                        rate = tokens_per_second(llms[each], some, batch, temperature)
                         rates[each] += [rate] if repeat > 1 else []
-                medians = {each: statistics.median(many) for each, many in rates.items()}
-                ratios = {each: rate / medians["plain"] for each, rate in medians.items()}
+                ratios = {
+                    each: statistics.median(np.divide(many, rates["plain"]).tolist())
+                    for each, many in rates.items()
+                }
                 worst += [ratio for each, ratio in ratios.items() if each.endswith(args.policy)]
                 show(
                     f"{name}, {batch}, {temperature:g}",
-                    f"{medians['plain']:.1f}",
+                    f"{statistics.median(rates['plain']):.1f}",
                     *(f"{ratio:.2f}" for each, ratio in ratios.items() if each != "plain"),
                 )
     print(f"\nworst of {args.policy}: {min(worst):.2f}")
