@@ -1,6 +1,6 @@
 """Is a policy ever slower than plain decoding? With drafts good, poor and never right, in batches.
 
-    python -m benchmarks.never_slower                        # an hour and a half on two idle cores
+    python -m benchmarks.never_slower                        # about an hour on two idle cores
     python -m benchmarks.never_slower --batches 1 8 --temperatures 0
 
 SmolLM2-135M-Instruct, on chat prompts and on prompts that ask for a copy. For each set, batch and
@@ -50,7 +50,7 @@ class NeverRight(Drafter):
 
 
 def systems(target: LLM, policy: str) -> dict[str, LLM]:
-    """Plain decoding, and each drafter under the policy and with a constant K."""
+    """Plain decoding twice, and each drafter under the policy and with a constant K."""
     llms = {"plain": target, "plain again": target}
     for name, options in DRAFTERS.items():
         config = options | {"num_speculative_tokens": 4}

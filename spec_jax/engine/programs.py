@@ -206,5 +206,5 @@ def bytes_beside_arguments(program: jax.stages.Compiled) -> int:
 
 
 def shardings(tree: Any) -> Any:
-    """The shardings of arrays; nothing of nothing."""
+    """The shardings of a tree of arrays; None stays None."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)
