@@ -17,6 +17,7 @@ from spec_jax.decoding.verify import draw_target_tokens, split_keys, verify, ver
 from spec_jax.drafters.base import Committed, Context, Draft, Drafter
 from spec_jax.models.model import Model
 from spec_jax.sampling.draw import argmax
+from spec_jax.sampling.keys import child_key
 from spec_jax.sampling.parameters import BatchSampling
 
 
@@ -40,6 +41,10 @@ class Strategy:
         for name, choices in (("verification", VERIFICATIONS), ("scoring", SCORINGS)):
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} is {value!r}; take one of {', '.join(choices)}")
+
+    def compares_tokens(self, sampling: BatchSampling) -> bool:
+        """Whether drafts are compared with the target's tokens, not with its distributions."""
+        return self.verification == "coupled" or not sampling.features.random
 
 
 def decode(
@@ -125,6 +130,10 @@ def finish_round(
         return commit(drafter, strategy.draft_length, state, short, scored, verified, sampling)
 
     widths = scoring_widths(policy, drafter.fixed_length, strategy.consistent)
+    simple = allowed is None and state.logprobs is None and not sampling.features.history
+    if computed is not None and simple and strategy.compares_tokens(sampling):
+        # Native code skips what is as wide as the vocabulary, and a branch takes time.
+        widths = (draft.lookahead,)
     return at_width(widths, scored_drafts.max(), finish, state)
 
 
@@ -193,25 +202,25 @@ def _within(limits: Int[Array, " batch"], state: DecodeState) -> Int[Array, " ba
 
 
 def _round_keys(
-    keys: UInt32[Array, "batch words"], lengths: Int[Array, " batch"]
-) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:
+    keys: UInt32[Array, "*lead words"], lengths: Int[Array, "*lead"]
+) -> tuple[Key[Array, "*lead"], Key[Array, "*lead"]]:
     """Fresh keys for drafting and for verification.
 
     They depend on the row's key and length alone, so neither its neighbours nor the number of
     rounds per call can change its tokens.
     """
-    wrapped = jax.random.wrap_key_data(keys, impl="threefry2x32")
-    both = jax.vmap(lambda key, n: jax.random.split(jax.random.fold_in(key, n)))(wrapped, lengths)
-    return both[:, 0], both[:, 1]
+    keys_of_rows = jax.random.wrap_key_data(keys, impl="threefry2x32")
+    keys_here = child_key(keys_of_rows, lengths)
+    return child_key(keys_here, 0), child_key(keys_here, 1)
 
 
 def _token_keys(state: DecodeState, count: int) -> Key[Array, "batch count"]:
     """The keys with which plain decoding draws each row's next tokens, one in a round."""
-
-    def at(step: Int[Array, ""]) -> Key[Array, " batch"]:
-        return split_keys(_round_keys(state.keys, state.lengths + step)[1])[1]
-
-    return jax.vmap(at, out_axes=1)(jnp.arange(count, dtype=jnp.int32))
+    shape = len(state.lengths), count
+    lengths = state.lengths[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+    keys = jnp.broadcast_to(state.keys[:, None], (*shape, state.keys.shape[1]))
+    _, keys_of_rounds = _round_keys(keys, lengths)
+    return split_keys(keys_of_rounds)[1]
 
 
 @jax.named_scope("commit")

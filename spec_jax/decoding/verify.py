@@ -20,6 +20,7 @@ from spec_jax.decoding.verification import (
 )
 from spec_jax.drafters.base import Draft
 from spec_jax.sampling.draw import argmax, uniform
+from spec_jax.sampling.keys import child_key
 from spec_jax.sampling.probabilities import draw_tokens
 from spec_jax.sharding import Placement
 
@@ -155,10 +156,9 @@ def verify(
     return Verification(path.accepted, path.draft_index, jnp.maximum(token, 0), token >= 0)
 
 
-def split_keys(keys: Key[Array, " batch"]) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:
+def split_keys(keys: Key[Array, "*lead"]) -> tuple[Key[Array, "*lead"], Key[Array, "*lead"]]:
     """Keys of the acceptance, and of the token after it; they must share no random number."""
-    halves = jax.vmap(lambda key: jax.random.split(key))(keys)
-    return halves[:, 0], halves[:, 1]
+    return child_key(keys, 0), child_key(keys, 1)
 
 
 @jax.named_scope("verify")

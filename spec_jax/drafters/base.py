@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from spec_jax.models.cache import KVCache
 from spec_jax.models.source import EncoderInput
 from spec_jax.pytree import pytree, static
+from spec_jax.sampling.keys import child_key
 from spec_jax.sampling.parameters import BatchSampling
 
 
@@ -50,10 +51,8 @@ class Context:
 
     def token_keys(self, step: int | Int[Array, ""], num_drafts: int) -> Key[Array, "batch drafts"]:
         """The keys with which a drafter draws the tokens of a step, one for each draft of a row."""
-        first, drafts = step * num_drafts, jnp.arange(num_drafts, dtype=jnp.int32)
-        keys = jax.vmap(lambda key: jax.vmap(lambda n: jax.random.fold_in(key, first + n))(drafts))(
-            self.keys
-        )
+        drafts = step * num_drafts + jnp.arange(num_drafts, dtype=jnp.int32)
+        keys = child_key(jnp.repeat(self.keys[:, None], num_drafts, axis=1), drafts[None])
         if self.target_keys is None:
             return keys
         # Other drafts need other tokens, and draw independently.

@@ -73,12 +73,19 @@ class Model(ModelWeights):
         module = self.module
         _, features, cache = self._run(
             module,
-            module.embed_tokens(tokens, self._backend),
+            self._embed(tokens, num_tokens),
             cache,
             num_tokens=num_tokens,
             feature_layers=tuple(feature_layers),
         )
         return TargetOutput(None, features, cache)
+
+    def _embed(
+        self, tokens: Int[Array, "batch tokens"], num_tokens: Int[Array, " batch"] | None
+    ) -> Float[Array, "batch tokens embed"]:
+        return self.module.embed_tokens(
+            tokens, self._backend, num_tokens if self.skips_padding else None
+        )
 
     @property
     def _wide_dtype(self) -> DTypeLike:
@@ -114,7 +121,7 @@ class Model(ModelWeights):
         module = self.module
         x, features, cache = self._run(
             module,
-            module.embed_tokens(tokens, self._backend),
+            self._embed(tokens, num_tokens),
             cache,
             mask,
             num_tokens,

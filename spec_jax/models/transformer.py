@@ -31,6 +31,10 @@ from spec_jax.models.rotary import LongRopeScaling, RotaryConfig, YarnScaling
 from spec_jax.models.streaming import is_streamed, run_streamed
 from spec_jax.sharding import Placement
 
+MAX_LOOKED_UP = 16
+"""Most tokens of a row whose embeddings are looked up place by place where some are padding. XLA
+looks up several places in threads, which wait for native code's."""
+
 
 class Transformer(nnx.Module):
     """A language model, perhaps with an encoder; its cache and positions live outside of it."""
@@ -62,11 +66,36 @@ class Transformer(nnx.Module):
         )
 
     def embed_tokens(
-        self, tokens: Int[Array, "batch tokens"], backend: str | None = None
+        self,
+        tokens: Int[Array, "batch tokens"],
+        backend: str | None = None,
+        num_tokens: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "batch tokens embed"]:
-        """The residual stream of tokens before the first block."""
-        x = self.embed(tokens) * self.config.embedding_scale
+        """The residual stream of tokens before the first block; zeros of what is padding.
+
+        Args:
+          tokens: token ids.
+          backend: how norms are computed.
+          num_tokens: how many tokens of each row are real; None for all.
+        """
+        if num_tokens is None or not 1 < tokens.shape[1] <= MAX_LOOKED_UP:
+            x = self.embed(tokens)
+        else:
+            x = self._embed_real(tokens, num_tokens.max())
+        x = x * self.config.embedding_scale
         return x if self.embedding_norm is None else self.embedding_norm(x, backend)
+
+    def _embed_real(
+        self, tokens: Int[Array, "batch tokens"], count: Int[Array, ""]
+    ) -> Float[Array, "batch tokens embed"]:
+        """The embeddings of the first tokens, place by place."""
+
+        def look_up(at: Array, x: Array) -> Array:
+            new = self.embed(jax.lax.dynamic_slice_in_dim(tokens, at, 1, axis=1))
+            return jax.lax.dynamic_update_slice_in_dim(x, new, at, axis=1)
+
+        zeros = jnp.zeros((*tokens.shape, self.config.embed_size), jnp.float32)
+        return jax.lax.fori_loop(0, count, look_up, zeros)
 
     def encode(
         self,

@@ -37,8 +37,8 @@ BUGS = {
     "accept uniform reused for the residual": PlantedBug(
         "decoding/verify.py",
         "split_keys",
-        "H[:, 0]",
-        "jax.vmap(lambda key: jax.random.split(key)[0])(H[:, 1])",
+        "child_key(K, 0)",
+        "child_key(child_key(K, 1), 0)",
         [DRAWS, "-k", "jointly_exact and unlike"],
     ),
     "residual not clamped": PlantedBug(
@@ -198,8 +198,8 @@ BUGS = {
     "a row's randomness shared with its neighbours": PlantedBug(
         "decoding/loop.py",
         "_round_keys",
-        "jax.vmap(F)(W, L)",
-        "jax.vmap(F)(W, jnp.broadcast_to(L.max(), L.shape))",
+        "child_key(keys_of_rows, L)",
+        "child_key(keys_of_rows, jnp.broadcast_to(L.max(), L.shape))",
         [LOOP, "-k", "neighbours and other"],
     ),
     "a refused token counts for its position": PlantedBug(
