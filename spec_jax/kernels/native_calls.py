@@ -257,8 +257,7 @@ def warp(
 ) -> Float[Array, "rows vocab"]:
     """Logits of rows to probabilities, in float32; see `sampling.probabilities.warp`.
 
-    A row is the same, bit for bit, whatever rows are beside it. For `num_tokens` see `products`;
-    padding becomes zeros.
+    A row is the same, bit for bit, whatever rows are beside it. For `num_tokens` see `products`.
     """
     call = _call(native.WARP, jax.ShapeDtypeStruct(logits.shape, jnp.float32))
     return call(logits, temperature, top_k.astype(jnp.int32), top_p, min_p, _counts(num_tokens))

@@ -154,7 +154,7 @@ class Model(ModelWeights):
     ) -> Float[Array, "batch tokens vocab"]:
         """Float32 logits of the hidden states of any layer, through the model's own head.
 
-        If the model `skips_padding`, the logits of tokens from `num_tokens` on are zeros.
+        If the model `skips_padding`, the logits of tokens from `num_tokens` on may be anything.
         """
         module = self.module
         num_tokens = num_tokens if self.skips_padding else None

@@ -45,7 +45,8 @@ def probabilities(
         None for all earlier ones. For a tree it is the path to each position.
       allowed: sets of tokens, all others are banned; None bans nothing.
       placement: of the model that computed the logits; static.
-      num_tokens: how many positions of each row are real; None for all. Native code skips others.
+      num_tokens: how many positions of each row are real; None for all. Native code skips others,
+        whose results may be anything.
 
     Returns:
       Probabilities; one-hot for greedy rows. A position whose logits hold a NaN, or whose tokens

@@ -12,8 +12,11 @@ import pytest
 
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.checkpoints.weights import ArrayWeights
+from spec_jax.config import SamplingParams
+from spec_jax.decoding import score as score_module
 from spec_jax.models.config import TransformerConfig
 from spec_jax.models.model import Model
+from tests.harness import make_engine, request, run
 from tests.often import often
 
 pytestmark = pytest.mark.native
@@ -100,3 +103,24 @@ def test_padding_changes_no_number_and_is_neither_written_nor_scored(name, num_t
         for row, count in enumerate(num_tokens):
             np.testing.assert_array_equal(old[row, :, 10 + count :], now[row, :, 10 + count :])
             assert count == 0 or np.any(old[row, :, 10] != now[row, :, 10])
+
+
+@pytest.mark.parametrize("verification", ["token", "block", "coupled"])
+def test_what_is_not_scored_may_hold_anything(monkeypatch, verification):
+    """Rows whose drafts differ in length: places after a draft hold no distribution at all."""
+    target = packed("llama", "int8")
+    assert target.skips_padding
+    params = SamplingParams(temperature=1.0, max_tokens=30)
+    prompts = [[1, 2, 3, 4, 5, 1, 2], [7, 7, 7, 7], [9, 40, 3]]
+    requests = [request(prompt, params, seed=i) for i, prompt in enumerate(prompts)]
+    expected = run(make_engine("prompt_lookup", target, verification=verification), requests)
+    of_all = score_module.probabilities
+
+    def probabilities_and_noise(*arguments):
+        probs, num_tokens = of_all(*arguments), arguments[-1]
+        places = jnp.arange(probs.shape[1], dtype=jnp.int32)[None]
+        return jnp.where((places < num_tokens[:, None])[..., None], probs, jnp.nan)
+
+    monkeypatch.setattr(score_module, "probabilities", probabilities_and_noise)
+    noisy = make_engine("prompt_lookup", target, verification=verification)
+    assert run(noisy, requests) == expected
