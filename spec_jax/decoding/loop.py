@@ -42,10 +42,6 @@ class Strategy:
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} is {value!r}; take one of {', '.join(choices)}")
 
-    def compares_tokens(self, sampling: BatchSampling) -> bool:
-        """Whether drafts are compared with the target's tokens, not with its distributions."""
-        return self.verification == "coupled" or not sampling.features.random
-
 
 def decode(
     target: Model,
@@ -130,9 +126,7 @@ def finish_round(
         return commit(drafter, strategy.draft_length, state, short, scored, verified, sampling)
 
     widths = scoring_widths(policy, drafter.fixed_length, strategy.consistent)
-    simple = allowed is None and state.logprobs is None and not sampling.features.history
-    if computed is not None and simple and strategy.compares_tokens(sampling):
-        # Native code skips what is as wide as the vocabulary, and a branch takes time.
+    if computed is not None and _only_compares(strategy, state, sampling, allowed):
         widths = (draft.lookahead,)
     return at_width(widths, scored_drafts.max(), finish, state)
 
@@ -141,6 +135,20 @@ def _skips_padding(target: Model, strategy: Strategy, draft: Draft) -> bool:
     """Whether the tokens after a row's draft are not scored."""
     is_block = strategy.scoring == "block" and draft.num_drafts == 1 and draft.partial is None
     return target.skips_padding and is_block and not strategy.consistent
+
+
+def _only_compares(
+    strategy: Strategy,
+    state: DecodeState,
+    sampling: BatchSampling,
+    allowed: UInt32[Array, "batch positions words"] | None,
+) -> bool:
+    """Whether drafts are only compared with tokens of the target, which native code finds.
+
+    Other steps are as wide as the vocabulary, and XLA would take them at all K + 1 places.
+    """
+    compares = strategy.verification == "coupled" or not sampling.features.random
+    return compares and not sampling.features.history and allowed is None and state.logprobs is None
 
 
 @jax.named_scope("propose")
