@@ -94,6 +94,29 @@ def test_a_grammar_and_log_probabilities_are_scored_at_the_same_width(plain):
     ],
 )
 def test_every_call_of_the_target_is_compiled_for_one_width(models, monkeypatch, options, widths):
+    """A penalty is computed by XLA, at all places of a width."""
+    params = SamplingParams(temperature=0.0, max_tokens=2, repetition_penalty=1.1)
+    assert scored_widths(models, monkeypatch, options, params) == widths
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("options", "params", "widths"),
+    [
+        ({}, {"temperature": 0.0}, {8}),
+        ({}, {"temperature": 0.7}, {8}),
+        ({"verification": "token"}, {"temperature": 0.0}, {8}),
+        ({"verification": "token"}, {"temperature": 0.7}, {0, 2, 4, 8}),
+        ({}, {"temperature": 0.7, "logprobs": 1}, {0, 2, 4, 8}),
+    ],
+)
+def test_drafts_that_are_only_compared_have_one_width(models, monkeypatch, options, params, widths):
+    options = {"method": "prompt_lookup"} | options
+    params = SamplingParams(max_tokens=2, **params)
+    assert scored_widths(models, monkeypatch, options, params) == widths
+
+
+def scored_widths(models, monkeypatch, options, params):
     scored, score = set(), loop.score
 
     def noted(target, state, draft, *rest):
@@ -102,8 +125,8 @@ def test_every_call_of_the_target_is_compiled_for_one_width(models, monkeypatch,
 
     monkeypatch.setattr(loop, "score", noted)
     llm = LLM(models["target"], speculative_config=SpeculativeConfig(**options))
-    llm.generate([PROMPTS[0]], SamplingParams(temperature=0.0, max_tokens=2))
-    assert scored == widths
+    llm.generate([PROMPTS[0]], params)
+    return scored
 
 
 @pytest.mark.slow
