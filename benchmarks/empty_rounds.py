@@ -1,6 +1,6 @@
 """What a round takes in which nothing is drafted, beside a round of plain decoding.
 
-    python -m benchmarks.empty_rounds            # five minutes on two idle cores
+    python -m benchmarks.empty_rounds            # ten minutes on two idle cores
 
 SmolLM2-135M-Instruct with prompt lookup, whose policy never drafts: what is left is the price of
 being able to. Milliseconds of rounds, in turns whose order is drawn at random: the median of plain
