@@ -71,7 +71,7 @@ class Transformer(nnx.Module):
         backend: str | None = None,
         num_tokens: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "batch tokens embed"]:
-        """The residual stream of tokens before the first block; zeros of what is padding.
+        """The residual stream of tokens before the first block; of padding it may be anything.
 
         Args:
           tokens: token ids.
