@@ -71,7 +71,7 @@ def offline(options: argparse.Namespace, chosen: list, clients: int) -> float:
     config = {"method": options.method} if options.method else None
     if options.draft:
         config = {"draft": options.draft}
-    llm = LLM(options.target, speculative_config=config, max_num_seqs=clients)
+    llm = LLM(options.target, speculative_config=config, max_num_seqs=min(clients, options.slots))
     ids = [llm.encode_chat([{"role": "user", "content": each.text}]) for each in chosen]
     sampling = SamplingParams(max_tokens=options.max_tokens, ignore_eos=True)
     speeds = []
@@ -94,8 +94,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--slots", type=int, help="rows of a batch (default: the most clients)")
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
+    options.slots = options.slots or max(options.clients)
     few = prompts.load(options.prompt_set).some(options.requests).prompts
     chosen = [few[i % len(few)] for i in range(options.requests)]
     questions = [Question.of(each) for each in chosen]
@@ -105,7 +107,7 @@ def main() -> None:
         for name in ("spec-jax", "llama.cpp") if options.llama_python else ("spec-jax",):
             port = free_port()
             command = [sys.executable, "-m", "spec_jax", "serve", "--target", options.target]
-            command += ["--port", str(port), "--max-num-seqs", str(max(options.clients))]
+            command += ["--port", str(port), "--max-num-seqs", str(options.slots)]
             command += ["--draft", options.draft] if options.draft else []
             command += ["--method", options.method] if options.method else []
             more = {"ignore_eos": True}

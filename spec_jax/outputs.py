@@ -274,6 +274,8 @@ class StreamChunk:
       sample: which of the prompt's `n` completions.
       logprobs: of the new tokens, like a completion's.
       drafted: for each new token, whether a draft had proposed it.
+      prompt_token_ids: the prompt's tokens, in a completion's first chunk with tokens only.
+      prompt_logprobs: their log-probabilities, if they were asked for, in the same chunk.
     """
 
     index: int
@@ -283,3 +285,5 @@ class StreamChunk:
     sample: int = 0
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     drafted: tuple[bool, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None

@@ -11,6 +11,7 @@ from spec_jax.drafters.draft_model import DraftModel
 from spec_jax.drafters.early_exit import EarlyExit
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.recycle import TokenRecycling
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine.engine import Engine
@@ -79,6 +80,16 @@ def _universal_vocabulary(target, draft, lookahead):
     return Drafting(UniversalVocabulary(model, *arrays, lookahead), inputs=inputs)
 
 
+def _recycle(target, draft, lookahead):
+    """Begins with an output of another request, so that it drafts from the first round on."""
+    text = np.random.default_rng(0).integers(0, target.config.vocab_size, 48)
+
+    def inputs(requests, shape):
+        return np.tile(text.astype(np.int32), (shape.batch, 1))
+
+    return Drafting(TokenRecycling(lookahead), inputs=inputs)
+
+
 DRAFTINGS = {
     "none": lambda target, draft, lookahead: Drafting(NoDraft()),
     "self": lambda target, draft, lookahead: Drafting(DraftModel(target, lookahead)),
@@ -88,6 +99,7 @@ DRAFTINGS = {
     "prompt_lookup": lambda target, draft, lookahead: Drafting(PromptLookup(lookahead, 3)),
     "lookup_tree": _lookup_tree,
     "suffix": _suffix,
+    "recycle": _recycle,
     "early_exit": lambda target, draft, lookahead: Drafting(EarlyExit(target, lookahead, 1)),
     "universal_vocabulary": _universal_vocabulary,
     "features": lambda target, draft, lookahead: Drafting(FeatureDrafter.random(target, lookahead)),

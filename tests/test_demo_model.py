@@ -26,6 +26,7 @@ CHOICES = {
     },
     "early exit": {"method": "early_exit", "early_exit_layers": 3},
     "suffix": {"method": "suffix"},
+    "recycle": {"method": "recycle"},
     "several matches": {"method": "prompt_lookup", "num_drafts": 3},
     "block": {"method": "prompt_lookup", "verification": "block"},
     "token": {"method": "prompt_lookup", "verification": "token"},

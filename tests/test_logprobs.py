@@ -33,6 +33,7 @@ METHODS = {
         "verification": "block",
     },
     "suffix": {"method": "suffix"},
+    "recycle": {"method": "recycle"},
 }
 
 

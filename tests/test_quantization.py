@@ -122,6 +122,7 @@ METHODS = {
     "prompt_lookup": {"method": "prompt_lookup", "draft_length_policy": "heuristic"},
     "prefix_batch": {"method": "prompt_lookup", "scoring": "prefix_batch"},
     "suffix": {"method": "suffix"},
+    "recycle": {"method": "recycle"},
     "early_exit": {"method": "early_exit", "early_exit_layers": 1},
     "universal_vocabulary": {"method": "universal_vocabulary", "draft": "draft"},
     "universal_text": {"method": "universal_text", "draft": "draft"},

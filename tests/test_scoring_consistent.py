@@ -19,6 +19,7 @@ DRAFTS = {
     "prompt_lookup": {"method": "prompt_lookup"},
     "block": {"method": "prompt_lookup", "verification": "block"},
     "suffix": {"method": "suffix"},
+    "recycle": {"method": "recycle"},
     "universal_vocabulary": {"method": "universal_vocabulary"},
     "universal_text": {"method": "universal_text"},
 }

@@ -24,6 +24,7 @@ METHODS = {
     "prompt_lookup": {},
     "early_exit": {},
     "suffix": {},
+    "recycle": {},
     "universal_vocabulary": {"draft": "other"},
 }
 

@@ -19,7 +19,7 @@ from spec_jax.benchmarking.results import (
     System,
 )
 
-LOOKUPS = ("prompt_lookup", "suffix")
+LOOKUPS = ("prompt_lookup", "suffix", "recycle")
 """Methods that run no model to draft: a draft step costs nothing."""
 PERCENTILES = (50, 90, 99)
 

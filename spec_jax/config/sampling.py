@@ -145,9 +145,9 @@ class SamplingParams:
     """Keep only this number of the prompt's last tokens. -1 keeps as many as leave room for
     max_tokens in the context. None refuses a prompt that does not fit."""
     namespace: Annotated[str, Flag(metavar="NAME")] = ""
-    """Method suffix drafts only from outputs of this namespace. Outputs of other namespaces are
-    never seen. How fast a request runs tells of the outputs it drafts from, so users who must not
-    learn of each other need separate namespaces."""
+    """Methods suffix and recycle draft only from outputs of this namespace. Outputs of other
+    namespaces are never seen. How fast a request runs tells of the outputs it drafts from, so users
+    who must not learn of each other need separate namespaces."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = _UNSUPPORTED
 

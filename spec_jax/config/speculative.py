@@ -285,6 +285,13 @@ class SuffixConfig(_WithoutConfidence):
 
 
 @config_class
+class RecycleConfig(_WithoutConfidence):
+    """Chains what the target found likeliest after the same last tokens (arXiv 2408.08696)."""
+
+    method: Literal["recycle"] = "recycle"
+
+
+@config_class
 class EarlyExitConfig(_Confidence, SpeculativeConfig):
     """Drafts with the target's own first layers (arXiv 2404.16710)."""
 
@@ -325,6 +332,7 @@ METHODS: dict[str, type[SpeculativeConfig]] = {
     "draft_model": DraftModelConfig,
     "prompt_lookup": PromptLookupConfig,
     "suffix": SuffixConfig,
+    "recycle": RecycleConfig,
     "early_exit": EarlyExitConfig,
     "universal_vocabulary": UniversalVocabularyConfig,
     "universal_text": UniversalTextConfig,

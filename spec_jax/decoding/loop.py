@@ -111,6 +111,8 @@ def finish_round(
             drafter.feature_layers,
             computed,
         )
+        if drafter.needs_likeliest:
+            scored = scored.with_likeliest(target.placement, num_tokens)
         tokens = scored.greedy_tokens
         if strategy.verification == "coupled" and scored.p is not None:
             keys = _token_keys(state, short.lookahead + 1)
@@ -253,12 +255,12 @@ def commit(
     draft_ids = jnp.pad(jnp.take_along_axis(draft.tokens, path, axis=1), ((0, 0), (0, 1)))
     new_ids = jnp.where(positions < verified.accepted[:, None], draft_ids, verified.token[:, None])
     scored = scored.along(draft, path, state.lengths)
+    running = state.finish == RUNNING
 
     num_new = verified.accepted + verified.valid.astype(jnp.int32)
     is_stop = (new_ids[..., None] == sampling.stop_token_ids[:, None]).any(-1)
     is_stop = is_stop & (positions < num_new[:, None])
     stops = is_stop.any(-1)
-    running = state.finish == RUNNING
     emitted = jnp.where(stops, argmax(is_stop) + 1, num_new)
     emitted = jnp.where(running, emitted, 0)
     tokens, lengths = write_rows(state.tokens, new_ids, state.lengths), state.lengths + emitted
@@ -274,7 +276,21 @@ def commit(
     accepted = jnp.minimum(jnp.where(running, verified.accepted, 0), emitted)
     outcome = DraftOutcome.of(draft, path, drafted, accepted)
     counted = drafted if policy.counts_rejected else accepted
-    committed = Committed(tokens, state.lengths, lengths, verified.draft_index, scored.features)
+    scored_tokens = likeliest = None
+    if scored.likeliest is not None:
+        last = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
+        scored_tokens = jnp.concatenate([last, draft_ids[:, :-1]], axis=1)
+        is_scored = running[:, None] & (positions <= draft.lengths[:, None])
+        likeliest = jnp.where(is_scored, scored.likeliest, -1)
+    committed = Committed(
+        tokens,
+        state.lengths,
+        lengths,
+        verified.draft_index,
+        scored.features,
+        scored_tokens,
+        likeliest,
+    )
     logprobs = state.logprobs
     if logprobs is not None:
         logprobs = logprobs.add(scored.logits, tokens, state.lengths)

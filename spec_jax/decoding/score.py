@@ -17,6 +17,7 @@ from spec_jax.models.output import TargetOutput
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.sampling.probabilities import likeliest, probabilities
 from spec_jax.sampling.processors import History, process
+from spec_jax.sharding import Placement
 
 
 def kv_slots_per_round(scoring: str, lookahead: int, num_drafts: int) -> int:
@@ -43,6 +44,7 @@ class Scored(NamedTuple):
       logits: the logits that these were made from, before all processors.
       features: the target's features at the same tokens, or None; see `TargetOutput`.
       cache: the cache with these tokens, which its lengths do not count yet.
+      likeliest: the likeliest token at each position, if the drafter needs it; -1 as above.
     """
 
     p: Float[Array, "batch positions vocab"] | None
@@ -50,20 +52,32 @@ class Scored(NamedTuple):
     logits: Float[Array, "batch positions vocab"]
     features: Float[Array, "batch positions taps embed"] | None
     cache: KVCache
+    likeliest: Int[Array, "batch positions"] | None = None
+
+    def with_likeliest(
+        self, placement: Placement, num_tokens: Int[Array, " batch"] | None
+    ) -> "Scored":
+        """The same with `likeliest`; for the arguments see `sampling.probabilities.likeliest`."""
+        if self.greedy_tokens is not None:
+            return self._replace(likeliest=self.greedy_tokens)
+        return self._replace(likeliest=likeliest(self.logits, placement, num_tokens))
 
     def along(
         self, draft: Draft, path: Int[Array, "batch lookahead"], lengths: Int[Array, " batch"]
     ) -> "Scored":
-        """Logits, features and cache of one of each row's drafts; see `Draft.path`."""
+        """What one of each row's drafts was scored with, p left out; see `Draft.path`."""
         if draft.num_drafts == 1:
             return self
         scored = jnp.pad(path + 1, ((0, 0), (1, 0)))
-        features = self.features
+        features, tokens = self.features, self.likeliest
         if features is not None:
             features = jnp.take_along_axis(features, scored[..., None, None], axis=1)
+        if tokens is not None:
+            tokens = jnp.take_along_axis(tokens, scored, axis=1)
         return self._replace(
             logits=jnp.take_along_axis(self.logits, scored[..., None], axis=1),
             features=features,
+            likeliest=tokens,
             cache=self.cache.gather(lengths[:, None] + path, lengths),
         )
 

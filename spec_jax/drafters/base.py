@@ -140,6 +140,10 @@ class Committed:
       draft_index: which of several drafts was accepted.
       features: the target's features of `Drafter.feature_layers`, of the token at `before - 1` and
         of the next tokens along the accepted draft; the first `lengths - before` count.
+      scored_tokens: the token at `before - 1` and the accepted draft's tokens, rejected ones too,
+        for a drafter that `needs_likeliest`.
+      likeliest: the target's likeliest token after each of them; -1 where it gave none, and after
+        tokens that were not drafted.
     """
 
     tokens: Int[Array, "batch length"]
@@ -147,6 +151,8 @@ class Committed:
     lengths: Int[Array, " batch"]
     draft_index: Int[Array, " batch"]
     features: Float[Array, "batch positions taps embed"] | None = None
+    scored_tokens: Int[Array, "batch positions"] | None = None
+    likeliest: Int[Array, "batch positions"] | None = None
 
 
 @pytree
@@ -211,6 +217,7 @@ class Drafter:
       uses_predictions: whether it drafts from `DrafterPrompt.predictions`.
       can_skip_prompts: whether rows whose prompts it did not read may exist beside rows that draft;
         it must then read a prompt whose beginning `copy_prefix` did not copy.
+      needs_likeliest: whether it gets `Committed.likeliest`.
       feature_layers: the features of the target that it gets with each token of the text. Feature i
         is the residual stream after the target's first i layers: 0 is the embedding, and the number
         of layers is the input of the final norm.
@@ -222,6 +229,7 @@ class Drafter:
     has_confidence: bool = False
     uses_predictions: bool = False
     can_skip_prompts: bool = False
+    needs_likeliest: bool = False
     feature_layers: tuple[int, ...] = ()
 
     def init(self, prompt: DrafterPrompt) -> PyTree:

@@ -27,6 +27,7 @@ from spec_jax.drafters.early_exit import EarlyExit, exit_layers
 from spec_jax.drafters.host_draft import HostDraft
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.recycle import TokenRecycling
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine.batch_shape import BatchShape
@@ -47,6 +48,9 @@ from spec_jax.engine.universal_text import UniversalText
 from spec_jax.errors import ConfigError
 from spec_jax.text.translation import TextTranslator
 from spec_jax.text.vocabulary import VocabularyMap
+
+MAX_RECYCLED = 2048
+"""Tokens of a namespace's past outputs that `recycle` begins with: a part of its table."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +133,31 @@ def _suffix(setting: DrafterSetting) -> Drafting:
     index = SuffixIndex()
 
     def inputs(requests: Sequence[Request], shape: BatchShape) -> tuple[np.ndarray, ...]:
-        return index.arrays([each.sampling.namespace for each in requests], shape.batch)
+        return index.arrays(_namespaces(requests), shape.batch)
 
+    drafter = SuffixLookup(setting.lookahead)
+    return Drafting(drafter, inputs=inputs, on_finished=_adding_to(index))
+
+
+def _recycle(setting: DrafterSetting) -> Drafting:
+    index = SuffixIndex(MAX_RECYCLED)
+
+    def inputs(requests: Sequence[Request], shape: BatchShape) -> np.ndarray:
+        return index.texts(_namespaces(requests), shape.batch)
+
+    drafter = TokenRecycling(setting.lookahead)
+    return Drafting(drafter, inputs=inputs, on_finished=_adding_to(index))
+
+
+def _namespaces(requests: Sequence[Request]) -> list[str]:
+    return [each.sampling.namespace for each in requests]
+
+
+def _adding_to(index: SuffixIndex) -> OnFinished:
     def on_finished(request: Request, token_ids: Sequence[int]) -> None:
         index.add(request.sampling.namespace, token_ids)
 
-    return Drafting(SuffixLookup(setting.lookahead), inputs=inputs, on_finished=on_finished)
+    return on_finished
 
 
 def _draft_model(setting: DrafterSetting) -> Drafting:
@@ -214,6 +237,7 @@ _METHODS: dict[str, Callable[[DrafterSetting], Drafting]] = {
     "draft_model": _draft_model,
     "prompt_lookup": _prompt_lookup,
     "suffix": _suffix,
+    "recycle": _recycle,
     "early_exit": _early_exit,
     "universal_vocabulary": _universal_vocabulary,
     "universal_text": _universal_text,

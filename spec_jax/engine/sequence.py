@@ -91,10 +91,17 @@ class Sequence:
         prompt = len(self.request.prompt_token_ids)
         end = prompt + len(self.token_ids)
         begin, count = end - len(chunk.token_ids), self.request.sampling.logprobs
-        return dataclasses.replace(
+        chunk = dataclasses.replace(
             chunk,
             logprobs=self._logprobs(view.logprobs, slot, begin, chunk.token_ids, count),
             drafted=tuple(view.drafted(slot, prompt, begin, end)),
+        )
+        if begin > prompt or not chunk.token_ids:
+            return chunk
+        return dataclasses.replace(
+            chunk,
+            prompt_token_ids=tuple(self.request.text_token_ids),
+            prompt_logprobs=self._prompt_logprobs(view.logprobs, slot),
         )
 
     def abort(self) -> StreamChunk:
@@ -132,11 +139,14 @@ class Sequence:
             metrics=SpeculativeMetrics(*work, *seconds, len(self.token_ids), plain_rounds),
             error=self._error(),
         )
-        ids = tuple(request.text_token_ids)
-        of_prompt = self._logprobs(logprobs, slot, 1, ids[1:], sampling.prompt_logprobs)
-        prompt_logprobs = None if of_prompt is None else (None, *of_prompt)
-        named = self.origin.request_id, self.origin.prompt
-        return RequestOutput(*named, ids, (completion,), prompt_logprobs, self.num_cached_tokens)
+        return RequestOutput(
+            self.origin.request_id,
+            self.origin.prompt,
+            tuple(request.text_token_ids),
+            (completion,),
+            self._prompt_logprobs(logprobs, slot),
+            self.num_cached_tokens,
+        )
 
     def _error(self) -> str | None:
         if self.finish_reason != "error":
@@ -155,6 +165,15 @@ class Sequence:
             return self.stop_string
         last = self.token_ids[-1]
         return last if last in self.request.sampling.stop_token_ids else None
+
+    def _prompt_logprobs(
+        self, logprobs: Logprobs | None, slot: int | None
+    ) -> tuple[dict[int, Logprob] | None, ...] | None:
+        """Of the prompt's tokens, if they were asked for; the first one has none."""
+        request = self.request
+        ids, count = request.text_token_ids[1:], request.sampling.prompt_logprobs
+        found = self._logprobs(logprobs, slot, 1, ids, count)
+        return None if found is None else (None, *found)
 
     def _logprobs(
         self,

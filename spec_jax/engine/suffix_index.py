@@ -42,6 +42,20 @@ class SuffixIndex:
             self._stores.popitem(last=False)
         store.add(token_ids)
 
+    def texts(self, namespaces: Sequence[str], batch: int) -> Int[np.ndarray, "batch size"]:
+        """The past outputs that the rows of a batch may learn from, each followed by `END`.
+
+        Args:
+          namespaces: the namespaces of the first rows.
+          batch: rows; the others have nothing to learn from.
+        """
+        tokens = np.full((batch, self.capacity), END, np.int32)
+        for row, namespace in enumerate(namespaces):
+            if (store := self._stores.get(namespace)) is not None:
+                text = store.text()
+                tokens[row, : len(text)] = text
+        return tokens
+
     def arrays(
         self, namespaces: Sequence[str], batch: int
     ) -> tuple[
@@ -57,25 +71,23 @@ class SuffixIndex:
           Tokens, each output followed by `END`; the suffix array (positions of the tokens, sorted
           by the suffixes that start there); and the number of positions.
         """
-        tokens = np.full((batch, self.capacity), END, np.int32)
         order = np.zeros((batch, self.capacity), np.int32)
         counts = np.zeros((batch,), np.int32)
         for row, namespace in enumerate(namespaces):
-            store = self._stores.get(namespace)
-            if store is not None:
-                text, positions = store.sorted()
-                tokens[row, : len(text)], order[row, : len(positions)] = text, positions
-                counts[row] = len(positions)
-        return tokens, order, counts
+            if (store := self._stores.get(namespace)) is not None:
+                positions = store.order()
+                order[row, : len(positions)], counts[row] = positions, len(positions)
+        return self.texts(namespaces, batch), order, counts
 
 
 class _Store:
-    """One namespace's outputs, sorted at the first search after a change."""
+    """One namespace's outputs, joined and sorted when they are first needed after a change."""
 
     def __init__(self, capacity: int):
         self._capacity, self._size = capacity, 0
         self._outputs: deque[np.ndarray] = deque()
-        self._sorted: tuple[np.ndarray, np.ndarray] | None = None
+        self._text: np.ndarray | None = None
+        self._order: np.ndarray | None = None
 
     def add(self, token_ids: Sequence[int]) -> None:
         output = np.array([*token_ids[1 - self._capacity :], END], np.int32)
@@ -83,13 +95,17 @@ class _Store:
         self._size += len(output)
         while self._size > self._capacity:
             self._size -= len(self._outputs.popleft())
-        self._sorted = None
+        self._text = self._order = None
 
-    def sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._sorted is None:
-            text = np.concatenate(self._outputs)
-            self._sorted = text, suffix_order(text)
-        return self._sorted
+    def text(self) -> np.ndarray:
+        if self._text is None:
+            self._text = np.concatenate(self._outputs)
+        return self._text
+
+    def order(self) -> np.ndarray:
+        if self._order is None:
+            self._order = suffix_order(self.text())
+        return self._order
 
 
 def suffix_order(tokens: Int[np.ndarray, " size"]) -> Int[np.ndarray, " positions"]:

@@ -1,6 +1,7 @@
 """`/v1/completions`: text is continued."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from spec_jax.outputs import CompletionOutput, StreamChunk
 from spec_jax.serving.answers import UsageCounter, new_id, speculation
 from spec_jax.serving.errors import wrong
 from spec_jax.serving.fields import Fields, checked_logprobs, structure
-from spec_jax.serving.logprobs import CompletionLogprobs
+from spec_jax.serving.logprobs import CompletionLogprobs, Place
 from spec_jax.serving.service import Service
 
 MAX_TOKENS = 16
@@ -69,46 +70,26 @@ class TextCompletion:
                 continue
             self._usage.add(chunk.index, output)
             completion = output.outputs[0]
-            choice = self._choice(chunk)
-            choice["text"] = completion.text if self._answers else ""
-            ids, places = completion.token_ids, completion.logprobs
-            if not self._answers:
-                ids, places = (), () if places is not None else None
-            prompt = output.prompt_token_ids
-            if self._echo:
-                text = await self._prompt_text(chunk.index, prompt)
-                choice["text"] = text + choice["text"]
-                ids = (*prompt, *ids)
-                if places is not None:
-                    places = (*(output.prompt_logprobs or ()), *places)
-            if places is not None:
-                assert self._top is not None
-                choice["logprobs"] = CompletionLogprobs(self._top).of(ids, places)
-                _name_first(choice["logprobs"], self._service, ids, self._echo)
-            choice |= self._end(completion)
-            if self._with_ids:
-                choice["token_ids"] = list(completion.token_ids)
-                choice["prompt_token_ids"] = list(prompt)
+            whole = dataclasses.replace(
+                chunk,
+                text=completion.text,
+                token_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                prompt_token_ids=output.prompt_token_ids,
+                prompt_logprobs=output.prompt_logprobs,
+            )
+            choice = await self._choice(whole, self._logprobs()) | self._end(completion)
             choices[choice["index"]] = choice
         ordered = [choices[index] for index in sorted(choices)]
         return self._envelope(ordered) | {"usage": self._usage.as_dict()}
 
     async def events(self, stream: RequestStream) -> AsyncIterator[dict[str, Any]]:
         """The answer as events."""
-        logprobs: dict[int, CompletionLogprobs] = {}
+        logprobs: dict[tuple[int, int], CompletionLogprobs] = {}
         extra = {"usage": None} if self._include_usage else {}
         async for chunk in self._service.chunks(stream):
-            choice = self._choice(chunk)
-            index, first = choice["index"], choice["index"] not in logprobs
-            logprobs.setdefault(index, CompletionLogprobs(self._top or 0))
-            choice["text"] = chunk.text if self._answers else ""
-            if first and self._echo:
-                ids = self._prompts[chunk.index]
-                choice["text"] = await self._prompt_text(chunk.index, ids) + choice["text"]
-            if self._top is not None and chunk.logprobs is not None and self._answers:
-                choice["logprobs"] = logprobs[index].of(chunk.token_ids, chunk.logprobs)
-            if self._with_ids:
-                choice["token_ids"] = list(chunk.token_ids)
+            key = chunk.index, chunk.sample
+            choice = await self._choice(chunk, logprobs.setdefault(key, self._logprobs()))
             if chunk.output is not None:
                 self._usage.add(chunk.index, chunk.output)
                 choice |= self._end(chunk.output.outputs[0])
@@ -118,9 +99,29 @@ class TextCompletion:
         if extra:
             yield self._envelope([]) | {"usage": self._usage.as_dict()}
 
-    def _choice(self, chunk: StreamChunk) -> dict[str, Any]:
-        index = chunk.index * self._sampling.n + chunk.sample
-        return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+    def _logprobs(self) -> CompletionLogprobs:
+        return CompletionLogprobs(self._service.tokenizer, self._top or 0)
+
+    async def _choice(self, chunk: StreamChunk, logprobs: CompletionLogprobs) -> dict[str, Any]:
+        """What a chunk adds to its choice; the first one adds the prompt, if it is echoed."""
+        if not self._answers:
+            chunk = dataclasses.replace(chunk, text="", token_ids=(), logprobs=())
+        prompt, text, ids = chunk.prompt_token_ids, chunk.text, chunk.token_ids
+        places: Sequence[Place | None] = chunk.logprobs or ()
+        if self._echo and prompt:
+            text = await self._prompt_text(chunk.index, prompt) + text
+            ids, places = (*prompt, *ids), (*(chunk.prompt_logprobs or ()), *places)
+        choice: dict[str, Any] = {
+            "index": chunk.index * self._sampling.n + chunk.sample,
+            "text": text,
+            "logprobs": logprobs.of(ids, places) if places else None,
+            "finish_reason": None,
+        }
+        if self._with_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+            if prompt:
+                choice["prompt_token_ids"] = list(prompt)
+        return choice
 
     def _end(self, completion: CompletionOutput) -> dict[str, Any]:
         return {
@@ -138,19 +139,11 @@ class TextCompletion:
             "choices": choices,
         }
 
-    async def _prompt_text(self, index: int, ids: Any) -> str:
+    async def _prompt_text(self, index: int, ids: Sequence[int]) -> str:
         prompt = self._prompts[index]
         if isinstance(prompt, str):
             return prompt
         return await asyncio.to_thread(self._service.tokenizer.decode, list(ids))
-
-
-def _name_first(logprobs: dict[str, Any], service: Service, ids: Sequence[int], echo: bool) -> None:
-    """Spells a prompt's first token, which has no probability."""
-    if echo and ids:
-        text = service.tokenizer.decode([ids[0]], False)
-        logprobs["tokens"][0] = text
-        logprobs["text_offset"][1:] = [each + len(text) for each in logprobs["text_offset"][1:]]
 
 
 def _prompts(value: Any) -> list[Prompt]:

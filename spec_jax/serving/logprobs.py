@@ -28,21 +28,24 @@ class CompletionLogprobs:
     """What `choices[].logprobs` of a completion holds.
 
     Args:
+      tokenizer: spells a token without probabilities.
       top: the number of likeliest tokens.
-      offset: characters of the text before the first token.
     """
 
-    def __init__(self, top: int, offset: int = 0):
-        self._top, self._offset = top, offset
+    def __init__(self, tokenizer: Tokenizer, top: int):
+        self._tokenizer, self._top, self._offset = tokenizer, top, 0
 
     def of(self, token_ids: Sequence[int], places: Sequence[Place | None]) -> dict[str, Any]:
-        """Of the next tokens; a place of None has no probabilities."""
+        """Of the next tokens; a place of None, a prompt's first, has no probabilities."""
         tokens: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
         for token, place in zip(token_ids, places, strict=True):
-            text = "" if place is None else place[token].decoded_token or ""
+            if place is None:
+                text = self._tokenizer.decode([token], False)
+            else:
+                text = place[token].decoded_token or ""
             tokens.append(text)
             values.append(None if place is None else _finite(place[token].logprob))
             offsets.append(self._offset)

@@ -12,6 +12,7 @@ from spec_jax.config import SamplingParams
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.state import LENGTH, RUNNING, Counters, DecodeState
 from spec_jax.drafters.prompt_lookup import PromptLookup
+from spec_jax.drafters.recycle import TokenRecycling
 from spec_jax.drafters.suffix import SuffixLookup
 from spec_jax.engine import cost_profiling as pacing
 from spec_jax.engine.acceptances import FADE, PRIOR_ANSWER
@@ -330,9 +331,10 @@ def test_a_file_belongs_to_models_choices_and_machine(monkeypatch):
         pacing.costs_file((models[0], PromptLookup(4, 3)), "token", 4),
         pacing.costs_file((models[0], PromptLookup(4, 2)), "token", 4),
         pacing.costs_file((models[0], SuffixLookup(4)), "token", 4),
+        pacing.costs_file((models[0], TokenRecycling(4)), "token", 4),
     ]
     monkeypatch.setattr(pacing.os, "cpu_count", lambda: 3)
-    assert len({file, *others, pacing.costs_file(models, "token", 4)}) == 7
+    assert len({file, *others, pacing.costs_file(models, "token", 4)}) == 8
 
 
 def test_costs_are_of_the_rows_that_run(monkeypatch):

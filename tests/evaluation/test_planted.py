@@ -131,6 +131,7 @@ METHODS = {
     "prompt_lookup": ("--method", "prompt_lookup"),
     "several_lookups": ("--method", "prompt_lookup", "--num-drafts", 2),
     "suffix": ("--method", "suffix"),
+    "recycle": ("--method", "recycle"),
     "early_exit": ("--method", "early_exit", "--early-exit-layers", 1),
     "universal_vocabulary": ("--method", "universal_vocabulary", "--draft", "STRANGER"),
     "universal_text": ("--method", "universal_text", "--draft", "STRANGER"),
@@ -138,7 +139,7 @@ METHODS = {
 
 
 # Greedy texts of this target repeat too little for a block that holds a stop token.
-UNTESTED = {name: ["greedy: stop tokens"] for name in ("prompt_lookup", "suffix")}
+UNTESTED = {name: ["greedy: stop tokens"] for name in ("prompt_lookup", "suffix", "recycle")}
 """Checks that see nothing with this pair."""
 
 

@@ -135,6 +135,36 @@ def test_echo_gives_the_prompt_and_its_log_probabilities(client, plain):
     assert at == ["".join(choice.logprobs.tokens[:i]) for i in range(len(at))]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 6])
+@pytest.mark.parametrize("prompts", [PROMPTS[0], PROMPTS[:2], [[5, 6, 7]]])
+def test_a_stream_echoes_what_an_answer_does(client, prompts, max_tokens):
+    shape = {"model": NAME, "prompt": prompts, "max_tokens": max_tokens, "temperature": 0}
+    shape |= {"echo": True, "logprobs": 2, "extra_body": {"return_token_ids": True}}
+    answer = client.completions.create(**shape)
+    streamed = [{} for _ in answer.choices]
+    for event in client.completions.create(**shape, stream=True):
+        for choice in event.choices:
+            parts = {"text": choice.text, "token_ids": choice.token_ids}
+            if hasattr(choice, "prompt_token_ids"):
+                parts["prompt_token_ids"] = choice.prompt_token_ids
+            parts |= choice.logprobs.to_dict() if choice.logprobs else {}
+            for name, part in parts.items():
+                joined = streamed[choice.index]
+                joined[name] = joined[name] + part if name in joined else part
+    for choice, joined in zip(answer.choices, streamed, strict=True):
+        whole = {"text": choice.text, "token_ids": choice.token_ids}
+        whole |= {"prompt_token_ids": choice.prompt_token_ids} | choice.logprobs.to_dict()
+        assert joined.keys() == whole.keys()
+        assert len(choice.logprobs.tokens) == len(choice.prompt_token_ids) + max_tokens
+        for name in ("text", "token_ids", "prompt_token_ids", "tokens", "text_offset"):
+            assert joined[name] == whole[name]
+        assert joined["token_logprobs"][0] is whole["token_logprobs"][0] is None
+        assert joined["token_logprobs"][1:] == pytest.approx(whole["token_logprobs"][1:], abs=1e-4)
+        assert [each and set(each) for each in joined["top_logprobs"]] == [
+            each and set(each) for each in whole["top_logprobs"]
+        ]
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "param", "code"),
     [
