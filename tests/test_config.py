@@ -336,6 +336,11 @@ CONTRADICTIONS = [
         {"method": "early_exit", "scoring_consistent": True},
         ["scoring_consistent is True", "'early_exit'", "leave scoring_consistent out"],
     ),
+    ({"draft": "self:int3"}, ["draft is 'self:int3'", "'self:int4' or 'self:int8'", "'./self'"]),
+    (
+        {"draft": "self:int4", "draft_quantization": "int8"},
+        ["draft_quantization is 'int8'", "draft is 'self:int4'", "leave draft_quantization out"],
+    ),
     ({"num_speculative_tokens": 3}, ["num_speculative_tokens is 3", "method is 'none'"]),
     (
         {"method": "early_exit", "retune_confidence": True},

@@ -166,6 +166,36 @@ def test_a_draft_is_quantized_as_its_target_unless_told_otherwise(models):
     assert formats(draft_quantization="int8") == {"int8"}
 
 
+@pytest.mark.parametrize(("quantization", "copy"), [("none", "int8"), ("int8", "int4")])
+def test_a_copy_of_the_target_drafts_for_it(models, quantization, copy):
+    llm = LLM(models["directory"], quantization=quantization)
+    speculating = llm.with_speculation(
+        {"draft": f"self:{copy}", "draft_length_policy": "constant", "num_speculative_tokens": 3}
+    )
+    draft = speculating.engine.drafter.model
+    assert draft.config == llm.engine.target.config and draft is not llm.engine.target
+    formats = {each.format for each in draft.weights.values() if isinstance(each, PackedWeight)}
+    assert formats == {{"int4": "uint4", "int8": "int8"}[copy]}
+    assert tokens(speculating) == tokens(llm)
+    (output,) = speculating.generate([PROMPTS[0]], SamplingParams(max_tokens=24, ignore_eos=True))
+    assert output.metrics.draft_acceptance_rate > 0.3  # of other random weights it is near 0
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "draft"),
+    [
+        ("directory", "int4", "self:int4"),
+        ("directory", "int4", "self:int8"),
+        ("directory", "int8", "self:int8"),
+        ("Q4_1", "gguf", "self:int4"),
+    ],
+)
+def test_a_copy_as_large_as_the_target_is_refused(models, model, quantization, draft):
+    said = rf"draft is '{draft}', but .* kept in {quantization}, .* use another draft"
+    with pytest.raises(ConfigError, match=said):
+        LLM(models[model], quantization=quantization, speculative_config={"draft": draft})
+
+
 def test_a_draft_has_the_form_of_its_recipe_unless_told_otherwise(models, tmp_path, monkeypatch):
     recipe = tmp_path / "draft.toml"
     recipe.write_text(

@@ -17,7 +17,7 @@ from spec_jax.checkpoints import locate
 from spec_jax.checkpoints.bucket import weights_in
 from spec_jax.checkpoints.draft_directory import MANIFEST
 from spec_jax.checkpoints.files import read_json
-from spec_jax.config import SpeculativeConfig
+from spec_jax.config import COPIES, SpeculativeConfig
 from spec_jax.errors import BenchmarkError, ConfigError, did_you_mean
 from spec_jax.llm import LLM
 
@@ -182,6 +182,9 @@ def _torch_device(platform: str) -> str:
 
 def _draft(reference: str, target: Any, on_note: Callable[[str], None]) -> Any:
     """A draft for a target, both of transformers; None, with a note, if it cannot read it."""
+    if reference in COPIES:
+        on_note(f"transformers has no draft {reference}, and no row of it")
+        return None
     _, path = locate(reference, lambda line: None)
     try:
         return load_transformers(path, target.dtype, target.device, target)

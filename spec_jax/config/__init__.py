@@ -45,6 +45,7 @@ from spec_jax.config.other_names import no_attribute
 from spec_jax.config.sampling import FIT_CONTEXT, MAX_LOGPROBS, SamplingParams
 from spec_jax.config.speculative import (
     CONFIDENCE_THRESHOLD,
+    COPIES,
     CUSTOM,
     DRAFT_LENGTH_POLICIES,
     DRAFTING_METHODS,

@@ -28,6 +28,8 @@ DRAFT_LENGTH_POLICIES, VERIFICATIONS = get_args(_Policy), get_args(_Verification
 CONFIDENCE_THRESHOLD = 0.4
 SCORINGS = ("block", "prefix_batch")
 CUSTOM = "custom"
+COPIES = {"self:int4": "int4", "self:int8": "int8"}
+"""Drafts that are copies of the target, and how they are quantized."""
 """The method whose drafter is `LLM(drafter=...)`."""
 ENTRY_POINTS = "spec_jax.drafters"
 """The group of entry points whose names are methods; importing one registers the method."""
@@ -103,6 +105,16 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if "draft" in option_names(type(self)) and not self.draft:
             raise ConfigError(f"method {self.method!r} needs draft=... (--draft): the draft model.")
+        if self.draft in COPIES and self.draft_quantization is not None:
+            raise ConfigError(
+                f"draft_quantization is {self.draft_quantization!r} but draft is {self.draft!r}, "
+                "which says it already; leave draft_quantization out."
+            )
+        if str(self.draft).partition(":")[0] == "self" and self.draft not in COPIES:
+            raise ConfigError(
+                f"draft is {self.draft!r}; a copy of the target is {_alternatives([*COPIES])}, and "
+                "a directory of this name is './self'."
+            )
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for option, other, *values in (
             ("confidence_threshold", "draft_length_policy", "confidence"),
@@ -247,7 +259,8 @@ class _Draft:
 
     draft: Annotated[str | None, Flag(metavar="REF")] = None
     """The draft model, named like the target: a directory, .gguf file, recipe or hub id. Naming the
-    target again shares its weights."""
+    target again shares its weights; `self:int4` and `self:int8` are a copy of it in as many bits
+    (cf. ML-SpecQD, arXiv 2503.13565)."""
     draft_quantization: Quantization | None = None
     """As --quantization, for the draft model (default: what its recipe says for CPUs, else the same
     where it can be). It is `none` for the draft of a `gguf` target that is not a .gguf file

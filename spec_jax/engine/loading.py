@@ -8,7 +8,13 @@ import jax
 
 from spec_jax import checkpoints
 from spec_jax.checkpoints.packing import Packing
-from spec_jax.config import DraftModelConfig, LoadingOptions, SpeculativeConfig, check_integer
+from spec_jax.config import (
+    COPIES,
+    DraftModelConfig,
+    LoadingOptions,
+    SpeculativeConfig,
+    check_integer,
+)
 from spec_jax.engine.draft_models import check_vocabulary, with_frequent_outputs
 from spec_jax.engine.offloading import layout_to_offload, offloaded
 from spec_jax.errors import ConfigError
@@ -43,8 +49,8 @@ class Loader:
         def place(config: TransformerConfig) -> Placement:
             return offloaded(self._place("target", config), config, *offload)
 
-        speculation = self._completed(speculation, reference)
         opened = self._open(reference, self.options.quantization, place, is_draft=False)
+        speculation = self._completed(speculation, reference, opened)
         context = _context_of(opened, max_model_len)
         self._open_draft(speculation, reference, opened)
         return self._load(opened), context
@@ -93,7 +99,7 @@ class Loader:
         max_model_len: int,
     ) -> checkpoints.Checkpoint:
         """The draft for a target, which was loaded from `reference`; the last one is kept."""
-        config = self._completed(config, reference)
+        config = self._completed(config, reference, target)
         key = self._draft_key(config, reference, target)
         if key is None:
             return with_frequent_outputs(target, config)
@@ -109,8 +115,26 @@ class Loader:
             self._draft = (*key, size), draft
         return self._draft[1]
 
-    def _completed(self, config: SpeculativeConfig, reference: str) -> SpeculativeConfig:
-        """The config with the form that the draft's recipe gives, if the user gives none."""
+    def _completed(
+        self,
+        config: SpeculativeConfig,
+        reference: str,
+        target: checkpoints.Checkpoint | checkpoints.OpenCheckpoint,
+    ) -> SpeculativeConfig:
+        """The config with the draft's place and form, where it leaves them to target or recipe.
+
+        Raises:
+          ConfigError: a copy of the target is to draft that takes no less memory than the target.
+        """
+        if config.draft in COPIES:
+            form = COPIES[config.draft]
+            if target.quantization not in ("none", "int8") or target.quantization == form:
+                raise ConfigError(
+                    f"draft is {config.draft!r}, but {target.name} itself is kept in "
+                    f"{target.quantization}, and such a copy would hardly be faster; use another "
+                    "draft, or a target in more bits (quantization)."
+                )
+            return dataclasses.replace(config, draft=reference, draft_quantization=form)
         if config.draft is None or config.draft == reference or not self._is_native:
             return config
         form = checkpoints.draft_form(config.draft)
