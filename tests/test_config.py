@@ -137,7 +137,8 @@ BAD_SPECULATIVE = [
         for name in ("retune_confidence", "scoring_consistent")
         for bad in (1, "yes", None)
     ],
-    *[("draft", bad, TEXT) for bad in (5, b"model", ["model"])],
+    *[(name, 5, TEXT) for name in ("draft", "suffix_store")],
+    *[("draft", bad, TEXT) for bad in (b"model", ["model"])],
     ("draft_quantization", "int-8", "Did you mean 'int8'?"),
     ("draft_quantization", 8, "Known: auto, gguf, int4, int8, none."),
 ]
@@ -184,7 +185,7 @@ def test_a_mapping_says_what_structured_outputs_are():
     assert made == same and made.structured_outputs.kind == "choice"
 
 
-TAKING = ("draft_model", "prompt_lookup", "early_exit")
+TAKING = ("draft_model", "prompt_lookup", "early_exit", "suffix")
 """Methods that have all options among them."""
 
 
@@ -261,6 +262,7 @@ OPTION_OF = {
     "prompt_lookup_max": (3, ("prompt_lookup",)),
     "early_exit_layers": (2, ("early_exit",)),
     "draft_vocab_size": (100, ("draft_model",)),
+    "suffix_store": ("file", ("suffix",)),
 }
 """Options that belong to some methods, and a value of each."""
 

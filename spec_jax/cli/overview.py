@@ -12,6 +12,7 @@ COMMANDS = {
     "profile": "show where the time of a round goes",
     "train-draft": "train a draft for your target",
     "convert": "write a model in another format",
+    "store": "keep outputs that method suffix drafts from",
     "plan": "project memory and speed elsewhere",
     "compile": "compile for devices that are elsewhere",
     "env": "show versions and devices",

@@ -373,6 +373,29 @@ class CompileOptions(ShapeOptions):
 
 
 @config_class
+class StoreOptions:
+    """Keep outputs that method suffix drafts from.
+
+    Texts are added to the file, and then it says what it holds. A text file is one output. A file
+    .jsonl has an object a line, with the key token_ids or text, as spec-jax generate --out writes.
+    """
+
+    store: Annotated[
+        Path,
+        Flag(positional=True, metavar="FILE", remedy="write spec-jax store FILE --target REF"),
+    ]
+    """The file, for --suffix-store; it is made if there is none."""
+    texts: Annotated[Many[Path], Flag(positional=True, metavar="TEXT")] = ()
+    """A file of texts to add."""
+    target: Annotated[
+        str, Flag(metavar="REF", remedy="name the model that the outputs are for with --target")
+    ]
+    """The model whose tokens they are in, named like a target."""
+    namespace: str = ""
+    """The namespace that they are added to."""
+
+
+@config_class
 class EnvOptions:
     """Show versions and devices, for bug reports."""
 

@@ -295,6 +295,9 @@ class SuffixConfig(_WithoutConfidence):
     """Copies what followed the longest match in outputs of earlier requests (arXiv 2411.04975)."""
 
     method: Literal["suffix"] = "suffix"
+    suffix_store: Annotated[str | None, Flag(metavar="FILE")] = None
+    """Also search the outputs in this file, and add new ones to it when the process ends; it is
+    made if there is none. `spec-jax store` makes one of texts."""
 
 
 @config_class

@@ -276,21 +276,15 @@ def commit(
     accepted = jnp.minimum(jnp.where(running, verified.accepted, 0), emitted)
     outcome = DraftOutcome.of(draft, path, drafted, accepted)
     counted = drafted if policy.counts_rejected else accepted
-    scored_tokens = likeliest = None
+    committed = Committed(tokens, state.lengths, lengths, verified.draft_index, scored.features)
     if scored.likeliest is not None:
         last = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
-        scored_tokens = jnp.concatenate([last, draft_ids[:, :-1]], axis=1)
         is_scored = running[:, None] & (positions <= draft.lengths[:, None])
-        likeliest = jnp.where(is_scored, scored.likeliest, -1)
-    committed = Committed(
-        tokens,
-        state.lengths,
-        lengths,
-        verified.draft_index,
-        scored.features,
-        scored_tokens,
-        likeliest,
-    )
+        committed = dataclasses.replace(
+            committed,
+            scored_tokens=jnp.concatenate([last, draft_ids[:, :-1]], axis=1),
+            likeliest=jnp.where(is_scored, scored.likeliest, -1),
+        )
     logprobs = state.logprobs
     if logprobs is not None:
         logprobs = logprobs.add(scored.logits, tokens, state.lengths)

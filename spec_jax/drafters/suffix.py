@@ -25,11 +25,27 @@ class PastText:
       tokens: outputs one after another, each followed by -1, with -1 as padding.
       order: the suffix array: positions of their tokens, sorted by the suffixes that start there.
       counts: how many positions there are.
+      stored: the begin in `StoredText` of the part that the row may search, and the positions
+        there.
     """
 
     tokens: Int[Array, "batch size"]
     order: Int[Array, "batch size"]
     counts: Int[Array, " batch"]
+    stored: Int[Array, "batch 2"] | None = None
+
+
+@pytree
+class StoredText:
+    """Outputs that all rows share, each row a part of them; as in `PastText`.
+
+    Attributes:
+      tokens: outputs one after another, each followed by -1.
+      order: in each part, its suffix array.
+    """
+
+    tokens: Int[Array, " size"]
+    order: Int[Array, " size"]
 
 
 @pytree
@@ -37,15 +53,18 @@ class SuffixLookup(Drafter):
     """Drafts without a model, on device, from past outputs and the row's own text.
 
     After SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). It copies from the source with the
-    longer match of the row's end, and from the row's own text if both are equally long.
+    longest match of the row's end; of equally long ones the row's own text comes first, then the
+    past outputs, then the stored ones.
 
     Attributes:
       lookahead: the largest number of tokens proposed (K).
       max_ngram: the longest match looked for.
+      stored: what is searched besides.
     """
 
     lookahead: int = static()
     max_ngram: int = static(default=16)
+    stored: StoredText | None = None
 
     def init(self, prompt: DrafterPrompt) -> PastText:
         """The arrays that `SuffixIndex.arrays` made for the requests; they never change."""
@@ -55,8 +74,7 @@ class SuffixLookup(Drafter):
 
     def propose(self, state: PastText, context: Context) -> tuple[Draft, PastText]:
         """The continuation of the longest match, cut at the end of the text that contains it."""
-        rows = context.tokens, context.lengths, state.tokens, state.order, state.counts
-        look_up = functools.partial(jax.vmap(self._look_up), *rows)
+        look_up = functools.partial(jax.vmap(self._look_up), context.tokens, context.lengths, state)
         tokens, lengths = if_drafting(context, self.lookahead, look_up)
         return Draft(tokens=tokens, probs=None, lengths=lengths), state
 
@@ -64,20 +82,21 @@ class SuffixLookup(Drafter):
         self,
         tokens: Int[Array, " length"],
         length: Int[Array, ""],
-        text: Int[Array, " size"],
-        order: Int[Array, " size"],
-        count: Int[Array, ""],
+        past: PastText,
     ) -> tuple[Int[Array, " lookahead"], Int[Array, ""]]:
         row = Text.alone(tokens, length)
         matched = match_lengths(row, self.max_ngram)
         matched = jnp.where(matched >= MIN_NGRAM, matched, 0)
-        from_row, num_from_row = continuation(row, matched, self.lookahead)
-        size, low, high = longest_match(tokens, length, text, order, count, self.max_ngram)
-        from_past, num_from_past = likeliest(text, order, low, high, size, self.lookahead)
-        longer = size > matched.max()
-        return jnp.where(longer, from_past, from_row), jnp.where(
-            longer, num_from_past, num_from_row
-        )
+        draft, best = continuation(row, matched, self.lookahead), matched.max()
+        searched = [(past.tokens, past.order, jnp.stack([jnp.int32(0), past.counts]))]
+        if self.stored is not None and past.stored is not None:
+            searched.append((self.stored.tokens, self.stored.order, past.stored))
+        for text, order, part in searched:
+            size, low, high = longest_match(tokens, length, text, order, part, self.max_ngram)
+            other = likeliest(text, order, low, high, size, self.lookahead)
+            draft = jax.tree.map(functools.partial(jnp.where, size > best), other, draft)
+            best = jnp.maximum(best, size)
+        return draft
 
 
 def longest_match(
@@ -85,13 +104,21 @@ def longest_match(
     length: Int[Array, ""],
     text: Int[Array, " size"],
     order: Int[Array, " size"],
-    count: Int[Array, ""],
+    part: Int[Array, "2"],
     max_ngram: int,
 ) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""]]:
     """The size of the longest n-gram at the row's end that has a continuation in the text, or 0.
 
     Also its occurrences, as a range of `order`. One binary search of size.bit_length() steps looks
     for all sizes at once.
+
+    Args:
+      tokens: the row.
+      length: of the row.
+      text: what is searched.
+      order: suffix arrays of parts of it.
+      part: where in `order` the suffix array to search begins, and how many positions it has.
+      max_ngram: the longest n-gram; static.
     """
     sizes = jnp.arange(MIN_NGRAM, max_ngram + 1, dtype=jnp.int32)
     steps = jnp.arange(max_ngram + 1, dtype=jnp.int32)
@@ -112,7 +139,7 @@ def longest_match(
         below = (first & (here < bound_tokens)).any(-1) & (low < high)
         return jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
 
-    bounds = jnp.zeros((2, len(sizes)), jnp.int32), jnp.full((2, len(sizes)), count)
+    bounds = tuple(jnp.full((2, len(sizes)), end) for end in (part[0], part[0] + part[1]))
     (low, high), _ = jax.lax.fori_loop(0, len(order).bit_length(), halve, bounds)
     matched_sizes = jnp.where((high > low) & (sizes <= length), sizes, 0)
     best = argmax(matched_sizes)

@@ -168,9 +168,10 @@ def fingerprint(config: SpeculativeConfig, drafter: Drafter) -> str | None:
     """A checksum that processes compare: the drafter's class, its source, numbers and arrays.
 
     Sharded and large arrays are weights, whose files are compared elsewhere: only their shapes
-    count here. None for a built-in method, and in a run of one process.
+    count here. None in a run of one process, and for a built-in method that reads no other files.
     """
-    if distributed.process()[1] == 1 or config.method not in (CUSTOM, *_FACTORIES):
+    differs = config.method in (CUSTOM, *_FACTORIES) or getattr(config, "suffix_store", None)
+    if distributed.process()[1] == 1 or not differs:
         return None
     kind = type(drafter)
     try:

@@ -3,15 +3,18 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from spec_jax import distributed
 from spec_jax.config import (
     CONFIDENCE_THRESHOLD,
     DraftModelConfig,
     EarlyExitConfig,
     PromptLookupConfig,
     SpeculativeConfig,
+    SuffixConfig,
 )
 from spec_jax.decoding.adaptive import Adaptive
 from spec_jax.decoding.draft_length import (
@@ -28,7 +31,7 @@ from spec_jax.drafters.host_draft import HostDraft
 from spec_jax.drafters.none import NoDraft
 from spec_jax.drafters.prompt_lookup import PromptLookup
 from spec_jax.drafters.recycle import TokenRecycling
-from spec_jax.drafters.suffix import SuffixLookup
+from spec_jax.drafters.suffix import StoredText, SuffixLookup
 from spec_jax.drafters.universal_vocabulary import UniversalVocabulary
 from spec_jax.engine.batch_shape import BatchShape
 from spec_jax.engine.custom import DrafterSetting, custom_drafter
@@ -44,6 +47,7 @@ from spec_jax.engine.requests import Request
 from spec_jax.engine.rows import HostInputs
 from spec_jax.engine.scheduler import OnFinished
 from spec_jax.engine.suffix_index import SuffixIndex
+from spec_jax.engine.suffix_store import SuffixStore
 from spec_jax.engine.universal_text import UniversalText
 from spec_jax.errors import ConfigError
 from spec_jax.text.translation import TextTranslator
@@ -130,13 +134,26 @@ def _prompt_lookup(setting: DrafterSetting) -> Drafting:
 
 
 def _suffix(setting: DrafterSetting) -> Drafting:
-    index = SuffixIndex()
+    config, index = setting.config, SuffixIndex()
+    assert isinstance(config, SuffixConfig)
+    store = stored = None
+    if config.suffix_store is not None:
+        model = setting.target.model
+        path = Path(config.suffix_store).expanduser()
+        store = SuffixStore(path, setting.target.tokenizer, model.config.vocab_size)
+        arrays = store.outputs.tokens, store.outputs.order
+        stored = StoredText(*map(model.replicated, arrays))
 
     def inputs(requests: Sequence[Request], shape: BatchShape) -> tuple[np.ndarray, ...]:
-        return index.arrays(_namespaces(requests), shape.batch)
+        names = _namespaces(requests)
+        parts = () if store is None else (store.outputs.of_rows(names, shape.batch),)
+        return *index.arrays(names, shape.batch), *parts
 
-    drafter = SuffixLookup(setting.lookahead)
-    return Drafting(drafter, inputs=inputs, on_finished=_adding_to(index))
+    # Processes that decode together keep the same outputs; one of them writes.
+    writes = store is not None and distributed.process()[0] == 0
+    drafter = SuffixLookup(setting.lookahead, stored=stored)
+    stores = [index, store] if writes else [index]
+    return Drafting(drafter, inputs=inputs, on_finished=_adding_to(*stores))
 
 
 def _recycle(setting: DrafterSetting) -> Drafting:
@@ -153,9 +170,10 @@ def _namespaces(requests: Sequence[Request]) -> list[str]:
     return [each.sampling.namespace for each in requests]
 
 
-def _adding_to(index: SuffixIndex) -> OnFinished:
+def _adding_to(*stores: SuffixIndex | SuffixStore) -> OnFinished:
     def on_finished(request: Request, token_ids: Sequence[int]) -> None:
-        index.add(request.sampling.namespace, token_ids)
+        for each in stores:
+            each.add(request.sampling.namespace, token_ids)
 
     return on_finished
 

@@ -26,10 +26,14 @@ class SuffixIndex:
       capacity: tokens kept of each namespace, with one more for the end of each output. The oldest
         outputs are dropped first; of an output longer than this, only the end is kept.
       namespaces: how many are kept; the one whose newest output is oldest is dropped.
+      total: tokens kept of all namespaces together, the same way; by default as many as fit.
     """
 
-    def __init__(self, capacity: int = CAPACITY, namespaces: int = NAMESPACES):
+    def __init__(
+        self, capacity: int = CAPACITY, namespaces: int = NAMESPACES, total: int | None = None
+    ):
         self.capacity, self.namespaces = capacity, namespaces
+        self._total = capacity * namespaces if total is None else total
         self._stores: OrderedDict[str, _Store] = OrderedDict()
 
     def add(self, namespace: str, token_ids: Sequence[int]) -> None:
@@ -38,9 +42,31 @@ class SuffixIndex:
             return
         store = self._stores.setdefault(namespace, _Store(self.capacity))
         self._stores.move_to_end(namespace)
-        if len(self._stores) > self.namespaces:
-            self._stores.popitem(last=False)
         store.add(token_ids)
+        while len(self._stores) > self.namespaces or self.size > self._total:
+            self._stores.popitem(last=False)
+
+    @property
+    def size(self) -> int:
+        """Tokens kept of all namespaces, with the ends of their outputs."""
+        return sum(store.size for store in self._stores.values())
+
+    def parts(self) -> list[tuple[str, Int[np.ndarray, " size"], Int[np.ndarray, " positions"]]]:
+        """Each namespace, with its outputs one after another and their suffix array."""
+        return [(name, each.text(), each.order()) for name, each in self._stores.items()]
+
+    def extend(self, namespace: str, text: Int[np.ndarray, " size"]) -> None:
+        """Adds outputs that lie one after another, each followed by `END`, if they are new."""
+        present = set()
+        if (store := self._stores.get(namespace)) is not None:
+            present = {each.tobytes() for each in store.outputs}
+        for output in np.split(text, np.flatnonzero(text == END) + 1)[:-1]:
+            if output.tobytes() not in present:
+                self.add(namespace, output[:-1].tolist())
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._stores.clear()
 
     def texts(self, namespaces: Sequence[str], batch: int) -> Int[np.ndarray, "batch size"]:
         """The past outputs that the rows of a batch may learn from, each followed by `END`.
@@ -84,22 +110,22 @@ class _Store:
     """One namespace's outputs, joined and sorted when they are first needed after a change."""
 
     def __init__(self, capacity: int):
-        self._capacity, self._size = capacity, 0
-        self._outputs: deque[np.ndarray] = deque()
+        self._capacity, self.size = capacity, 0
+        self.outputs: deque[np.ndarray] = deque()
         self._text: np.ndarray | None = None
         self._order: np.ndarray | None = None
 
     def add(self, token_ids: Sequence[int]) -> None:
         output = np.array([*token_ids[1 - self._capacity :], END], np.int32)
-        self._outputs.append(output)
-        self._size += len(output)
-        while self._size > self._capacity:
-            self._size -= len(self._outputs.popleft())
+        self.outputs.append(output)
+        self.size += len(output)
+        while self.size > self._capacity:
+            self.size -= len(self.outputs.popleft())
         self._text = self._order = None
 
     def text(self) -> np.ndarray:
         if self._text is None:
-            self._text = np.concatenate(self._outputs)
+            self._text = np.concatenate(self.outputs)
         return self._text
 
     def order(self) -> np.ndarray:

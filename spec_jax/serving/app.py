@@ -35,6 +35,9 @@ BODY_SECONDS = 60
 """How long a body may take to arrive."""
 UNREAD = (401, 404, 405, 408, 413)
 """Statuses of answers that may come before the body does."""
+MAX_DISCARDED, DISCARD_SECONDS = 2**26, 5
+"""Bytes and time of a body that are read for nothing after such an answer was decided on. A client
+that still sends when the connection is closed loses the answer (nginx calls this lingering)."""
 OPEN_PATHS = ("/", "/health", "/metrics", "/version")
 """What needs no API key."""
 
@@ -112,7 +115,7 @@ class _Endpoints:
             except HTTPException:
                 raise
             except Exception as error:
-                return _error_response(request, error)
+                return await _error_response(request, error)
 
         return respond
 
@@ -322,13 +325,26 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _error_response(request: Request, error: Exception) -> Response:
+async def _discard_body(request: Request) -> None:
+    if "expect" in request.headers:
+        return  # the client sends nothing before it is told to
+    size = 0
+    with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):  # it was read before
+        async with asyncio.timeout(DISCARD_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_DISCARDED:
+                    return
+
+
+async def _error_response(request: Request, error: Exception) -> Response:
     if not is_expected(error):
         log.error("a request failed", exc_info=error)
     answer = api_error(error)
     headers = dict(answer.headers)
     if answer.status in UNREAD:
         headers["Connection"] = "close"  # the rest of an endless body would be read for ever
+        await _discard_body(request)
     of_messages = request.url.path.startswith("/v1/messages")
     body = error_body(answer) if of_messages else answer.as_dict()
     return JSONResponse(body, answer.status, headers=headers)
@@ -337,6 +353,6 @@ def _error_response(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}."
-    return _error_response(
+    return await _error_response(
         request, ApiError(error.status_code, message, headers=error.headers or {})
     )

@@ -92,7 +92,8 @@ def check_lossless(
     checks.append(sampled.check(target.model, prompts[0], min(engine.drafter.lookahead, 3) + 1))
     name, most = list(SETTINGS.items())[-1]
     checks += IndependenceChecks(engine, prompts, {name: most}, length, seed, on_progress).run()
-    if make_draft_length_policy(config).reproducible:
+    # What a drafter may learn of rejected tokens, a prompt of the same text does not say.
+    if make_draft_length_policy(config).reproducible and not engine.drafter.needs_likeliest:
         checks.append(
             check_rollback(engine, prompts, max_tokens=length, seed=seed, on_progress=on_progress)
         )

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from spec_jax.config import SamplingParams
 from spec_jax.decoding.draft_length import Constant
 from spec_jax.drafters.base import Context, DrafterPrompt
-from spec_jax.drafters.suffix import MAX_OCCURRENCES, SuffixLookup
+from spec_jax.drafters.suffix import MAX_OCCURRENCES, StoredText, SuffixLookup
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.suffix_index import SuffixIndex
+from spec_jax.engine.suffix_store import StoredOutputs
 from spec_jax.sampling.parameters import BatchSampling
 from spec_jax.testing import ReferenceDecoder
 from tests.decoding.test_sampled import LENGTH, P_VALUE, ROWS, SETTINGS, VOCAB
@@ -46,8 +47,8 @@ def in_common(one, other):
     return count
 
 
-def look_up(known, outputs, lookahead, max_ngram):
-    """The draft for one row, in plain Python."""
+def look_up(known, sources, lookahead, max_ngram):
+    """The draft for one row, in plain Python; of equal matches the first source's counts."""
     for size in range(min(max_ngram, len(known)), 1, -1):
         wanted = known[-size:]
 
@@ -58,8 +59,10 @@ def look_up(known, outputs, lookahead, max_ngram):
         own = after(known)
         if own:
             return own[0][:lookahead]
-        past = sorted(text for output in outputs for text in after(output))
-        if past:
+        for outputs in sources:
+            past = sorted(text for output in outputs for text in after(output))
+            if not past:
+                continue
             if len(past) > MAX_OCCURRENCES:
                 spread = [
                     (2 * i + 1) * len(past) // (2 * MAX_OCCURRENCES) for i in range(MAX_OCCURRENCES)
@@ -76,7 +79,7 @@ def propose(drafter, context, inputs):
     return drafter.propose(state, context)[0]
 
 
-def drafts(rows, index, namespaces, lookahead, max_ngram, junk=0):
+def drafts(rows, index, namespaces, lookahead, max_ngram, junk=0, stored=None):
     """The drafter's proposals for a batch whose buffers hold junk past each row's end."""
     tokens = np.broadcast_to(np.asarray(junk, np.int32), (len(rows), CAPACITY)).copy()
     for i, row in enumerate(rows):
@@ -91,7 +94,11 @@ def drafts(rows, index, namespaces, lookahead, max_ngram, junk=0):
         limits=jnp.full((len(rows),), lookahead, jnp.int32),
     )
     inputs = tuple(map(jnp.asarray, index.arrays(namespaces, len(rows))))
-    draft = propose(SuffixLookup(lookahead, max_ngram), context, inputs)
+    text = None
+    if stored is not None:
+        inputs += (jnp.asarray(stored.of_rows(namespaces, len(rows))),)
+        text = StoredText(jnp.asarray(stored.tokens), jnp.asarray(stored.order))
+    draft = propose(SuffixLookup(lookahead, max_ngram, text), context, inputs)
     assert draft.probs is None  # deterministic: q is one-hot
     assert draft.tokens.shape == (len(rows), lookahead)
     pairs = zip(np.asarray(draft.tokens), np.asarray(draft.lengths), strict=True)
@@ -118,19 +125,28 @@ def kept(outputs):
     rows=st.lists(rows_of_few_words, min_size=BATCH, max_size=BATCH),
     ours=outputs_of_few_words,
     theirs=outputs_of_few_words,
+    stored_by_us=outputs_of_few_words,
+    stored_by_them=outputs_of_few_words,
 )
 def test_ragged_batches_of_two_tenants_agree_with_plain_python(
-    lookahead, max_ngram, rows, ours, theirs
+    lookahead, max_ngram, rows, ours, theirs, stored_by_us, stored_by_them
 ):
-    """Each draft copies the outputs of its tenant alone."""
+    """Each draft copies the outputs of its tenant alone, with a store and without one."""
     index = index_of(ours=ours, theirs=theirs)
     namespaces = ["ours", "theirs", "theirs", "ours"]
-    stored = {"ours": kept(ours), "theirs": kept(theirs)}
-    expected = [
-        look_up(row, stored[namespace], lookahead, max_ngram)
-        for row, namespace in zip(rows, namespaces, strict=True)
-    ]
-    assert drafts(rows, index, namespaces, lookahead, max_ngram) == expected
+    sources = {"ours": [kept(ours)], "theirs": [kept(theirs)]}
+    store = SuffixIndex(capacity=2 * SIZE)
+    for namespace, outputs in (("ours", stored_by_us), ("theirs", stored_by_them)):
+        for output in outputs:
+            store.add(namespace, output)
+    for stored in (None, StoredOutputs.of(store)):
+        expected = [
+            look_up(row, sources[namespace], lookahead, max_ngram)
+            for row, namespace in zip(rows, namespaces, strict=True)
+        ]
+        assert drafts(rows, index, namespaces, lookahead, max_ngram, 0, stored) == expected
+        sources["ours"].append(stored_by_us)
+        sources["theirs"].append(stored_by_them)
 
 
 @each_choice
@@ -142,7 +158,7 @@ def test_tokens_past_the_end_of_a_row_are_never_used(lookahead, max_ngram, row, 
             for each in (row, row[-max_ngram:], [5, *row], [*outputs[0], 0] if outputs else [3])
         ]
     )
-    expected = look_up(row, kept(outputs), lookahead, max_ngram)
+    expected = look_up(row, [kept(outputs)], lookahead, max_ngram)
     index = index_of(ours=outputs)
     found = drafts([row] * BATCH, index, ["ours"] * BATCH, lookahead, max_ngram, junk)
     assert found == [expected] * BATCH
@@ -165,7 +181,7 @@ def test_tokens_past_the_end_of_a_row_are_never_used(lookahead, max_ngram, row, 
     ],
 )
 def test_worked_examples(known, outputs, expected):
-    assert look_up(known, outputs, 3, 4) == expected
+    assert look_up(known, [outputs], 3, 4) == expected
     assert drafts([known], index_of(ours=outputs), ["ours"], 3, 4, junk=known[-1]) == [expected]
 
 
@@ -188,17 +204,19 @@ def test_what_one_tenant_said_is_never_proposed_to_another():
     assert drafts(prefixes, index, tenants, 4, 16) == expected
 
 
-def engine_over(target, index, lookahead):
-    """Rows of namespace "" in an engine, which `LLM` would make from the method's name."""
-    return Engine(
-        target,
-        SuffixLookup(lookahead),
-        Constant(lookahead),
-        max_model_len=512,
-        inputs=lambda requests, shape: index.arrays(
-            [each.sampling.namespace for each in requests], shape.batch
-        ),
-    )
+def engine_over(target, index, lookahead, stored=None):
+    """An engine that searches an index, and a store, as `LLM` makes it from the method's name."""
+    text = None
+    if stored is not None:
+        text = StoredText(*map(target.replicated, (stored.tokens, stored.order)))
+
+    def inputs(requests, shape):
+        namespaces = [each.sampling.namespace for each in requests]
+        parts = () if stored is None else (stored.of_rows(namespaces, shape.batch),)
+        return *index.arrays(namespaces, shape.batch), *parts
+
+    drafter = SuffixLookup(lookahead, stored=text)
+    return Engine(target, drafter, Constant(lookahead), max_model_len=512, inputs=inputs)
 
 
 @pytest.mark.slow
@@ -228,10 +246,11 @@ def test_rows_spread_over_a_mesh_look_in_their_own_namespaces():
     prompts = [rng.integers(0, 64, size).tolist() for size in (8, 3, 21)]
     params = [SamplingParams(max_tokens=16, namespace=each) for each in ("a", "b", "a")]
     requests = [request(*each) for each in zip(prompts, params, strict=True)]
-    index = SuffixIndex(capacity=64)
+    index, store = SuffixIndex(capacity=64), SuffixIndex(capacity=64)
 
     def decode(target):
-        batch = finish(engine_over(target, index, 3).start(requests))
+        stored = StoredOutputs.of(store)
+        batch = finish(engine_over(target, index, 3, stored).start(requests))
         return completions(batch, requests), np.asarray(batch.state.counters.rounds).tolist()
 
     alone, _ = decode(meshes.TARGET)
@@ -241,6 +260,12 @@ def test_rows_spread_over_a_mesh_look_in_their_own_namespaces():
     assert expected[0] == alone
     spread, _ = meshes.placed("mixed-4")
     assert decode(spread) == expected
+    for output, each in zip(alone, params, strict=True):
+        store.add(each.namespace, output)
+    index.clear()
+    fewer = decode(meshes.TARGET)
+    assert fewer[0] == alone and sum(fewer[1]) < 48
+    assert decode(spread) == fewer
 
 
 @functools.cache

@@ -345,9 +345,30 @@ BUGS = {
     "a store that is just full loses an output": PlantedBug(
         "engine/suffix_index.py",
         "_Store.add",
-        "self._size > self._capacity",
-        "self._size >= self._capacity",
+        "self.size > self._capacity",
+        "self.size >= self._capacity",
         ["tests/engine/test_suffix_index.py", "-k", "latest_whole"],
+    ),
+    "one namespace searches the stored outputs of another": PlantedBug(
+        "engine/suffix_store.py",
+        "StoredOutputs.of_rows",
+        "self.parts.get(N, (0, 0))",
+        "next(iter(self.parts.values()), (0, 0))",
+        ["tests/drafters/test_suffix.py", "-k", "two_tenants"],
+    ),
+    "a table learns from tokens that were not drafted": PlantedBug(
+        "decoding/loop.py",
+        "commit",
+        "P <= draft.lengths[:, None]",
+        "P <= draft.lengths[:, None] + 1",
+        ["tests/drafters/test_recycle.py", "-k", "likeliest_token"],
+    ),
+    "a table takes the emitted token for the rejected one": PlantedBug(
+        "decoding/loop.py",
+        "commit",
+        "draft_ids[:, :-1]",
+        "new_ids[:, :-1]",
+        ["tests/drafters/test_recycle.py", "-k", "likeliest_token"],
     ),
     "a ring has no headroom": PlantedBug(
         "models/cache.py",

@@ -67,6 +67,21 @@ def test_a_body_that_is_no_request_is_refused(address, content, status, said):
     assert error_of(response)[0] == status and said in error_of(response)[2]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/nowhere"])
+def test_a_client_that_sends_first_and_reads_later_gets_its_answer(address, path):
+    """Closing a connection with unread bytes makes the kernel drop what was sent to the client."""
+    host, port = address.removeprefix("http://").split(":")
+    body = b" " * (2**25 + 1)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    for _ in range(5):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + body)
+            received = b""
+            while part := connection.recv(2**16):
+                received += part
+        assert received.startswith(b"HTTP/1.1 4") and received.endswith(b"}")
+
+
 def test_a_body_of_unknown_length_is_bounded(address):
     def endless():
         while True:
