@@ -62,8 +62,8 @@ def _outputs(path: Path, tokenizer: Tokenizer | None, vocab_size: int) -> Iterat
             yield _encoded(value["text"], tokenizer)
         else:
             raise ConfigError(
-                f"line {number} of {path} is no object with token_ids below {vocab_size}, or with "
-                "a text; give lines as spec-jax generate --out writes them."
+                f"line {number} of {path} has no token_ids below {vocab_size}, and no "
+                "text; give lines as spec-jax generate --out writes them."
             )
 
 

@@ -41,7 +41,7 @@ class TokenRecycling(Drafter):
     """Drafts without a model, on device, from the target's likeliest tokens in earlier rounds.
 
     After Token Recycling (Luo et al. 2024, arXiv 2408.08696): each scored place, also behind a
-    rejected token, says what the target would have gone on with. A table keeps it, and a draft is a
+    rejected token, says what the target finds likeliest. A table keeps it, and a draft is a
     chain of look-ups. The paper keeps eight candidates after one token, for a tree. Here one is
     kept, for a chain, and it depends on up to three tokens: the longest n-gram in the table counts.
 

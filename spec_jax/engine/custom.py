@@ -220,11 +220,11 @@ def _check_shapes(name: str, drafter: Drafter, model: Model) -> None:
         cache = model.new_cache(batch, _LENGTH)
         context = Context(tokens, lengths, lengths, keys, sampling, lengths, cache=cache)
         draft, proposed = drafter.propose(state, context)
-        kept, scored = features(drafter.lookahead + 1), None
+        tapped, scored = features(drafter.lookahead + 1), None
         if drafter.needs_likeliest:
             scored = jnp.zeros((batch, drafter.lookahead + 1), jnp.int32)
         committed = drafter.commit(
-            proposed, Committed(tokens, lengths, lengths + 1, chosen, kept, scored, scored)
+            proposed, Committed(tokens, lengths, lengths + 1, chosen, tapped, scored, scored)
         )
         return state, draft, read, proposed, committed
 

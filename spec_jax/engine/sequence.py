@@ -172,8 +172,8 @@ class Sequence:
         """Of the prompt's tokens, if they were asked for; the first one has none."""
         request = self.request
         ids, count = request.text_token_ids[1:], request.sampling.prompt_logprobs
-        found = self._logprobs(logprobs, slot, 1, ids, count)
-        return None if found is None else (None, *found)
+        later = self._logprobs(logprobs, slot, 1, ids, count)
+        return None if later is None else (None, *later)
 
     def _logprobs(
         self,

@@ -62,11 +62,11 @@ class StoredOutputs:
             order.append(np.pad(positions + begin, (0, len(text) - len(positions))))
             begin += len(text)
         size = max(MIN_SIZE, 1 << (begin - 1).bit_length() if begin else 0)
-        both = (
-            np.concatenate([*each, np.full(size - begin, fill)]).astype(np.int32)
-            for each, fill in ((tokens, END), (order, 0))
-        )
-        return cls(*both, parts)
+
+        def padded(arrays: list[np.ndarray], fill: int) -> np.ndarray:
+            return np.concatenate([*arrays, np.full(size - begin, fill)]).astype(np.int32)
+
+        return cls(padded(tokens, END), padded(order, 0), parts)
 
     def of_rows(self, namespaces: Sequence[str], batch: int) -> Int[np.ndarray, "batch 2"]:
         """The parts that the first rows of a batch may search; the others may search nothing."""

@@ -70,7 +70,7 @@ class TextCompletion:
                 continue
             self._usage.add(chunk.index, output)
             completion = output.outputs[0]
-            whole = dataclasses.replace(
+            complete = dataclasses.replace(
                 chunk,
                 text=completion.text,
                 token_ids=completion.token_ids,
@@ -78,7 +78,7 @@ class TextCompletion:
                 prompt_token_ids=output.prompt_token_ids,
                 prompt_logprobs=output.prompt_logprobs,
             )
-            choice = await self._choice(whole, self._logprobs()) | self._end(completion)
+            choice = await self._choice(complete, self._logprobs()) | self._end(completion)
             choices[choice["index"]] = choice
         ordered = [choices[index] for index in sorted(choices)]
         return self._envelope(ordered) | {"usage": self._usage.as_dict()}

@@ -1,4 +1,4 @@
-"""Token recycling drafts what the target said it would go on with, and of one tenant only."""
+"""Token recycling drafts what the target found likeliest before, in outputs of one tenant only."""
 
 import dataclasses
 import functools
