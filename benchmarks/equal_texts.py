@@ -31,6 +31,7 @@ METHODS = {
     "prompt lookup": {"method": "prompt_lookup"} | CONSTANT,
     "prompt lookup, two drafts": {"method": "prompt_lookup", "num_drafts": 2} | CONSTANT,
     "suffix": {"method": "suffix"} | CONSTANT,
+    "recycle": {"method": "recycle"} | CONSTANT,
     "early exit": {"method": "early_exit"} | CONSTANT,
     "universal, vocabulary": {"method": "universal_vocabulary"} | OTHER | CONSTANT,
     "universal, text": {"method": "universal_text"} | OTHER | CONSTANT,
@@ -55,8 +56,8 @@ def main() -> None:
     params = SamplingParams(max_tokens=TOKENS)
     plain = target.generate(prompts, params)
     print(f"{len(plain)} texts, {sum(len(each.token_ids) for each in plain)} tokens\n")
-    show("method", "texts that differ", "accepted of drafted tokens", "seconds")
-    show(*["---"] * 4)
+    show("method", "texts that differ", "accepted of drafted tokens", "tokens a call", "seconds")
+    show(*["---"] * 5)
     for name in args.methods:
         begin = time.perf_counter()
         outputs = target.with_speculation(METHODS[name]).generate(prompts, params)
@@ -65,7 +66,9 @@ def main() -> None:
         drafted = sum(each.metrics.draft_tokens for each in outputs)
         accepted = sum(each.metrics.accepted_tokens for each in outputs)
         seconds = time.perf_counter() - begin
-        show(name, differ, f"{accepted} of {drafted}", f"{seconds:.0f}")
+        calls = sum(each.metrics.rounds for each in outputs)
+        tokens = sum(len(each.token_ids) for each in outputs)
+        show(name, differ, f"{accepted} of {drafted}", f"{tokens / calls:.2f}", f"{seconds:.0f}")
 
 
 if __name__ == "__main__":
