@@ -255,12 +255,12 @@ def commit(
     draft_ids = jnp.pad(jnp.take_along_axis(draft.tokens, path, axis=1), ((0, 0), (0, 1)))
     new_ids = jnp.where(positions < verified.accepted[:, None], draft_ids, verified.token[:, None])
     scored = scored.along(draft, path, state.lengths)
-    running = state.finish == RUNNING
 
     num_new = verified.accepted + verified.valid.astype(jnp.int32)
     is_stop = (new_ids[..., None] == sampling.stop_token_ids[:, None]).any(-1)
     is_stop = is_stop & (positions < num_new[:, None])
     stops = is_stop.any(-1)
+    running = state.finish == RUNNING
     emitted = jnp.where(stops, argmax(is_stop) + 1, num_new)
     emitted = jnp.where(running, emitted, 0)
     tokens, lengths = write_rows(state.tokens, new_ids, state.lengths), state.lengths + emitted
