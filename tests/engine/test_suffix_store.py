@@ -18,7 +18,7 @@ from spec_jax.engine import suffix_store
 from spec_jax.engine.suffix_index import END, SuffixIndex, suffix_order
 from spec_jax.engine.suffix_store import StoredOutputs, SuffixStore
 from tests.checkpoints import tiny
-from tests.cli.harness import failure, run
+from tests.cli.harness import failure, run, spawn
 from tests.often import often
 
 VOCAB = 300
@@ -282,3 +282,14 @@ def test_a_store_made_of_texts(directory, plain, texts, tmp_path, capsys):
     (tmp_path / "answers.jsonl").write_text('{"token_ids": [100000]}\n')
     assert "line 1 of" in failure(capsys, "store", path, files[0], *flags)
     assert "namespace 'n'" in run(capsys, "store", path, *flags)[1]
+
+
+def test_a_command_adds_what_it_said(directory, plain, tmp_path):
+    path = tmp_path / "store"
+    flags = ["--method", "suffix", "--suffix-store", path, "--ignore-eos", "--temperature", "0"]
+    flags += ["--target", directory, "--max-tokens", "8"]
+    with spawn("generate", *flags, PROMPTS[0]) as process:
+        assert process.wait() == 0
+    store = SuffixStore(path, plain.tokenizer, tiny.CONFIG["vocab_size"])
+    greedy = SamplingParams(max_tokens=8, ignore_eos=True)
+    assert outputs_of(store) == {"": [list(plain.generate(PROMPTS[0], greedy)[0].token_ids)]}
