@@ -28,9 +28,9 @@ DRAFT_LENGTH_POLICIES, VERIFICATIONS = get_args(_Policy), get_args(_Verification
 CONFIDENCE_THRESHOLD = 0.4
 SCORINGS = ("block", "prefix_batch")
 CUSTOM = "custom"
+"""The method whose drafter is `LLM(drafter=...)`."""
 COPIES = {"self:int4": "int4", "self:int8": "int8"}
 """Drafts that are copies of the target, and how they are quantized."""
-"""The method whose drafter is `LLM(drafter=...)`."""
 ENTRY_POINTS = "spec_jax.drafters"
 """The group of entry points whose names are methods; importing one registers the method."""
 
