@@ -8,7 +8,7 @@ from spec_jax import checkpoints
 from spec_jax.checkpoints.packing import Packing
 from spec_jax.cli.screen import Screen
 from spec_jax.cli.tool_options import StoreOptions
-from spec_jax.engine.suffix_store import SuffixStore
+from spec_jax.engine.suffix_store import MAX_NAMESPACE, SuffixStore
 from spec_jax.errors import ConfigError
 from spec_jax.sharding import Placement
 from spec_jax.text.tokenizer import Tokenizer
@@ -16,6 +16,10 @@ from spec_jax.text.tokenizer import Tokenizer
 
 def run(options: StoreOptions, screen: Screen) -> int:
     """Adds texts and prints what the file holds; returns the exit code."""
+    if len(options.namespace) > MAX_NAMESPACE:
+        raise ConfigError(
+            f"--namespace has {len(options.namespace)} characters; give at most {MAX_NAMESPACE}."
+        )
     opened = checkpoints.open_checkpoint(
         options.target,
         dtype="auto",

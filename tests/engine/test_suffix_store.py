@@ -281,6 +281,8 @@ def test_a_store_made_of_texts(directory, plain, texts, tmp_path, capsys):
     assert f"{store.outputs.num_tokens} tokens" in out
     (tmp_path / "answers.jsonl").write_text('{"token_ids": [100000]}\n')
     assert "line 1 of" in failure(capsys, "store", path, files[0], *flags)
+    said = failure(capsys, "store", path, files[1], *flags, "--namespace", "n" * 257)
+    assert said == "--namespace has 257 characters; give at most 256."
     assert "namespace 'n'" in run(capsys, "store", path, *flags)[1]
 
 
